@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from opsmith.checking.numerics.autodiff import dense, has_gradient, record
-from opsmith.checking.samples.memory_layouts import random_grad_output
+from opsmith.checking.numerics.autodiff import dense, differentiate, has_gradient, record
+from opsmith.checking.properties.numeric.differentiable import differentiated, rule_location
+from opsmith.checking.samples.grad_outputs import random_grad_output
 from opsmith.checking.samples.sample import Sample, replica
 from opsmith.checking.subject import Subject
 
@@ -21,6 +22,7 @@ class LiveCall:
     """A call with its graph.
 
     Args:
+        subject: The subject of the check.
         sample: The sample.
         argnums: The arguments that require a gradient.
         leaves: Flat arguments, those at `argnums` as leaves of autograd.
@@ -28,6 +30,7 @@ class LiveCall:
         results: The visible results.
     """
 
+    subject: Subject
     sample: Sample
     argnums: tuple[int, ...]
     leaves: list[Any]
@@ -39,34 +42,28 @@ class LiveCall:
         """Positions of the results that take a grad_output."""
         return [at for at, result in enumerate(self.results) if result is not None and has_gradient(result)]
 
-    def grads(self, subject: Subject) -> list[Tensor]:
+    def grads(self) -> list[Tensor]:
         """Contiguous grad_outputs, the same for the same shapes."""
-        generator = subject.generator()
+        generator = self.subject.generator()
         return [random_grad_output(self.results[at], generator) for at in self.open]
 
-    def backward(self, grads: Sequence[Tensor], **options: Any) -> list[Tensor | None]:
+    def backward(self, grads: Sequence[Tensor] | None = None, **options: Any) -> list[Tensor | None]:
         """Compute the gradient by each argument; nothing is accumulated.
 
         Args:
-            grads: The grad_output of each open result.
+            grads: The grad_output of each open result; None for `self.grads()`.
             options: As of `torch.autograd.grad`.
         """
-        return dense(
-            torch.autograd.grad(
-                [self.results[at] for at in self.open],
-                [self.leaves[argnum] for argnum in self.argnums],
-                list(grads),
-                allow_unused=True,
-                **options,
-            )
+        inputs, given = (
+            [self.leaves[argnum] for argnum in self.argnums],
+            self.grads() if grads is None else grads,
         )
+        return differentiate([self.results[at] for at in self.open], inputs, given, **options)
 
-    def answered(self, subject: Subject) -> CallValues:
+    def values(self) -> CallValues:
         """The results, as they are now, and the gradients of a backward, kept as copies."""
-        results = copies(self.results)
-        if not self.open:
-            return CallValues(results, (None,) * len(self.argnums))
-        return CallValues(results, copies(self.backward(self.grads(subject))))
+        results = copies(self.results)  # before the backward, which may write into them
+        return CallValues(results, copies(self.backward()))
 
 
 def live_call(
@@ -82,7 +79,43 @@ def live_call(
         leaf: True to pass leaves; else copies that autograd has computed from them.
     """
     leaves, given, results = record(partial(subject.call, sample), flat, argnums, leaf=leaf)
-    return LiveCall(sample, tuple(argnums), leaves, given, results)
+    return LiveCall(subject, sample, tuple(argnums), leaves, given, results)
+
+
+@dataclass(frozen=True)
+class SampleRun:
+    """A sample on a device, to be called and differentiated.
+
+    Args:
+        subject: The subject of the check.
+        sample: The sample.
+        argnums: Arguments that require a gradient.
+        device: The device.
+    """
+
+    subject: Subject
+    sample: Sample
+    argnums: tuple[int, ...]
+    device: torch.device
+
+    @classmethod
+    def of(cls, subject: Subject, sample: Sample) -> list[Self]:
+        """The runs of a sample, one on each device."""
+        argnums = differentiated(subject, sample).argnums
+        return [cls(subject, sample, argnums, device) for device in subject.devices]
+
+    def flat(self) -> list[Any]:
+        """The arguments, in fresh memory."""
+        return self.sample.at(device=self.device)
+
+    def call(self, flat: Sequence[Any] | None = None, *, leaf: bool = True) -> LiveCall:
+        """A new call with its graph."""
+        given = self.flat() if flat is None else flat
+        return live_call(self.subject, self.sample, given, self.argnums, leaf=leaf)
+
+    def backward_location(self, at: int = 0) -> str:
+        """`file:line` of what computes the gradient by one of the arguments."""
+        return rule_location(self.subject, self.sample.names[self.argnums[at]])
 
 
 @dataclass(frozen=True)
@@ -98,10 +131,10 @@ class CallValues:
     results: tuple[Tensor | None, ...]
     gradients: tuple[Tensor | None, ...] = ()
 
-
-def call_values(subject: Subject, sample: Sample, flat: Sequence[Any], argnums: Sequence[int]) -> CallValues:
-    """The results and gradients of a call, kept as copies."""
-    return live_call(subject, sample, flat, argnums).answered(subject)
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """The results, then the gradients."""
+        return (*self.results, *self.gradients)
 
 
 def copies(tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 from opsmith import errors
@@ -89,6 +89,49 @@ def each_sample(
         except BaseException as error:
             refuse_own(error)
             yield raised(property, subject, error, str(sample))
+
+
+@dataclass
+class Coverage:
+    """Progress of one run of a property over the samples.
+
+    Args:
+        ran: Number of samples, or of calls, that were checked.
+        refused: Reasons why parts of the property were not checked.
+        wrong: Inputs and results already found wrong: other failures of them would report the same.
+    """
+
+    ran: int = 0
+    refused: dict[str, None] = field(default_factory=dict)
+    wrong: set[str] = field(default_factory=set)
+
+
+def covered_samples(
+    property: str,
+    subject: Subject,
+    check_sample: Callable[[Subject, Sample, Coverage], Findings],
+    unchecked: str,
+    noted: str = "",
+) -> Findings:
+    """Run a function on every sample, then report the parts that were not checked.
+
+    They are notes if something was checked, else the reason for skipping.
+
+    Args:
+        property: Name of the property.
+        subject: The subject of the check.
+        check_sample: Checks one sample, and records its progress.
+        unchecked: Reason for skipping if nothing was refused.
+        noted: Words before each note.
+    """
+    coverage, failed = Coverage(), False
+    for finding in each_sample(property, subject, lambda some, sample: check_sample(some, sample, coverage)):
+        failed = failed or isinstance(finding, Failure)
+        yield finding
+    if coverage.ran or failed:
+        yield from (Note(f"{noted}{reason}") for reason in coverage.refused)
+    else:
+        yield Skipped("; ".join(coverage.refused) or unchecked)
 
 
 def raised(

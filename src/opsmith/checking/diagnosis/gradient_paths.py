@@ -117,8 +117,8 @@ class GradientPaths:
                 return self.function(flat)
 
         with Overlooking():  # without a summand it may raise, as for a singular matrix
-            found = vjp(function, self.flat, (self.argnum,), self.grads)
-            return torch.zeros_like(self.flat[self.argnum]) if found is None or found[0] is None else found[0]
+            found = vjp(function, self.flat, (self.argnum,), self.grads)[0]
+            return torch.zeros_like(self.flat[self.argnum]) if found is None else found
         return None
 
 

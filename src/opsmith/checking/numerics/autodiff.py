@@ -25,7 +25,7 @@ def has_gradient(result: Tensor) -> bool:
 
 def vjp(
     function: Results, flat: Sequence[Any], argnums: Sequence[int], grads: Sequence[Tensor | None]
-) -> list[Tensor | None] | None:
+) -> list[Tensor | None]:
     """Compute the gradients of a function with respect to some arguments, given its grad_outputs.
 
     Args:
@@ -35,27 +35,35 @@ def vjp(
         grads: grad_output of each result; None where there is none.
 
     Returns:
-        A gradient for each position, None where autograd has none; None if no result requires a gradient.
+        A gradient for each position, None where autograd has none.
 
     Raises:
         LayoutError: If a gradient is not a strided dense tensor.
     """
     leaves, _, results = record(function, flat, argnums)
+    return differentiate(results, [leaves[argnum] for argnum in argnums], grads)
+
+
+def differentiate(
+    results: Sequence[Any], inputs: Sequence[Tensor], grads: Sequence[Tensor | None], **options: bool
+) -> list[Tensor | None]:
+    """Compute the gradients of recorded results; None where autograd has none.
+
+    Args:
+        results: Results of any kind; those without a gradient are left out.
+        inputs: Leaves to differentiate with respect to.
+        grads: grad_output of each result; None where there is none.
+        options: As of `torch.autograd.grad`.
+    """
     pairs = [
         (result, grad)
         for result, grad in zip(results, grads, strict=True)
         if grad is not None and has_gradient(result)
     ]
-    if not pairs:
-        return None
-    return dense(
-        torch.autograd.grad(
-            [result for result, _ in pairs],
-            [leaves[argnum] for argnum in argnums],
-            [grad for _, grad in pairs],
-            allow_unused=True,
-        )
-    )
+    if not pairs or not inputs:
+        return [None] * len(inputs)
+    outputs, grad_outputs = zip(*pairs, strict=True)
+    return dense(torch.autograd.grad(outputs, inputs, grad_outputs, allow_unused=True, **options))
 
 
 def vjp_or_zeros(
@@ -69,7 +77,7 @@ def vjp_or_zeros(
         argnums: Positions of the arguments to differentiate with respect to.
         grads: grad_output of each result; None where there is none.
     """
-    found = vjp(function, flat, argnums, grads) or [None] * len(argnums)
+    found = vjp(function, flat, argnums, grads)
     return [
         torch.zeros_like(flat[argnum]) if gradient is None else gradient
         for argnum, gradient in zip(argnums, found, strict=True)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.numerics.autodiff import has_gradient, vjp
+from opsmith.checking.numerics.autodiff import differentiate, vjp
 from opsmith.checking.numerics.compare import Difference
 from opsmith.checking.numerics.tolerance import RoundingBound
 from opsmith.checking.properties.numeric.gradient_truth import RightGradient
@@ -94,7 +94,7 @@ def _errors(
         flat = [perturbed(value, step, generator) for value in right.sample.at(torch.float64, device)]
         grads = [perturbed(grad, step, generator) for grad in probe.at(torch.float64, device)]
         found = vjp(partial(right.subject.call, right.sample), [*map(replica, flat)], subset, grads)
-        answer = None if found is None else found[subset.index(argnum)]
+        answer = found[subset.index(argnum)]
         if answer is None:
             return
         values = [replica(each, device=torch.device("cpu")) for each in flat]
@@ -163,9 +163,5 @@ def low_precision_in_backward(
         if low_precision_operand(lambda: results.extend(subject.call(sample, flat)), mixed=False) is not None:
             return None
     grads = probe.at(torch.float64, torch.device("cpu"))
-    pairs = [(r, g) for r, g in zip(results, grads, strict=True) if g is not None and has_gradient(r)]
     inputs = [flat[argnum] for argnum in argnums]
-    outputs, grad_outputs = [result for result, _ in pairs], [grad for _, grad in pairs]
-    return low_precision_operand(
-        partial(torch.autograd.grad, outputs, inputs, grad_outputs, allow_unused=True)
-    )
+    return low_precision_operand(partial(differentiate, results, inputs, grads))

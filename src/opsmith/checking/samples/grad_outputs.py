@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from opsmith.checking.properties.numeric.differentiable import results_with_gradient
-from opsmith.checking.samples.memory_layouts import PLAIN, random_grad_output
-from opsmith.checking.samples.sample import Sample, replica
+from opsmith.checking.samples.memory_layouts import PLAIN
+from opsmith.checking.samples.sample import Sample, is_inexact, replica
 from opsmith.checking.subject import Subject
 
 
@@ -44,9 +44,7 @@ def grad_outputs_to_try(subject: Subject, sample: Sample, results: Sequence[Tens
     """
     open_ = results_with_gradient(subject, sample, results)
     generator = subject.generator()
-    every = tuple(
-        random_grad_output(r, generator) if o else None for r, o in zip(results, open_, strict=True)
-    )
+    every = tuple(random_grad_outputs(results, open_, generator))
     alone = [
         GradOutputs(
             f"{PLAIN}, for `{result.name}` alone",
@@ -61,3 +59,38 @@ def grad_outputs_to_try(subject: Subject, sample: Sample, results: Sequence[Tens
 def contiguous_grad_outputs(subject: Subject, sample: Sample, results: Sequence[Tensor]) -> GradOutputs:
     """Return contiguous grad_outputs for all results."""
     return next(probe for probe in grad_outputs_to_try(subject, sample, results) if probe.name == PLAIN)
+
+
+def results_with_gradient(subject: Subject, sample: Sample, results: Sequence[Tensor]) -> list[bool]:
+    """For each visible result, True if it takes a grad_output."""
+    return [
+        described.differentiable and is_inexact(result)
+        for described, result in zip(subject.results(sample), results, strict=True)
+    ]
+
+
+def random_grad_output(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw a contiguous grad_output for a result, of its dtype and on its device.
+
+    Example:
+        >>> import torch
+        >>> random_grad_output(torch.ones(2, 3), torch.Generator()).stride()
+        (3, 1)
+    """
+    wide = torch.complex128 if like.is_complex() else torch.float64
+    shape: Sequence[int] = like.shape
+    return torch.randn(tuple(shape), generator=generator, dtype=wide).to(like.device, like.dtype)
+
+
+def random_grad_outputs(
+    results: Sequence[Any], wanted: Sequence[bool], generator: torch.Generator
+) -> list[Tensor | None]:
+    """Draw a contiguous grad_output for each result that takes one; None for the others.
+
+    Args:
+        results: The visible results.
+        wanted: For each result, True if it takes one.
+        generator: Source of the numbers.
+    """
+    pairs = zip(results, wanted, strict=True)
+    return [random_grad_output(result, generator) if takes else None for result, takes in pairs]

@@ -9,7 +9,7 @@ Each layout is an expression of `x`, which is run here and shown in scripts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -141,16 +141,3 @@ def _guard(x: Tensor) -> str:
     if x.is_floating_point() or x.is_complex():
         return "torch.full_like(x, torch.nan)"
     return "~x" if x.dtype == torch.bool else "x.roll(1)"  # an index stays valid
-
-
-def random_grad_output(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw a contiguous grad_output for a result, of its dtype and on its device.
-
-    Example:
-        >>> import torch
-        >>> random_grad_output(torch.ones(2, 3), torch.Generator()).stride()
-        (3, 1)
-    """
-    wide = torch.complex128 if like.is_complex() else torch.float64
-    shape: Sequence[int] = like.shape
-    return torch.randn(tuple(shape), generator=generator, dtype=wide).to(like.device, like.dtype)

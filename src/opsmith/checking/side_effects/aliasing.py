@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import live_call
+from opsmith.checking.calls import SampleRun
 from opsmith.checking.property import Findings, Note
 from opsmith.checking.report import Failure
-from opsmith.checking.samples.sample import Sample
-from opsmith.checking.subject import Subject
 from opsmith.torch_library import capabilities
 
 HINT = "return a copy, `.clone()`"
 
 
-def shared_memory(
-    subject: Subject, sample: Sample, argnums: Sequence[int], device: torch.device, property: str
-) -> Findings:
+def shared_memory(tested: SampleRun, property: str) -> Findings:
     """Detect memory that the results of a call share.
 
     A Function class may return a view of an argument if autograd records it, since autograd then refuses to
     differentiate after a write into either. Otherwise a write changes the other one unnoticed.
     """
-    flat = sample.at(device=device)
-    call = live_call(subject, sample, flat, argnums, leaf=False)
+    subject, sample, flat = tested.subject, tested.sample, tested.flat()
+    call = tested.call(flat, leaf=False)
     names = [result.name for result in subject.results(sample)]
     where = subject.runs_at(flat)
     failed = partial(Failure, property, where=where, evidence={"sample": str(sample)})
@@ -46,7 +41,7 @@ def shared_memory(
             message = f"`{names[at]}` shares memory with {label}{why}; {HINT}"
             yield failed(names[at], "aliases-input", message)
             break
-    again = live_call(subject, sample, sample.at(device=device), argnums, leaf=False)
+    again = tested.call(leaf=False)
     for name, one, other in zip(names, call.results, again.results, strict=True):
         if _shared(one, other):
             message = (

@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import CallValues, LiveCall, call_values, copies, live_call
+from opsmith.checking.calls import CallValues, LiveCall, copies, live_call
 from opsmith.checking.exceptions import AboutOperatorError, Overlooking, refuse_own
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.hidden_state import HiddenState
@@ -91,7 +91,7 @@ class InterleavedCalls:
             flat = made.make()
             self.hidden_state.clear()
             try:
-                self.right[call] = call_values(self.subject, made.sample, flat, made.argnums)
+                self.right[call] = live_call(self.subject, made.sample, flat, made.argnums).values()
             except Exception as error:
                 refuse_own(error)
                 if call == THIS_CALL:
@@ -120,7 +120,7 @@ class InterleavedCalls:
 
     def answer(self, call: str) -> CallValues:
         """Make a call, forward and backward."""
-        return self.graph(call).answered(self.subject)
+        return self.graph(call).values()
 
 
 def one_after_another(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
@@ -147,7 +147,7 @@ def two_graphs(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
             for call, graph in pairs if early else reversed(pairs):
                 beside = other if call == THIS_CALL else THIS_CALL
                 when = f"when {beside} comes between its forward and its backward"
-                yield stage.record(call, when, partial(graph.answered, stage.subject))
+                yield stage.record(call, when, graph.values)
 
 
 def in_rewritten_tensors(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
@@ -158,7 +158,7 @@ def in_rewritten_tensors(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]
         return
     stage.hidden_state.clear()
     first = stage.graph(THIS_CALL)
-    first.answered(stage.subject)
+    first.values()
     leaves = stage.calls[OTHER_CALL].make()
     with torch.no_grad():
         for at, leaf in enumerate(first.leaves):
@@ -169,7 +169,7 @@ def in_rewritten_tensors(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]
         with torch.enable_grad():
             given = leaves if first.given is first.leaves else [_copy(each) for each in leaves]
             results = stage.subject.call(first.sample, given)
-        return LiveCall(first.sample, first.argnums, leaves, given, results).answered(stage.subject)
+        return replace(first, leaves=leaves, given=given, results=results).values()
 
     yield stage.record(OTHER_CALL, "in the same tensors, after other numbers were in them", again)
     stage.hidden_state.clear()
@@ -214,7 +214,7 @@ def _stops(stage: InterleavedCalls, last: int) -> bool:
             raise InterruptedOperationError(str(operator))
 
     graph = stage.graph(THIS_CALL, leaf=False)
-    grads = graph.grads(stage.subject)
+    grads = graph.grads()
     with Overlooking():  # the operator may raise another exception instead
         with capabilities.observe_operators(see), torch.enable_grad():
             graph.results = stage.subject.call(graph.sample, graph.given)
@@ -265,9 +265,7 @@ def in_threads(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
     """Make calls in four threads at once, each with tensors of its own, forwards first, then backwards."""
     calls = [call for call in (THIS_CALL, OTHER_CALL) if call in stage.calls] * 2
     calls = (calls * 2)[:4]
-    jobs = [
-        (partial(_made, stage, call), partial(_begun, stage), partial(_grads, stage), _back) for call in calls
-    ]
+    jobs = [(partial(_made, stage, call), partial(_begun, stage), _grads, _back) for call in calls]
     for in_step in (True, False):
         stage.hidden_state.clear()
         answers = at_once(jobs, in_step=in_step)
@@ -286,15 +284,13 @@ def _begun(stage: InterleavedCalls, made: tuple[str, list[Any]]) -> LiveCall:
     return stage.graph(*made)
 
 
-def _grads(
-    stage: InterleavedCalls, graph: LiveCall
-) -> tuple[LiveCall, tuple[Tensor | None, ...], list[Tensor]]:
-    return graph, copies(graph.results), graph.grads(stage.subject) if graph.open else []
+def _grads(graph: LiveCall) -> tuple[LiveCall, tuple[Tensor | None, ...], list[Tensor]]:
+    return graph, copies(graph.results), graph.grads()
 
 
 def _back(begun: tuple[LiveCall, tuple[Tensor | None, ...], list[Tensor]]) -> CallValues:
     graph, results, grads = begun
-    return CallValues(results, tuple(graph.backward(grads)) if graph.open else (None,) * len(graph.argnums))
+    return CallValues(results, tuple(graph.backward(grads)))
 
 
 Interleaving = Callable[[InterleavedCalls], Iterator[InterleavedAnswer]]

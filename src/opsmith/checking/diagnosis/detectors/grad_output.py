@@ -20,7 +20,7 @@ from opsmith.checking.numerics.compare import (
     largest_magnitude,
     share_of_largest,
 )
-from opsmith.checking.samples import memory_layouts
+from opsmith.checking.samples.grad_outputs import random_grad_output
 
 Backward = Callable[[Grads], Tensor | None]
 """Function from grad_outputs, one for each result, to the gradient of an input."""
@@ -177,7 +177,7 @@ def _doubled(grads: Grads) -> Grads:
 
 def _others(grads: Grads, seed: int) -> Grads:
     generator = torch.Generator().manual_seed(seed)
-    return [None if grad is None else memory_layouts.random_grad_output(grad, generator) for grad in grads]
+    return [None if grad is None else random_grad_output(grad, generator) for grad in grads]
 
 
 def _mixed(one: Grads, other: Grads, a: float, b: float) -> Grads:

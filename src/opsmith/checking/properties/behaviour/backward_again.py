@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import LiveCall, copies, live_call
+from opsmith.checking.calls import LiveCall, SampleRun, copies
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.compare import describe_difference, differ_beyond_rounding
-from opsmith.checking.properties.numeric.differentiable import differentiated, rule_location
-from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, first_line
+from opsmith.checking.property import (
+    Coverage,
+    Findings,
+    Note,
+    Property,
+    covered_samples,
+    first_line,
+)
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
@@ -25,72 +31,39 @@ Gradients = tuple[Tensor | None, ...]
 
 def run(subject: Subject) -> Findings:
     """Compute the gradients of every sample by each method, and compare with `torch.autograd.grad`."""
-    ran = False
-
-    def check_sample(subject: Subject, sample: Sample) -> Findings:
-        nonlocal ran
-        argnums = differentiated(subject, sample).argnums
-        for device in subject.devices if argnums else ():
-            request = GradientRequest(subject, sample, argnums, device)
-            if request.call().open:
-                ran = True
-                yield from _compared(request)
-
-    failed = False
-    for finding in each_sample(NAME, subject, check_sample):
-        failed = failed or isinstance(finding, Failure)
-        yield finding
-    if not ran and not failed:
-        yield Skipped("there is nothing to differentiate")
+    yield from covered_samples(NAME, subject, _sample, "there is nothing to differentiate")
 
 
-@dataclass(frozen=True)
-class GradientRequest:
-    """A sample whose gradients are computed by several methods.
-
-    Args:
-        subject: The subject of the check.
-        sample: The sample.
-        argnums: Arguments that require a gradient.
-        device: The device.
-    """
-
-    subject: Subject
-    sample: Sample
-    argnums: tuple[int, ...]
-    device: torch.device
-
-    def call(self, *, leaf: bool = True) -> LiveCall:
-        """A new call with its graph."""
-        return live_call(
-            self.subject, self.sample, self.sample.at(device=self.device), self.argnums, leaf=leaf
-        )
+def _sample(subject: Subject, sample: Sample, coverage: Coverage) -> Findings:
+    for tested in SampleRun.of(subject, sample):
+        if tested.argnums and tested.call().open:
+            coverage.ran += 1
+            yield from _compared(tested)
 
 
-def _once(request: GradientRequest) -> Gradients:
+def _once(tested: SampleRun) -> Gradients:
     """The gradients of `torch.autograd.grad`."""
-    call = request.call()
-    return copies(call.backward(call.grads(request.subject)))
+    return copies(tested.call().backward())
 
 
-def _twice(request: GradientRequest) -> Gradients:
+def _twice(tested: SampleRun) -> Gradients:
     """Twice these gradients: the sum of two backwards."""
-    return tuple(None if each is None else 2 * each for each in _once(request))
+    return tuple(None if each is None else 2 * each for each in _once(tested))
 
 
-def _of_doubled(request: GradientRequest) -> Gradients:
+def _of_doubled(tested: SampleRun) -> Gradients:
     """The gradients for grad_outputs that are twice as large."""
-    call = request.call()
-    return copies(call.backward([2 * each for each in call.grads(request.subject)]))
+    call = tested.call()
+    return copies(call.backward([2 * each for each in call.grads()]))
 
 
-def _compared(request: GradientRequest) -> Findings:
-    expected: dict[Callable[[GradientRequest], Gradients], Gradients] = {}
+def _compared(tested: SampleRun) -> Findings:
+    expected: dict[Callable[[SampleRun], Gradients], Gradients] = {}
     for method, (cause, compute, right) in METHODS.items():
         if right not in expected:
-            expected[right] = right(request)
+            expected[right] = right(tested)
         try:
-            given = compute(request)
+            given = compute(tested)
         except Exception as error:
             refuse_own(error)
             if method == CREATE_GRAPH:  # `second_order` reports a missing second order
@@ -100,48 +73,44 @@ def _compared(request: GradientRequest) -> Findings:
                 f"{method}: it raises {type(error).__name__}: {first_line(error)}; by `torch.autograd.grad` "
                 "it succeeds"
             )
-            yield Failure(NAME, None, "raises", message, _where(request, 0), {"sample": str(request.sample)})
+            yield Failure(
+                NAME, None, "raises", message, tested.backward_location(), {"sample": str(tested.sample)}
+            )
             return
         for at, (one, other) in enumerate(zip(expected[right], given, strict=True)):
             if differ_beyond_rounding(one, other):
-                label = request.sample.labels[request.argnums[at]]
+                label = tested.sample.labels[tested.argnums[at]]
                 message = (
                     f"the gradient of `{label}` differs from that of `torch.autograd.grad`, {method}: "
                     f"{describe_difference(one, other)}"
                 )
-                evidence = {"sample": str(request.sample), "way": method}
-                yield Failure(NAME, label, cause, message, _where(request, at), evidence)
+                evidence = {"sample": str(tested.sample), "method": method}
+                yield Failure(NAME, label, cause, message, tested.backward_location(at), evidence)
                 return
 
 
-def _where(request: GradientRequest, at: int) -> str:
-    return rule_location(request.subject, request.sample.names[request.argnums[at]])
-
-
-def _results(request: GradientRequest, call: LiveCall) -> tuple[list[Tensor], list[Tensor]]:
-    return [call.results[at] for at in call.open], call.grads(request.subject)
+def _results(call: LiveCall) -> tuple[list[Tensor], list[Tensor]]:
+    return [call.results[at] for at in call.open], call.grads()
 
 
 def _accumulated(call: LiveCall) -> Gradients:
     return copies([call.leaves[argnum].grad for argnum in call.argnums])
 
 
-def _backward(request: GradientRequest) -> Gradients:
-    call = request.call()
-    torch.autograd.backward(*_results(request, call))
+def _backward(tested: SampleRun) -> Gradients:
+    call = tested.call()
+    torch.autograd.backward(*_results(call))
     return _accumulated(call)
 
 
-def _backward_twice(request: GradientRequest) -> Gradients:
+def _backward_twice(tested: SampleRun) -> Gradients:
     """Accumulate the gradients of two calls in the same leaves, as for two batches."""
-    call = request.call()
-    torch.autograd.backward(*_results(request, call))
+    call = tested.call()
+    torch.autograd.backward(*_results(call))
     with torch.enable_grad():
         given = call.leaves if call.given is call.leaves else [_recorded_copy(each) for each in call.leaves]
-        again = LiveCall(
-            call.sample, call.argnums, call.leaves, given, request.subject.call(call.sample, given)
-        )
-    torch.autograd.backward(*_results(request, again))
+        again = replace(call, given=given, results=tested.subject.call(call.sample, given))
+    torch.autograd.backward(*_results(again))
     return _accumulated(call)
 
 
@@ -149,49 +118,46 @@ def _recorded_copy(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) and value.requires_grad else value
 
 
-def _creating(request: GradientRequest) -> Gradients:
-    call = request.call()
-    return copies(
-        call.backward([each.requires_grad_() for each in call.grads(request.subject)], create_graph=True)
-    )
+def _creating(tested: SampleRun) -> Gradients:
+    call = tested.call()
+    return copies(call.backward([each.requires_grad_() for each in call.grads()], create_graph=True))
 
 
-def _through_copies(request: GradientRequest) -> Gradients:
+def _through_copies(tested: SampleRun) -> Gradients:
     """Pass arguments that autograd has computed, as in the middle of a model."""
-    call = request.call(leaf=False)
-    return copies(call.backward(call.grads(request.subject)))
+    return copies(tested.call(leaf=False).backward())
 
 
-def _used_twice(request: GradientRequest) -> Gradients:
+def _used_twice(tested: SampleRun) -> Gradients:
     """Use each result in two sums, so that torch adds up their grad_outputs."""
-    call = request.call()
-    results, grads = _results(request, call)
-    leaves = [call.leaves[argnum] for argnum in request.argnums]
+    call = tested.call()
+    results, grads = _results(call)
+    leaves = [call.leaves[argnum] for argnum in tested.argnums]
     return copies(torch.autograd.grad([*results, *results], leaves, [*grads, *grads], allow_unused=True))
 
 
-def _seen_by_hooks(request: GradientRequest) -> Gradients:
+def _seen_by_hooks(tested: SampleRun) -> Gradients:
     """The gradients that hooks on the arguments see."""
-    call = request.call()
+    call = tested.call()
     seen: dict[int, Tensor] = {}
     handles = [
         call.leaves[argnum].register_hook(partial(seen.__setitem__, argnum))
-        for argnum in request.argnums
+        for argnum in tested.argnums
         if call.leaves[argnum].requires_grad
     ]
-    torch.autograd.backward(*_results(request, call))
+    torch.autograd.backward(*_results(call))
     for handle in handles:
         handle.remove()
-    return copies([seen.get(argnum) for argnum in request.argnums])
+    return copies([seen.get(argnum) for argnum in tested.argnums])
 
 
-def _changed_by_hooks(request: GradientRequest) -> Gradients:
+def _changed_by_hooks(tested: SampleRun) -> Gradients:
     """Double grad_output by hooks on the results."""
-    call = request.call()
-    results, grads = _results(request, call)
+    call = tested.call()
+    results, grads = _results(call)
     for result in {id(each): each for each in results}.values():  # a class may return one tensor twice
         result.register_hook(_doubled)
-    leaves = [call.leaves[argnum] for argnum in request.argnums]
+    leaves = [call.leaves[argnum] for argnum in tested.argnums]
     return copies(torch.autograd.grad(results, leaves, grads, allow_unused=True))
 
 
@@ -201,7 +167,7 @@ def _doubled(grad: Tensor) -> Tensor:
 
 CREATE_GRAPH = "of a backward with `create_graph=True`"
 
-Method = tuple[str, Callable[[GradientRequest], Gradients], Callable[[GradientRequest], Gradients]]
+Method = tuple[str, Callable[[SampleRun], Gradients], Callable[[SampleRun], Gradients]]
 METHODS: dict[str, Method] = {
     "by `.backward()`": ("side-effect", _backward, _once),
     "by two `.backward()`s into the same `.grad`": ("side-effect", _backward_twice, _twice),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import CallValues, call_values, copies
+from opsmith.checking.calls import CallValues, SampleRun, copies
 from opsmith.checking.numerics.compare import (
     describe_difference,
     differ_beyond_rounding,
@@ -16,7 +16,6 @@ from opsmith.checking.numerics.compare import (
     same_bits,
     within_rounding,
 )
-from opsmith.checking.properties.numeric.differentiable import differentiated, rule_location
 from opsmith.checking.property import Findings, Note, Property, each_sample
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.sample import Sample, is_inexact
@@ -34,45 +33,40 @@ def run(subject: Subject) -> Findings:
 
 
 def _sample(subject: Subject, sample: Sample) -> Findings:
-    argnums = differentiated(subject, sample).argnums
-    for device in subject.devices:
+    for tested in SampleRun.of(subject, sample):
         runs = []
         for repeat in range(subject.effort.repeats):
             if repeat % 2:  # an extra call, so that state that alternates is not in step with the runs
-                subject.call(sample, sample.at(device=device))
-            runs.append(_run(subject, sample, argnums, device))
+                subject.call(sample, tested.flat())
+            runs.append(_run(tested))
         dirtied, filled = [], []
         for byte in BYTES:
-            fill_freed_memory([*runs[0].results, *runs[0].gradients, *sample.flat], byte)
-            dirtied.append(_run(subject, sample, argnums, device))
+            fill_freed_memory([*runs[0].tensors, *sample.flat], byte)
+            dirtied.append(_run(tested))
             with poison_new_memory():
-                filled.append(_run(subject, sample, argnums, device))
-        named = _named(subject, sample, argnums, runs[0])
-        for at, name in enumerate(named):
-            columns = [[_tensors(each)[at] for each in some] for some in (runs, dirtied, filled)]
+                filled.append(_run(tested))
+        for at, name in enumerate(_named(tested, runs[0])):
+            columns = [[each.tensors[at] for each in some] for some in (runs, dirtied, filled)]
             yield from _look(subject, sample, name, *columns)
 
 
-def _run(subject: Subject, sample: Sample, argnums: Sequence[int], device: torch.device) -> CallValues:
+def _run(tested: SampleRun) -> CallValues:
     """Results without gradients enabled, and, where there are gradients, results and gradients with them."""
-    flat = sample.at(device=device)
+    flat = tested.flat()
     with torch.no_grad():
-        alone = copies(subject.call(sample, flat))
-    if not argnums:
+        alone = copies(tested.subject.call(tested.sample, flat))
+    if not tested.argnums:
         return CallValues(alone)
-    found = call_values(subject, sample, sample.at(device=device), argnums)
+    found = tested.call().values()
     return CallValues((*alone, *found.results), found.gradients)
-
-
-def _tensors(given: CallValues) -> tuple[Tensor | None, ...]:
-    return (*given.results, *given.gradients)
 
 
 Named = tuple[str, str, str, str]
 """Name of a tensor, words for two that differ, words for what computes it, and its `file:line`."""
 
 
-def _named(subject: Subject, sample: Sample, argnums: Sequence[int], first: CallValues) -> list[Named]:
+def _named(tested: SampleRun, first: CallValues) -> list[Named]:
+    subject, sample = tested.subject, tested.sample
     where = subject.runs_at(sample.flat)
     results: list[Named] = [
         (each.name, f"two calls give different `{each.name}`", "call", where)
@@ -83,9 +77,9 @@ def _named(subject: Subject, sample: Sample, argnums: Sequence[int], first: Call
             sample.labels[argnum],
             f"two backwards give different gradients of `{sample.labels[argnum]}`",
             "backward",
-            rule_location(subject, sample.names[argnum]),
+            tested.backward_location(at),
         )
-        for argnum in argnums
+        for at, argnum in enumerate(tested.argnums)
     ]
     times = len(first.results) // max(len(results), 1)
     return [*results * times, *gradients]

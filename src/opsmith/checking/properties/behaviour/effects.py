@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import LiveCall, copies, live_call
+from opsmith.checking.calls import LiveCall, SampleRun, copies
 from opsmith.checking.exceptions import Overlooking, attribute_exception, by_statement, named_by, refuse_own
 from opsmith.checking.numerics.compare import SavedBits, differ_beyond_rounding
 from opsmith.checking.properties.behaviour.randomness import seeds
-from opsmith.checking.properties.numeric.differentiable import differentiated, rule_location
+from opsmith.checking.properties.numeric.differentiable import rule_location
 from opsmith.checking.property import Findings, Note, Property, each_sample, first_line
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.sample import Sample
@@ -33,27 +33,18 @@ def run(subject: Subject) -> Findings:
 
 
 @dataclass(frozen=True)
-class EffectsRun:
+class EffectsRun(SampleRun):
     """A sample on a device, run for side effects.
 
     Args:
-        subject: The subject of the check.
-        sample: The sample.
-        argnums: Arguments that require a gradient.
-        device: The device.
         sliced: True if each tensor is a slice, with memory between its elements.
     """
 
-    subject: Subject
-    sample: Sample
-    argnums: tuple[int, ...]
-    device: torch.device
     sliced: bool = False
 
-    @property
-    def by_backward(self) -> str:
-        """`file:line` of what computes the gradients."""
-        return rule_location(self.subject, self.sample.names[self.argnums[0]])
+    def guarded(self) -> tuple[list[Any], list[GuardedTensor | None]]:
+        """The arguments with margins around them, and their guards."""
+        return guarded(self.flat(), sliced=self.sliced)
 
     def failure(self, input: str | None, cause: str, message: str, where: str, **evidence: Any) -> Failure:
         """A failure on this sample."""
@@ -75,9 +66,7 @@ def _sample(subject: Subject, sample: Sample) -> Findings:
 def _parts(subject: Subject, sample: Sample) -> Findings:
     if sample.inexact and not any(sample.flat[argnum].numel() for argnum in sample.inexact):
         return  # there is no memory to write into
-    argnums = differentiated(subject, sample).argnums
-    for device in subject.devices:
-        observed = EffectsRun(subject, sample, argnums, device)
+    for observed in EffectsRun.of(subject, sample):
         failed = False
         # State outside of a call does not depend on derived inputs.
         for part in (
@@ -107,7 +96,7 @@ def _in_slices(observed: EffectsRun) -> Findings:
 
 def _forward(observed: EffectsRun) -> Findings:
     subject, sample = observed.subject, observed.sample
-    flat, guards = guarded(sample.at(device=observed.device), sliced=observed.sliced)
+    flat, guards = observed.guarded()
     where = subject.runs_at(flat)
     forms = [_form(value) for value in flat]
     with torch.no_grad():
@@ -120,7 +109,7 @@ def _forward(observed: EffectsRun) -> Findings:
     yield from _written(observed, names, watched, "a call", "mutates-input", where)
     yield from _reformed(observed, flat, forms, declared, where)
     if not observed.sliced:
-        yield from shared_memory(observed.subject, sample, observed.argnums, observed.device, NAME)
+        yield from shared_memory(observed, NAME)
 
 
 def _form(value: Any) -> Any:
@@ -174,9 +163,9 @@ def _backwards(observed: EffectsRun) -> Findings:
     if not observed.argnums:
         return
     subject, sample = observed.subject, observed.sample
-    flat, guards = guarded(sample.at(device=observed.device), sliced=observed.sliced)
+    flat, guards = observed.guarded()
     with record_saved_tensors() as saved:
-        call = live_call(subject, sample, flat, observed.argnums)
+        call = observed.call(flat)
     if not call.open:
         return
     labels = _labels(observed, call)
@@ -184,10 +173,10 @@ def _backwards(observed: EffectsRun) -> Findings:
         SavedBits.of(tensor) for tensor in (*saved, *(r.detach() for r in call.results if r is not None))
     ]
     on_context = [(name, SavedBits.of(tensor.detach())) for name, tensor in attribute_tensors(call.results)]
-    grads, grad_guards = guarded(call.grads(subject), sliced=observed.sliced)
+    grads, grad_guards = guarded(call.grads(), sliced=observed.sliced)
     names = [subject.results(sample)[at].gradient_name() for at in call.open]
     first = copies(call.backward(grads, retain_graph=True))
-    where = observed.by_backward
+    where = observed.backward_location()
     argument_guards = [guard if value is leaf else None for guard, value, leaf in _triples(guards, call)]
     found = [
         *_written(
@@ -235,7 +224,7 @@ def _saved_written(
             f"{what} wrote into {who}, which is kept for it or was returned: {words}; another backward "
             "through the same graph goes wrong. Work on a copy, `.clone()`"
         )
-        yield observed.failure(None, "mutates-saved", message, observed.by_backward)
+        yield observed.failure(None, "mutates-saved", message, observed.backward_location())
         return
 
 
@@ -248,20 +237,20 @@ def _second_backward(
     """A second backward through the same graph, with the same grad_outputs."""
     subject, sample = observed.subject, observed.sample
     try:
-        second = copies(call.backward(call.grads(subject), retain_graph=True))
+        second = copies(call.backward(retain_graph=True))
     except Exception as error:
         refuse_own(error)
-        if _refused(error, lambda: call.backward(call.grads(subject), retain_graph=True)):
+        if _refused(error, lambda: call.backward(retain_graph=True)):
             yield Note(f"a second backward through the same graph is refused: {first_line(error)}")
             return
         message = (
             f"a second backward through the same graph (`retain_graph=True`) raises {type(error).__name__}: "
             f"{first_line(error)}; the first one has removed or changed what was kept. Leave it as it is"
         )
-        yield observed.failure(None, "mutates-saved", message, observed.by_backward)
+        yield observed.failure(None, "mutates-saved", message, observed.backward_location())
         return
-    fresh = live_call(subject, sample, sample.at(device=observed.device), observed.argnums)
-    anew = [copies(fresh.backward(fresh.grads(subject), retain_graph=True)) for _ in range(2)]
+    fresh = observed.call()
+    anew = [copies(fresh.backward(retain_graph=True)) for _ in range(2)]
     for argnum, one, again, *others in zip(observed.argnums, first, second, *anew, strict=True):
         # A new call must repeat both gradients; otherwise the difference is between runs, not in the graph.
         if (
@@ -299,7 +288,7 @@ def _second_order(
     guards: Sequence[GuardedTensor | None],
 ) -> Findings:
     """Run a backward of the backward; the property `second_order` compares its numbers."""
-    grads = [grad.requires_grad_() for grad in call.grads(observed.subject)]
+    grads = [grad.requires_grad_() for grad in call.grads()]
     try:
         found = call.backward(grads, create_graph=True)
         roots = [each for each in found if each is not None and each.requires_grad]
@@ -314,7 +303,9 @@ def _second_order(
     what = "a backward of the backward"
     names = dict(enumerate(observed.sample.labels))
     argument_guards = [guard if value is leaf else None for guard, value, leaf in _triples(guards, call)]
-    found_there = [*_written(observed, names, argument_guards, what, "mutates-input", observed.by_backward)]
+    found_there = [
+        *_written(observed, names, argument_guards, what, "mutates-input", observed.backward_location())
+    ]
     yield from found_there or _saved_written(observed, saved_bits, labels, what)
 
 
@@ -322,16 +313,16 @@ def _outside_call(observed: EffectsRun) -> Findings:
     """Check for changes outside of a call; without hooks on saved tensors, torch's own checks apply too."""
     subject, sample = observed.subject, observed.sample
     before = take_snapshot(subject)
-    call = live_call(subject, sample, sample.at(device=observed.device), observed.argnums)
+    call = observed.call()
     argnums = observed.argnums if call.open else ()
     marks = {argnum: torch.full_like(call.leaves[argnum], 3) for argnum in argnums[1:] or argnums}
     for argnum, mark in marks.items():
         call.leaves[argnum].grad = mark
     flags = [_form(value) for value in call.given]
     if argnums:
-        call.backward(call.grads(subject), retain_graph=True)
+        call.backward(retain_graph=True)
         with Overlooking():  # what it refuses is reported already
-            call.backward(call.grads(subject))
+            call.backward()
     for argnum in argnums:
         grad: Tensor | None = call.leaves[argnum].grad
         if not _untouched(grad, marks.get(argnum)):
@@ -340,8 +331,8 @@ def _outside_call(observed: EffectsRun) -> Findings:
                 f"a backward wrote into `{label}.grad`, though `torch.autograd.grad` asked it to return the "
                 "gradient: return it, and leave `.grad` to torch"
             )
-            yield observed.failure(label, "side-effect", message, observed.by_backward)
-    where = observed.by_backward if argnums else subject.specification.where
+            yield observed.failure(label, "side-effect", message, observed.backward_location())
+    where = observed.backward_location() if argnums else subject.specification.where
     yield from _reformed(observed, call.given, flags, set(), where)
     for name, what in changes_since(before):
         message = f"a call and its backward change {name}: {what}; take what it needs as an argument"
@@ -354,9 +345,7 @@ def _settings(observed: EffectsRun) -> Findings:
     subject, sample = observed.subject, observed.sample
     # Suppressed, since exceptions under other settings are not checked.
     with other_settings() as changed, Overlooking():
-        call = live_call(subject, sample, sample.at(device=observed.device), observed.argnums)
-        if call.open:
-            call.backward(call.grads(subject))
+        observed.call().backward()
     if seeds(subject, sample):
         message = (
             "a call sets torch's random state for the whole process (`torch.manual_seed`): whoever draws "

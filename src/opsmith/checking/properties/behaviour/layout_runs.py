@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.exceptions import refuse_own
-from opsmith.checking.numerics.autodiff import dense, has_gradient
+from opsmith.checking.numerics.autodiff import differentiate
 from opsmith.checking.numerics.compare import (
     Difference,
     agree_to_share,
@@ -78,30 +78,14 @@ class LayoutRunner:
                 ]
                 results = self.subject.call(self.sample, leaves)
             call = True
+            inputs = [leaves[argnum] for argnum in self.argnums]
             with without_warnings():
                 return LayoutRun(
-                    tuple(_bare(each) for each in [*results, *self._gradients(leaves, results, grads)])
+                    tuple(_bare(each) for each in [*results, *differentiate(results, inputs, grads)])
                 )
         except Exception as error:
             refuse_own(error)
             return LayoutRun(error=error, in_backward=call)
-
-    def _gradients(
-        self, leaves: Sequence[Any], results: Sequence[Tensor | None], grads: Sequence[Tensor | None]
-    ) -> Sequence[Tensor | None]:
-        pairs = [
-            (result, grad)
-            for result, grad in zip(results, grads, strict=True)
-            if grad is not None and result is not None and has_gradient(result)
-        ]
-        if not pairs or not self.argnums:
-            return [None] * len(self.argnums)
-        outputs, incoming = zip(*pairs, strict=True)
-        return dense(
-            torch.autograd.grad(
-                outputs, [leaves[argnum] for argnum in self.argnums], incoming, allow_unused=True
-            )
-        )
 
 
 def _bare(output: Tensor | None) -> Tensor | None:

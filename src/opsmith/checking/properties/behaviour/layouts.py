@@ -23,10 +23,14 @@ from opsmith.checking.properties.behaviour.layout_runs import (
     OddTensor,
     failure_of,
 )
-from opsmith.checking.properties.numeric.differentiable import differentiated, results_with_gradient
+from opsmith.checking.properties.numeric.differentiable import differentiated
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, first_line
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, case_name, dtype_name
-from opsmith.checking.samples.memory_layouts import CHUNK, layouts_for, plain, random_grad_output
+from opsmith.checking.samples.grad_outputs import (
+    random_grad_outputs,
+    results_with_gradient,
+)
+from opsmith.checking.samples.memory_layouts import CHUNK, layouts_for, plain
 from opsmith.checking.samples.sample import Sample, replica
 from opsmith.checking.subject import Subject, drawing_operations
 from opsmith.core.kernels import choose
@@ -291,9 +295,7 @@ def _cases(subject: Subject, sample: Sample) -> Iterator[LayoutCase | Note]:
                 results = subject.call(sample, sample.at(dtype, device))
             open_ = results_with_gradient(subject, sample, results) if argnums else [False] * len(results)
             generator = subject.generator()
-            grads = [
-                random_grad_output(r, generator) if o else None for r, o in zip(results, open_, strict=True)
-            ]
+            grads = random_grad_outputs(results, open_, generator)
             case = LayoutCase(LayoutRunner(subject, sample, argnums, dtype), device, flat, grads, not draws)
             error = case.twin.right.error
             if error is not None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
-import torch
 from torch import Tensor
 
-from opsmith.checking.calls import live_call
-from opsmith.checking.properties.numeric.differentiable import differentiated, rule_location
+from opsmith.checking.calls import SampleRun
 from opsmith.checking.property import Findings, Note, Property, each_sample
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.sample import Sample
@@ -37,20 +35,19 @@ def run(subject: Subject) -> Findings:
 
 
 def _sample(subject: Subject, sample: Sample) -> Findings:
-    argnums = differentiated(subject, sample).argnums
-    for device in subject.devices:
-        leaks = [*_leaks(subject, sample, argnums, device)]
+    for tested in SampleRun.of(subject, sample):
+        leaks = [*_leaks(tested)]
         yield from leaks
-        if argnums and not leaks:
-            yield from _on_context(subject, sample, argnums, device)
-        if argnums:
-            yield from _saved(subject, sample, argnums, device)
+        if tested.argnums and not leaks:
+            yield from _on_context(tested)
+        if tested.argnums:
+            yield from _saved(tested)
 
 
-def _leaks(subject: Subject, sample: Sample, argnums: Sequence[int], device: torch.device) -> Findings:
+def _leaks(tested: SampleRun) -> Findings:
     """Check for memory that stays after several calls when all of their tensors are dropped."""
     with without_garbage_collection():
-        calls = [each for _ in range(CALLS) for each in _watched(subject, sample, argnums, device)]
+        calls = [each for _ in range(CALLS) for each in _watched(tested)]
         left = not_freed(calls)
         if not left:
             return
@@ -58,32 +55,30 @@ def _leaks(subject: Subject, sample: Sample, argnums: Sequence[int], device: tor
         stays = [each for each in left_over if each.label]
         constants = {each.address: each for each in left_over if not each.label}
         circle = [each for each in left if each.freed]
-        where = rule_location(subject, sample.names[argnums[0]]) if argnums else subject.specification.where
+        where = tested.backward_location() if tested.argnums else tested.subject.specification.where
         if stays or len(constants) > 1:
-            yield _kept_for_ever(subject, sample, stays or list(constants.values()), where)
+            yield _kept_for_ever(tested, stays or list(constants.values()), where)
         elif circle:
-            yield _in_a_circle(subject, sample, argnums, device, circle, where)
+            yield _in_a_circle(tested, circle, where)
 
 
-def _watched(
-    subject: Subject, sample: Sample, argnums: Sequence[int], device: torch.device
-) -> list[WatchedMemory]:
+def _watched(tested: SampleRun) -> list[WatchedMemory]:
     """Make a call and its backward, drop both, and return the watched memory.
 
     A saved tensor that is not an argument, result or gradient has an empty label: it may be a constant.
     """
-    flat = sample.at(device=device)
+    sample = tested.sample
     with record_saved_tensors() as saved:
-        call = live_call(subject, sample, flat, argnums)
-    grads: list[Tensor] = call.grads(subject) if call.open else []
-    found = call.backward(grads) if call.open else []
-    results = [each.name for each in subject.results(sample)]
-    gradients = [f"the gradient of `{sample.labels[argnum]}`" for argnum in argnums]
+        call = tested.call()
+    grads = call.grads()
+    found = call.backward(grads)
+    results = [each.name for each in tested.subject.results(sample)]
+    gradients = [f"the gradient of `{sample.labels[argnum]}`" for argnum in tested.argnums]
     named = [
         *((f"`{label}`", value) for label, value in zip(sample.labels, call.given, strict=True)),
         *((f"the result `{name}`", value) for name, value in zip(results, call.results, strict=True)),
         *(("a grad_output", value) for value in grads),
-        *zip(gradients, found, strict=False),
+        *zip(gradients, found, strict=True),
         *(("", value) for value in saved),
         *(("", value) for _, value in attribute_tensors(call.results)),
     ]
@@ -94,17 +89,15 @@ def _watched(
     return list(watched.values())
 
 
-def _kept_for_ever(subject: Subject, sample: Sample, stays: Sequence[WatchedMemory], where: str) -> Failure:
-    who = holders(subject, stays[0])
+def _kept_for_ever(tested: SampleRun, stays: Sequence[WatchedMemory], where: str) -> Failure:
+    who = holders(tested.subject, stays[0])
     by = f" by {', '.join(who)}" if who else ", and Python does not know by whom: C++ holds it"
-    what = _what(stays)
     message = (
-        f"the memory of {what} of a call is kept for ever{by}: it is not freed when the results and the "
-        "graph are gone. Keep tensors by `ctx.save_for_backward` alone; a cache holds constants, not what "
-        "calls brought"
+        f"the memory of {_what(stays)} of a call is kept for ever{by}: it is not freed when the results and "
+        "the graph are gone. Keep tensors by `ctx.save_for_backward` alone; a cache holds constants, not "
+        "what calls brought"
     )
-    evidence = {"sample": str(sample), "kept": what, "bytes": sum(each.nbytes for each in stays) // CALLS}
-    return Failure(NAME, _name(stays[0]), "leak", message, where, evidence)
+    return _failure(tested, stays, message, where)
 
 
 def _what(stays: Sequence[WatchedMemory]) -> str:
@@ -117,55 +110,48 @@ def _name(watched: WatchedMemory) -> str | None:
     return parts[1] if len(parts) == 3 else None
 
 
-def _in_a_circle(
-    subject: Subject,
-    sample: Sample,
-    argnums: Sequence[int],
-    device: torch.device,
-    circle: Sequence[WatchedMemory],
-    where: str,
-) -> Failure:
-    attributes = _circular(subject, sample, argnums, device)
+def _failure(tested: SampleRun, kept: Sequence[WatchedMemory], message: str, where: str) -> Failure:
+    size = sum(each.nbytes for each in kept) // CALLS
+    evidence = {"sample": str(tested.sample), "kept": _what(kept), "bytes": size}
+    return Failure(NAME, _name(kept[0]), "leak", message, where, evidence)
+
+
+def _in_a_circle(tested: SampleRun, circle: Sequence[WatchedMemory], where: str) -> Failure:
+    attributes = _circular(tested)
     by = f" (`ctx.{attributes[0]}` holds it)" if attributes else ""
     circle = sorted(circle, key=lambda each: "result" not in each.label)
-    what = _what(circle)
     message = (
-        f"the memory of {what} of a call stays alive in a circle of references{by} until Python looks for "
-        "circles, which takes its time: memory fills up meanwhile. Keep results by `ctx.save_for_backward`, "
-        "which closes no circle"
+        f"the memory of {_what(circle)} of a call stays alive in a circle of references{by} until Python "
+        "looks for circles, which takes its time: memory fills up meanwhile. Keep results by "
+        "`ctx.save_for_backward`, which closes no circle"
     )
-    evidence: dict[str, Any] = {
-        "sample": str(sample),
-        "kept": what,
-        "bytes": sum(each.nbytes for each in circle) // CALLS,
-    }
-    if attributes:
-        evidence["attributes"] = ", ".join(f"ctx.{name}" for name in attributes)
-    return Failure(NAME, _name(circle[0]), "leak", message, where, evidence)
+    failure = _failure(tested, circle, message, where)
+    shown = {"attributes": ", ".join(f"ctx.{name}" for name in attributes)} if attributes else {}
+    return replace(failure, evidence={**failure.evidence, **shown})
 
 
-def _circular(subject: Subject, sample: Sample, argnums: Sequence[int], device: torch.device) -> list[str]:
+def _circular(tested: SampleRun) -> list[str]:
     """The attributes of a context that lead back to it."""
-    call = live_call(subject, sample, sample.at(device=device), argnums)
+    call = tested.call()
     own = set(nodes(call.results))
     found = [name for name, tensor in attribute_tensors(call.results) if tensor.grad_fn in own]
     return list(dict.fromkeys(found))
 
 
-def _on_context(subject: Subject, sample: Sample, argnums: tuple[int, ...], device: torch.device) -> Findings:
+def _on_context(tested: SampleRun) -> Findings:
     """Report arguments and results that a context keeps after the backward has freed the saved tensors."""
-    call = live_call(subject, sample, sample.at(device=device), argnums, leaf=False)
+    sample, call = tested.sample, tested.call(leaf=False)
     if not call.open:
         return
     labels: dict[int, str] = {}
-    names = [each.name for each in subject.results(sample)]
+    names = [each.name for each in tested.subject.results(sample)]
     for label, value in (
         *zip(sample.labels, call.given, strict=True),
         *zip(names, call.results, strict=True),
     ):
         if isinstance(value, Tensor) and value.numel():
             labels.setdefault(value.untyped_storage().data_ptr(), label)
-    call.backward(call.grads(subject))
+    call.backward()
     for name, tensor in attribute_tensors(call.results):
         address = tensor.untyped_storage().data_ptr()
         if address not in labels:
@@ -177,16 +163,15 @@ def _on_context(subject: Subject, sample: Sample, argnums: tuple[int, ...], devi
             f"`ctx.save_for_backward({label})`, which lets go of it"
         )
         evidence = {"sample": str(sample), "bytes": tensor.untyped_storage().nbytes()}
-        yield Failure(
-            NAME, label, "leak", message, rule_location(subject, sample.names[argnums[0]]), evidence
-        )
+        yield Failure(NAME, label, "leak", message, tested.backward_location(), evidence)
         return
 
 
-def _saved(subject: Subject, sample: Sample, argnums: Sequence[int], device: torch.device) -> Findings:
+def _saved(tested: SampleRun) -> Findings:
     """Compare the tensors that are saved for the backward with those that its formulas name."""
+    subject, sample = tested.subject, tested.sample
     with record_saved_tensors() as saved:
-        call = live_call(subject, sample, sample.at(device=device), argnums)
+        call = tested.call()
     if not call.open:
         return
     names = {

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import CallValues, call_values, copies, live_call
+from opsmith.checking.calls import CallValues, copies, live_call
 from opsmith.checking.exceptions import Overlooking, refuse_own
 from opsmith.checking.numerics.compare import describe_difference, differ_beyond_rounding, same_bits
 from opsmith.checking.properties.behaviour.randomness import seeds
@@ -68,7 +68,7 @@ def _unsteady(subject: Subject, made: CallRecipe, memory: HiddenState) -> Failur
     runs = []
     for _ in range(2):
         memory.clear()
-        runs.append(_tensors(_call(subject, made)))
+        runs.append(_call(subject, made).tensors)
     for one, other in zip(*runs, strict=True):
         if differ_beyond_rounding(one, other):
             message = (
@@ -82,7 +82,7 @@ def _unsteady(subject: Subject, made: CallRecipe, memory: HiddenState) -> Failur
 
 
 def _call(subject: Subject, made: CallRecipe) -> CallValues:
-    return call_values(subject, made.sample, made.make(), made.argnums)
+    return live_call(subject, made.sample, made.make(), made.argnums).values()
 
 
 def _others(
@@ -134,10 +134,6 @@ def _compared(stage: InterleavedCalls, interleavings: Sequence[Interleaving]) ->
             yield from _rounding(stage, interleaved)
 
 
-def _tensors(given: CallValues) -> list[Tensor | None]:
-    return [*given.results, *given.gradients]
-
-
 def _names(stage: InterleavedCalls, call: str) -> list[tuple[str, str, str]]:
     """Name, words and `file:line` of each tensor that a call gives."""
     subject, made = stage.subject, stage.calls[call]
@@ -166,8 +162,8 @@ def _failure(stage: InterleavedCalls, interleaved: InterleavedAnswer) -> Failure
         )
         cause = "raises" if interleaved.alone else "stale-state"
         return Failure(NAME, None, cause, message, stage.subject.specification.where, evidence)
-    right = _tensors(stage.right[interleaved.call])
-    named_pairs = zip(_names(stage, interleaved.call), right, _tensors(interleaved.given), strict=False)
+    right, given = stage.right[interleaved.call].tensors, interleaved.given.tensors
+    named_pairs = zip(_names(stage, interleaved.call), right, given, strict=False)
     for position, (named, one, other) in enumerate(named_pairs):
         if differ_beyond_rounding(one, other) and interleaved.mode is not None:
             return by_mode(NAME, stage, interleaved, position)
@@ -190,10 +186,8 @@ def _rounding(stage: InterleavedCalls, interleaved: InterleavedAnswer) -> Findin
     """Note another rounding in another mode, in which another kernel may run."""
     if not interleaved.modes or isinstance(interleaved.given, BaseException):
         return
-    right = _tensors(stage.right[interleaved.call])
-    for named, one, other in zip(
-        _names(stage, interleaved.call), right, _tensors(interleaved.given), strict=False
-    ):
+    right, given = stage.right[interleaved.call].tensors, interleaved.given.tensors
+    for named, one, other in zip(_names(stage, interleaved.call), right, given, strict=False):
         if one is not None and other is not None and not same_bits(one, other):
             yield Note(f"{named[1]} rounds otherwise {interleaved.when} than with gradients in one thread")
 

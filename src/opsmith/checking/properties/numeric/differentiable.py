@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -14,6 +14,7 @@ from opsmith.checking.exceptions import raised_within
 from opsmith.checking.numerics.autodiff import has_gradient
 from opsmith.checking.property import Findings, Note, Skipped, each_sample, first_line
 from opsmith.checking.report import Failure
+from opsmith.checking.samples.grad_outputs import results_with_gradient
 from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject
 from opsmith.core.call_arguments import tensors_in
@@ -140,14 +141,6 @@ def rule_location(subject: Subject, name: str) -> str:
         return specification.where if parts is None or parts.backward is None else where(parts.backward)
     stand_in = specification.gradients.stand_in
     return where(stand_in) if stand_in is not None and rule is None else specification.where
-
-
-def results_with_gradient(subject: Subject, sample: Sample, results: Sequence[Tensor]) -> list[bool]:
-    """For each visible result, True if it takes a grad_output."""
-    return [
-        described.differentiable and is_inexact(result)
-        for described, result in zip(subject.results(sample), results, strict=True)
-    ]
 
 
 SubsetCheck = Callable[[Subject, Sample, tuple[int, ...], tuple[int, ...]], Findings]

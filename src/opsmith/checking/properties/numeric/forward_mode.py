@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 
 from opsmith.checking.causes import UNKNOWN
 from opsmith.checking.diagnosis import Observation, diagnose
-from opsmith.checking.numerics.autodiff import vjp
+from opsmith.checking.numerics.autodiff import differentiate, vjp
 from opsmith.checking.numerics.compare import agree_to_share
 from opsmith.checking.numerics.directional import DirectionalFunction, PackedTensors, coordinates
 from opsmith.checking.numerics.finite_differences import (
@@ -22,16 +22,15 @@ from opsmith.checking.numerics.finite_differences import (
     numerical_gradient,
 )
 from opsmith.checking.numerics.noise import Noise, noise_of
-from opsmith.checking.properties.numeric.differentiable import (
-    each_subset,
-    results_with_gradient,
-    rule_location,
-)
+from opsmith.checking.properties.numeric.differentiable import each_subset, rule_location
 from opsmith.checking.properties.numeric.second_order import DIRECTIONS, SHARE, NumericalDerivatives
 from opsmith.checking.property import Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import case_name
-from opsmith.checking.samples.memory_layouts import random_grad_output
+from opsmith.checking.samples.grad_outputs import (
+    random_grad_outputs,
+    results_with_gradient,
+)
 from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
@@ -172,13 +171,7 @@ def _alone(tangents: Tangents) -> list[Failure]:
 
 def _as_reverse(tangents: Tangents, got: Sequence[Tensor | None], weights: Sequence[Tensor | None]) -> bool:
     """True if the weighed tangents agree with the gradients: u (J v) is (u J) v."""
-    subject, sample = tangents.subject, tangents.sample
-    flat = list(tangents.packed.values)
-    found = vjp(lambda values: subject.call(sample, values), flat, tangents.argnums, weights)
-    steps = tangents.packed.unpacked(tangents.direction)
-    gradients = found or [None] * len(tangents.argnums)
-    reverse = weighed(gradients, [steps[argnum] for argnum in tangents.argnums])
-    forward = weighed(got, weights)
+    reverse, forward = tangents.by_gradients(weights), weighed(got, weights)
     return abs(reverse - forward) <= AGREE * max(abs(reverse), abs(forward))
 
 
@@ -226,13 +219,7 @@ ROUGH = 1e-4
 def _reverse_is(tangents: Tangents, weights: Sequence[Tensor | None]) -> bool:
     """True if the gradients agree with finite differences along the same direction."""
     numbers = tangents.numerically(weights, tangents.direction)
-    if numbers is None:
-        return False
-    flat = list(tangents.packed.values)
-    found = vjp(lambda v: tangents.subject.call(tangents.sample, v), flat, tangents.argnums, weights)
-    steps = tangents.packed.unpacked(tangents.direction)
-    reverse = weighed(found or [None] * len(tangents.argnums), [steps[argnum] for argnum in tangents.argnums])
-    return abs(reverse - numbers.value) <= numbers.error
+    return numbers is not None and abs(tangents.by_gradients(weights) - numbers.value) <= numbers.error
 
 
 def _rule(subject: Subject) -> str | None:
@@ -250,16 +237,7 @@ def _second_order(tangents: Tangents) -> Findings:
             for argnum, value in enumerate(packed.values)
         ]
         inputs = [leaves[argnum] for argnum in tangents.argnums]
-        found = tangents.by_dual_numbers(tangents.direction, leaves)
-        pairs = [
-            (tangent, weight)
-            for tangent, weight in zip(found, weights, strict=True)
-            if tangent is not None and weight is not None and tangent.requires_grad
-        ]
-    got: Sequence[Tensor | None] = [None] * len(inputs)
-    if pairs:
-        outputs, grads = zip(*pairs, strict=True)
-        got = torch.autograd.grad(outputs, inputs, grads, allow_unused=True)
+        got = differentiate(tangents.by_dual_numbers(tangents.direction, leaves), inputs, weights)
 
     def function(flat: Sequence[Any]) -> list[Tensor]:
         again = tangents.by_dual_numbers(tangents.direction, packed.unpacked(flat[0]))
@@ -336,13 +314,8 @@ class Tangents:
         """Random weights of the results that have tangents, several times."""
         generator = self.subject.generator(2)
         open_ = results_with_gradient(self.subject, self.sample, self.results)
-        return [
-            [
-                random_grad_output(r, generator) if o else None
-                for r, o in zip(self.results, open_, strict=True)
-            ]
-            for _ in range(self.subject.effort.tangent_weights)
-        ]
+        count = self.subject.effort.tangent_weights
+        return [random_grad_outputs(self.results, open_, generator) for _ in range(count)]
 
     @cached_property
     def direction(self) -> Tensor:
@@ -378,6 +351,12 @@ class Tangents:
             results = self.subject.call(self.sample, flat)
             found = [forward_ad.unpack_dual(r).tangent if is_inexact(r) else None for r in results]
         return found if values is not None else [None if each is None else each.detach() for each in found]
+
+    def by_gradients(self, weights: Sequence[Tensor | None]) -> float:
+        """The derivative of the weighed results along the direction, by reverse mode: (u J) v."""
+        call, steps = partial(self.subject.call, self.sample), self.packed.unpacked(self.direction)
+        found = vjp(call, list(self.packed.values), self.argnums, weights)
+        return weighed(found, [steps[argnum] for argnum in self.argnums])
 
     def numerically(
         self, weights: Sequence[Tensor | None], direction: Tensor

@@ -221,7 +221,7 @@ def _with_probe(right: RightGradient, inputs: Differentiated, probe: GradOutputs
             grads = probe.at(dtype, device)
             flat = right.sample.at(dtype, device)
             try:
-                found = vjp(partial(subject.call, right.sample), flat, subset, grads) or [None] * len(subset)
+                found = vjp(partial(subject.call, right.sample), flat, subset, grads)
             except Exception as error:
                 refuse_own(error)
                 yield Attempt(subset[0], subset, probe, dtype, device, error=error)

@@ -57,8 +57,7 @@ def _sample(subject: Subject, sample: Sample, compared: list[bool]) -> Findings:
 
 def _linear(subject: Subject, sample: Sample, argnum: int, first: Grads) -> Failure | Skipped | None:
     def backward(grads: Grads) -> Tensor | None:
-        found = vjp(partial(subject.call, sample), sample.at(torch.float64), (argnum,), grads)
-        return found[0] if found else None
+        return vjp(partial(subject.call, sample), sample.at(torch.float64), (argnum,), grads)[0]
 
     generator = subject.generator(1)
     second = [

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.checking.numerics.autodiff import has_gradient, vjp_or_zeros
+from opsmith.checking.numerics.autodiff import differentiate, vjp_or_zeros
 from opsmith.checking.numerics.compare import Difference, agree_to_share
 from opsmith.checking.numerics.directional import PackedTensors, coordinates
 from opsmith.checking.numerics.finite_differences import NumericalGradient, numerical_gradient
@@ -259,18 +259,8 @@ class SecondOrderGradients:
                 for argnum, value in enumerate(self.values)
             ]
             copies = [value.clone() if is_inexact(value) else value for value in leaves]
-            pairs = [
-                (result, grad)
-                for result, grad in zip(self._call(copies[:count]), copies[count:], strict=True)
-                if grad is not None and has_gradient(result)
-            ]
-            if not pairs:
-                return dict.fromkeys(self.by)
-            results, grads = zip(*pairs, strict=True)
             inputs = [leaves[argnum] for argnum in self.argnums]
-            gradients: list[Tensor | None] = [  # torch's types leave the None out
-                *torch.autograd.grad(results, inputs, grads, create_graph=True, allow_unused=True)
-            ]
+            gradients = differentiate(self._call(copies[:count]), inputs, copies[count:], create_graph=True)
             again = [
                 (gradient, weight)
                 for gradient, weight in zip(gradients, weights, strict=True)

@@ -83,8 +83,7 @@ def _gradient(
     dtype: torch.dtype = torch.float64,
     device: torch.device = CPU,
 ) -> Tensor | None:
-    found = vjp(partial(subject.call, sample), sample.at(dtype, device), (argnum,), grads)
-    return found[0] if found else None
+    return vjp(partial(subject.call, sample), sample.at(dtype, device), (argnum,), grads)[0]
 
 
 def _form(subject: Subject, sample: Sample, argnum: int, gradient: Any, probe: GradOutputs) -> Findings:

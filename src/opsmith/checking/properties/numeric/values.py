@@ -122,11 +122,10 @@ def lost(trial: SpecialCall, argnum: int, grads: Sequence[Tensor | None]) -> flo
     subject, sample = trial.subject, trial.sample
     try:
         with without_warnings():
-            found = vjp(partial(subject.call, sample), sample.at(trial.dtype), (argnum,), grads)
+            usual = vjp(partial(subject.call, sample), sample.at(trial.dtype), (argnum,), grads)[0]
     except Exception as error:
         refuse_own(error)
         return 0.0  # what it raises there, other properties report
-    usual = None if found is None else found[0]
     if usual is None or not bool(usual.isfinite().any()):
         return 0.0
     return LIBRARY * torch.finfo(trial.dtype).eps * float(usual[usual.isfinite()].abs().max())
@@ -214,10 +213,8 @@ def _boundaries(subject: Subject, sample: Sample, argnum: int) -> list[float]:
         moved = flat[argnum].clone(memory_format=torch.contiguous_format)
         moved.view(-1)[position] = value
         values = [moved if at == argnum else each for at, each in enumerate(flat)]
-        found = vjp(partial(subject.call, sample), values, (argnum,), grads)
-        if found is None or found[0] is None:
-            return 0.0
-        return float(found[0].reshape(-1)[position].real)
+        found = vjp(partial(subject.call, sample), values, (argnum,), grads)[0]
+        return 0.0 if found is None else float(found.reshape(-1)[position].real)
 
     return boundaries(derivative)
 
@@ -325,9 +322,8 @@ def _gradients(trial: SpecialCall, results: Sequence[Any], open_: Sequence[int])
     except Exception as error:
         refuse_own(error)
         return  # the property `gradient` reports what a backward raises
-    actual = found or [None] * len(open_)
     rights = _by_reference(trial, open_, grads)
-    for argnum, gradient, right in zip(open_, actual, rights, strict=True):
+    for argnum, gradient, right in zip(open_, found, rights, strict=True):
         got = torch.zeros_like(trial.flat[argnum]) if gradient is None else gradient
         suspects = _suspects(trial, argnum, got, right)
         if suspects:
@@ -350,7 +346,7 @@ def _by_reference(
     except Exception as error:
         refuse_own(error)
         return [None] * len(open_)  # as where the reference has no gradient there
-    if first is None or above is None or below is None:
+    if any(all(each is None for each in gradients) for gradients in (first, above, below)):
         return [None] * len(open_)
     answers: list[tuple[Tensor, Tensor] | None] = []
     for argnum, *three in zip(open_, first, above, below, strict=True):

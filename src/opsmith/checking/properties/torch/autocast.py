@@ -16,7 +16,7 @@ from torch.amp import autocast_mode
 from opsmith.checking.calls import record_copies
 from opsmith.checking.causes import UNKNOWN
 from opsmith.checking.exceptions import refuse_own
-from opsmith.checking.numerics.autodiff import dense, vjp
+from opsmith.checking.numerics.autodiff import differentiate, vjp
 from opsmith.checking.numerics.compare import Difference, exact_difference, metadata_difference
 from opsmith.checking.numerics.tolerance import (
     MeasuredFunction,
@@ -360,18 +360,11 @@ def _backward(
     except Exception as error:
         refuse_own(error)
         return  # it is wrong without autocast too, which `gradient` reports
-    pairs = [(each, grad) for each, grad in zip(results, grads, strict=True) if grad is not None]
+    inputs = [leaves[argnum] for argnum in argnums]
     labels = ", ".join(sample.labels[argnum] for argnum in argnums)
     try:
         with without_warnings():
-            found = dense(
-                torch.autograd.grad(
-                    [each for each, _ in pairs],
-                    [leaves[argnum] for argnum in argnums],
-                    [grad for _, grad in pairs],
-                    allow_unused=True,
-                )
-            )
+            found = differentiate(results, inputs, grads)
     except NotImplementedError as error:
         seen.refused[first_line(error)] = None
         return

@@ -12,12 +12,8 @@ from torch import Tensor
 
 from opsmith.checking.calls import record_copies
 from opsmith.checking.exceptions import refuse_own
-from opsmith.checking.numerics.autodiff import has_gradient, vjp_or_zeros
-from opsmith.checking.properties.numeric.differentiable import (
-    differentiated,
-    results_with_gradient,
-    rule_location,
-)
+from opsmith.checking.numerics.autodiff import differentiate, has_gradient, vjp_or_zeros
+from opsmith.checking.properties.numeric.differentiable import differentiated, rule_location
 from opsmith.checking.properties.torch.mapping import SIZE, ExampleLoop, OneByOne, map_over
 from opsmith.checking.property import (
     Findings,
@@ -29,7 +25,10 @@ from opsmith.checking.property import (
 )
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.batches import batched, own_dtype, replicas, working_dtype
-from opsmith.checking.samples.memory_layouts import random_grad_output
+from opsmith.checking.samples.grad_outputs import (
+    random_grad_outputs,
+    results_with_gradient,
+)
 from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
@@ -68,10 +67,7 @@ def _sample(subject: Subject, sample: Sample, compared: list[str], refused: dict
     results = record_copies(call, flat, argnums)[1]
     open_ = [is_inexact(each) and each.requires_grad for each in results]
     generator = subject.generator()
-    grads = [
-        [random_grad_output(each, generator) if o else None for each, o in zip(results, open_, strict=True)]
-        for _ in range(SIZE)
-    ]
+    grads = [random_grad_outputs(results, open_, generator) for _ in range(SIZE)]
     if not any(open_):
         return
     count = len(flat)
@@ -123,10 +119,7 @@ def _ways(
 
     def batched() -> list[Tensor]:
         results, inputs = graph()
-        found: Sequence[Tensor | None] = torch.autograd.grad(
-            results, inputs, [*batch], allow_unused=True, is_grads_batched=True
-        )
-        return _without_none(found, inputs)
+        return _without_none(differentiate(results, inputs, batch, is_grads_batched=True), inputs)
 
     def mapped() -> list[Tensor]:
         results, inputs = graph()
@@ -182,10 +175,7 @@ class BatchedDifferentiation:
         for row in self.rows:
             results = self.subject.call(self.sample, replicas(row))
             open_ = results_with_gradient(self.subject, self.sample, results)
-            grads = [
-                random_grad_output(r, generator) if o else None for r, o in zip(results, open_, strict=True)
-            ]
-            answers.append([*row, *grads])
+            answers.append([*row, *random_grad_outputs(results, open_, generator)])
         return answers
 
     @property

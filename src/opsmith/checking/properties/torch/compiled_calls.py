@@ -18,12 +18,12 @@ from torch.autograd import forward_ad
 
 from opsmith import errors
 from opsmith.checking.calls import record_copies
-from opsmith.checking.numerics.autodiff import dense, has_gradient
+from opsmith.checking.numerics.autodiff import differentiate, has_gradient
 from opsmith.checking.properties.numeric.differentiable import differentiated
 from opsmith.checking.properties.torch.batched_gradients import gradients_of
 from opsmith.checking.properties.torch.mapping import ExampleLoop, OneByOne, ResultFault
 from opsmith.checking.samples.batches import own_dtype
-from opsmith.checking.samples.memory_layouts import random_grad_output
+from opsmith.checking.samples.grad_outputs import random_grad_outputs
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
@@ -146,10 +146,8 @@ def _backward(
     inputs = [value for each in wanted for value in each]
     if not pairs or not inputs:
         return [[] for _ in results]
-    every = torch.autograd.grad(
-        [value for value, _ in pairs], inputs, [grad for _, grad in pairs], allow_unused=True
-    )
-    found = iter(dense(every))
+    outputs, grad_outputs = zip(*pairs, strict=True)
+    found = iter(differentiate(outputs, inputs, grad_outputs))
     return [
         [torch.zeros_like(value) if grad is None else grad for value, grad in zip(each, found, strict=False)]
         for each in wanted
@@ -159,13 +157,7 @@ def _backward(
 def grads_for(subject: Subject, runs: Sequence[StepValues]) -> Grads:
     """Random gradients for the results of each call; None for those that autograd does not record."""
     generator = subject.generator()
-    return [
-        [
-            random_grad_output(value, generator) if recorded else None
-            for value, recorded in zip(ran.results, ran.recorded, strict=True)
-        ]
-        for ran in runs
-    ]
+    return [random_grad_outputs(ran.results, ran.recorded, generator) for ran in runs]
 
 
 def tensors_inside(value: Any) -> Iterator[Tensor]:

@@ -115,8 +115,8 @@ def _has_nan(subject: Subject, sample: Sample) -> bool:
     argnums = differentiated(subject, sample).argnums
     results = [r.detach() if is_inexact(r) else None for r in subject.call(sample, sample.at())]
     grads = [None if result is None else torch.ones_like(result) for result in results]
-    found = vjp(lambda flat: subject.call(sample, flat), sample.at(), argnums, grads) if argnums else None
-    return any(bool(each.isnan().any()) for each in [*results, *(found or [])] if each is not None)
+    found = vjp(lambda flat: subject.call(sample, flat), sample.at(), argnums, grads) if argnums else []
+    return any(bool(each.isnan().any()) for each in [*results, *found] if each is not None)
 
 
 def _opcheck(subject: Subject, sample: Sample, test: str) -> BaseException | None:
