@@ -59,9 +59,11 @@ clean:  ## remove builds, caches and out/, but not the environments
 	find . -path './.venv*' -prune -o -path ./.git -prune -o \( -name __pycache__ -o -name '*.egg-info' \) -exec rm -rf {} +
 
 # A file in each environment says when it was last brought up to date.
+# The kernels of involution, which the tour uses, take half a minute to compile.
 
 $(SET_UP): requirements/dev.txt requirements/tests.txt pyproject.toml
 	$(call make_environment,$(VENV),requirements/dev.txt)
+	$(VENV)/bin/python -c 'from opsmith.tour.operators import build_kernels; build_kernels()'
 
 $(SET_UP_211): requirements/torch-2.11.txt requirements/tests.txt pyproject.toml
 	$(call make_environment,.venv-torch211,requirements/torch-2.11.txt)

@@ -18,7 +18,7 @@ def tour(
     digits_epochs: Annotated[int, typer.Option(min=1, help="Passes over the handwritten digits.")] = 15,
     seed: Annotated[int, typer.Option(help="Seed of every random number.")] = 0,
 ) -> None:
-    """Check the bundled operators quickly, train with them, export and draw: two minutes on two cores.
+    """Check the bundled operators quickly, train with them, export and draw: a minute on two cores.
 
     **Examples**
 

@@ -6,6 +6,7 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -19,6 +20,7 @@ from opsmith.core.output_file import unwritable, writable_file
 from opsmith.core.tensors import nested_tensors
 from opsmith.declaration import declared_operators
 from opsmith.exporting.bodies import Bodies, inline_bodies, remove_bodies
+from opsmith.exporting.calls import OperatorCall
 from opsmith.exporting.capture import translated_model, translator
 from opsmith.exporting.library import calls_by_type, needs_library, with_library
 from opsmith.exporting.model import (
@@ -104,17 +106,76 @@ def export_onnx(
         )
     call = read_call(args, kwargs)
     with evaluating(model):
-        return _export(model, call, options, dynamic, input_names, output_names)
+        return _written(_captured(model, call, options, dynamic, input_names, output_names), options)
 
 
-def _export(
+def export_bodies(
+    operator: Operator[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], folder: Path
+) -> dict[Body, Export | errors.OpsmithError]:
+    """Export a call of an operator with each form of its body, from one capture of its graph.
+
+    Args:
+        operator: The operator.
+        args, kwargs: Arguments of the call.
+        folder: Folder of the files.
+
+    Returns:
+        For each form the export, or the error.
+
+    Raises:
+        MissingExtraError: If a package of ONNX is missing.
+    """
+    exports: dict[Body, Export | errors.OpsmithError] = {}
+    capture: Capture | None = None
+    for body in get_args(Body):
+        options = read_options(folder / f"{body}.onnx", body, None, verify=True)
+        try:
+            if capture is None:
+                capture = _captured(operator, read_call(args, kwargs), options, None, None, None)
+            exports[body] = _written(capture.copy(), options)
+        except errors.MissingExtraError:
+            raise
+        except errors.OpsmithError as error:
+            exports[body] = error
+    return exports
+
+
+@dataclass(frozen=True)
+class Capture:
+    """A model that is translated to ONNX, before its file is written.
+
+    Args:
+        calls: Each node of our operators, with its call.
+        bodies: The bodies of these nodes; None if the file needs none.
+        inputs: Names of the inputs.
+        verification: The result of torch's exporter, and its comparison with PyTorch.
+    """
+
+    calls: Sequence[tuple[Any, OperatorCall]]
+    bodies: Bodies | None
+    inputs: Sequence[str]
+    verification: Verification
+
+    @property
+    def model(self) -> Any:
+        """The onnx_ir model."""
+        return self.verification.program.model
+
+    def copy(self) -> Capture:
+        """A capture whose model may be changed."""
+        program = copy(self.verification.program)
+        program.model = self.model.clone()
+        return replace(self, verification=replace(self.verification, program=program))
+
+
+def _captured(
     model: Any,
     call: tuple[tuple[Any, ...], dict[str, Any]],
     options: ExportOptions,
     dynamic: Any,
     given_inputs: Any,
     given_outputs: Any,
-) -> Export:
+) -> Capture:
     names, tensors = input_tensors(bound_call(model, *call))
     flat = FlatModel(model, call).eval()
     with torch.no_grad():
@@ -132,49 +193,56 @@ def _export(
     program = translated_model(flat, traced_inputs(axes, tensors), axes, translate, table)
     for note in dict.fromkeys(notes):
         warnings.warn(note, UserWarning, stacklevel=3)
-    pairs = list(operator_nodes(program.model, specifications))
-    for node, made in pairs:
+    calls = list(operator_nodes(program.model, specifications))
+    for node, made in calls:
         complete(node, made)
-    used = {made.specification.name: made.specification for _, made in pairs}.values()
     renamed = name_values(program.model, inputs, outputs)
     name_axes(program.model, axes)
-    bodies = Bodies(specifications, lambda traced: translate(traced).model)
-    by_library = options.library is not None and needs_library(pairs)
-    bodied = options.body != "node" or (options.verify and not by_library)
-    if bodied:
+    by_library = options.library is not None and needs_library(calls)
+    bodies = None
+    if options.body != "node" or (options.verify and not by_library):
+        bodies = Bodies(specifications, lambda traced: translate(traced).model)
         bodies.attach(program.model)
     if options.verify:
-        refuse_random(used)
-    add_metadata(program.model, options.body, used)
+        refuse_random(made.specification for _, made in calls)
     strip_metadata(program.model)
-    export = Export(
-        options.path,
-        options.body,
-        options.opset,
-        tuple(inputs),
-        tuple(outputs),
-        dict(Counter(made.specification.name for _, made in pairs)),
-        library=options.library,
-    )
     expected = list(nested_tensors(returned))
     verification = Verification(
         flat, tensors, expected, axes, outputs, rounding(program.model), program, renamed
     )
+    return Capture(calls, bodies, inputs, verification)
+
+
+def _written(capture: Capture, options: ExportOptions) -> Export:
+    """Write the file of a capture, whose model is changed to the form of the body, and compare it."""
+    counts = Counter(made.specification.name for _, made in capture.calls)
+    used = {made.specification.name: made.specification for _, made in capture.calls}
+    add_metadata(capture.model, options.body, used.values())
+    export = Export(
+        options.path,
+        options.body,
+        options.opset,
+        tuple(capture.inputs),
+        tuple(capture.verification.outputs),
+        dict(counts),
+        library=options.library,
+    )
     with drafted(options.path) as draft:
         if options.body == "inline":
-            inline_bodies(program.model)
-        if options.verify and bodied:
-            draft.write(program.model)
-            comparisons, left_out = verification.compare(Runtime(draft.file, options.path.name))
+            inline_bodies(capture.model)
+        if options.verify and capture.bodies is not None:
+            draft.write(capture.model)
+            comparisons, left_out = capture.verification.compare(Runtime(draft.file, options.path.name))
             export = replace(export, comparisons=comparisons, left_out=left_out)
         if options.body == "node":  # it was compared with its bodies
-            remove_bodies(program.model)
+            remove_bodies(capture.model)
         if options.body == "node" or not options.verify:
-            draft.write(program.model)
+            draft.write(capture.model)
         if options.library is not None:
-            calls = calls_by_type([*pairs, *(bodies.inner if options.body == "function" else ())])
+            inner = capture.bodies.inner if capture.bodies and options.body == "function" else ()
+            calls = calls_by_type([*capture.calls, *inner])
             with drafted(options.library, "library") as built:
-                given = verification if options.verify else None
+                given = capture.verification if options.verify else None
                 export = with_library(export, draft.file, built.file, calls, given)
                 built.publish()
         draft.publish()

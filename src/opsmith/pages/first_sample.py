@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import Tensor
 
-from opsmith import errors
 from opsmith.checking.samples.sample import sample_named
 from opsmith.core.operator import Operator
 from opsmith.core.samples import first_call
@@ -128,29 +127,21 @@ def exports_of(operator: Operator[..., Any]) -> tuple[ExportResult, ...]:
         MissingExtraError: If a package of ONNX is missing.
     """
     call = first_call(operator.specification, "shown")
-    from opsmith.exporting import export_onnx  # the packages of ONNX take a second to import
+    from opsmith.exporting import Export  # the packages of ONNX take a second to import
+    from opsmith.exporting.export import export_bodies
 
-    found = []
-    with tempfile.TemporaryDirectory() as folder:
-        for body, means in BODIES.items():
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                try:
-                    made = export_onnx(
-                        operator,
-                        tuple(call.args),
-                        Path(folder) / f"{body}.onnx",
-                        kwargs=dict(call.kwargs),
-                        body=body,  # type: ignore[arg-type]
-                    )
-                except errors.MissingExtraError:
-                    raise
-                except errors.OpsmithError as error:
-                    found.append(ExportResult(body, means, refused=str(error)))
-                    continue
-            notes = (*made.left_out, *(str(each.message) for each in caught if each.category is UserWarning))
-            allowed = max((each.allowed for each in made.comparisons), default=0.0)
-            found.append(
-                ExportResult(body, means, "", made.opset, made.nodes, made.difference, allowed, notes)
-            )
-    return tuple(found)
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        exports = export_bodies(operator, tuple(call.args), call.kwargs, Path(folder))
+    warned = [str(each.message) for each in caught if each.category is UserWarning]
+    results = []
+    for body, made in exports.items():
+        if not isinstance(made, Export):
+            results.append(ExportResult(body, BODIES[body], refused=str(made)))
+            continue
+        allowed = max((each.allowed for each in made.comparisons), default=0.0)
+        notes = (*made.left_out, *warned)
+        results.append(
+            ExportResult(body, BODIES[body], "", made.opset, made.nodes, made.difference, allowed, notes)
+        )
+    return tuple(results)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
@@ -113,7 +110,7 @@ class _InvolutionCalls(TorchFunctionMode):
             known.append(found)
 
 
-# Operators with kernels come last, since their kernels are built meanwhile.
+# Operators with kernels come last: the tour's second process builds kernels that are not in the cache.
 OPERATORS = (
     ops.exp,
     ops.mul,
@@ -140,25 +137,12 @@ def build_kernels() -> None:
         list(pool.map(call, (torch.float64, torch.float32, torch.bfloat16, torch.float16)))
 
 
-@contextmanager
-def _kernels_built_meanwhile() -> Iterator[None]:
-    """Build kernels in another process during a region; a check waits for a kernel that is not ready."""
-    code = "from opsmith.tour.operators import build_kernels; build_kernels()"
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as builder:
-        try:
-            yield
-        finally:
-            builder.terminate()
-
-
 @single_thread()
 def run(context: TourContext) -> StageResult:
     """Check the operators with quick effort, print a table, and write the reports to `checks.json`."""
     reports: dict[str, Report] = {}
     seconds: dict[str, float] = {}
-    with _kernels_built_meanwhile(), progress(context.console, "checking", len(OPERATORS)) as advance:
+    with progress(context.console, "checking", len(OPERATORS)) as advance:
         for operator in OPERATORS:
             start = perf_counter()
             reports[operator.name] = check(operator, seed=context.seed, effort="quick", skip=SKIPPED)

@@ -94,6 +94,7 @@ def run(context: TourContext) -> StageResult:
             ops.involution,
             samples=lambda: rednet_samples(context.seed),
             effort="quick",
+            threads=1,
             compiled=False,
             report=report,
         )

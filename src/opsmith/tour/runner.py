@@ -7,15 +7,22 @@ from __future__ import annotations
 
 import base64
 import importlib.util
+import io
+import multiprocessing
 import platform
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
+from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 import opsmith
 from opsmith import errors
@@ -26,9 +33,13 @@ from opsmith.tour.stage import StageResult, TourContext, TourStage, write_json
 
 STAGES = (
     TourStage("checks", "check every operator that the tour uses, quickly", operators.run),
-    TourStage("linear", "learn a plane with the linear operator", linear_fit.run),
+    TourStage("linear", "learn a plane with the linear operator", linear_fit.run, background=True),
     TourStage(
-        "digits", "read handwritten digits with a network of our own operators", digits.run, ("sklearn",)
+        "digits",
+        "read handwritten digits with a network of our own operators",
+        digits.run,
+        ("sklearn",),
+        background=True,
     ),
     TourStage(
         "onnx",
@@ -57,6 +68,8 @@ class FinishedStage:
 def run_tour(context: TourContext, stages: Sequence[TourStage] = STAGES) -> bool:
     """Run the stages, print a summary, and write it to `summary.json` and `index.html`.
 
+    Background stages run in a second process from the start; their output is printed in its turn.
+
     Args:
         context: Arguments of every stage.
         stages: Stages to run, in this order.
@@ -69,19 +82,59 @@ def run_tour(context: TourContext, stages: Sequence[TourStage] = STAGES) -> bool
     """
     for stage in stages:
         refuse_missing(stage)
+    start = perf_counter()
     finished: list[FinishedStage] = []
-    for number, stage in enumerate(stages, start=1):
-        context.console.print(f"\n[bold]{number}. {stage.title}[/bold]")
-        start = perf_counter()
-        result = stage.run(context)
-        finished.append(FinishedStage(stage, result, perf_counter() - start))
-    passed = all(one.result.passed for one in finished)
-    summary = _summary(context, finished, passed)
+    with _started([stage for stage in stages if stage.background], context) as running:
+        for number, stage in enumerate(stages, start=1):
+            context.console.print(f"\n[bold]{number}. {stage.title}[/bold]")
+            if stage.name in running:
+                one, printed = running[stage.name].result()
+                context.console.print(Text.from_ansi(printed), soft_wrap=True)
+            else:
+                one = _finished(stage, context)
+            finished.append(one)
+    summary = _summary(context, finished, perf_counter() - start)
     write_json(context.out / "summary.json", summary)
     path = write_index(context.out, summary)
     context.console.print(_table(finished))
     context.console.print(f"results: {path}", highlight=False, markup=False, soft_wrap=True)
-    return passed
+    return bool(summary["passed"])
+
+
+def _finished(stage: TourStage, context: TourContext) -> FinishedStage:
+    start = perf_counter()
+    result = stage.run(context)
+    return FinishedStage(stage, result, perf_counter() - start)
+
+
+@contextmanager
+def _started(
+    stages: Sequence[TourStage], context: TourContext
+) -> Iterator[Mapping[str, Future[tuple[FinishedStage, str]]]]:
+    """Start stages in a second process, one after the other, and yield their results by name."""
+    if not stages:
+        yield {}
+        return
+    options = {each.name: getattr(context, each.name) for each in fields(context) if each.name != "console"}
+    # An interrupt ends the second process without a traceback.
+    pool = ProcessPoolExecutor(
+        1, multiprocessing.get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_DFL)
+    )
+    try:
+        pool.submit(operators.build_kernels)
+        console = context.console.width, context.console.color_system
+        yield {stage.name: pool.submit(_finished_apart, stage, options, *console) for stage in stages}
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _finished_apart(
+    stage: TourStage, options: Mapping[str, Any], width: int, color_system: Any
+) -> tuple[FinishedStage, str]:
+    """Run a stage in the second process, and return what it printed, too."""
+    printed = io.StringIO()
+    console = Console(file=printed, width=width, color_system=color_system)
+    return _finished(stage, TourContext(console=console, **options)), printed.getvalue()
 
 
 def refuse_missing(stage: TourStage) -> None:
@@ -99,10 +152,10 @@ def refuse_missing(stage: TourStage) -> None:
             )
 
 
-def _summary(context: TourContext, finished: Sequence[FinishedStage], passed: bool) -> dict[str, Any]:
+def _summary(context: TourContext, finished: Sequence[FinishedStage], seconds: float) -> dict[str, Any]:
     return {
-        "passed": passed,
-        "seconds": round(sum(one.seconds for one in finished), 2),
+        "passed": all(one.result.passed for one in finished),
+        "seconds": round(seconds, 2),
         "device": str(context.device),
         "seed": context.seed,
         "versions": {

@@ -63,12 +63,15 @@ class TourStage:
         title: Title in one line.
         run: Function that carries it out.
         needs: Packages that it imports, beyond those that opsmith itself needs.
+        background: It runs in a second process from the start of the tour, after earlier background stages.
+            It must need no file of another stage.
     """
 
     name: str
     title: str
     run: Callable[[TourContext], StageResult]
     needs: tuple[str, ...] = ()
+    background: bool = False
 
 
 def write_json(path: Path, value: Any) -> Path:
