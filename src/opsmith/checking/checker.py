@@ -159,7 +159,7 @@ def _refuse_seed(seed: Any) -> None:
     """Refuse a seed that no generator takes."""
     if not isinstance(seed, int) or isinstance(seed, bool) or seed not in SEEDS:
         raise errors.UsageError(
-            "this is no seed",
+            "`seed` must be a seed of torch's generators",
             argument="seed",
             expected="a whole number from -2**32 to 2**32 - 1",
             got=shown(seed),

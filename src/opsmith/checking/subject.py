@@ -20,7 +20,7 @@ from opsmith.checking.exceptions import (
     structure_of,
 )
 from opsmith.checking.report import SeenDtypes
-from opsmith.checking.samples.sample import Sample, is_inexact
+from opsmith.checking.samples.sample import Sample, is_inexact, replica
 from opsmith.core.adopted import Outputs, StructureMismatchError, leaves
 from opsmith.core.kernels import Kernel, choose
 from opsmith.core.location import where
@@ -150,7 +150,9 @@ class Subject:
         numbers in another dtype.
         """
         opaque = self.specification.opaque and not self.kind.in_library
-        return not (opaque or self.specification.random or self._reference_draws)
+        if opaque or self.specification.random:
+            return False
+        return not any(drawing_operations(self, sample) for sample in self.samples)
 
     def every(self, sample: Sample) -> tuple[Result, ...]:
         """Every flat result for a sample: one for each tensor of a list, by its label."""
@@ -305,12 +307,17 @@ class Subject:
         def moved(step: float) -> list[Any]:
             return [value * (1 + step) if is_inexact(value) else value for value in sample.at(torch.float64)]
 
+        def rounded(values: Sequence[Any]) -> list[Any]:
+            return [replica(v, torch.float32).to(v.dtype) if is_inexact(v) else v for v in values]
+
+        def equal(others: list[Tensor]) -> bool:
+            pairs = zip(results, others, strict=False)
+            return len(results) == len(others) and all(torch.equal(a.to(b.dtype), b) for a, b in pairs)
+
         with torch.no_grad(), Overlooking():  # the properties report what it raises
             results = inexact(sample.at(torch.float64))
-            narrow = [_through_float32(each) for each in results]
-            rounded = inexact([_through_float32(value) for value in sample.at(torch.float64)])
-            same = [inexact(moved(2.0**-40)), rounded, narrow]
-            return bool(results) and _equal(results, *same) and not _equal(results, inexact(moved(2.0**-10)))
+            blind = (inexact(moved(2.0**-40)), inexact(rounded(sample.at(torch.float64))), rounded(results))
+            return bool(results) and all(map(equal, blind)) and not equal(inexact(moved(2.0**-10)))
         return False
 
     @property
@@ -333,11 +340,6 @@ class Subject:
     def draws(self) -> bool:
         """True if the operator draws from torch's random state, declared or not, in any sample."""
         return self.specification.random or any(self._draws_in(sample) for sample in self.samples)
-
-    @cached_property
-    def _reference_draws(self) -> bool:
-        """True if the reference draws random numbers, from a given generator or one that it seeds."""
-        return any(drawing_operations(self, sample) for sample in self.samples)
 
     def _draws_in(self, sample: Sample) -> bool:
         with torch.random.fork_rng(), torch.no_grad():
@@ -369,26 +371,11 @@ class Subject:
 
     def devices_with(self, dtype: torch.dtype) -> tuple[torch.device, ...]:
         """Those of the devices that have a dtype: not each has float64."""
-        return tuple(device for device in self.devices if _has_dtype(device, dtype))
+        return tuple(device for device in self.devices if missing_device(device.type, dtype) is None)
 
     def kernels_on(self, device: torch.device) -> Sequence[Kernel]:
         """The kernels attached for a device."""
         return [kernel for kernel in self.specification.kernels if kernel.device == device.type]
-
-
-def _through_float32(value: Any) -> Any:
-    if not is_inexact(value):
-        return value
-    return value.to(torch.complex64 if value.is_complex() else torch.float32).to(value.dtype)
-
-
-def _equal(first: list[Tensor], *others: list[Tensor]) -> bool:
-    """True if lists of tensors hold the same numbers, whatever their dtypes."""
-    return all(
-        len(first) == len(other)
-        and all(torch.equal(one.to(two.dtype), two) for one, two in zip(first, other, strict=True))
-        for other in others
-    )
 
 
 def drawing_operations(subject: Subject, sample: Sample) -> list[tuple[str, bool]]:
@@ -406,22 +393,14 @@ def drawing_operations(subject: Subject, sample: Sample) -> list[tuple[str, bool
     return draws
 
 
-def missing_device(kind: str) -> str | None:
-    """The reason why nothing can run on a type of device here; None where it can."""
+def missing_device(kind: str, dtype: torch.dtype = torch.float32) -> str | None:
+    """The reason why nothing can run in a dtype on a type of device here; None where it can."""
     try:
-        torch.empty(1, device=kind).fill_(0)
-    except (RuntimeError, AssertionError, ImportError) as error:
+        torch.empty(1, dtype=dtype, device=kind).fill_(0)
+    except (RuntimeError, TypeError, AssertionError, ImportError) as error:
         # torch raises AssertionError ("not compiled with ..."); its first line is the reason.
         return str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
     return None
-
-
-def _has_dtype(device: torch.device, dtype: torch.dtype) -> bool:
-    try:
-        torch.empty(1, dtype=dtype, device=device)
-    except (RuntimeError, TypeError):
-        return False
-    return True
 
 
 def _own_generators(flat: Sequence[Any]) -> list[Any]:

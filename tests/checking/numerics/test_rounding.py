@@ -11,8 +11,9 @@ from torch import Tensor
 import opsmith.ops
 from opsmith.checking.effort import EFFORTS
 from opsmith.checking.numerics.tolerance import MeasuredFunction, Truth, fan_in
-from opsmith.checking.properties.numeric.values import ORDINARY_VALUES, SpecialCall
+from opsmith.checking.properties.numeric.values import ORDINARY_VALUES
 from opsmith.checking.samples.perturb import perturbed
+from opsmith.checking.samples.special_values import SpecialCall
 from opsmith.checking.subject_kinds import subject_of
 
 X = torch.rand(6, 40, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 4 - 2

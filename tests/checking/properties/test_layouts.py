@@ -9,8 +9,8 @@ from right_operators import RIGHT
 from torch import Tensor
 
 import opsmith
-from opsmith.checking.samples.memory_layouts import Layout, layouts_for, plain
 from opsmith.checking.samples.grad_outputs import random_grad_output
+from opsmith.checking.samples.memory_layouts import Layout, layouts_for, plain
 from opsmith.checking.samples.sample import Sample, replica
 from opsmith.core.call_arguments import CallArguments
 from opsmith.core.schema import schema_of

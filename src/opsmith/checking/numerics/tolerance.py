@@ -83,19 +83,41 @@ def conditioning(
         generator: Source of the signs.
     """
     step = _step(truth)
-    moved = [torch.zeros_like(t).abs() if t is not None and is_inexact(t) else None for t in truth]
-    for _ in range(DRAWS):
+    moves = farthest_moves(function, flat, truth, step, DRAWS, generator)
+    accumulated = tuple(fan_in(function, flat, position) for position in range(len(truth)))
+    return Conditioning(tuple(None if each is None else each / step for each in moves), accumulated)
+
+
+def farthest_moves(
+    function: Function,
+    flat: list[Any],
+    truth: Sequence[Tensor | None],
+    step: float,
+    draws: int,
+    generator: torch.Generator,
+) -> list[Tensor | None]:
+    """Measure how far each floating result moves when its inputs are perturbed.
+
+    Args:
+        function: Takes flat arguments.
+        flat: Arguments, in float64.
+        truth: Its results for them.
+        step: Relative perturbation.
+        draws: Number of random perturbations.
+        generator: Source of the signs.
+    """
+    moves = [torch.zeros_like(t).abs() if t is not None and is_inexact(t) else None for t in truth]
+    for _ in range(draws):
         for position, other in enumerate(function([perturbed(value, step, generator) for value in flat])):
-            known, result = moved[position], truth[position]
+            known, result = moves[position], truth[position]
             if known is None or other is None or result is None:
                 continue
             if other.shape != result.shape:
-                moved[position] = torch.full_like(known, torch.inf)  # another shape: nothing is judged there
+                moves[position] = torch.full_like(known, torch.inf)  # another shape: nothing is judged there
             else:
-                far = (other - result).abs().nan_to_num(0.0, 0.0, 0.0) / step
-                moved[position] = torch.maximum(known, far)
-    accumulated = tuple(fan_in(function, flat, position) for position in range(len(truth)))
-    return Conditioning(tuple(moved), accumulated)
+                far = (other.detach() - result).abs().nan_to_num(0.0, 0.0, 0.0)
+                moves[position] = torch.maximum(known, far)
+    return moves
 
 
 def _step(truth: Sequence[Tensor | None]) -> float:

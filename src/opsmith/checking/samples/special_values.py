@@ -6,9 +6,14 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from opsmith.checking.samples.perturb import perturbed
+from opsmith.checking.samples.sample import Sample
+from opsmith.checking.subject import PERTURBATIONS, Subject
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,60 @@ def _filled(value: Tensor, numbers: Sequence[float]) -> Iterator[tuple[Tensor, d
             other = value.clone(memory_format=torch.contiguous_format)
             other.view(-1)[:end] = number
             yield other, dict.fromkeys(range(end), number)
+
+
+COPIES = 2
+"""Number of perturbed copies of the arguments, which measure the effect of rounding."""
+
+
+@dataclass(frozen=True)
+class SpecialCall:
+    """A sample with special values in one of its inputs.
+
+    Args:
+        subject: The subject of the check.
+        sample: The sample.
+        argnum: The input.
+        flat: The arguments.
+        where: Special value at each position.
+        group: Group of the values.
+        dtype: dtype of the arguments.
+    """
+
+    subject: Subject
+    sample: Sample
+    argnum: int
+    flat: list[Any]
+    where: dict[int, float]
+    group: ValueGroup
+    dtype: torch.dtype
+
+    @property
+    def label(self) -> str:
+        """Name of the input in messages."""
+        return self.sample.labels[self.argnum]
+
+    @property
+    def listed(self) -> str:
+        """The special values, one after the other."""
+        values = dict.fromkeys(self.where.values()) if self.group.everywhere else self.where.values()
+        return ", ".join(f"{value:g}" for value in values)
+
+    @property
+    def filled(self) -> str:
+        """Part of the input that the special values fill: all or a row."""
+        return "all" if len(self.where) == self.flat[self.argnum].numel() else "a row"
+
+    def fresh(self) -> list[Any]:
+        """The arguments, which a call may write into."""
+        return [value.clone() if isinstance(value, Tensor) else value for value in self.flat]
+
+    def perturbed_copies(self) -> Iterator[list[Any]]:
+        """The arguments, each number moved by a few rounding units up or down, in several ways."""
+        step = 16 * torch.finfo(self.dtype).eps
+        generator = self.subject.generator(PERTURBATIONS)
+        for _ in range(COPIES):
+            yield [perturbed(value, step, generator) for value in self.fresh()]
 
 
 GRID = (

@@ -24,7 +24,14 @@ from opsmith.checking.properties.behaviour.layout_runs import (
     failure_of,
 )
 from opsmith.checking.properties.numeric.differentiable import differentiated
-from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, first_line
+from opsmith.checking.property import (
+    Coverage,
+    Findings,
+    Note,
+    Property,
+    covered_samples,
+    first_line,
+)
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, case_name, dtype_name
 from opsmith.checking.samples.grad_outputs import (
     random_grad_outputs,
@@ -48,26 +55,24 @@ FIRST = 3
 def run(subject: Subject) -> Findings:
     """Try every layout of every input and of every grad_output alone, and some of them together."""
     seen = LayoutFindings()
-    some = False
-    chosen = _chosen(subject)
+    chosen = replace(subject, samples=_chosen(subject))
 
-    def check_sample(subject: Subject, sample: Sample) -> Findings:
-        nonlocal some
+    def check_sample(subject: Subject, sample: Sample, coverage: Coverage) -> Findings:
         for case in _cases(subject, sample):
             if isinstance(case, Note):
                 yield case
-                continue
-            some = True
-            case.try_layouts(seen)
+            else:
+                coverage.ran += 1
+                case.try_layouts(seen)
 
-    yield from each_sample(NAME, replace(subject, samples=chosen), check_sample)
+    yield from covered_samples(
+        NAME, chosen, check_sample, "no sample has a tensor, or runs on contiguous ones"
+    )
     for key, group in seen.wrong.items():
         yield failure_of(NAME, subject, key, group, seen)
     for label, texts in seen.refused.items():
         words, text = ", ".join(texts), next(iter(texts.values()))
         yield Note(f"it does not take {label} {words}, and says so: {text}")
-    if not some:
-        yield Skipped("no sample has a tensor, or runs on contiguous ones")
 
 
 def _chosen(subject: Subject) -> tuple[Sample, ...]:

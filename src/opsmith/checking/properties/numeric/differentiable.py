@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -12,7 +12,14 @@ from torch import Tensor
 from opsmith.checking.effort import Effort
 from opsmith.checking.exceptions import raised_within
 from opsmith.checking.numerics.autodiff import has_gradient
-from opsmith.checking.property import Findings, Note, Skipped, each_sample, first_line
+from opsmith.checking.property import (
+    Coverage,
+    Findings,
+    Note,
+    Skipped,
+    covered_samples,
+    first_line,
+)
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.grad_outputs import results_with_gradient
 from opsmith.checking.samples.sample import Sample, is_inexact
@@ -103,10 +110,30 @@ def given_instead(subject: Subject, sample: Sample) -> dict[str, str]:
     return {**instead, **dict.fromkeys(empty, "an empty list")}
 
 
-def adopted_takes(subject: Subject, given: str) -> bool:
-    """True if an adopted class annotates every tensor alike, and this one is not floating."""
-    whole = given.startswith("torch.") and "float" not in given and "complex" not in given
-    return subject.specification.adopted is not None and whole
+def not_exercised(
+    property: str, subject: Subject, instead: Mapping[str, str], differentiated: Container[str], what: str
+) -> Findings:
+    """Report inputs with a formula that no sample differentiates.
+
+    Args:
+        property: Name of the property.
+        subject: The subject of the check.
+        instead: Inputs that some sample does not differentiate, and what it gives instead.
+        differentiated: Inputs that some sample differentiates.
+        what: Name of what is not checked.
+    """
+    for name, given in instead.items():
+        whole = given.startswith("torch.") and "float" not in given and "complex" not in given
+        if name in differentiated:
+            continue
+        if subject.specification.adopted is not None and whole:  # which annotates every tensor alike
+            yield Note(f"no sample differentiates `{name}`, which is {given}")
+            continue
+        message = (
+            f"no sample differentiates `{name}`, so its {what} is not checked: expected a floating tensor in "
+            f"at least one sample, got {given}"
+        )
+        yield Failure(property, name, "not-exercised", message, rule_location(subject, name))
 
 
 def nothing_to_differentiate(subject: Subject) -> bool:
@@ -161,12 +188,9 @@ def each_subset(name: str, subject: Subject, check_subset: SubsetCheck) -> Findi
     if subject.specification.gradients.surrogate:
         yield Skipped("the gradients are surrogates, wrong on purpose; the property `surrogate` holds them")
         return
-    refused: dict[str, None] = {}
-    ran = False
 
-    def each(subject: Subject, sample: Sample) -> Findings:
-        nonlocal ran
-        inputs: Differentiated = differentiated(subject, sample)
+    def each(subject: Subject, sample: Sample, coverage: Coverage) -> Findings:
+        inputs, refused = differentiated(subject, sample), coverage.refused
         refused.update(dict.fromkeys(inputs.refused.values()))
         right: tuple[int, ...] = ()
         for subset in reversed([*inputs.subsets()]):
@@ -179,20 +203,13 @@ def each_subset(name: str, subject: Subject, check_subset: SubsetCheck) -> Findi
                 continue
             reasons = [finding.reason for finding in found if isinstance(finding, Skipped)]
             refused.update(dict.fromkeys(reasons))
-            ran = ran or not (reasons or right)  # a comparison with `right` alone does not count
+            coverage.ran += not (reasons or right)  # a comparison with `right` alone does not count
             yield from (finding for finding in found if not isinstance(finding, Skipped))
             if any(isinstance(finding, Failure) for finding in found):
                 return  # the other subsets of this sample would report the same
             right = right or subset
 
-    failed = False
-    for finding in each_sample(name, subject, each):
-        failed = failed or isinstance(finding, Failure)
-        yield finding
-    if ran or failed:
-        yield from (Note(reason) for reason in refused)
-    else:
-        yield Skipped("; ".join(refused) or "there is nothing to differentiate")
+    yield from covered_samples(name, subject, each, "there is nothing to differentiate")
 
 
 def refuses(error: Exception) -> bool:

@@ -17,13 +17,12 @@ from opsmith.checking.numerics.finite_differences import NumericalGradient
 from opsmith.checking.numerics.tolerance import MeasuredFunction
 from opsmith.checking.properties.numeric.differentiable import (
     Differentiated,
-    adopted_takes,
     differentiated,
     given_instead,
     lacks_floats,
+    not_exercised,
     nothing_to_differentiate,
     promises_gradients,
-    rule_location,
 )
 from opsmith.checking.properties.numeric.gradient_truth import RightGradient
 from opsmith.checking.properties.numeric.gradient_verdict import Attempt, conclude, reference_failure
@@ -78,18 +77,9 @@ def run(subject: Subject) -> Findings:
     for finding in [*each_sample(NAME, subject, partial(_sample, seen=seen))]:
         seen.failed = seen.failed or isinstance(finding, Failure)
         yield _with_right_samples(finding, seen)
-    for name, given in seen.instead.items():
-        if name in seen.differentiated:
-            continue
-        if adopted_takes(subject, given):
-            yield Note(f"no sample differentiates `{name}`, which is {given}")
-            continue
-        seen.failed = True
-        message = (
-            f"no sample differentiates `{name}`, so its gradient formula is not checked: expected a "
-            f"floating tensor in at least one sample, got {given}"
-        )
-        yield Failure(NAME, name, "not-exercised", message, rule_location(subject, name))
+    for finding in not_exercised(NAME, subject, seen.instead, seen.differentiated, "gradient formula"):
+        seen.failed = seen.failed or isinstance(finding, Failure)
+        yield finding
     if seen.differentiated and not seen.failed and not seen.decided:
         yield Skipped(WITHOUT_ELEMENTS if lacks_floats(subject) else UNDECIDED)
     elif seen.differentiated or seen.failed:

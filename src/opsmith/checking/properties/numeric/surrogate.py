@@ -15,9 +15,9 @@ from opsmith.checking.numerics.autodiff import vjp, vjp_or_zeros
 from opsmith.checking.numerics.compare import metadata_difference
 from opsmith.checking.numerics.tolerance import MeasuredFunction
 from opsmith.checking.properties.numeric.differentiable import (
-    adopted_takes,
     differentiated,
     given_instead,
+    not_exercised,
     rule_location,
 )
 from opsmith.checking.properties.numeric.linearity import WHY, KnownBackward, departure
@@ -38,21 +38,10 @@ def run(subject: Subject) -> Findings:
         return
     seen: set[str] = set()
     instead: dict[str, str] = {}
-    failed = False
-    for finding in each_sample(NAME, subject, partial(_sample, seen=seen, instead=instead)):
-        failed = failed or isinstance(finding, Failure)
-        yield finding
-    for name, given in instead.items():
-        if name not in seen and adopted_takes(subject, given):
-            yield Note(f"no sample differentiates `{name}`, which is {given}")
-        elif name not in seen:
-            failed = True
-            message = (
-                f"no sample differentiates `{name}`, so its surrogate gradient is not checked: "
-                f"expected a floating tensor in at least one sample, got {given}"
-            )
-            yield Failure(NAME, name, "not-exercised", message, rule_location(subject, name))
-    if not seen and not failed:
+    found = [*each_sample(NAME, subject, partial(_sample, seen=seen, instead=instead))]
+    found += not_exercised(NAME, subject, instead, seen, "surrogate gradient")
+    yield from found
+    if not seen and not any(isinstance(finding, Failure) for finding in found):
         yield Skipped("no sample has an input to differentiate by: add one with floating tensors")
 
 

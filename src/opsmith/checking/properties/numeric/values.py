@@ -10,7 +10,6 @@ rejects by an exception.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -24,68 +23,28 @@ from opsmith.checking.numerics.compare import same_bits
 from opsmith.checking.numerics.finite_differences import numerical_gradient
 from opsmith.checking.numerics.tolerance import LIBRARY
 from opsmith.checking.properties.numeric.differentiable import differentiated, rule_location
-from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, raised
+from opsmith.checking.property import (
+    Coverage,
+    Findings,
+    Note,
+    Property,
+    Skipped,
+    covered_samples,
+    raised,
+)
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import case_name
 from opsmith.checking.samples.grad_outputs import contiguous_grad_outputs
-from opsmith.checking.samples.perturb import perturbed
 from opsmith.checking.samples.sample import Sample, is_inexact, replica
-from opsmith.checking.samples.special_values import ValueGroup, boundaries, value_groups, with_values
+from opsmith.checking.samples.special_values import (
+    SpecialCall,
+    ValueGroup,
+    boundaries,
+    value_groups,
+    with_values,
+)
 from opsmith.checking.side_effects.global_settings import without_warnings
-from opsmith.checking.subject import CPU, PERTURBATIONS, Subject
-
-COPIES = 2
-"""Number of perturbed copies of the arguments, which measure the effect of rounding."""
-
-
-@dataclass(frozen=True)
-class SpecialCall:
-    """A sample with special values in one of its inputs.
-
-    Args:
-        subject: The subject of the check.
-        sample: The sample.
-        argnum: The input.
-        flat: The arguments.
-        where: Special value at each position.
-        group: Group of the values.
-        dtype: dtype of the arguments.
-    """
-
-    subject: Subject
-    sample: Sample
-    argnum: int
-    flat: list[Any]
-    where: dict[int, float]
-    group: ValueGroup
-    dtype: torch.dtype
-
-    @property
-    def label(self) -> str:
-        """Name of the input in messages."""
-        return self.sample.labels[self.argnum]
-
-    @property
-    def listed(self) -> str:
-        """The special values, one after the other."""
-        values = dict.fromkeys(self.where.values()) if self.group.everywhere else self.where.values()
-        return ", ".join(f"{value:g}" for value in values)
-
-    @property
-    def filled(self) -> str:
-        """Part of the input that the special values fill: all or a row."""
-        return "all" if len(self.where) == self.flat[self.argnum].numel() else "a row"
-
-    def fresh(self) -> list[Any]:
-        """The arguments, which a call may write into."""
-        return [value.clone() if isinstance(value, Tensor) else value for value in self.flat]
-
-    def perturbed_copies(self) -> Iterator[list[Any]]:
-        """The arguments, each number moved by a few rounding units up or down, in several ways."""
-        step = 16 * torch.finfo(self.dtype).eps
-        generator = self.subject.generator(PERTURBATIONS)
-        for _ in range(COPIES):
-            yield [perturbed(value, step, generator) for value in self.fresh()]
+from opsmith.checking.subject import CPU, Subject
 
 
 def differs(actual: Tensor, expected: Tensor, spread: Tensor, *, hold_nan: bool) -> Tensor:
@@ -136,35 +95,19 @@ ORDINARY = 4
 ORDINARY_VALUES = ValueGroup("ordinary values", ())
 
 
-@dataclass
-class SpecialValueCoverage:
-    """Progress of one run of the property.
-
-    Args:
-        samples: Number of samples.
-        wrong: Inputs already found wrong, for which other values are skipped.
-    """
-
-    samples: int = 0
-    wrong: set[str] = field(default_factory=set)
-
-
 def run(subject: Subject) -> Findings:
     """Put special values into every input of some samples, one input at a time."""
     if subject.draws:
         yield Skipped("it draws random numbers: what it gives at a value is another thing each time")
         return
-    seen = SpecialValueCoverage()
-    yield from each_sample(NAME, subject, partial(_sample, seen=seen))
-    if not seen.samples:
-        yield Skipped("no sample has a floating tensor with elements")
+    yield from covered_samples(NAME, subject, _sample, "no sample has a floating tensor with elements")
 
 
-def _sample(subject: Subject, sample: Sample, seen: SpecialValueCoverage) -> Findings:
+def _sample(subject: Subject, sample: Sample, coverage: Coverage) -> Findings:
     usable = [argnum for argnum in sample.inexact if sample.flat[argnum].numel()]
-    if sample.origin or not usable or seen.samples >= subject.effort.special_samples:
+    if sample.origin or not usable or coverage.ran >= subject.effort.special_samples:
         return
-    seen.samples += 1
+    coverage.ran += 1
     surrogate = subject.specification.gradients.surrogate
     open_: tuple[int, ...] = () if surrogate else differentiated(subject, sample).argnums
     dtypes: list[torch.dtype] = []
@@ -187,7 +130,7 @@ def _sample(subject: Subject, sample: Sample, seen: SpecialValueCoverage) -> Fin
             found = []  # what it rejects, or cannot differentiate, other properties report
         for dtype in dtypes:
             for group in value_groups(dtype, found):
-                yield from _group(subject, sample, argnum, open_, group, dtype, seen)
+                yield from _group(subject, sample, argnum, open_, group, dtype, coverage)
 
 
 def _ordinary(
@@ -226,18 +169,18 @@ def _group(
     open_: Sequence[int],
     group: ValueGroup,
     dtype: torch.dtype,
-    seen: SpecialValueCoverage,
+    coverage: Coverage,
 ) -> Findings:
     label = sample.labels[argnum]
     generator = subject.generator()
     for other, where in with_values(sample.at(dtype)[argnum], group, generator):
-        if label in seen.wrong:
+        if label in coverage.wrong:
             return
         flat = [other if at == argnum else value for at, value in enumerate(sample.at(dtype))]
         trial = SpecialCall(subject, sample, argnum, flat, where, group, dtype)
         for finding in _trial(trial, open_):
             if isinstance(finding, Failure):
-                seen.wrong.add(label)
+                coverage.wrong.add(label)
             yield finding
 
 

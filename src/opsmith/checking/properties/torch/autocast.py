@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -16,28 +16,27 @@ from torch.amp import autocast_mode
 from opsmith.checking.calls import record_copies
 from opsmith.checking.causes import UNKNOWN
 from opsmith.checking.exceptions import refuse_own
-from opsmith.checking.numerics.autodiff import differentiate, vjp
+from opsmith.checking.numerics.autodiff import differentiate, has_gradient, vjp
 from opsmith.checking.numerics.compare import Difference, exact_difference, metadata_difference
 from opsmith.checking.numerics.tolerance import (
     MeasuredFunction,
     RoundingBound,
+    farthest_moves,
     in_double_on_cpu,
     unit_roundoff,
 )
 from opsmith.checking.properties.numeric.differentiable import differentiated, rule_location
 from opsmith.checking.properties.torch.batched_gradients import gradients_of
 from opsmith.checking.property import (
+    Coverage,
     Findings,
-    Note,
     Property,
-    Skipped,
-    each_sample,
+    covered_samples,
     first_line,
 )
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import dtype_name
-from opsmith.checking.samples.perturb import perturbed
-from opsmith.checking.samples.sample import Sample, is_inexact, replica
+from opsmith.checking.samples.sample import Sample, replica
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
 
@@ -134,32 +133,13 @@ class Rounded:
         generator = self.subject.generator()
         measure = MeasuredFunction.of(self.function, self.flat, generator, has_truth=self.subject.has_truth)
         bounds = measure.truth(self.flat, self.dtype).bounds
-        moves = self._moves([None if bound is None else bound.truth for bound in bounds], generator)
+        truth = [None if bound is None else bound.truth for bound in bounds]
+        step = unit_roundoff(self.dtype)
+        moves = farthest_moves(self.function, in_double_on_cpu(self.flat), truth, step, DRAWS, generator)
         return [
             None if bound is None or move is None else replace(bound, unit=bound.unit + move)
             for bound, move in zip(bounds, moves, strict=True)
         ]
-
-    def _moves(self, truth: Sequence[Tensor | None], generator: torch.Generator) -> list[Tensor | None]:
-        """Distances that the results move when arguments are rounded to the dtype: far, next to a jump."""
-        farthest: list[Tensor | None] = [
-            None if each is None else torch.zeros_like(each).abs() for each in truth
-        ]
-        step = unit_roundoff(self.dtype)
-        for _ in range(DRAWS):
-            moved = self.function(
-                [perturbed(value, step, generator) for value in in_double_on_cpu(self.flat)]
-            )
-            for position, (right, other) in enumerate(zip(truth, moved, strict=True)):
-                known = farthest[position]
-                if known is None or right is None or other is None:
-                    continue
-                if other.shape != right.shape:
-                    farthest[position] = torch.full_like(known, torch.inf)
-                else:
-                    far = (other.detach() - right).abs().nan_to_num(0.0, 0.0, 0.0)
-                    farthest[position] = torch.maximum(known, far)
-        return farthest
 
 
 DRAWS = 3
@@ -187,13 +167,6 @@ def claims_autocast(subject: Subject) -> bool:
     return any(code is not None and code.co_filename == autocast_mode.__file__ for code in codes)
 
 
-def equal(got: Tensor | None, right: Tensor | None) -> bool:
-    """True if two results are equal in every number: nan equals nan, and 0.0 equals -0.0."""
-    if got is None or right is None:
-        return got is right
-    return got.shape == right.shape and got.dtype == right.dtype and exact_difference(got, right) is None
-
-
 def autocast_state(kind: str) -> tuple[bool, torch.dtype, bool]:
     """Autocast's own state for a type of device: on or off, its dtype, whether it caches."""
     return (
@@ -203,42 +176,18 @@ def autocast_state(kind: str) -> tuple[bool, torch.dtype, bool]:
     )
 
 
-def recorded(results: Sequence[Any]) -> list[bool]:
-    """For each result, True if it is a floating tensor that autograd records."""
-    return [is_inexact(each) and each.requires_grad for each in results]
-
-
 NAME = "autocast"
 DTYPES = (torch.bfloat16, torch.float16)
 
 
-@dataclass
-class AutocastCoverage:
-    """Findings of one run of the property so far.
-
-    Args:
-        ran: True if anything ran under autocast.
-        refused: Reasons of refused calls.
-    """
-
-    ran: bool = False
-    refused: dict[str, None] = field(default_factory=dict)
-
-
 def run(subject: Subject) -> Findings:
     """Run every sample in float32 under autocast, and its backward outside."""
-    seen = AutocastCoverage()
-    failed = False
-    for finding in each_sample(NAME, subject, partial(_sample, seen=seen)):
-        failed = failed or isinstance(finding, Failure)
-        yield finding
-    if seen.ran or failed:
-        yield from (Note(reason) for reason in seen.refused)
-    else:
-        yield Skipped("; ".join(seen.refused) or "no sample has a floating tensor, which autocast casts")
+    yield from covered_samples(
+        NAME, subject, _sample, "no sample has a floating tensor, which autocast casts"
+    )
 
 
-def _sample(subject: Subject, sample: Sample, seen: AutocastCoverage) -> Findings:
+def _sample(subject: Subject, sample: Sample, coverage: Coverage) -> Findings:
     first = not sample.position
     if not sample.inexact or sample.position >= subject.effort.samples:
         return
@@ -249,14 +198,14 @@ def _sample(subject: Subject, sample: Sample, seen: AutocastCoverage) -> Finding
                 subject.call(sample, sample.at(WIDE, device))
             except Exception as error:
                 refuse_own(error)
-                seen.refused[f"it does not run in float32: {first_line(error)}"] = None
+                coverage.refused[f"it does not run in float32: {first_line(error)}"] = None
                 continue
-            yield from _cast(casting, seen)
-            if first and seen.ran and dtype == DTYPES[0]:
-                yield from _mixed(casting, seen)
+            yield from _cast(casting, coverage)
+            if first and coverage.ran and dtype == DTYPES[0]:
+                yield from _mixed(casting, coverage)
 
 
-def _cast(casting: Casting, seen: AutocastCoverage) -> Findings:
+def _cast(casting: Casting, coverage: Coverage) -> Findings:
     """One forward under autocast, and its backward outside of it."""
     subject, sample, kind = casting.subject, casting.sample, casting.device.type
     argnums = differentiated(subject, sample).argnums
@@ -269,25 +218,25 @@ def _cast(casting: Casting, seen: AutocastCoverage) -> Findings:
     except Exception as error:
         refuse_own(error)
         yield from _restored(casting, outside)
-        seen.refused[f"under autocast it raises {type(error).__name__}: {first_line(error)}"] = None
+        coverage.refused[f"under autocast it raises {type(error).__name__}: {first_line(error)}"] = None
         return
-    seen.ran = True
-    wrong = [*_results(casting, results, seen)]
+    coverage.ran += 1
+    wrong = [*_results(casting, results, coverage)]
     yield from wrong
-    open_ = recorded(results)
+    open_ = [has_gradient(each) for each in results]
     if wrong or not argnums or not any(open_):
         return
-    yield from _backward(casting, leaves, results, open_, argnums, seen)
+    yield from _backward(casting, leaves, results, open_, argnums, coverage)
     yield from _restored(casting, outside)
 
 
-def _results(casting: Casting, results: Sequence[Any], seen: AutocastCoverage) -> Findings:
+def _results(casting: Casting, results: Sequence[Any], coverage: Coverage) -> Findings:
     """Hold the results to the dtypes that are promised, and to the rounding of autocast's dtype."""
     subject, sample = casting.subject, casting.sample
     expected = _promised(casting)
     for position, (got, described) in enumerate(zip(results, subject.results(sample), strict=True)):
         right = expected[position] if expected is not None else None
-        if not isinstance(got, Tensor) or (right is not None and equal(got, right)):
+        if not isinstance(got, Tensor):
             continue
         fault = None if right is None else metadata_difference(got, right, strides=False)
         rule = subject.specification.autocast
@@ -303,9 +252,11 @@ def _results(casting: Casting, results: Sequence[Any], seen: AutocastCoverage) -
                 {"sample": str(casting), "got": actual, "expected": wanted},
             )
             continue
+        if right is not None and exact_difference(got, right) is None:
+            continue
         if not got.is_floating_point() or not subject.has_truth:
             continue
-        found = _judged(casting.results, position, got, seen)
+        found = _judged(casting.results, position, got, coverage)
         if found is not None:
             yield Failure(
                 NAME,
@@ -318,14 +269,14 @@ def _results(casting: Casting, results: Sequence[Any], seen: AutocastCoverage) -
             )
 
 
-def _judged(right: Rounded, position: int, got: Tensor, seen: AutocastCoverage) -> Difference | None:
+def _judged(right: Rounded, position: int, got: Tensor, coverage: Coverage) -> Difference | None:
     """The worst wrong element; None where there is none, or where the right numbers are unknown."""
     try:
         return right.judge(position, got)
     except Exception as error:
         refuse_own(error)
         words = "the numbers under autocast were left out, for it does not run in float64"
-        seen.refused[f"{words}: {first_line(error)}"] = None
+        coverage.refused[f"{words}: {first_line(error)}"] = None
         return None
 
 
@@ -346,7 +297,7 @@ def _backward(
     results: Sequence[Any],
     open_: Sequence[bool],
     argnums: Sequence[int],
-    seen: AutocastCoverage,
+    coverage: Coverage,
 ) -> Findings:
     subject, sample = casting.subject, casting.sample
     generator = subject.generator()
@@ -366,7 +317,7 @@ def _backward(
         with without_warnings():
             found = differentiate(results, inputs, grads)
     except NotImplementedError as error:
-        seen.refused[first_line(error)] = None
+        coverage.refused[first_line(error)] = None
         return
     except Exception as error:
         refuse_own(error)
@@ -376,7 +327,7 @@ def _backward(
         )
         if not claims_autocast(subject):
             hint = "`torch.amp.custom_fwd` and `custom_bwd` over both make them fit"
-            seen.refused[message + hint] = None
+            coverage.refused[message + hint] = None
             return
         cause = "dtype" if re.search(_DTYPE, str(error)) else "raises"
         message += "The dtypes that the forward saves and that come in are not the same there"
@@ -386,7 +337,7 @@ def _backward(
         return
     if not subject.has_truth:
         return
-    yield from _gradients(casting, argnums, plain, found, seen)
+    yield from _gradients(casting, argnums, plain, found, coverage)
 
 
 _DTYPE = r"dtype|scalar type|BFloat16|Half|data type"
@@ -398,7 +349,7 @@ def _gradients(
     argnums: Sequence[int],
     plain: Sequence[Tensor | None],
     found: Sequence[Tensor | None],
-    seen: AutocastCoverage,
+    coverage: Coverage,
 ) -> Findings:
     """Hold the gradients to the rounding of autocast's dtype."""
     subject, sample = casting.subject, casting.sample
@@ -406,7 +357,7 @@ def _gradients(
     for position, (argnum, got) in enumerate(zip(argnums, found, strict=True)):
         value = sample.flat[argnum]
         actual = torch.zeros_like(value, dtype=WIDE) if got is None else got
-        difference = _judged(bounds, position, actual, seen) if actual.is_floating_point() else None
+        difference = _judged(bounds, position, actual, coverage) if actual.is_floating_point() else None
         if difference is None:
             continue
         label = sample.labels[argnum]
@@ -421,7 +372,7 @@ def _gradients(
         )
 
 
-def _mixed(casting: Casting, seen: AutocastCoverage) -> Findings:
+def _mixed(casting: Casting, coverage: Coverage) -> Findings:
     """Arguments of several dtypes, as layers under autocast hand them on."""
     subject, sample = casting.subject, casting.sample
     if len(sample.inexact) < 2 or any(sample.flat[argnum].is_complex() for argnum in sample.inexact):
@@ -441,7 +392,7 @@ def _mixed(casting: Casting, seen: AutocastCoverage) -> Findings:
                 evidence = {"sample": str(casting), "exception": type(error).__name__}
                 yield Failure(NAME, label, "raises", message, subject.specification.where, evidence)
             else:
-                seen.refused[message] = None
+                coverage.refused[message] = None
 
 
 def _leaked(casting: Casting, before: Any, after: Any, what: str) -> Findings:

@@ -16,11 +16,10 @@ from opsmith.checking.numerics.autodiff import differentiate, has_gradient, vjp_
 from opsmith.checking.properties.numeric.differentiable import differentiated, rule_location
 from opsmith.checking.properties.torch.mapping import SIZE, ExampleLoop, OneByOne, map_over
 from opsmith.checking.property import (
+    Coverage,
     Findings,
-    Note,
     Property,
-    Skipped,
-    each_sample,
+    covered_samples,
     first_line,
 )
 from opsmith.checking.report import Failure
@@ -39,26 +38,12 @@ NAME = "batched_gradients"
 
 def run(subject: Subject) -> Findings:
     """Differentiate every sample with a batch of grad_outputs, and with each of them alone."""
-    compared: list[str] = []
-    refused: dict[str, None] = {}
-    failed = False
-
-    def check_sample(subject: Subject, sample: Sample) -> Findings:
-        if sample.position >= subject.effort.batched_samples:
-            return
-        yield from _sample(subject, sample, compared, refused)
-
-    for finding in each_sample(NAME, subject, check_sample):
-        failed = failed or isinstance(finding, Failure)
-        yield finding
-    if compared or failed:
-        yield from (Note(reason) for reason in refused)
-    else:
-        yield Skipped("; ".join(refused) or "there is nothing to differentiate")
+    yield from covered_samples(NAME, subject, _sample, "there is nothing to differentiate")
 
 
-def _sample(subject: Subject, sample: Sample, compared: list[str], refused: dict[str, None]) -> Findings:
-    argnums = differentiated(subject, sample).argnums
+def _sample(subject: Subject, sample: Sample, coverage: Coverage) -> Findings:
+    late = sample.position >= subject.effort.batched_samples
+    argnums = () if late else differentiated(subject, sample).argnums
     if not argnums:
         return
     dtype = working_dtype(subject, sample)
@@ -89,9 +74,9 @@ def _sample(subject: Subject, sample: Sample, compared: list[str], refused: dict
                 found = together()
         except Exception as error:
             refuse_own(error)
-            refused[f"{words} is refused: {type(error).__name__}: {first_line(error)}"] = None
+            coverage.refused[f"{words} is refused: {type(error).__name__}: {first_line(error)}"] = None
             return  # what `vmap` refuses, as `grad.data`, can kill the process by `is_grads_batched`
-        compared.append(words)
+        coverage.ran += 1
         for position, (argnum, got) in enumerate(zip(argnums, found, strict=True)):
             label = sample.labels[argnum]
             fault = loop.fault(position, got)

@@ -10,8 +10,10 @@ import torch
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.properties.torch.compiled_calls import (
     RECORDED,
+    Flats,
     Grads,
     StepValues,
+    eager_calls,
     faults,
     grads_for,
     other_sizes,
@@ -23,14 +25,11 @@ from opsmith.checking.properties.torch.compiled_calls import (
 from opsmith.checking.properties.torch.mapping import ResultFault
 from opsmith.checking.property import Findings, Note, Property, Skipped, raised
 from opsmith.checking.report import Failure
-from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
 from opsmith.torch_library.torch_messages import CHANCE_GUARD, RECOMPILED, has_message
 
 NAME = "compile"
-
-Flats = list[tuple[Sample, list[Any]]]
 
 
 def run(subject: Subject) -> Findings:
@@ -38,20 +37,11 @@ def run(subject: Subject) -> Findings:
     if not subject.effort.compiled:
         yield Skipped(f"the effort is `{subject.effort.name}`, which compiles nothing")
         return
-    flats: Flats = []
-    for sample in subject.samples:
-        if sample.origin:
-            continue
-        if any(isinstance(value, torch.Generator) for value in sample.flat):
-            yield Note("a sample with a generator was left out: torch does not compile a call with one")
-            continue
-        try:
-            subject.call(sample, sample.at())
-        except Exception as error:
-            refuse_own(error)
-            yield raised(NAME, subject, error, str(sample))
-            continue
-        flats.append((sample, sample.at()))
+    flats = yield from eager_calls(
+        subject,
+        "torch does not compile a call with one",
+        lambda sample, error: raised(NAME, subject, error, str(sample)),
+    )
     if not flats:
         yield Skipped("no sample can be compiled")
         return
@@ -100,21 +90,28 @@ class Compilation:
             words = f"it was left out, since it raises without `torch.compile`: {reason_of(error)}"
             yield Note(f"{words}: see `gradient`")
             return
-        step = self._compiled(fullgraph=True)
+        yield from self._run(flats, eager, grads, fullgraph=True)
+
+    def _run(self, flats: Flats, eager: Sequence[StepValues], grads: Grads, *, fullgraph: bool) -> Findings:
+        step = self._compiled(fullgraph=fullgraph)
         try:
             with without_warnings():
                 found = run_step(self.subject, step, flats, grads)
         except Exception as error:
             refuse_own(error)
-            if len(flats) > 1 and not _breaks(error):
+            if fullgraph and _breaks(error):
+                yield Note(f"it breaks the graph: {reason_of(error)}")
+                # Here, so that this error is the context of one that follows from it.
+                yield from self._run(flats, eager, grads, fullgraph=False)
+            elif fullgraph and len(flats) > 1:
                 for one in flats:
                     yield from self.compare([one])
-                return
-            yield from self._again(flats, eager, grads, error)
+            else:
+                yield from self._refused(flats, error)
             return
         self.ran = True
         yield from self._judged(flats, eager, found, grads)
-        if self.dynamic and not self.failed:
+        if fullgraph and self.dynamic and not self.failed:
             yield from self._resized(step, flats)
 
     def _eager(self, flats: Flats) -> tuple[list[StepValues], Grads]:
@@ -124,22 +121,6 @@ class Compilation:
     def _compiled(self, *, fullgraph: bool) -> Any:
         step = step_of(self.subject)
         return torch.compile(step, backend=self.backend, dynamic=self.dynamic, fullgraph=fullgraph)
-
-    def _again(self, flats: Flats, eager: Sequence[StepValues], grads: Grads, error: Exception) -> Findings:
-        """Compile in pieces after a graph break; report any other error as a refusal or a failure."""
-        if _breaks(error):
-            yield Note(f"it breaks the graph: {reason_of(error)}")
-            try:
-                with without_warnings():
-                    found = run_step(self.subject, self._compiled(fullgraph=False), flats, grads)
-            except Exception as other:
-                refuse_own(other)
-                yield from self._refused(flats, other)
-                return
-            self.ran = True
-            yield from self._judged(flats, eager, found, grads)
-        else:
-            yield from self._refused(flats, error)
 
     def _refused(self, flats: Flats, error: Exception) -> Findings:
         reason = refused(self.subject, error)
@@ -193,24 +174,19 @@ class Compilation:
         except Exception as error:
             refuse_own(error)
             return  # `forward` and `gradient` report it
-        try:
-            with without_warnings(), torch.compiler.set_stance("fail_on_recompile"):
-                found = run_step(self.subject, step, others, grads)
-        except Exception as error:
-            refuse_own(error)
-            if not has_message(error, RECOMPILED):
-                yield from self._refused(others, error)
-                return
-            why = _why_anew(error)
-            if why is not None:
-                yield Note(f"with dynamic=True it is compiled anew for other sizes: {why}")
+        for stance in ("fail_on_recompile", "default"):
             try:
-                with without_warnings():
+                with without_warnings(), torch.compiler.set_stance(stance):
                     found = run_step(self.subject, step, others, grads)
-            except Exception as other_error:
-                refuse_own(other_error)
-                yield from self._refused(others, other_error)
-                return
+                break
+            except Exception as error:
+                refuse_own(error)
+                if stance == "default" or not has_message(error, RECOMPILED):
+                    yield from self._refused(others, error)
+                    return
+                why = _why_anew(error)
+                if why is not None:
+                    yield Note(f"with dynamic=True it is compiled anew for other sizes: {why}")
         yield from self._judged(others, eager, found, grads)
 
 

@@ -7,7 +7,7 @@ import itertools
 import sys
 import time
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,16 +18,20 @@ from torch.autograd import forward_ad
 
 from opsmith import errors
 from opsmith.checking.calls import record_copies
+from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.autodiff import differentiate, has_gradient
 from opsmith.checking.properties.numeric.differentiable import differentiated
 from opsmith.checking.properties.torch.batched_gradients import gradients_of
 from opsmith.checking.properties.torch.mapping import ExampleLoop, OneByOne, ResultFault
+from opsmith.checking.property import Finding, Note
 from opsmith.checking.samples.batches import own_dtype
 from opsmith.checking.samples.grad_outputs import random_grad_outputs
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
 
+Flats = list[tuple[Sample, list[Any]]]
+"""Samples, each with its flat arguments."""
 Grads = Sequence[Sequence[Tensor | None]]
 
 _numbers = itertools.count()
@@ -82,6 +86,33 @@ def call_of(subject: Subject, sample: Sample, flat: Sequence[Any]) -> tuple[tupl
         return tuple(adopted.spread(values)), {}
     args, kwargs = schema.dispatched(values) if subject.kind.in_library else schema.split(values)
     return tuple(args), dict(kwargs)
+
+
+def eager_calls(
+    subject: Subject, generators: str, raising: Callable[[Sample, Exception], Finding]
+) -> Generator[Finding, None, Flats]:
+    """Select the author's samples that the operator runs, and report the others.
+
+    Args:
+        subject: The subject of the check.
+        generators: Reason to leave out a sample with a generator.
+        raising: Makes the finding for a sample on which the operator raises.
+    """
+    flats: Flats = []
+    for sample in subject.samples:
+        if sample.origin:
+            continue
+        if any(isinstance(value, torch.Generator) for value in sample.flat):
+            yield Note(f"a sample with a generator was left out: {generators}")
+            continue
+        try:
+            subject.call(sample, sample.at())
+        except Exception as error:
+            refuse_own(error)
+            yield raising(sample, error)
+        else:
+            flats.append((sample, sample.at()))
+    return flats
 
 
 def run_step(

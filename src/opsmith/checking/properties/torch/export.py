@@ -10,7 +10,9 @@ from torch import Tensor
 
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.properties.torch.compiled_calls import (
+    Flats,
     call_of,
+    eager_calls,
     faults,
     other_sizes,
     reason_of,
@@ -26,8 +28,6 @@ from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
 
 NAME = "export"
-
-Flats = list[tuple[Sample, list[Any]]]
 
 
 class Calls(torch.nn.Module):
@@ -76,20 +76,14 @@ def run(subject: Subject) -> Findings:
     if not subject.effort.compiled:
         yield Skipped(f"the effort is `{subject.effort.name}`, which compiles nothing")
         return
-    flats: Flats = []
-    for sample in subject.samples:
-        if sample.origin or not any(isinstance(value, Tensor) for value in sample.flat):
-            continue
-        if any(isinstance(value, torch.Generator) for value in sample.flat):
-            yield Note("a sample with a generator was left out: no exported program takes one")
-            continue
-        try:
-            subject.call(sample, sample.at())
-        except Exception as error:
-            refuse_own(error)
-            yield Note(f"{sample} was left out, since it raises without `torch.export`: {reason_of(error)}")
-            continue
-        flats.append((sample, sample.at()))
+    flats = yield from eager_calls(
+        subject,
+        "no exported program takes one",
+        lambda sample, error: Note(
+            f"{sample} was left out, since it raises without `torch.export`: {reason_of(error)}"
+        ),
+    )
+    flats = [row for row in flats if any(isinstance(value, Tensor) for value in row[1])]
     ran: list[str] = []
     if flats:
         yield from _static(subject, flats, ran)

@@ -27,12 +27,13 @@ from opsmith.checking.properties.torch.mapping import (
     ways,
 )
 from opsmith.checking.property import (
+    Coverage,
     Finding,
     Findings,
     Note,
     Property,
     Skipped,
-    each_sample,
+    covered_samples,
     first_line,
     raised,
 )
@@ -54,24 +55,10 @@ NAME = "vmap"
 OUTER = 2
 """Number of examples of the outer of two nested `vmap`s."""
 
+SLICES = "slices"
+"""Entry of `Coverage.wrong`: calls without `vmap` are wrong for slices of a batch."""
+
 Mapped = Generator[Finding, None, list[Tensor | None] | None]
-
-
-@dataclass
-class MappingCoverage:
-    """Findings of one run of the property so far.
-
-    Args:
-        refused: Reasons why `vmap` is not possible, each once.
-        mapped: True if anything was compared.
-        wrong: Names of results and inputs that are known to be wrong.
-        plain: True if it is right for slices of a batch, without `vmap`.
-    """
-
-    refused: dict[str, None] = field(default_factory=dict)
-    mapped: bool = False
-    wrong: set[str] = field(default_factory=set)
-    plain: bool = True
 
 
 def run(subject: Subject) -> Findings:
@@ -81,38 +68,25 @@ def run(subject: Subject) -> Findings:
             "it has no rule for `vmap`: torch calls it for each example; `register_vmap` gives it one"
         )
         return
-    seen = MappingCoverage()
-    failed = False
-
-    def check_sample(subject: Subject, sample: Sample) -> Findings:
-        yield from _sample(subject, sample, seen)
-
-    for finding in each_sample(NAME, subject, check_sample):
-        failed = failed or isinstance(finding, Failure)
-        yield finding
-    if seen.mapped or failed:
-        yield from (Note(f"a part of it is refused: {reason}") for reason in seen.refused)
-    elif seen.refused:
-        yield Skipped("; ".join(seen.refused))
-    else:
-        yield Skipped("no sample has a tensor to batch")
+    unchecked, noted = "no sample has a tensor to batch", "a part of it is refused: "
+    yield from covered_samples(NAME, subject, _sample, unchecked, noted)
 
 
-def _sample(subject: Subject, sample: Sample, seen: MappingCoverage) -> Findings:
+def _sample(subject: Subject, sample: Sample, coverage: Coverage) -> Findings:
     if not any(isinstance(value, Tensor) for value in sample.flat):
         return
     if any(isinstance(value, torch.Generator) for value in sample.flat):
         yield Note("a sample with a generator was left out: it is undefined how it serves a batch")
         return
     every = sample.position < subject.effort.transform_samples
-    trial = MappedSample(subject, sample, seen)
+    trial = MappedSample(subject, sample, coverage)
     chosen = [*ways(sample, every=every)]
     if subject.draws or drawing_operations(subject, sample):
         yield from trial.drawing(chosen[0])
         return
     for batch_dims in chosen:
         yield from trial.results(batch_dims)
-    if seen.wrong or not seen.mapped or not seen.plain:
+    if coverage.wrong or not coverage.ran:
         return
     argnums = differentiated(subject, sample).argnums
     for batch_dims in chosen if every else chosen[:1]:
@@ -129,12 +103,12 @@ class MappedSample:
     Args:
         subject: The subject of the check.
         sample: The sample.
-        seen: Coverage of the run so far.
+        coverage: Progress of the property.
     """
 
     subject: Subject
     sample: Sample
-    seen: MappingCoverage
+    coverage: Coverage
     loops: dict[tuple[Any, ...], ExampleLoop] = field(default_factory=dict)
 
     @cached_property
@@ -185,16 +159,16 @@ class MappedSample:
         for position, got in enumerate(found or ()):
             name = self.subject.results(self.sample)[position].name
             fault = loop.fault(position, got)
-            if fault is None or name in self.seen.wrong:
+            if fault is None or name in self.coverage.wrong:
                 continue
             if self._wrong_for_slices(loop, batch_dims, position):
-                self.seen.plain = False
+                self.coverage.wrong.add(SLICES)
                 yield Note(
                     f"{batch_dims} was left out: a call for one example alone is wrong as well, where its "
                     "arguments are slices of larger tensors"
                 )
                 continue
-            self.seen.wrong.add(name)
+            self.coverage.wrong.add(name)
             yield self._failure(batch_dims, name, f"`{name}`", fault)
 
     def _wrong_for_slices(self, loop: ExampleLoop, batch_dims: BatchDims, position: int) -> bool:
@@ -239,8 +213,8 @@ class MappedSample:
             for position, got in enumerate(found or ()):
                 label = self.sample.labels[argnums[position]]
                 fault = loop.fault(position, got)
-                if fault is not None and label not in self.seen.wrong:
-                    self.seen.wrong.add(label)
+                if fault is not None and label not in self.coverage.wrong:
+                    self.coverage.wrong.add(label)
                     yield self._failure(batch_dims, label, f"{words} `{label}`", fault)
 
     def nested(self, batch_dims: BatchDims) -> Findings:
@@ -325,9 +299,9 @@ class MappedSample:
             if reason is None and self._reference_refused(batch_dims):
                 reason = f"of the reference, which raises {type(error).__name__}: {first_line(error)}"
             if reason is not None:
-                self.seen.refused[reason] = None
-            elif "raises" not in self.seen.wrong:
-                self.seen.wrong.add("raises")
+                self.coverage.refused[reason] = None
+            elif "raises" not in self.coverage.wrong:
+                self.coverage.wrong.add("raises")
                 failure = raised(NAME, self.subject, error, str(self.sample))
                 yield Failure(
                     NAME,
@@ -339,7 +313,7 @@ class MappedSample:
                     {**failure.evidence, "mapped over": str(batch_dims)},
                 )
             return None
-        self.seen.mapped = True
+        self.coverage.ran += 1
         return found
 
     def _reference_refused(self, batch_dims: BatchDims) -> bool:
