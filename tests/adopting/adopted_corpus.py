@@ -24,10 +24,14 @@ def adopted(entry: Entry) -> opsmith.Operator:
     return opsmith.adopt(entry.cls, f"corpus::{entry.name}", **options)
 
 
-def chosen(which: Callable[[Entry], Any]) -> Any:
-    """Parametrizes over the entries of which something holds."""
+def chosen(which: Callable[[Entry], Any], every: int = 1) -> Any:
+    """Parametrizes over the entries of which something holds; all but one of `every` are slow."""
     entries = [entry for entry in ENTRIES.values() if which(entry)]
-    return pytest.mark.parametrize("entry", entries, ids=lambda entry: entry.name)
+    cases = [
+        pytest.param(entry, id=entry.name, marks=pytest.mark.slow if position % every else ())
+        for position, entry in enumerate(entries)
+    ]
+    return pytest.mark.parametrize("entry", cases)
 
 
 def sampled(which: Callable[[Entry], Any], most: int = 4) -> Any:

@@ -333,6 +333,7 @@ def test_the_compiled_reference_is_timed_and_its_compiling_is_told_apart(measure
         )
 
 
+@pytest.mark.slow
 @pytest.mark.compile
 def test_every_size_is_compiled_anew_beyond_the_forms_that_torch_keeps() -> None:
     traced: list[bool] = []
@@ -349,6 +350,7 @@ def test_every_size_is_compiled_anew_beyond_the_forms_that_torch_keeps() -> None
     assert all(traced)
 
 
+@pytest.mark.slow
 @pytest.mark.compile
 def test_a_reference_that_computes_something_else_where_it_is_compiled_is_told(measure: Measure) -> None:
     @opsmith.operator("session::uncompiled")

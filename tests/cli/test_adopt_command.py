@@ -114,6 +114,7 @@ def test_what_works_has_status_0_and_only_its_own_advice(opsmith: Run, write: Wr
     assert "a word of its own" in done.stderr
 
 
+@pytest.mark.slow
 def test_one_class_is_named_behind_a_colon(opsmith: Run, write: Write) -> None:
     file = write(RIGHT + WRONG)
     assert opsmith("adopt", f"{file}:Twice").exit_code == 0

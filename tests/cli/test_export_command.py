@@ -86,6 +86,7 @@ def test_a_model_and_its_arguments_as_json(
     assert [each["difference"] for each in told["comparisons"]] == [0.0]
 
 
+@pytest.mark.slow
 def test_a_library_of_kernels(file: Path, opsmith: Callable[..., Result], tmp_path: Path, space: str) -> None:
     path, library = tmp_path / "native.onnx", tmp_path / "ops.so"
     done = opsmith("export", f"{file}:native", str(path), "--library", str(library), "--json")

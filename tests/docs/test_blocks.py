@@ -1,4 +1,7 @@
-"""Every block of Python in docs/ runs, and prints exactly what stands below it."""
+"""Every block of Python in docs/ runs, and prints exactly what stands below it.
+
+All blocks of a page stay in one process and in one suite, since later blocks need the ones above.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,20 @@ from pathlib import Path
 
 import pytest
 from doc_pages import Program, fenced_blocks, pages, program, programs, python_blocks, same
+
+COMPILING = {"tutorial.md", "from-autograd-function.md"}
+"""Pages that compile: they run in the process in which other tests have loaded torch's compiler."""
+
+SLOW = {
+    "benchmarking.md",
+    "capabilities.md",
+    "from-autograd-function.md",
+    "native-kernels.md",
+    "onnx.md",
+    "pages.md",
+    "triton-kernels.md",
+}
+"""Pages that take longer than all others together: they build kernels, export, or start processes."""
 
 
 def _items() -> list[object]:
@@ -19,7 +36,10 @@ def _items() -> list[object]:
                     page,
                     position,
                     id=f"{page.name}:{block.code.start + 1}:{heading}",
-                    marks=pytest.mark.xdist_group(page.name),  # later blocks need the ones above
+                    marks=[
+                        pytest.mark.xdist_group("compile" if page.name in COMPILING else page.name),
+                        *([pytest.mark.slow] if page.name in SLOW else []),
+                    ],
                 )
             )
     return items

@@ -50,6 +50,7 @@ class Norm(torch.nn.Module):
         return self.function(x, self.weight)  # type: ignore[operator, no-any-return]
 
 
+@pytest.mark.slow
 @pytest.mark.compile
 def test_the_operator_without_opsmith_works_and_lacks_what_is_said(tmp_path: Path) -> None:
     """The comparison is fair: each of its six pieces works, and what is said to be missing is missing."""

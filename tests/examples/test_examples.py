@@ -15,7 +15,17 @@ import opsmith
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.py"))
 
 
-@pytest.fixture(scope="module", params=EXAMPLES, ids=lambda path: path.stem)
+SLOW = {"involution_cuda", "distributed"}
+"""Examples that other tests run, too: test_cuda_example.py, and those of DTensor."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(path, id=path.stem, marks=pytest.mark.slow if path.stem in SLOW else ())
+        for path in EXAMPLES
+    ],
+)
 def example(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
     path: Path = request.param
     if "triton" in path.stem:

@@ -101,7 +101,7 @@ def _flat(tensors: Mapping[str, tuple[Tensor, ...]]) -> list[Tensor]:
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(each, marks=pytest.mark.slow if each == "inline" else ()) for each in BODIES],
+    params=[pytest.param(each, marks=() if each == "function" else pytest.mark.slow) for each in BODIES],
 )
 def everything(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
     """All bundled operators in one file."""
@@ -236,9 +236,8 @@ class Networks(nn.Module):
 DYNAMIC = {"x": {0: "batch", 2: "h", 3: "w"}, "images": {0: "count"}}
 
 
-@pytest.mark.parametrize(
-    "body", [pytest.param(each, marks=() if each == "function" else pytest.mark.slow) for each in BODIES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("body", BODIES)
 def test_networks(export: Exported, body: str) -> None:
     torch.manual_seed(0)
     model = Networks().eval()

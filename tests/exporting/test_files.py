@@ -18,6 +18,7 @@ from opsmith import errors
 from opsmith.exporting import model_file
 
 
+@pytest.mark.slow
 def test_tensors_beyond_the_limit_are_beside_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -207,6 +207,7 @@ def test_an_ensemble(x: Tensor) -> None:
     assert_close(answers, torch.stack([layer(x) for layer in layers]))
 
 
+@pytest.mark.slow
 @pytest.mark.compile
 def test_compiled(x: Tensor) -> None:
     model = network()

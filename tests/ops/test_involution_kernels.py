@@ -167,10 +167,10 @@ def with_whole_rows(**others: Any) -> Any:
     return give
 
 
-# float16 is rounded as bfloat16 is, by the same code; building its kernels takes ten seconds.
+# Building the kernels of a dtype takes ten seconds; those of the wide ones are built for other tests, too.
 each_dtype = pytest.mark.parametrize(
     "dtype",
-    [pytest.param(each, marks=pytest.mark.slow if each == torch.float16 else ()) for each in TOLERANCE],
+    [pytest.param(each, marks=pytest.mark.slow if each.itemsize == 2 else ()) for each in TOLERANCE],
     ids=str,
 )
 
@@ -225,7 +225,9 @@ def place(tensor: Tensor, where: str) -> tuple[int, ...]:
     return tuple(index)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=str
+)
 @pytest.mark.parametrize("odd", ODD, ids=str)
 @sweep(FEW)
 @given(

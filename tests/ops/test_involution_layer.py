@@ -100,7 +100,7 @@ def test_true_counts_nothing(argument: str) -> None:
 @pytest.mark.parametrize(
     ("dynamic", "backend"),
     [
-        pytest.param(False, "inductor", id="static"),
+        pytest.param(False, "inductor", id="static", marks=pytest.mark.slow),
         pytest.param(True, "aot_eager", id="dynamic"),
         pytest.param(True, "inductor", id="dynamic-inductor", marks=pytest.mark.slow),
     ],

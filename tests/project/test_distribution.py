@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 GROUPED = """
 import os, pytest
 
@@ -15,6 +17,7 @@ def test_grouped(i):
 """
 
 
+@pytest.mark.slow
 def test_tests_of_one_group_run_in_one_process(tmp_path: Path) -> None:
     (tmp_path / "test_grouped.py").write_text(GROUPED)
     command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadgroup", "--rootdir", str(tmp_path)]

@@ -255,6 +255,7 @@ def test_a_target_that_is_none_is_a_usage_error(
         items_of(request.session, [target])
 
 
+@pytest.mark.slow
 def test_a_usage_error_ends_pytest_with_its_message(folder: Path) -> None:
     done = run(folder, "--opsmith", "plugged.nothing", "-q")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR, done.stdout + done.stderr

@@ -83,9 +83,9 @@ def test_dynamic(variant: Operator, reference: Any) -> None:
     ("way", "backend"),
     [
         ("formula", "aot_eager"),
-        ("stand-in", "inductor"),
+        ("stand-in", "aot_eager"),
         pytest.param("formula", "inductor", marks=pytest.mark.slow),
-        pytest.param("stand-in", "aot_eager", marks=pytest.mark.slow),
+        pytest.param("stand-in", "inductor", marks=pytest.mark.slow),
     ],
 )
 def test_the_author_s_gradient_is_in_force(backend: str, way: str, name: str) -> None:
@@ -409,7 +409,11 @@ def test_export_is_saved_and_loaded(variant: Operator, tmp_path: Any) -> None:
 
 # Dynamo warns of what it reads on the way, for plain torch functions too.
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@SOME
+@pytest.mark.parametrize(
+    "variant",
+    [pytest.param(name, marks=() if name == "formulas" else pytest.mark.slow) for name in CHOSEN],
+    indirect=True,
+)
 def test_compiled_autograd(variant: Operator, reference: Any) -> None:
     """The backward of an eager forward, compiled: with breaks in its graph, and right."""
     inputs = make_inputs(3, 2)

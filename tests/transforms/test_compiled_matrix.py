@@ -39,7 +39,7 @@ def test_composition(name: str, composition: str) -> None:
     _compare(CHOSEN[name], composition, "aot_eager")
 
 
-@pytest.mark.parametrize(("name", "composition"), diagonal(CHOSEN, ["sizes", "vmap-grad"], every=2))
+@pytest.mark.parametrize(("name", "composition"), diagonal(CHOSEN, ["sizes", "vmap-grad"], every=len(CHOSEN)))
 def test_dynamic_sizes(name: str, composition: str) -> None:
     _compare(CHOSEN[name], composition, "aot_eager", dynamic=True)
 
@@ -47,9 +47,12 @@ def test_dynamic_sizes(name: str, composition: str) -> None:
 @pytest.mark.parametrize(
     ("name", "composition"),
     [
-        ("hidden", "forward-and-backward"),
-        pytest.param("formulas", "vmap-grad", marks=pytest.mark.slow),
-        pytest.param("kernel-no-formula", "training", marks=pytest.mark.slow),
+        pytest.param(*each, marks=pytest.mark.slow)
+        for each in (
+            ("hidden", "forward-and-backward"),
+            ("formulas", "vmap-grad"),
+            ("kernel-no-formula", "training"),
+        )
     ],
 )
 def test_inductor(name: str, composition: str) -> None:

@@ -67,6 +67,7 @@ def test_compiled(case: str) -> None:
     torch.testing.assert_close(compiled(), FACTOR * CASES[case](marked.reference))
 
 
+@pytest.mark.slow
 @pytest.mark.compile
 def test_fused_into_one_kernel_with_what_stands_around_it() -> None:
     leaves = [tensor.clone().requires_grad_() for tensor in (x, w)]

@@ -95,7 +95,7 @@ def test_check_passes(operator: Any) -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_compiled_code_calls_it(dynamic: bool) -> None:
     compiled = torch.compile(lambda x: scaled(x + 1, 2.0) - 1, fullgraph=True, dynamic=dynamic)
     for size in (5, 6, 7):

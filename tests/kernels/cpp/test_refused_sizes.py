@@ -198,6 +198,7 @@ def test_a_death_after_what_the_kernel_took_may_be_of_its_doing() -> None:
     assert failure.message == f"{ENDS}, in a call that the reference refuses, or after one"
 
 
+@pytest.mark.slow
 def test_of_what_does_not_compile_it_is_told_once() -> None:
     (failure,) = failures(declare("is_no_code", "int;;"))
     assert (failure.cause, str(failure.where).partition(":")[0]) == ("raises", "<cpp of refused_sizes")

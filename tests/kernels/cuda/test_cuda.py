@@ -169,7 +169,7 @@ def test_gradients_are_the_reference_s() -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_compiled_code_calls_it(dynamic: bool) -> None:
     compiled = torch.compile(lambda x: pooled(x + 1, 2) - 1, fullgraph=True, dynamic=dynamic)
     for size in (6, 8, 10):
