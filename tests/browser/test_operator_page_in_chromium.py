@@ -12,7 +12,7 @@ from torch import Tensor
 
 import opsmith
 from opsmith.pages import content
-from opsmith.pages.first_sample import BODIES, ExportResult
+from opsmith.pages.sections import BODIES, ExportResult
 
 pytestmark = pytest.mark.browser
 

@@ -86,7 +86,7 @@ def test_what_is_no_name_of_a_property_is_an_error(chosen: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("seed", ["1", 1.5, True, None, 2**32, -(2**32) - 1])
 def test_what_is_no_seed_is_an_error(seed: Any) -> None:
-    with pytest.raises(errors.UsageError, match="this is no seed") as raised:
+    with pytest.raises(errors.UsageError, match="`seed` must be a seed") as raised:
         opsmith.check(cube, samples=[(torch.ones(2),)], only=FAST, seed=seed)
     assert "expected: a whole number from -2**32 to 2**32 - 1" in str(raised.value)
 

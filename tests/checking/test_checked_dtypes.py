@@ -87,6 +87,6 @@ def test_what_is_no_report_is_told(text: str, expected: str, got: str) -> None:
     with pytest.raises(errors.UsageError) as raised:
         read_reports(text)
     assert str(raised.value) == (
-        f"this is no report of a check\n  expected: {expected}\n  got: {got}\n"
+        f"the text must be a report of a check\n  expected: {expected}\n  got: {got}\n"
         "  hint: give what `opsmith check --json` printed, or `report.to_json()` gave"
     )

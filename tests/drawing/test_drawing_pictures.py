@@ -17,8 +17,8 @@ import opsmith
 from opsmith import errors
 from opsmith.drawing import Graph, Options, encoded, figure, to_dot, to_page, trace
 from opsmith.drawing.captions import WORDS
-from opsmith.drawing.dot import STYLES
 from opsmith.drawing.graph import Edge, Node, format_bytes
+from opsmith.drawing.graphviz import STYLES
 from opsmith.drawing.grouping import FEW, MANY, with_references
 
 SVG = "{http://www.w3.org/2000/svg}"

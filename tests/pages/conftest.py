@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from opsmith.pages import content
-from opsmith.pages.first_sample import BODIES, ExportResult
+from opsmith.pages.sections import BODIES, ExportResult
 
 
 @pytest.fixture

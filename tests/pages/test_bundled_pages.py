@@ -15,8 +15,8 @@ from opsmith import ops
 from opsmith.exporting.export import Body
 from opsmith.kernels.cuda.nvrtc import find_nvrtc
 from opsmith.pages.content import AbsentSection, PageOptions, collect_content
-from opsmith.pages.first_sample import BODIES, exports_of
 from opsmith.pages.kernels import kernels_of
+from opsmith.pages.sections import BODIES, exports_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings(r"ignore:`torch\.jit\.\w+` is deprecated")]
 

@@ -59,7 +59,7 @@ def check(
         only: Names of the properties to check, or `integration` for those that use torch's tools; all by
             default.
         skip: Names of properties to leave out.
-        seed: Seed of samples and probes: the same seed gives the same report.
+        seed: Seed of samples and inputs: the same seed gives the same report.
         effort: Level of effort: `quick`, `default` or `thorough`; or an `Effort` of your own.
         progress: Called with a property's name before it runs, how many are done, and how many there are.
         isolate: Run each property in a forked child process, so that the death of one is a failure and not

@@ -130,7 +130,7 @@ class Report:
     Args:
         operator: The operator's name.
         outcomes: One for each property, in the order in which they ran.
-        seed: Seed of samples and probes: the same seed gives the same report.
+        seed: Seed of samples and inputs: the same seed gives the same report.
         environment: Versions and devices that the check ran with.
         effort: Level of effort: `quick`, `default` or `thorough`.
         remarks: Notes on the whole report: that the samples were guessed, for example.
@@ -262,30 +262,11 @@ class Report:
 
 
 def _outcome_dict(outcome: Outcome) -> dict[str, Any]:
-    return {
-        "property": outcome.property,
-        "status": outcome.status,
-        "reason": outcome.reason,
-        "seconds": round(outcome.seconds, 6),
-        "notes": list(outcome.notes),
-        "left_out": outcome.left_out,
-        "compiles": outcome.compiles,
-        "dtypes": list(outcome.dtypes),
-        "failures": [
-            {
-                "property": failure.property,
-                "input": failure.input,
-                "cause": failure.cause,
-                "message": failure.message,
-                "where": failure.where,
-                "evidence": plain(failure.evidence),
-                "replay": failure.replay,
-                "follows": failure.follows,
-                "dtypes": list(failure.dtypes),
-            }
-            for failure in outcome.failures
-        ],
-    }
+    failures = [vars(failure) for failure in outcome.failures]
+    found: dict[str, Any] = plain(
+        {**vars(outcome), "seconds": round(outcome.seconds, 6), "failures": failures}
+    )
+    return found
 
 
 def plain(value: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +16,15 @@ from rich.markup import escape
 
 from opsmith import errors
 from opsmith.cli.guard import FAILED, UNUSABLE, complain, guarded, waiting
-from opsmith.cli.options import AsJson, Operators, Traceback, effort_of, value_named
+from opsmith.cli.options import (
+    AsJson,
+    Operators,
+    Traceback,
+    effort_of,
+    read_file,
+    refuse_unrelated,
+    value_named,
+)
 from opsmith.cli.output import Output, progress_bar, refuse_unwritable, write_file
 from opsmith.core.operator import Operator
 from opsmith.targets import Target
@@ -156,7 +164,12 @@ def benchmark(
         with waiting(f"importing {escape(target)}"):
             found = parsed.operators()
             options |= _samples_and_baselines(parsed, found, samples, baseline)
-        before = {} if against is None else earlier_benchmarks(against, [each.name for each in found])
+        before: Mapping[str, Any] = {}
+        if against is not None:
+            from opsmith.benchmarking.result import benchmarks_in
+
+            before = benchmarks_in(read_file(against, "opsmith benchmark ... -o"))
+            refuse_unrelated(against, before, [each.name for each in found], "benchmark")
         done: list[Any] = []
         verdicts: list[Any] = []
         unmeasured: list[errors.OpsmithError] = []
@@ -288,38 +301,3 @@ def _to_dict(done: list[Any], verdicts: list[Any], unmeasured: list[errors.Opsmi
         "verdicts": [each.to_dict() for each in verdicts],
         "unmeasured": [{"operator": error.operator, "message": str(error)} for error in unmeasured],
     }
-
-
-def earlier_benchmarks(file: Path, operators: Sequence[str]) -> dict[str, Any]:
-    """Read the benchmarks of a file, by the names of their operators.
-
-    Args:
-        file: Output of `opsmith benchmark --json` or of `Benchmark.to_json()`.
-        operators: Names of the operators to compare.
-
-    Raises:
-        UsageError: If it cannot be read, or has none of these operators.
-        BenchmarkFormatError: If it does not contain a benchmark.
-    """
-    from opsmith.benchmarking.result import benchmarks_in
-
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise errors.UsageError(
-            f"`{file}` cannot be read",
-            argument="--against",
-            expected="what `opsmith benchmark --json` printed, or `-o` wrote",
-            got=getattr(error, "strerror", None) or str(error),
-            hint="measure first: `opsmith benchmark ... -o before.json`",
-        ) from error
-    found: dict[str, Any] = {**benchmarks_in(text)}
-    if not any(name in found for name in operators):
-        raise errors.UsageError(
-            f"`{file}` has no earlier benchmark of what is to be measured",
-            argument="--against",
-            expected=f"one of {', '.join(f'`{name}`' for name in operators)}",
-            got=", ".join(f"`{name}`" for name in found) or "no benchmark at all",
-            hint="measure it first, and keep that: `opsmith benchmark ... -o before.json`",
-        )
-    return found

@@ -207,7 +207,7 @@ def check(
         bool, typer.Option("--thorough", help="Check more: more inputs, more repeats; minutes.")
     ] = False,
     seed: Annotated[
-        int, typer.Option(help="Seed of samples and probes: the same seed, the same report.")
+        int, typer.Option(help="Seed of samples and inputs: the same seed, the same report.")
     ] = 0,
     only: Annotated[
         list[str] | None,

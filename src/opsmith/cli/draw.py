@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import sys
 import warnings
@@ -16,11 +15,10 @@ from rich.markup import escape
 
 from opsmith import errors
 from opsmith.cli.guard import guarded, waiting
-from opsmith.cli.options import AsJson, Traceback
+from opsmith.cli.options import AsJson, Traceback, subject_named
 from opsmith.cli.output import Output
 from opsmith.core.operator import Operator
 from opsmith.drawing.graph import Graph, format_bytes
-from opsmith.targets import Target
 
 SCHEMA = 1
 """Version of the JSON output; it rises when a key is renamed, removed or changes its meaning."""
@@ -98,7 +96,8 @@ def draw(
 
         file = output_file(output, depth)
         with waiting(f"importing {escape(target)}"):
-            subject, inputs, kwargs = _subject(target)
+            subject, inputs, kwargs = subject_named(target, "draw")
+            _refuse_undrawable(target, subject)
         with waiting(f"drawing {escape(target)}"), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             graph, note = draw_file(
@@ -128,63 +127,11 @@ def _report(graph: Graph, path: Path, note: str, *, as_json: bool) -> str:
     return "\n".join([*lines, *["  keep the most:"] * bool(heaviest), *heaviest])
 
 
-def _subject(text: str) -> tuple[Any, Any, Any]:
-    """Return the object that a target names, with its arguments.
-
-    Raises:
-        UsageError, OperatorNotFoundError, ModuleImportError: If the target cannot be drawn.
-    """
-    target = Target.of(text)
-    if target.name is None:
+def _refuse_undrawable(text: str, subject: Any) -> None:
+    if not isinstance(subject, torch.nn.Module | Operator | torch.Tensor | tuple | list | dict):
         raise errors.UsageError(
-            f"`{text}` must name an object to draw",
-            expected="FILE_OR_MODULE:NAME",
-            hint=f"name an operator, or a function that returns a model and its arguments: `{text}:model`",
+            f"`{text}` must return an object that can be drawn",
+            expected="a tensor, a tuple or dict of tensors, (model, args), or (model, args, kwargs)",
+            got=type(subject).__name__,
+            hint="write `def model(): return network, (torch.zeros(1, 3, 32, 32),)`",
         )
-    found = getattr(target.module(), target.name, None)
-    if isinstance(found, torch.Tensor):
-        return found, None, None
-    if callable(found) and not isinstance(found, Operator | type | torch.nn.Module):
-        return _returned(text, _without_arguments(text, found)())
-    if isinstance(found, torch.nn.Module):
-        raise errors.UsageError(
-            f"`{text}` is a model, and its arguments are missing",
-            expected="a function that returns a model and its arguments",
-            hint=f"write `def draw_it(): return {target.name}, (torch.zeros(1, 3, 32, 32),)`, and name that",
-        )
-    return target.operators()[0], None, None
-
-
-def _without_arguments(text: str, function: Any) -> Any:
-    """Return a function that can be called without arguments.
-
-    Raises:
-        UsageError: If it needs arguments.
-    """
-    try:
-        inspect.signature(function).bind()
-    except TypeError as error:
-        raise errors.UsageError(
-            f"`{text}` cannot be called without arguments: {error}",
-            expected="a function without arguments that returns tensors, or a model and its arguments",
-            got=f"it takes `{inspect.signature(function)}`",
-            hint="write a function that calls it, `def draw_it(): ...`, and name that",
-        ) from error
-    except ValueError:  # a function in C without a signature
-        pass
-    return function
-
-
-def _returned(text: str, value: Any) -> tuple[Any, Any, Any]:
-    """Split the value of a function into a model and its arguments, or return its tensors."""
-    called = isinstance(value, tuple) and len(value) in (2, 3)
-    if called and isinstance(value[0], torch.nn.Module | Operator):
-        return value[0], value[1], value[2] if len(value) == 3 else None
-    if isinstance(value, torch.Tensor | tuple | list | dict):
-        return value, None, None
-    raise errors.UsageError(
-        f"`{text}` must return an object that can be drawn",
-        expected="a tensor, a tuple or dict of tensors, (model, args), or (model, args, kwargs)",
-        got=type(value).__name__,
-        hint="write `def model(): return network, (torch.zeros(1, 3, 32, 32),)`",
-    )

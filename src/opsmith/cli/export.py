@@ -14,11 +14,10 @@ from rich.markup import escape
 
 from opsmith import errors
 from opsmith.cli.guard import guarded, waiting
-from opsmith.cli.options import AsJson, Traceback
+from opsmith.cli.options import AsJson, Traceback, subject_named
 from opsmith.cli.output import Output
 from opsmith.core.operator import Operator
 from opsmith.core.samples import first_call
-from opsmith.targets import Target
 
 SCHEMA = 1
 """Version of the JSON output; it rises when a key is renamed, removed or changes its meaning."""
@@ -96,7 +95,7 @@ def export(
     with guard, redirect_stdout(sys.stderr):  # stdout is for the result alone
         printer = Output(out)
         with waiting(f"importing {escape(target)}"):
-            model, args, kwargs = _subject(target)
+            model, args, kwargs = _model_and_arguments(target)
         from opsmith.exporting import export_onnx  # slow to import
 
         with waiting(f"exporting {escape(target)}"):
@@ -116,44 +115,24 @@ def export(
         printer.close()
 
 
-def _subject(text: str) -> tuple[Any, Any, dict[str, Any]]:
+def _model_and_arguments(text: str) -> tuple[Any, Any, Any]:
     """Return the model or operator that a target names, with the arguments of a call.
 
     Raises:
         UsageError, OperatorNotFoundError, ModuleImportError, MissingSamplesError: If it cannot be exported.
     """
-    target = Target.of(text)
-    if target.name is None:
-        raise errors.UsageError(
-            f"`{text}` must name an object to export",
-            expected="FILE_OR_MODULE:NAME",
-            hint=f"name an operator, or a function that returns a model and its arguments: `{text}:model`",
-        )
-    made = getattr(target.module(), target.name, None)
-    if callable(made) and not isinstance(made, Operator | type | torch.nn.Module):
-        return _returned(text, made())
-    return _sampled(target.operators()[0])
-
-
-def _returned(text: str, value: Any) -> tuple[Any, Any, dict[str, Any]]:
-    fits = isinstance(value, tuple) and len(value) in (2, 3)
-    if fits:
-        fits = isinstance(value[0], torch.nn.Module | Operator) and all(
-            isinstance(each, dict) for each in value[2:]
-        )
-    if not fits:
+    model, args, kwargs = subject_named(text, "export")
+    if not isinstance(model, torch.nn.Module | Operator) or not isinstance(kwargs, dict | None):
         raise errors.UsageError(
             f"`{text}` must return a model with its arguments",
             expected="(model, args), or (model, args, kwargs)",
-            got=type(value).__name__,
+            got=type(model).__name__,
             hint="write `def model(): return network, (torch.zeros(1, 3, 32, 32),)`",
         )
-    return value[0], value[1], value[2] if len(value) == 3 else {}
-
-
-def _sampled(operator: Operator[..., Any]) -> tuple[Any, Any, dict[str, Any]]:
-    call = first_call(operator.specification, "exported")
-    return operator, tuple(call.args), dict(call.kwargs)
+    if isinstance(model, Operator) and args is None:
+        call = first_call(model.specification, "exported")
+        return model, tuple(call.args), dict(call.kwargs)
+    return model, args, kwargs
 
 
 def _axes(given: list[str]) -> dict[str, dict[int, str]]:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
 from opsmith import errors
 from opsmith.cli.guard import guarded, waiting
-from opsmith.cli.options import Operators, Traceback, effort_of
+from opsmith.cli.options import Operators, Traceback, effort_of, read_file, refuse_unrelated
 from opsmith.cli.output import Output, progress_bar
 from opsmith.targets import Target
-
-T = TypeVar("T")
 
 
 def page(
@@ -96,20 +93,25 @@ def page(
             )
         with waiting(f"importing {escape(target)}"):
             operators = Target.of(target).operators()
+            from opsmith.benchmarking.result import benchmarks_in
+            from opsmith.checking.output.json import read_reports
             from opsmith.pages import page as write
-            from opsmith.pages.results import read_benchmarks, read_reports_of
         names = [each.name for each in operators]
-        known = {} if checked is None else _relevant(checked, read_reports_of(checked), names, "report")
-        measured: Any = benchmark
+        reports: Any = None
+        benchmarks: Any = benchmark
+        if checked is not None:
+            reports = read_reports(read_file(checked, "opsmith check ... --json >"))
+            refuse_unrelated(checked, reports, names, "report")
         if benchmarked is not None:
-            measured = _relevant(benchmarked, read_benchmarks(benchmarked), names, "benchmark")
+            benchmarks = benchmarks_in(read_file(benchmarked, "opsmith benchmark ... -o"))
+            refuse_unrelated(benchmarked, benchmarks, names, "benchmark")
         given: dict[str, Any] = {"architectures": tuple(architectures)} if architectures else {}
         with progress_bar() as progress:
             files = write(
                 operators,
                 output,
-                reports=known,
-                benchmarks=measured,
+                reports=reports,
+                benchmarks=benchmarks,
                 effort=effort,
                 seed=seed,
                 progress=progress,
@@ -117,19 +119,3 @@ def page(
             )
         printer.write(f"{files[0]}\n")
         printer.close()
-
-
-def _relevant(file: Path, found: Mapping[str, T], names: list[str], kind: str) -> Mapping[str, T]:
-    """Return the content of a file that has one of the operators at least.
-
-    Raises:
-        UsageError: If it has none of them.
-    """
-    if not found.keys() & {*names}:
-        raise errors.UsageError(
-            f"`{file}` has no {kind} of these operators",
-            expected=f"one of {', '.join(f'`{name}`' for name in names)}",
-            got=", ".join(f"`{name}`" for name in found) or f"no {kind} at all",
-            hint="name the file that has it, or leave it out",
-        )
-    return found

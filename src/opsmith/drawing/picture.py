@@ -13,9 +13,8 @@ from typing import Any, cast
 
 from opsmith import errors
 from opsmith.core.output_file import replace_file, writable_file
-from opsmith.drawing.dot import to_dot
 from opsmith.drawing.graph import Graph
-from opsmith.drawing.graphviz import SECONDS, Format, render, require_pygraphviz
+from opsmith.drawing.graphviz import SECONDS, Format, render, require_pygraphviz, to_dot
 from opsmith.drawing.grouping import fitting
 from opsmith.drawing.page import to_page
 from opsmith.drawing.tracer import Options, trace

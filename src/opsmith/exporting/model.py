@@ -15,7 +15,7 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.core.operator import Operator
 from opsmith.core.tensors import named_tensors, nested_tensors, replace_tensors, tiled
-from opsmith.exporting.dtypes import ONNX_TYPES, TYPE_NAMES
+from opsmith.exporting.packages import ONNX_TYPES, TYPE_NAMES
 
 SMALLEST = 2
 """A dynamic axis is traced at this size or a larger one: torch specialises sizes of 0 and 1."""

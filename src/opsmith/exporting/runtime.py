@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.exporting.dtypes import DTYPES, ONNX_TYPES
-from opsmith.exporting.packages import onnxruntime
+from opsmith.exporting.packages import DTYPES, ONNX_TYPES, onnxruntime
 
 ERRORS_ONLY = 3
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.exporting.dtypes import BY_NUMBER
+from opsmith.exporting.packages import DTYPE_BY_NUMBER
 
 ONCE, EACH = 16, 4
 """Tolerance in eps: a constant part, and a factor of the square root of the number of nodes."""
@@ -192,5 +192,5 @@ def _is_cast(node: Any) -> bool:
 
 
 def _floating(number: Any) -> torch.dtype | None:
-    dtype = None if number is None else BY_NUMBER.get(int(number))
+    dtype = None if number is None else DTYPE_BY_NUMBER.get(int(number))
     return dtype if dtype is not None and dtype.is_floating_point else None

@@ -17,9 +17,17 @@ from opsmith.core.operator import Operator
 from opsmith.drawing import Figure
 from opsmith.pages.aspects import Aspect, aspects_of
 from opsmith.pages.declaration import CallSignature, SourceCode, codes_of, signature_of
-from opsmith.pages.first_sample import ExportResult, SavedTensors, exports_of, graph_of, saved_tensors
 from opsmith.pages.kernels import KernelList, kernels_of
-from opsmith.pages.results import BenchmarkResult, measured, pictured
+from opsmith.pages.sections import (
+    BenchmarkResult,
+    ExportResult,
+    SavedTensors,
+    exports_of,
+    graph_of,
+    measured,
+    pictured,
+    saved_tensors,
+)
 
 T = TypeVar("T")
 

@@ -89,7 +89,7 @@ def run_tour(context: TourContext, stages: Sequence[TourStage] = STAGES) -> bool
             context.console.print(f"\n[bold]{number}. {stage.title}[/bold]")
             if stage.name in running:
                 one, printed = running[stage.name].result()
-                context.console.print(Text.from_ansi(printed), soft_wrap=True)
+                context.console.print(Text.from_ansi(printed.rstrip()), soft_wrap=True)
             else:
                 one = _finished(stage, context)
             finished.append(one)

@@ -33,7 +33,7 @@ def read_reports(text: str) -> dict[str, Report]:
         reports = [_report(each) for each in (read if isinstance(read, list) else [read])]
     except JsonMismatchError as error:
         raise errors.UsageError(
-            "this is no report of a check",
+            "the text must be a report of a check",
             expected=error.expected,
             got=error.got,
             hint="give what `opsmith check --json` printed, or `report.to_json()` gave",

@@ -75,4 +75,4 @@ DETECTORS = (
     ),
     Detector(grad_output.jacobian_sparsity, last_resort=True),  # it runs a backward for each element
 )
-"""All detectors, in the order of precedence of their causes."""
+"""All detectors, in the order in which they run; the table of causes decides which cause comes first."""

@@ -1,4 +1,4 @@
-"""Sections made from an operator's first sample: the graph, the saved tensors, the ONNX exports."""
+"""Sections that need a run: the graph, the saved tensors, the ONNX exports, the benchmark."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
+from opsmith import errors
+from opsmith.benchmarking import Benchmark, benchmark
+from opsmith.checking import Report
 from opsmith.checking.samples.sample import sample_named
 from opsmith.core.operator import Operator
 from opsmith.core.samples import first_call
@@ -145,3 +148,37 @@ def exports_of(operator: Operator[..., Any]) -> tuple[ExportResult, ...]:
             ExportResult(body, BODIES[body], "", made.opset, made.nodes, made.difference, allowed, notes)
         )
     return tuple(results)
+
+
+@dataclass(frozen=True)
+class BenchmarkResult:
+    """A benchmark with its pictures.
+
+    Args:
+        benchmark: The benchmark.
+        plots: An `<svg>` element by name.
+        unpictured: The reason why there are none; empty if there are.
+    """
+
+    benchmark: Benchmark
+    plots: Mapping[str, str]
+    unpictured: str = ""
+
+
+def measured(operator: Operator[..., Any], report: Report | None) -> Benchmark:
+    """Measure an operator, at quick effort.
+
+    Raises:
+        NotPassedError: If it fails its check.
+        OpsmithError: If it cannot be measured for another reason.
+    """
+    return benchmark(operator, effort="quick", report=report)
+
+
+def pictured(made: Benchmark) -> BenchmarkResult:
+    """A benchmark with its plots, if the packages for plots are installed."""
+    try:
+        from opsmith.benchmarking.plotting import plots
+    except errors.MissingExtraError as error:
+        return BenchmarkResult(made, {}, str(error))
+    return BenchmarkResult(made, plots(made))
