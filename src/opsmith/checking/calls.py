@@ -91,12 +91,14 @@ class SampleRun:
         sample: The sample.
         argnums: Arguments that require a gradient.
         device: The device.
+        changed: Changes the arguments; None for the sample's own.
     """
 
     subject: Subject
     sample: Sample
     argnums: tuple[int, ...]
     device: torch.device
+    changed: Callable[[list[Any]], list[Any]] | None = None
 
     @classmethod
     def of(cls, subject: Subject, sample: Sample) -> list[Self]:
@@ -106,12 +108,27 @@ class SampleRun:
 
     def flat(self) -> list[Any]:
         """The arguments, in fresh memory."""
-        return self.sample.at(device=self.device)
+        own = self.sample.at(device=self.device)
+        return own if self.changed is None else self.changed(own)
 
     def call(self, flat: Sequence[Any] | None = None, *, leaf: bool = True) -> LiveCall:
         """A new call with its graph."""
         given = self.flat() if flat is None else flat
         return live_call(self.subject, self.sample, given, self.argnums, leaf=leaf)
+
+    def values(self) -> CallValues:
+        """The results and gradients of a new call."""
+        return self.call().values()
+
+    def names(self) -> list[tuple[str, str, str]]:
+        """The name, the words in messages and the `file:line` of each tensor of `CallValues.tensors`."""
+        labels, where = self.sample.labels, self.subject.runs_at(self.sample.flat)
+        results = self.subject.results(self.sample)
+        gradients = [
+            (labels[argnum], f"the gradient of `{labels[argnum]}`", self.backward_location(at))
+            for at, argnum in enumerate(self.argnums)
+        ]
+        return [*((each.name, f"`{each.name}`", where) for each in results), *gradients]
 
     def backward_location(self, at: int = 0) -> str:
         """`file:line` of what computes the gradient by one of the arguments."""

@@ -22,8 +22,14 @@ from opsmith.checking.properties.torch.compiled_calls import load_compiler
 from opsmith.checking.property import raised
 from opsmith.checking.report import Failure, Outcome, Report
 from opsmith.checking.root_causes import name_roots
-from opsmith.checking.run_property import few_threads, remarks, run, sample_subset
-from opsmith.checking.samples.symmetric import among_symmetric, remark
+from opsmith.checking.run_property import (
+    among_symmetric,
+    few_threads,
+    run,
+    sample_subset,
+    subset_remarks,
+    symmetric_remarks,
+)
 from opsmith.checking.samples.variations import Variations, failure_of, variations
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
@@ -144,7 +150,8 @@ def check(
     about = {
         "inputs": inputs,
         "rejected": derived.rejected,
-        "remarks": remarks(subject, [name for name in ran if PROPERTIES[name].subset]) + remark(smooth),
+        "remarks": subset_remarks(subject, [name for name in ran if PROPERTIES[name].subset])
+        + symmetric_remarks(smooth),
     }
     return Report(subject.name, outcomes, seed, environment(), level.name, **about, loading=loading)
 

@@ -42,7 +42,7 @@ class Effort:
         batched_samples: Samples that are differentiated by several grad_outputs at once.
         elements: Elements of a sample that finite differences move one at a time; in a larger sample, some of
             them and random directions stand for all.
-        glanced_after: Samples on which every element is moved; on later ones a few elements and random
+        spot_checked_after: Samples on which every element is moved; on later ones a few elements and random
             directions stand for all, as long as these agree with autograd.
         tangent_weights: Random weights of the results by which tangents are held to finite differences.
         fresh: Fresh inputs on which a hypothesis about a cause is tested.
@@ -79,7 +79,7 @@ class Effort:
     transform_samples: int
     batched_samples: int
     elements: int
-    glanced_after: int
+    spot_checked_after: int
     tangent_weights: int
     fresh: int
     repeats: int
@@ -123,7 +123,7 @@ _DEFAULT = Effort(
     transform_samples=1,
     batched_samples=ALL,
     elements=2048,
-    glanced_after=ALL,
+    spot_checked_after=ALL,
     tangent_weights=2,
     fresh=3,
     repeats=3,
@@ -152,7 +152,7 @@ _QUICK = replace(
     transform_samples=0,
     batched_samples=1,
     elements=64,
-    glanced_after=1,
+    spot_checked_after=1,
     tangent_weights=1,
     fresh=2,
     repeats=2,

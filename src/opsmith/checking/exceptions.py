@@ -195,7 +195,8 @@ class Overlooking:
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
-        return isinstance(error, Exception) and not _is_own(error)
+        ends = isinstance(error, UncheckableError)
+        return isinstance(error, Exception) and not ends and not _is_own(error)
 
 
 def _is_own(error: BaseException) -> bool:

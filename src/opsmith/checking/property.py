@@ -80,7 +80,7 @@ class Property:
 
 
 def each_sample(
-    property: str, subject: Subject, check_sample: Callable[[Subject, Sample], Findings]
+    property: str, check_sample: Callable[[Subject, Sample], Findings], subject: Subject
 ) -> Findings:
     """Run a function on every sample; an exception of the operator is a finding, and ends nothing."""
     for sample in subject.samples:
@@ -108,9 +108,10 @@ class Coverage:
 
 def covered_samples(
     property: str,
-    subject: Subject,
     check_sample: Callable[[Subject, Sample, Coverage], Findings],
     unchecked: str,
+    subject: Subject,
+    *,
     noted: str = "",
 ) -> Findings:
     """Run a function on every sample, then report the parts that were not checked.
@@ -119,13 +120,13 @@ def covered_samples(
 
     Args:
         property: Name of the property.
-        subject: The subject of the check.
         check_sample: Checks one sample, and records its progress.
         unchecked: Reason for skipping if nothing was refused.
+        subject: The subject of the check.
         noted: Words before each note.
     """
     coverage, failed = Coverage(), False
-    for finding in each_sample(property, subject, lambda some, sample: check_sample(some, sample, coverage)):
+    for finding in each_sample(property, lambda some, sample: check_sample(some, sample, coverage), subject):
         failed = failed or isinstance(finding, Failure)
         yield finding
     if coverage.ran or failed:

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from opsmith.checking.causes import CAUSES, UNKNOWN, first_of
 from opsmith.checking.effort import Effort
-from opsmith.checking.exceptions import refuse_own
+from opsmith.checking.exceptions import Overlooking, refuse_own
 from opsmith.checking.processes.fork import run_isolated
 from opsmith.checking.properties.kernels.sizes import kernels_in_cpp
 from opsmith.checking.property import Note, Property, Skipped, raised
 from opsmith.checking.report import Failure, Outcome, Status, all_dtypes, with_dtypes
+from opsmith.checking.samples.generate_like import is_symmetric
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
@@ -112,7 +113,8 @@ def _one(group: list[Failure]) -> Failure:
     causes = {failure.cause for failure in group}
     if len(causes) == 1:
         return _seen(group[0], group)
-    fitting = set.intersection(*(_fitting(failure) for failure in group)) - {UNKNOWN}
+    supported = ({each.cause, *each.evidence.get("also fits", ())} for each in group)
+    fitting = set.intersection(*supported) - {UNKNOWN}
     if fitting:
         cause = first_of(fitting)
         best = next((failure for failure in group if failure.cause == cause), group[0])
@@ -134,11 +136,6 @@ def _of_nothing(failure: Failure, group: Sequence[Failure], samples: Sequence[Sa
         return failure
     message = f"of tensors without elements alone: {failure.message}"
     return replace(failure, cause="empty", message=message)
-
-
-def _fitting(failure: Failure) -> set[str]:
-    """Every cause that a failure's evidence supports."""
-    return {failure.cause, *failure.evidence.get("also fits", ())}
 
 
 def _elements(failure: Failure) -> int:
@@ -179,7 +176,7 @@ def sample_subset(subject: Subject) -> Subject:
     return replace(subject, samples=tuple(each for each in subject.samples if each.position in chosen))
 
 
-def remarks(subject: Subject, ran: Iterable[str]) -> tuple[str, ...]:
+def subset_remarks(subject: Subject, ran: Iterable[str]) -> tuple[str, ...]:
     """Return the remark for a report.
 
     Args:
@@ -202,4 +199,68 @@ def _kind(sample: Sample) -> tuple[Any, ...]:
     return tuple(
         (value.dim(), value.dtype, bool(value.numel())) if isinstance(value, Tensor) else type(value)
         for value in sample.flat
+    )
+
+
+def among_symmetric(subject: Subject) -> Subject:
+    """Return the subject with the symmetric inputs marked that it reads in one triangle alone.
+
+    Args:
+        subject: The checked operator.
+
+    Example:
+        >>> import opsmith.ops
+        >>> from opsmith.checking.effort import EFFORTS
+        >>> from opsmith.checking.subject_kinds import subject_of
+        >>> among_symmetric(subject_of(opsmith.ops.exp, None, 0, EFFORTS["quick"])).symmetric
+        frozenset()
+    """
+    labels = set[str]()
+    if not subject.draws:
+        every = [_of_one_triangle(subject, sample) for sample in subject.samples]
+        labels = set.intersection(*every)
+    return replace(subject, symmetric=frozenset(labels)) if labels else subject
+
+
+def symmetric_remarks(subject: Subject) -> tuple[str, ...]:
+    """Return the remark for a report."""
+    if not subject.symmetric:
+        return ()
+    names = ", ".join(f"`{label}`" for label in sorted(subject.symmetric))
+    return (
+        f"derivatives by {names} are those among symmetric matrices: every sample has one there, of which "
+        "one triangle alone is read",
+    )
+
+
+def _of_one_triangle(subject: Subject, sample: Sample) -> set[str]:
+    """Return the labels of a sample's symmetric matrices that are read in one triangle alone."""
+    return {
+        sample.labels[argnum]
+        for argnum in sample.inexact
+        if is_symmetric(sample.flat[argnum]) and _reads_one(subject, sample, argnum)
+    }
+
+
+def _reads_one(subject: Subject, sample: Sample, argnum: int) -> bool:
+    wide = sample.at(torch.float64)
+
+    def results(value: Tensor) -> list[Any]:
+        flat = [value if at == argnum else each for at, each in enumerate(wide)]
+        return subject.reference(sample, flat)
+
+    # Suppressed: if it raises for a matrix that is not symmetric, it reads all of it.
+    with Overlooking(), torch.no_grad():
+        matrix = wide[argnum]
+        whole = results(matrix)
+        return _same_results(whole, results(matrix + matrix.triu(1))) or _same_results(
+            whole, results(matrix + matrix.tril(-1))
+        )
+    return False
+
+
+def _same_results(some: list[Any], others: list[Any]) -> bool:
+    return len(some) == len(others) and all(
+        torch.equal(one, other) if isinstance(one, Tensor) and isinstance(other, Tensor) else one is other
+        for one, other in zip(some, others, strict=True)
     )

@@ -48,7 +48,7 @@ def is_only_rounding(
     right: RightGradient,
     argnum: int,
     subset: tuple[int, ...],
-    probe: GradOutputs,
+    grad_outputs: GradOutputs,
     got: Tensor,
     bound: RoundingBound,
     difference: Difference,
@@ -62,7 +62,7 @@ def is_only_rounding(
         right: Right gradients, which finite differences confirm.
         argnum: Position of the input.
         subset: Positions of the inputs that required a gradient.
-        probe: The grad_outputs.
+        grad_outputs: The grad_outputs.
         got: The gradient.
         bound: Its bound.
         difference: Its worst element.
@@ -71,7 +71,7 @@ def is_only_rounding(
     error = got.detach().cpu().to(bound.truth.dtype) - bound.truth
     worst, eps = abs(complex(error[difference.index])), torch.finfo(dtype).eps
     fine = torch.finfo(torch.float64).eps
-    others = partial(_errors, right, argnum, subset, probe, got.device, difference.index)
+    others = partial(_errors, right, argnum, subset, grad_outputs, got.device, difference.index)
     if dtype != torch.float64:
         return any(worst <= MAX_RATIO * eps / fine * abs(other) for other in others())
     if not bool(error.abs().max() <= fine**KEPT * bound.truth.abs().max()):
@@ -83,7 +83,7 @@ def _errors(
     right: RightGradient,
     argnum: int,
     subset: tuple[int, ...],
-    probe: GradOutputs,
+    grad_outputs: GradOutputs,
     device: torch.device,
     index: tuple[int, ...],
 ) -> Iterator[complex]:
@@ -92,14 +92,14 @@ def _errors(
     step = torch.finfo(torch.float64).eps ** MOVED
     for _ in range(DRAWS):
         flat = [perturbed(value, step, generator) for value in right.sample.at(torch.float64, device)]
-        grads = [perturbed(grad, step, generator) for grad in probe.at(torch.float64, device)]
+        grads = [perturbed(grad, step, generator) for grad in grad_outputs.at(torch.float64, device)]
         found = vjp(partial(right.subject.call, right.sample), [*map(replica, flat)], subset, grads)
         answer = found[subset.index(argnum)]
         if answer is None:
             return
         values = [replica(each, device=torch.device("cpu")) for each in flat]
-        grad_outputs = [replica(each, device=torch.device("cpu")) for each in grads]
-        truth = right.by_reference(values, grad_outputs)[right.argnums.index(argnum)]
+        on_cpu = [replica(each, device=torch.device("cpu")) for each in grads]
+        truth = right.by_reference(values, on_cpu)[right.argnums.index(argnum)]
         yield complex((answer.detach().cpu() - truth)[index])
 
 
@@ -145,7 +145,7 @@ def _rounded(tensor: Tensor) -> bool:
 
 
 def low_precision_in_backward(
-    subject: Subject, sample: Sample, argnums: Sequence[int], probe: GradOutputs
+    subject: Subject, sample: Sample, argnums: Sequence[int], grad_outputs: GradOutputs
 ) -> str | None:
     """Find the operation by which the backward, but not the forward, loses precision; None for none.
 
@@ -153,7 +153,7 @@ def low_precision_in_backward(
         subject: The checked operator.
         sample: The sample, run in float64.
         argnums: Positions of the inputs that require a gradient.
-        probe: The grad_outputs.
+        grad_outputs: The grad_outputs.
     """
     flat = sample.at(torch.float64)
     for argnum in argnums:
@@ -162,6 +162,6 @@ def low_precision_in_backward(
     with torch.enable_grad():
         if low_precision_operand(lambda: results.extend(subject.call(sample, flat)), mixed=False) is not None:
             return None
-    grads = probe.at(torch.float64, torch.device("cpu"))
+    grads = grad_outputs.at(torch.float64, torch.device("cpu"))
     inputs = [flat[argnum] for argnum in argnums]
     return low_precision_operand(partial(differentiate, results, inputs, grads))

@@ -12,6 +12,7 @@ kinds:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -254,8 +255,21 @@ def exact_difference(got: Tensor, *right: Tensor) -> Difference | None:
 
 
 def _index_of_largest(score: Tensor) -> tuple[int, ...]:
-    position = score.to(torch.float64).argmax()
-    return tuple(int(i) for i in torch.unravel_index(position, score.shape)) if score.dim() else ()
+    return unravel(int(score.to(torch.float64).argmax()), score.shape)
+
+
+def unravel(position: int, shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the index of an element from its position in a row of all.
+
+    Example:
+        >>> unravel(5, [2, 3])
+        (1, 2)
+    """
+    index: list[int] = []
+    for size in reversed(shape):
+        position, along = divmod(position, size)
+        index.insert(0, along)
+    return tuple(index)
 
 
 def _distinct_texts(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.numerics.autodiff import Results
-from opsmith.checking.numerics.compare import Difference
+from opsmith.checking.numerics.compare import Difference, unravel
 from opsmith.checking.numerics.directional import DirectionalFunction
 from opsmith.checking.numerics.noise import Noise, SecondEstimate, noise_of
 from opsmith.checking.numerics.slope import Slope, slope
@@ -160,7 +160,7 @@ class NumericalGradient:
 
     def _worst(self, given: Tensor, units: Tensor) -> Difference:
         whole = units.amax(-1) if given.is_complex() else units
-        index = tuple(int(i) for i in torch.unravel_index(whole.argmax(), whole.shape)) if whole.dim() else ()
+        index = unravel(int(whole.argmax()), whole.shape)
         return Difference(
             index,
             given[index].item(),

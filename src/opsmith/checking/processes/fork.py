@@ -29,7 +29,7 @@ import torch
 
 from opsmith import errors
 from opsmith.checking.report import Failure, Outcome, plain
-from opsmith.kernels.cpp.crash_trace import BEGINNING, place_in, trace, tracer
+from opsmith.kernels.cpp.crash_trace import BEGINNING, location_in, trace, tracer
 from opsmith.kernels.cpp.source import CppSource
 
 LIMIT_S = 300.0
@@ -321,7 +321,7 @@ def _death(
     own = [line for line in words.splitlines() if line.strip() and not _of_the_handler(line)]
     if own:
         evidence["stderr"] = "\n".join(own[-LAST_LINES:])
-    in_cpp = place_in(words, kernels)
+    in_cpp = location_in(words, kernels)
     if in_cpp is not None and in_cpp[1]:
         evidence["line"] = in_cpp[1]
     on = f", on {sample}" if sample else ", before it ran on any sample"

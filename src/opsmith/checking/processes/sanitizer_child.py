@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 import opsmith
-from opsmith.checking.numerics.compare import as_bytes, same_bits
+from opsmith.checking.numerics.compare import as_bytes, same_bits, unravel
 from opsmith.checking.processes.sanitizer_parent import (
     REDZONE,
     MemorySpan,
@@ -174,7 +174,7 @@ class SanitizerChild:
                     "unwritten": unwritten,
                     "count": int(rows.sum()),
                     "of": rows.numel(),
-                    "first": _index(int(rows.nonzero()[0]), results[at].shape),
+                    "first": unravel(int(rows.nonzero()[0]), results[at].shape),
                 }
             )
         return found
@@ -238,14 +238,6 @@ def with_redzones(label: str, value: Tensor, sanitizer: Any) -> tuple[Tensor, Me
         sanitizer.__asan_poison_memory_region(ctypes.c_void_p(first), ctypes.c_size_t(last - first))
     copy = block.as_strided(value.shape, value.stride(), lead)
     return copy, MemorySpan(label, start, extent * size, REDZONE)
-
-
-def _index(at: int, shape: torch.Size) -> list[int]:
-    found: list[int] = []
-    for size in reversed(shape):
-        at, position = divmod(at, size)
-        found.insert(0, position)
-    return found
 
 
 def main(folder: str, writing: int) -> None:

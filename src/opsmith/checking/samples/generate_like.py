@@ -20,14 +20,7 @@ Shape = Sequence[int]
 Structure = Callable[[Tensor, Shape, torch.Generator], Tensor | None]
 """Makes a tensor of a shape, if the given tensor has the structure; else returns None."""
 
-INEXACT = (
-    torch.float64,
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.complex128,
-    torch.complex64,
-)
+INEXACT = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex128, torch.complex64)
 WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 """dtypes of whole numbers."""
 

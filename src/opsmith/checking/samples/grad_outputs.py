@@ -58,7 +58,11 @@ def grad_outputs_to_try(subject: Subject, sample: Sample, results: Sequence[Tens
 
 def contiguous_grad_outputs(subject: Subject, sample: Sample, results: Sequence[Tensor]) -> GradOutputs:
     """Return contiguous grad_outputs for all results."""
-    return next(probe for probe in grad_outputs_to_try(subject, sample, results) if probe.name == PLAIN)
+    return next(
+        grad_outputs
+        for grad_outputs in grad_outputs_to_try(subject, sample, results)
+        if grad_outputs.name == PLAIN
+    )
 
 
 def results_with_gradient(subject: Subject, sample: Sample, results: Sequence[Tensor]) -> list[bool]:

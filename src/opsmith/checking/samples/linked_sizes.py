@@ -166,7 +166,7 @@ def _shown(subject: Subject, sample: Sample) -> tuple[Symbol, ...]:
     """Build symbols from sizes that are equal in this sample and in every other with the same tensors."""
     sizes = _locations(sample)
     others = [_by_label(each) for each in subject.samples if each.position != sample.position]
-    ranks = _ranks(sample)
+    ranks = sample.ranks
     known = {location: [each.get(_label(sample, location, ranks)) for each in others] for location in sizes}
     parents = {location: location for location in sizes}
 
@@ -220,16 +220,12 @@ def _size_at(sample: Sample, location: SizeLocation) -> int:
     return int(value if location.number else value.shape[location.index])
 
 
-def _ranks(sample: Sample) -> list[int | None]:
-    return [value.dim() if isinstance(value, Tensor) else None for value in sample.flat]
-
-
 def _label(sample: Sample, location: SizeLocation, ranks: Sequence[int | None]) -> tuple[Any, ...]:
     return sample.labels[location.argnum], ranks[location.argnum], location.index, location.number
 
 
 def _by_label(sample: Sample) -> dict[tuple[Any, ...], int]:
-    ranks = _ranks(sample)
+    ranks = sample.ranks
     return {_label(sample, location, ranks): size for location, size in _locations(sample).items()}
 
 

@@ -9,9 +9,10 @@ Each layout is an expression of `x`, which is run here and shown in scripts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,7 +52,7 @@ class Layout:
         return made
 
 
-def plain(x: Tensor) -> Tensor:
+def plain(x: Any) -> Any:
     """Copy the numbers into contiguous memory.
 
     Example:
@@ -59,7 +60,16 @@ def plain(x: Tensor) -> Tensor:
         >>> plain(torch.ones(2, 3).mT).stride()
         (2, 1)
     """
+    if not isinstance(x, Tensor):
+        return x
     return x.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+
+
+def layouts_of(flat: Sequence[Any]) -> Iterator[tuple[int, Layout]]:
+    """Yield the position of each tensor with each layout that it can have."""
+    for argnum, value in enumerate(flat):
+        if isinstance(value, Tensor):
+            yield from ((argnum, layout) for layout in layouts_for(value))
 
 
 def layouts_for(x: Tensor) -> tuple[Layout, ...]:

@@ -66,13 +66,15 @@ def _like(value: Tensor, numbers: Tensor) -> Tensor:
     return torch.empty_like(value).copy_(numbers * FACTOR)
 
 
-def other_forms(sample: Sample, device: torch.device) -> Iterator[tuple[str, Callable[[], list[Any]]]]:
-    """Yield the sample's numbers in another dtype and in another layout."""
+def other_forms(
+    sample: Sample, device: torch.device
+) -> Iterator[tuple[str, Callable[[list[Any]], list[Any]]]]:
+    """Yield changes of a sample's arguments: the same numbers in another dtype, and in another layout."""
     wide = any(sample.flat[argnum].dtype in (torch.float64, torch.complex128) for argnum in sample.inexact)
     dtype = torch.float32 if wide else torch.float64
     if sample.inexact:
-        yield f"of the same numbers in {str(dtype).removeprefix('torch.')}", lambda: sample.at(dtype, device)
         yield (
-            "of the same numbers in another layout",
-            lambda: guarded(sample.at(device=device), sliced=True)[0],
+            f"of the same numbers in {str(dtype).removeprefix('torch.')}",
+            lambda flat: sample.at(dtype, device),
         )
+        yield ("of the same numbers in another layout", lambda flat: guarded(flat, sliced=True)[0])

@@ -59,6 +59,11 @@ class Sample:
         """Number of elements of all tensors."""
         return sum(value.numel() for value in self.flat if isinstance(value, Tensor))
 
+    @cached_property
+    def ranks(self) -> tuple[int | None, ...]:
+        """Rank of each tensor; None for other arguments."""
+        return tuple(value.dim() if isinstance(value, Tensor) else None for value in self.flat)
+
     def takes(self, dtype: torch.dtype) -> bool:
         """Report whether the sample can be cast to a floating dtype: complex numbers have no 16-bit form."""
         wide = dtype in (torch.float32, torch.float64)

@@ -69,10 +69,8 @@ class HiddenState:
             elif isinstance(value, Tensor):
                 if each.put is not None:
                     each.put(None)
-            elif isinstance(value, threading.local):
-                vars(value).clear()
-            elif each.is_container:
-                value.clear()
+            elif (contents := _contents(value)) is not None:
+                contents.clear()
 
     def filled(self) -> list[str]:
         """Return the names of the values that hold something now."""
@@ -84,7 +82,7 @@ def _may_hold_state(each: Reached) -> bool:
     if isinstance(value, torch.nn.Parameter):
         return False
     by_name = isinstance(value, Tensor) and each.put is not None
-    return by_name or each.is_container or hasattr(value, "cache_clear") or isinstance(value, threading.local)
+    return by_name or hasattr(value, "cache_clear") or _contents(value) is not None
 
 
 def _runs_without(values: list[Reached], run: Callable[[], Any]) -> bool:
@@ -98,30 +96,28 @@ def _runs_without(values: list[Reached], run: Callable[[], Any]) -> bool:
     return True
 
 
-def _copied(value: Any) -> Any:
+def _contents(value: Any) -> Any:
+    """The container in which a value holds state; None for a value that is not one."""
     if isinstance(value, threading.local):
-        return dict(vars(value))
-    return value.copy() if isinstance(value, CONTAINERS) else None
+        return vars(value)
+    return value if isinstance(value, CONTAINERS) else None
 
 
-def _fill(value: Any, contents: Any) -> None:
+def _copied(value: Any) -> Any:
+    contents = _contents(value)
+    return None if contents is None else contents.copy()
+
+
+def _fill(value: Any, copied: Any) -> None:
     """Restore the contents of a container."""
+    contents = _contents(value)
     if contents is None:
         return
-    if isinstance(value, threading.local):
-        vars(value).clear()
-        vars(value).update(contents)
-        return
-    value.clear()
-    if isinstance(value, dict | set):
-        value.update(contents)
-    else:
-        value.extend(contents)
+    contents.clear()
+    (contents.update if isinstance(contents, dict | set) else contents.extend)(copied)
 
 
 def _holds(value: Any) -> bool:
     if hasattr(value, "cache_info"):
         return bool(value.cache_info().currsize)
-    if isinstance(value, threading.local):
-        return bool(vars(value))
-    return isinstance(value, Tensor) or (isinstance(value, CONTAINERS) and bool(value))
+    return isinstance(value, Tensor) or bool(_contents(value))

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import CallValues, LiveCall, copies, live_call
+from opsmith.checking.calls import CallValues, LiveCall, SampleRun, copies
 from opsmith.checking.exceptions import AboutOperatorError, Overlooking, refuse_own
-from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.hidden_state import HiddenState
 from opsmith.checking.subject import Subject
 from opsmith.torch_library import capabilities
@@ -52,21 +51,6 @@ class InterleavedAnswer:
     mode: Mode | None = None
 
 
-@dataclass(frozen=True)
-class CallRecipe:
-    """Recipe of a call.
-
-    Args:
-        sample: Sample of its arguments.
-        argnums: Positions of the arguments that require a gradient.
-        make: Makes its flat arguments.
-    """
-
-    sample: Sample
-    argnums: tuple[int, ...]
-    make: Callable[[], list[Any]]
-
-
 @dataclass
 class InterleavedCalls:
     """Calls on a sample, with the right answer of each.
@@ -74,24 +58,24 @@ class InterleavedCalls:
     Args:
         subject: The checked operator.
         hidden_state: Hidden state of the operator; cleared before each interleaving.
-        calls: Recipe of each call: `THIS_CALL`, and others that may disturb it.
+        calls: Run of each call: `THIS_CALL`, and others that may disturb it.
         right: Answer of each call alone.
         arguments: Arguments of the calls, referenced so that no other tensor gets their addresses.
     """
 
     subject: Subject
     hidden_state: HiddenState
-    calls: dict[str, CallRecipe]
+    calls: dict[str, SampleRun]
     right: dict[str, CallValues] = field(default_factory=dict)
     arguments: list[Any] = field(default_factory=list)
 
     def prepare(self) -> None:
         """Run each call alone; remove one that raises."""
         for call, made in list(self.calls.items()):
-            flat = made.make()
+            flat = made.flat()
             self.hidden_state.clear()
             try:
-                self.right[call] = live_call(self.subject, made.sample, flat, made.argnums).values()
+                self.right[call] = made.call(flat).values()
             except Exception as error:
                 refuse_own(error)
                 if call == THIS_CALL:
@@ -101,14 +85,9 @@ class InterleavedCalls:
                 self.arguments.append(flat)
 
     @property
-    def tested(self) -> CallRecipe:
+    def tested(self) -> SampleRun:
         """The tested call."""
         return self.calls[THIS_CALL]
-
-    def graph(self, call: str, flat: list[Any] | None = None, *, leaf: bool = True) -> LiveCall:
-        """Make a call, and keep its graph."""
-        made = self.calls[call]
-        return live_call(self.subject, made.sample, flat or made.make(), made.argnums, leaf=leaf)
 
     def record(self, call: str, when: str, run: Callable[[], CallValues], **how: Any) -> InterleavedAnswer:
         """Run a call, and record its answer or its exception."""
@@ -120,7 +99,7 @@ class InterleavedCalls:
 
     def answer(self, call: str) -> CallValues:
         """Make a call, forward and backward."""
-        return self.graph(call).values()
+        return self.calls[call].values()
 
 
 def one_after_another(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
@@ -143,7 +122,7 @@ def two_graphs(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
             if other == THIS_CALL:
                 continue
             stage.hidden_state.clear()
-            pairs = [(THIS_CALL, stage.graph(THIS_CALL)), (other, stage.graph(other))]
+            pairs = [(THIS_CALL, stage.tested.call()), (other, stage.calls[other].call())]
             for call, graph in pairs if early else reversed(pairs):
                 beside = other if call == THIS_CALL else THIS_CALL
                 when = f"when {beside} comes between its forward and its backward"
@@ -153,13 +132,13 @@ def two_graphs(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
 def in_rewritten_tensors(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
     """Write other numbers into the same tensors, as an optimizer does; then reuse freed memory."""
     if OTHER_CALL not in stage.calls or any(
-        isinstance(each, Tensor) and 0 in each.stride() for each in stage.tested.make()
+        isinstance(each, Tensor) and 0 in each.stride() for each in stage.tested.flat()
     ):
         return
     stage.hidden_state.clear()
-    first = stage.graph(THIS_CALL)
+    first = stage.tested.call()
     first.values()
-    leaves = stage.calls[OTHER_CALL].make()
+    leaves = stage.calls[OTHER_CALL].flat()
     with torch.no_grad():
         for at, leaf in enumerate(first.leaves):
             if isinstance(leaf, Tensor):
@@ -184,7 +163,7 @@ def _copy(value: Any) -> Any:
 def after_freed_graph(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
     """Keep the results of a call after its graph is freed."""
     stage.hidden_state.clear()
-    results = stage.graph(THIS_CALL).results
+    results = stage.tested.call().results
     with Overlooking():
         stage.answer(OTHER_CALL if OTHER_CALL in stage.calls else THIS_CALL)
     answer = CallValues(copies(results), stage.right[THIS_CALL].gradients)
@@ -213,7 +192,7 @@ def _stops(stage: InterleavedCalls, last: int) -> bool:
         if seen == last:
             raise InterruptedOperationError(str(operator))
 
-    graph = stage.graph(THIS_CALL, leaf=False)
+    graph = stage.tested.call(leaf=False)
     grads = graph.grads()
     with Overlooking():  # the operator may raise another exception instead
         with capabilities.observe_operators(see), torch.enable_grad():
@@ -234,7 +213,7 @@ def in_modes(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
 
         def inside(mode: Mode = mode) -> CallValues:
             with mode():
-                results = copies(stage.subject.call(stage.tested.sample, stage.tested.make()))
+                results = copies(stage.subject.call(stage.tested.sample, stage.tested.flat()))
             return CallValues(tuple(_plain(each) for each in results), right.gradients)
 
         stage.hidden_state.clear()
@@ -265,7 +244,8 @@ def in_threads(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
     """Make calls in four threads at once, each with tensors of its own, forwards first, then backwards."""
     calls = [call for call in (THIS_CALL, OTHER_CALL) if call in stage.calls] * 2
     calls = (calls * 2)[:4]
-    jobs = [(partial(_made, stage, call), partial(_begun, stage), _grads, _back) for call in calls]
+    runs = [stage.calls[call] for call in calls]
+    jobs = [(lambda _, run=run: run.flat(), run.call, _grads, _back) for run in runs]
     for in_step in (True, False):
         stage.hidden_state.clear()
         answers = at_once(jobs, in_step=in_step)
@@ -274,14 +254,6 @@ def in_threads(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
                 refuse_own(given)
             if given is not None:
                 yield InterleavedAnswer(call, "in four threads at once", given, modes=True)
-
-
-def _made(stage: InterleavedCalls, call: str, _: None) -> tuple[str, list[Any]]:
-    return call, stage.calls[call].make()
-
-
-def _begun(stage: InterleavedCalls, made: tuple[str, list[Any]]) -> LiveCall:
-    return stage.graph(*made)
 
 
 def _grads(graph: LiveCall) -> tuple[LiveCall, tuple[Tensor | None, ...], list[Tensor]]:

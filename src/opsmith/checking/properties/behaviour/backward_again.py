@@ -13,14 +13,7 @@ from torch import Tensor
 from opsmith.checking.calls import LiveCall, SampleRun, copies
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.compare import describe_difference, differ_beyond_rounding
-from opsmith.checking.property import (
-    Coverage,
-    Findings,
-    Note,
-    Property,
-    covered_samples,
-    first_line,
-)
+from opsmith.checking.property import Coverage, Findings, Note, Property, covered_samples, first_line
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
@@ -29,12 +22,8 @@ NAME = "backward_again"
 Gradients = tuple[Tensor | None, ...]
 
 
-def run(subject: Subject) -> Findings:
-    """Compute the gradients of every sample by each method, and compare with `torch.autograd.grad`."""
-    yield from covered_samples(NAME, subject, _sample, "there is nothing to differentiate")
-
-
 def _sample(subject: Subject, sample: Sample, coverage: Coverage) -> Findings:
+    """Compute the gradients of every sample by each method, and compare with `torch.autograd.grad`."""
     for tested in SampleRun.of(subject, sample):
         if tested.argnums and tested.call().open:
             coverage.ran += 1
@@ -181,5 +170,9 @@ METHODS: dict[str, Method] = {
 
 
 BACKWARD_AGAIN = Property(
-    NAME, "every way to ask for the gradients gives the same", run, subset=True, sends_gradients=True
+    NAME,
+    "every way to ask for the gradients gives the same",
+    partial(covered_samples, NAME, _sample, "there is nothing to differentiate"),
+    subset=True,
+    sends_gradients=True,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,12 +28,8 @@ BYTES = (0xFF, 0x41)
 """Bytes left in used memory: nan in every floating dtype, and a number."""
 
 
-def run(subject: Subject) -> Findings:
-    """Run forward and backward several times from the same random state, and in memory that was filled."""
-    yield from each_sample(NAME, subject, _sample)
-
-
 def _sample(subject: Subject, sample: Sample) -> Findings:
+    """Run forward and backward several times from the same random state, and in memory that was filled."""
     for tested in SampleRun.of(subject, sample):
         runs = []
         for repeat in range(subject.effort.repeats):
@@ -45,9 +42,14 @@ def _sample(subject: Subject, sample: Sample) -> Findings:
             dirtied.append(_run(tested))
             with poison_new_memory():
                 filled.append(_run(tested))
-        for at, name in enumerate(_named(tested, runs[0])):
+        results = len(subject.results(sample))
+        names = tested.names()
+        twice = len(runs[0].results) > results  # without gradients enabled, and with them
+        for at, (name, words, where) in enumerate([*names[: results * twice], *names]):
+            by = "backward" if words.startswith("the gradient of ") else "call"
+            what = f"two {by}s give different {'gradients of ' * (by == 'backward')}`{name}`"
             columns = [[each.tensors[at] for each in some] for some in (runs, dirtied, filled)]
-            yield from _look(subject, sample, name, *columns)
+            yield from _look(tested, (name, what, by, where), *columns)
 
 
 def _run(tested: SampleRun) -> CallValues:
@@ -57,44 +59,19 @@ def _run(tested: SampleRun) -> CallValues:
         alone = copies(tested.subject.call(tested.sample, flat))
     if not tested.argnums:
         return CallValues(alone)
-    found = tested.call().values()
+    found = tested.values()
     return CallValues((*alone, *found.results), found.gradients)
 
 
-Named = tuple[str, str, str, str]
-"""Name of a tensor, words for two that differ, words for what computes it, and its `file:line`."""
-
-
-def _named(tested: SampleRun, first: CallValues) -> list[Named]:
-    subject, sample = tested.subject, tested.sample
-    where = subject.runs_at(sample.flat)
-    results: list[Named] = [
-        (each.name, f"two calls give different `{each.name}`", "call", where)
-        for each in subject.results(sample)
-    ]
-    gradients: list[Named] = [
-        (
-            sample.labels[argnum],
-            f"two backwards give different gradients of `{sample.labels[argnum]}`",
-            "backward",
-            tested.backward_location(at),
-        )
-        for at, argnum in enumerate(tested.argnums)
-    ]
-    times = len(first.results) // max(len(results), 1)
-    return [*results * times, *gradients]
-
-
 def _look(
-    subject: Subject,
-    sample: Sample,
-    named: Named,
+    tested: SampleRun,
+    named: tuple[str, str, str, str],
     plain: Sequence[Tensor | None],
     dirtied: Sequence[Tensor | None],
     filled: Sequence[Tensor | None],
 ) -> Findings:
     name, what, by, where = named
-    evidence: dict[str, Any] = {"sample": str(sample)}
+    evidence: dict[str, Any] = {"sample": str(tested.sample)}
     reads = _reads_unwritten(plain, dirtied, filled)
     if reads is not None:
         message = (
@@ -119,7 +96,7 @@ def _look(
         if within_rounding(one, other):
             yield Note(f"{what}, by rounding alone: a sum whose order changes from run to run does this")
             return
-        seeded = " though both drew from the same random state" if subject.draws else ""
+        seeded = " though both drew from the same random state" if tested.subject.draws else ""
         message = (
             f"{what}{seeded}: {difference}; the second run is shown as wrong, the first as right. A global "
             "that changes, a clock, or threads that write in any order do this"
@@ -166,7 +143,7 @@ def _alike_each_other(tensors: Sequence[Tensor | None]) -> bool:
 DETERMINISM = Property(
     NAME,
     "running it twice gives the same, whatever memory held before",
-    run,
+    partial(each_sample, NAME, _sample),
     subset=True,
     first=True,
     compares_runs=False,

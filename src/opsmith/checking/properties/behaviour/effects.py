@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,11 +26,6 @@ from opsmith.checking.side_effects.reachable_state import changes_since, short_r
 from opsmith.checking.subject import Subject
 
 NAME = "effects"
-
-
-def run(subject: Subject) -> Findings:
-    """Run forward, backward and second order on guarded tensors, and compare every bit before and after."""
-    yield from each_sample(NAME, subject, _sample)
 
 
 @dataclass(frozen=True)
@@ -55,6 +51,7 @@ class EffectsRun(SampleRun):
 
 
 def _sample(subject: Subject, sample: Sample) -> Findings:
+    """Run forward, backward and second order on guarded tensors, and compare every bit before and after."""
     try:
         yield from _parts(subject, sample)
     except Exception as error:
@@ -368,7 +365,7 @@ def _untouched(grad: Tensor | None, mark: Tensor | None) -> bool:
 EFFECTS = Property(
     NAME,
     "no argument, saved tensor or setting is changed, and no memory is shared",
-    run,
+    partial(each_sample, NAME, _sample),
     varied=True,
     first=True,
     compares_runs=False,

@@ -29,6 +29,8 @@ from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import PERTURBATIONS, Subject
 from opsmith.core.kernels import Kernel
 
+NAME = "layouts"
+
 PERTURBATION = 2.0**-30
 """Relative perturbation of inputs: more than rounding."""
 
@@ -80,16 +82,11 @@ class LayoutRunner:
             call = True
             inputs = [leaves[argnum] for argnum in self.argnums]
             with without_warnings():
-                return LayoutRun(
-                    tuple(_bare(each) for each in [*results, *differentiate(results, inputs, grads)])
-                )
+                outputs = [*results, *differentiate(results, inputs, grads)]
+                return LayoutRun(tuple(None if each is None else each.detach() for each in outputs))
         except Exception as error:
             refuse_own(error)
             return LayoutRun(error=error, in_backward=call)
-
-
-def _bare(output: Tensor | None) -> Tensor | None:
-    return None if output is None else output.detach()
 
 
 @dataclass
@@ -105,7 +102,6 @@ class ContiguousRun:
     runner: LayoutRunner
     flat: list[Any]
     grads: list[Tensor | None]
-    _truth: list[Truth | None] = field(default_factory=list)
 
     @cached_property
     def right(self) -> LayoutRun:
@@ -144,7 +140,7 @@ class ContiguousRun:
 
     def _judged(self, position: int, got: Tensor, expected: Tensor) -> Difference | None:
         """The worst element, if rounding in another order does not explain it."""
-        truth = self._measured()
+        truth = self._truth
         bound = truth.bounds[position] if truth is not None else None
         if bound is None or bound.truth.shape != got.shape:
             eps = torch.finfo(expected.dtype).eps
@@ -157,13 +153,9 @@ class ContiguousRun:
             return None
         return exact_difference(torch.where(same, expected, got), expected)
 
-    def _measured(self) -> Truth | None:
+    @cached_property
+    def _truth(self) -> Truth | None:
         """Bound rounding by the operator's own run in float64; None where it does not run there."""
-        if not self._truth:
-            self._truth.append(self._measure())
-        return self._truth[0]
-
-    def _measure(self) -> Truth | None:
         wide = [replica(value, torch.float64, torch.device("cpu")) for value in self.flat]
         grads = [replica(grad, torch.float64, torch.device("cpu")) for grad in self.grads]
         count = len(wide)
@@ -295,13 +287,10 @@ Key = tuple[str, bool, str]
 """Label of the tensor that is not contiguous, whether it is a grad_output, and the output that is wrong."""
 
 
-def failure_of(
-    property: str, subject: Subject, key: Key, group: Sequence[LayoutFault], seen: LayoutFindings
-) -> Failure:
+def failure_of(subject: Subject, key: Key, group: Sequence[LayoutFault], seen: LayoutFindings) -> Failure:
     """One failure for all layouts of a tensor in which the same output is wrong.
 
     Args:
-        property: Name of the property.
         subject: The subject of the check.
         key: Key of the group.
         group: Faults in each of the layouts.
@@ -344,7 +333,7 @@ def failure_of(
         where = shown.kernel.where
     # A result that is wrong for a layout of an input is reported under that input.
     input = label if gradient or backward else odd_label
-    return Failure(property, input, shown.cause, message, where, evidence, shown.replay())
+    return Failure(NAME, input, shown.cause, message, where, evidence, shown.replay())
 
 
 def _bare_layout(label: str) -> str:

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.effort import ALL
-from opsmith.checking.exceptions import refuse_own
+from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.output.replay import layout_replay
 from opsmith.checking.properties.behaviour.layout_runs import (
+    NAME,
     ContiguousRun,
     LayoutFault,
     LayoutFindings,
@@ -24,26 +25,14 @@ from opsmith.checking.properties.behaviour.layout_runs import (
     failure_of,
 )
 from opsmith.checking.properties.numeric.differentiable import differentiated
-from opsmith.checking.property import (
-    Coverage,
-    Findings,
-    Note,
-    Property,
-    covered_samples,
-    first_line,
-)
+from opsmith.checking.property import Coverage, Findings, Note, Property, covered_samples, first_line
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, case_name, dtype_name
-from opsmith.checking.samples.grad_outputs import (
-    random_grad_outputs,
-    results_with_gradient,
-)
+from opsmith.checking.samples.grad_outputs import random_grad_outputs, results_with_gradient
 from opsmith.checking.samples.memory_layouts import CHUNK, layouts_for, plain
 from opsmith.checking.samples.sample import Sample, replica
 from opsmith.checking.subject import Subject, drawing_operations
 from opsmith.core.kernels import choose
 from opsmith.torch_library.torch_messages import LAYOUT_REFUSED, LAZY_BIT, has_message
-
-NAME = "layouts"
 
 IN_FLOAT32 = 2
 """Samples that are tried in float32 as well, where no kernel distinguishes it from float64."""
@@ -66,10 +55,10 @@ def run(subject: Subject) -> Findings:
                 case.try_layouts(seen)
 
     yield from covered_samples(
-        NAME, chosen, check_sample, "no sample has a tensor, or runs on contiguous ones"
+        NAME, check_sample, "no sample has a tensor, or runs on contiguous ones", chosen
     )
     for key, group in seen.wrong.items():
-        yield failure_of(NAME, subject, key, group, seen)
+        yield failure_of(subject, key, group, seen)
     for label, texts in seen.refused.items():
         words, text = ", ".join(texts), next(iter(texts.values()))
         yield Note(f"it does not take {label} {words}, and says so: {text}")
@@ -80,8 +69,7 @@ def _chosen(subject: Subject) -> tuple[Sample, ...]:
     forms: dict[Any, Sample] = {}
     rest: list[Sample] = []
     for sample in subject.samples:
-        form = tuple(value.dim() if isinstance(value, Tensor) else None for value in sample.flat)
-        if forms.setdefault((form, _empty(sample)), sample) is not sample:
+        if forms.setdefault((sample.ranks, _empty(sample)), sample) is not sample:
             rest.append(sample)
     first = [sample for (_, empty), sample in forms.items() if not empty]
     last = [sample for (_, empty), sample in forms.items() if empty]
@@ -160,7 +148,7 @@ class LayoutCase:
             values[odd.position] = odd.layout.of(values[odd.position])
         twin = self.twin
         if any(odd.layout.repeats for odd in odds):
-            twin = ContiguousRun(self.runner, [*map(_plain, flat)], [*map(_plain, grads)])
+            twin = ContiguousRun(self.runner, [*map(plain, flat)], [*map(plain, grads)])
         return self.runner.run(flat, grads), twin, flat
 
     def _least(self, several: list[OddTensor]) -> list[OddTensor]:
@@ -260,10 +248,6 @@ class LayoutCase:
         seen.wrong.setdefault((self._label(wrong.odd), wrong.odd.backward, about), []).append(wrong)
 
 
-def _plain(value: Any) -> Any:
-    return plain(value) if isinstance(value, Tensor) else value
-
-
 def _spread(singles: Sequence[OddTensor], limit: int) -> list[OddTensor]:
     """Select layouts: the first few of each grad_output, then those of every tensor in turn."""
     by_position: dict[tuple[int, bool], list[OddTensor]] = {}
@@ -295,7 +279,7 @@ def _cases(subject: Subject, sample: Sample) -> Iterator[LayoutCase | Note]:
         dtypes = dtypes[:1]
     for dtype in dtypes if sample.inexact else dtypes[:1]:
         for device in subject.devices_with(dtype):
-            flat = [_plain(value) for value in sample.at(dtype, device)]
+            flat = [*map(plain, sample.at(dtype, device))]
             with torch.no_grad():
                 results = subject.call(sample, sample.at(dtype, device))
             open_ = results_with_gradient(subject, sample, results) if argnums else [False] * len(results)
@@ -312,13 +296,10 @@ def _cases(subject: Subject, sample: Sample) -> Iterator[LayoutCase | Note]:
 
 
 def _raises(call: Callable[[], Any]) -> bool:
-    try:
-        with torch.no_grad():
-            call()
-    except Exception as error:
-        refuse_own(error)
-        return True  # its error is reported with the operator's own
-    return False
+    with torch.no_grad(), Overlooking():  # its error is reported with the operator's own
+        call()
+        return False
+    return True
 
 
 OWN_WORDS = re.compile(r"contiguous|stride|layout|memory.format|channels.last|aligned", re.IGNORECASE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from torch import Tensor
 
@@ -29,12 +30,8 @@ CALLS = 3
 """Number of calls; memory that stays after one of them alone is a constant."""
 
 
-def run(subject: Subject) -> Findings:
-    """Drop each sample's graph, and check that memory is freed, without and with the cycle collector."""
-    yield from each_sample(NAME, subject, _sample)
-
-
 def _sample(subject: Subject, sample: Sample) -> Findings:
+    """Drop each sample's graph, and check that memory is freed, without and with the cycle collector."""
     for tested in SampleRun.of(subject, sample):
         leaks = [*_leaks(tested)]
         yield from leaks
@@ -214,4 +211,6 @@ def _bytes(count: int) -> str:
     return f"{count} bytes" if count < 10_000 else f"{count / 1e6:.3g} MB"
 
 
-MEMORY = Property(NAME, "nothing is kept alive that nobody needs", run, subset=True)
+MEMORY = Property(
+    NAME, "nothing is kept alive that nobody needs", partial(each_sample, NAME, _sample), subset=True
+)

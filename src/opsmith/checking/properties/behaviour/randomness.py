@@ -40,7 +40,7 @@ def run(subject: Subject) -> Findings:
                 yield _foreign(subject, sample, name)
 
     raised = False
-    for finding in each_sample(NAME, subject, check_sample):
+    for finding in each_sample(NAME, check_sample, subject):
         raised = raised or (isinstance(finding, Failure) and finding.cause == "raises")
         yield finding
     if subject.specification.random and not drew and not raised:

@@ -16,15 +16,7 @@ from torch import Tensor
 
 from opsmith.checking.exceptions import Overlooking, calls_operator, refuse_own
 from opsmith.checking.numerics.compare import exact_difference, metadata_difference
-from opsmith.checking.property import (
-    Finding,
-    Findings,
-    Note,
-    Property,
-    Skipped,
-    each_sample,
-    first_line,
-)
+from opsmith.checking.property import Finding, Findings, Note, Property, Skipped, each_sample, first_line
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import without_warnings
@@ -52,7 +44,7 @@ def run(subject: Subject) -> Findings:
         failed = failed or isinstance(finding, Failure)
         yield finding
     if not failed:
-        yield from each_sample(NAME, subject, _results)
+        yield from each_sample(NAME, _results, subject)
 
 
 def _unreachable(subject: Subject) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import CallValues, copies, live_call
+from opsmith.checking.calls import CallValues, SampleRun, copies, live_call
 from opsmith.checking.exceptions import Overlooking, refuse_own
 from opsmith.checking.numerics.compare import describe_difference, differ_beyond_rounding, same_bits
 from opsmith.checking.properties.behaviour.randomness import seeds
-from opsmith.checking.properties.numeric.differentiable import differentiated, rule_location
+from opsmith.checking.properties.numeric.differentiable import differentiated
 from opsmith.checking.property import Findings, Note, Property, each_sample, first_line
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.perturb import other_forms, reversed_numbers, scaled
@@ -24,7 +24,6 @@ from opsmith.checking.side_effects.interleavings import (
     INTERLEAVINGS,
     OTHER_CALL,
     THIS_CALL,
-    CallRecipe,
     InterleavedAnswer,
     InterleavedCalls,
     Interleaving,
@@ -40,83 +39,68 @@ def run(subject: Subject) -> Findings:
     own = [sample for sample in subject.samples if not sample.origin]
     most = subject.effort.samples  # hidden state shows on every sample
     few = replace(subject, samples=tuple(own[:most]))
-    yield from each_sample(NAME, few, partial(_sample, every=subject.samples))
+    yield from each_sample(NAME, partial(_sample, every=subject.samples), few)
     if len(own) > most:
         few_words = "only the first was" if most == 1 else f"the first {most} were"
         yield Note(f"of {len(own)} samples, {few_words} looked at")
 
 
 def _sample(subject: Subject, sample: Sample, every: Sequence[Sample]) -> Findings:
-    argnums = differentiated(subject, sample).argnums
-    for device in subject.devices:
-        made = CallRecipe(sample, argnums, partial(sample.at, device=device))
-        memory = HiddenState.of(subject, partial(_call, subject, made))
+    for tested in SampleRun.of(subject, sample):
+        memory = HiddenState.of(subject, tested.values)
         with memory.away():
-            unsteady = _unsteady(subject, made, memory)
+            unsteady = _unsteady(tested, memory)
             if unsteady is not None:
                 yield unsteady
                 continue
-            stage = InterleavedCalls(
-                subject, memory, {THIS_CALL: made, **dict(_others(subject, made, every, device))}
-            )
+            stage = InterleavedCalls(subject, memory, {THIS_CALL: tested, **dict(_others(tested, every))})
             stage.prepare()
             yield from _compared(stage, INTERLEAVINGS if sample is subject.samples[0] else INTERLEAVINGS[:2])
 
 
-def _unsteady(subject: Subject, made: CallRecipe, memory: HiddenState) -> Failure | None:
+def _unsteady(tested: SampleRun, memory: HiddenState) -> Failure | None:
     """The failure if two runs of the same call differ, though hidden state was reset."""
     runs = []
     for _ in range(2):
         memory.clear()
-        runs.append(_call(subject, made).tensors)
+        runs.append(tested.values().tensors)
     for one, other in zip(*runs, strict=True):
         if differ_beyond_rounding(one, other):
             message = (
                 "the same call gives something else the second time: "
                 f"{describe_difference(one, other)}; the first time is taken as right"
             )
-            evidence = {"sample": str(made.sample)}
-            where = subject.specification.where
+            evidence, where = {"sample": str(tested.sample)}, tested.subject.specification.where
             return Failure(NAME, None, "nondeterministic", message, where, evidence)
     return None
 
 
-def _call(subject: Subject, made: CallRecipe) -> CallValues:
-    return live_call(subject, made.sample, made.make(), made.argnums).values()
-
-
-def _others(
-    subject: Subject, recipe: CallRecipe, every: Sequence[Sample], device: torch.device
-) -> Iterator[tuple[str, CallRecipe]]:
+def _others(tested: SampleRun, every: Sequence[Sample]) -> Iterator[tuple[str, SampleRun]]:
     """Calls that may disturb the tested call: with other numbers, layouts and shapes."""
-    sample = recipe.sample
-    for other in (reversed_numbers, scaled) if sample.inexact else ():
-        made = CallRecipe(sample, recipe.argnums, partial(_changed, other, sample, device))
+    subject, sample, device = tested.subject, tested.sample, tested.device
+    for change in (reversed_numbers, scaled) if sample.inexact else ():
+        other = replace(tested, changed=change)
         try:
-            _call(subject, made)
+            other.values()
         except Exception as error:
             refuse_own(error)
             continue  # it does not take such numbers
-        yield OTHER_CALL, made
+        yield OTHER_CALL, other
         break
     if not subject.effort.neighbours:
         return
     for form, make in other_forms(sample, device):
-        yield f"a call {form}", CallRecipe(sample, recipe.argnums, make)
+        yield f"a call {form}", replace(tested, changed=make)
     beside = [each for each in every if each is not sample and _shapes(each) == _shapes(sample)]
     apart = [each for each in every if _shapes(each) != _shapes(sample)]
     for each in (*beside[:1], *apart[: subject.effort.neighbours]):
         with Overlooking():  # other properties report what it raises there
             argnums = differentiated(subject, each).argnums
-            yield f"a call of {each}", CallRecipe(each, argnums, partial(each.at, device=device))
+            yield f"a call of {each}", SampleRun(subject, each, argnums, device)
 
 
 def _shapes(sample: Sample) -> list[Any]:
     return [value.shape if isinstance(value, Tensor) else None for value in sample.flat]
-
-
-def _changed(other: Callable[[list[Any]], list[Any]], sample: Sample, device: torch.device) -> list[Any]:
-    return other(sample.at(device=device))
 
 
 def _compared(stage: InterleavedCalls, interleavings: Sequence[Interleaving]) -> Findings:
@@ -134,20 +118,6 @@ def _compared(stage: InterleavedCalls, interleavings: Sequence[Interleaving]) ->
             yield from _rounding(stage, interleaved)
 
 
-def _names(stage: InterleavedCalls, call: str) -> list[tuple[str, str, str]]:
-    """Name, words and `file:line` of each tensor that a call gives."""
-    subject, made = stage.subject, stage.calls[call]
-    labels, names = made.sample.labels, made.sample.names
-    where = subject.runs_at(made.sample.flat)
-    return [
-        *((each.name, f"`{each.name}`", where) for each in subject.results(made.sample)),
-        *(
-            (labels[argnum], f"the gradient of `{labels[argnum]}`", rule_location(subject, names[argnum]))
-            for argnum in made.argnums
-        ),
-    ]
-
-
 def _failure(stage: InterleavedCalls, interleaved: InterleavedAnswer) -> Failure | None:
     evidence = {"sample": str(stage.tested.sample)}
     holders = stage.hidden_state.filled()
@@ -163,10 +133,10 @@ def _failure(stage: InterleavedCalls, interleaved: InterleavedAnswer) -> Failure
         cause = "raises" if interleaved.alone else "stale-state"
         return Failure(NAME, None, cause, message, stage.subject.specification.where, evidence)
     right, given = stage.right[interleaved.call].tensors, interleaved.given.tensors
-    named_pairs = zip(_names(stage, interleaved.call), right, given, strict=False)
+    named_pairs = zip(stage.calls[interleaved.call].names(), right, given, strict=False)
     for position, (named, one, other) in enumerate(named_pairs):
         if differ_beyond_rounding(one, other) and interleaved.mode is not None:
-            return by_mode(NAME, stage, interleaved, position)
+            return by_mode(stage, interleaved, position)
         if differ_beyond_rounding(one, other):
             name, what, where = named
             message = (
@@ -187,7 +157,7 @@ def _rounding(stage: InterleavedCalls, interleaved: InterleavedAnswer) -> Findin
     if not interleaved.modes or isinstance(interleaved.given, BaseException):
         return
     right, given = stage.right[interleaved.call].tensors, interleaved.given.tensors
-    for named, one, other in zip(_names(stage, interleaved.call), right, given, strict=False):
+    for named, one, other in zip(stage.calls[interleaved.call].names(), right, given, strict=False):
         if one is not None and other is not None and not same_bits(one, other):
             yield Note(f"{named[1]} rounds otherwise {interleaved.when} than with gradients in one thread")
 
@@ -198,14 +168,13 @@ STATE = Property(NAME, "no state is carried between calls, modes and threads", r
 BESIDE_GRADIENTS = "That with gradients is taken as right"
 
 
-def by_mode(property: str, stage: InterleavedCalls, interleaved: InterleavedAnswer, position: int) -> Failure:
+def by_mode(stage: InterleavedCalls, interleaved: InterleavedAnswer, position: int) -> Failure:
     """The failure for a result that a mode alone has changed.
 
     If the result also changes with gradients enabled and no input requiring one, that is the cause, not the
     mode. Otherwise, if the reference does not change, a kernel or another part is the cause.
 
     Args:
-        property: Name of the property.
         stage: The calls.
         interleaved: The call in that mode.
         position: Position of the visible result that differs.
@@ -216,7 +185,7 @@ def by_mode(property: str, stage: InterleavedCalls, interleaved: InterleavedAnsw
     given = interleaved.given.results[position]
     name = subject.results(sample)[position].name
     evidence = {"sample": str(sample), "mode": interleaved.when.removeprefix("under ").strip("`")}
-    where = subject.runs_at(stage.tested.make())
+    where = subject.runs_at(stage.tested.flat())
     plain = _requiring(stage, (), position)
     if plain is not None and differ_beyond_rounding(right, plain):
         needed = [
@@ -232,14 +201,14 @@ def by_mode(property: str, stage: InterleavedCalls, interleaved: InterleavedAnsw
             "on what requires a gradient"
         )
         label = sample.labels[needed[0]] if len(needed) == 1 else name
-        return Failure(property, label, "input-needs-grad", message, where, evidence)
+        return Failure(NAME, label, "input-needs-grad", message, where, evidence)
     changed = f"`{name}` of a call that is made {interleaved.when} is another one"
     difference = describe_difference(right, given)
     off = f"{difference}. {BESIDE_GRADIENTS}; inputs that require none make no difference"
     if _reference_stays(stage, interleaved, position):
         message = f"{changed}, and the reference's is not: {off}. Its implementation depends on the mode"
-        return Failure(property, name, "kernel-mismatch", message, where, evidence)
-    return Failure(property, name, "unknown", f"{changed}: {off}, so that the mode decides", where, evidence)
+        return Failure(NAME, name, "kernel-mismatch", message, where, evidence)
+    return Failure(NAME, name, "unknown", f"{changed}: {off}, so that the mode decides", where, evidence)
 
 
 def _requiring(stage: InterleavedCalls, argnums: tuple[int, ...], position: int) -> Tensor | None:
@@ -248,7 +217,7 @@ def _requiring(stage: InterleavedCalls, argnums: tuple[int, ...], position: int)
     made = stage.tested
 
     def run() -> CallValues:
-        return CallValues(copies(live_call(stage.subject, made.sample, made.make(), argnums).results))
+        return CallValues(copies(live_call(stage.subject, made.sample, made.flat(), argnums).results))
 
     interleaved = stage.record(THIS_CALL, "", run)
     return None if isinstance(interleaved.given, BaseException) else interleaved.given.results[position]
@@ -288,7 +257,7 @@ def _reference_stays(stage: InterleavedCalls, interleaved: InterleavedAnswer, po
         return False
     plain = subject.plain(made.sample)
     with interleaved.mode():
-        inside = plain([replica(value) for value in made.make()])[position].clone()
+        inside = plain([replica(value) for value in made.flat()])[position].clone()
     return not differ_beyond_rounding(
-        plain([replica(value) for value in made.make()])[position].detach(), inside
+        plain([replica(value) for value in made.flat()])[position].detach(), inside
     )

@@ -28,7 +28,7 @@ from opsmith.checking.properties.kernels.sizes import kernel_sizes
 from opsmith.checking.property import Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, dtype_name
-from opsmith.checking.samples.memory_layouts import Layout, layouts_for
+from opsmith.checking.samples.memory_layouts import layouts_of
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.samples.variations import variations
 from opsmith.checking.subject import CPU, Subject
@@ -119,18 +119,12 @@ def _trials(subject: Subject, kernel: Kernel, sample: Sample, at: int) -> Iterat
         words = f"{sample}" if dtype is None else f"{sample} in {dtype_name(dtype)}"
         yield from _trial(subject, kernel, sample, flat, SanitizedCall(at, dtype, (), (), words))
         if at < subject.effort.sanitized_samples and sample.elements <= MOST_ELEMENTS:
-            for argnum, layout in _layouts(flat):
+            for argnum, layout in ((at, each) for at, each in layouts_of(flat) if each.name not in BITS):
                 laid = list(flat)
                 laid[argnum] = layout.of(flat[argnum].contiguous())
                 odd = f"`{sample.labels[argnum]}` {layout.name}"
                 trial = SanitizedCall(at, dtype, ((argnum, layout),), (), words, odd)
                 yield from _trial(subject, kernel, sample, laid, trial)
-
-
-def _layouts(flat: Sequence[Any]) -> Iterator[tuple[int, Layout]]:
-    for argnum, value in enumerate(flat):
-        if isinstance(value, Tensor):
-            yield from ((argnum, each) for each in layouts_for(value) if each.name not in BITS)
 
 
 def _trial(

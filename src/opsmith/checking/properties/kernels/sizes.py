@@ -55,7 +55,7 @@ def kernel_sizes(subject: Subject) -> tuple[Sample, ...]:
         return ()
     own = authored(subject)
     found: list[Sample] = []
-    for sample in forms(subject):
+    for sample in forms(own):
         for change in _changes(own, sample):
             made = change.sample(1 + max(each.position for each in (*subject.samples, *found)))
             if made.elements <= MOST_ELEMENTS and refusal(own, made, change) is None:
@@ -69,16 +69,15 @@ def authored(subject: Subject) -> Subject:
 
 
 def forms(subject: Subject) -> list[Sample]:
-    """The author's samples with elements, one for each choice of ranks, as many as the effort allows.
+    """The samples with elements, one for each choice of ranks, as many as the effort allows.
 
     Args:
         subject: The subject of the check.
     """
     found: dict[object, Sample] = {}
-    for sample in authored(subject).samples:
-        ranks = tuple(value.dim() if isinstance(value, Tensor) else None for value in sample.flat)
+    for sample in subject.samples:
         if sample.elements:
-            found.setdefault(ranks, sample)
+            found.setdefault(sample.ranks, sample)
     return [*found.values()][: subject.effort.samples]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -13,12 +14,12 @@ from torch import Tensor
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.compare import SavedBits
 from opsmith.checking.numerics.tolerance import MeasuredFunction
-from opsmith.checking.properties.kernels.sizes import kernel_sizes
+from opsmith.checking.properties.kernels.sizes import forms, kernel_sizes
 from opsmith.checking.properties.numeric.forward import compare_results
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, raised
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, Case, cases, dtype_name
-from opsmith.checking.samples.memory_layouts import Layout, layouts_for, plain
+from opsmith.checking.samples.memory_layouts import Layout, layouts_of, plain
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import CPU, Subject
 from opsmith.core.kernels import Kernel
@@ -125,7 +126,7 @@ def run(subject: Subject) -> Findings:
     on_cpu = tuple(Kernel("cpu", each.function) for each in kernels)
     with_kernels = replace(subject, specification=replace(subject.specification, kernels=on_cpu))
     more = replace(subject, samples=(*subject.samples, *kernel_sizes(with_kernels)))
-    laid = _of_different_forms(subject)
+    laid = forms(subject)
     for kernel in kernels:
         assert isinstance(kernel.function, TritonKernel)
         interpreted = Interpreted(kernel.function, subject.effort.programs)
@@ -135,7 +136,7 @@ def run(subject: Subject) -> Findings:
         ) -> Findings:
             yield from _sample(subject, sample, interpreted, in_layouts=sample in laid)
 
-        yield from each_sample(NAME, more, check_sample)
+        yield from each_sample(NAME, check_sample, more)
         yield from interpreted.summary()
 
 
@@ -145,7 +146,7 @@ def _sample(subject: Subject, sample: Sample, interpreted: Interpreted, *, in_la
         yield from interpreted.interpret(case, case.flat())
     if not in_layouts:
         return
-    for argnum, layout in _layouts(sample, subject.effort.layouts):
+    for argnum, layout in islice(layouts_of([*map(plain, sample.flat)]), subject.effort.layouts):
 
         def laid(
             dtype: torch.dtype, device: torch.device, argnum: int = argnum, layout: Layout = layout
@@ -187,25 +188,6 @@ def _cases(
     for case in cases(alone, sample, measure, dtypes, arguments):
         if isinstance(case, Case) and case.device == CPU:
             yield case
-
-
-def _layouts(sample: Sample, most: int) -> Iterator[tuple[int, Layout]]:
-    found = [
-        (argnum, layout)
-        for argnum, value in enumerate(sample.flat)
-        if isinstance(value, Tensor)
-        for layout in layouts_for(plain(value))
-    ]
-    yield from found[:most]
-
-
-def _of_different_forms(subject: Subject) -> list[Sample]:
-    forms: dict[Any, Sample] = {}
-    for sample in subject.samples:
-        if sample.elements:
-            form = tuple(value.dim() if isinstance(value, Tensor) else None for value in sample.flat)
-            forms.setdefault(form, sample)
-    return [*forms.values()][: subject.effort.samples]
 
 
 def _undone(value: Any) -> Any:

@@ -12,14 +12,7 @@ from torch import Tensor
 from opsmith.checking.effort import Effort
 from opsmith.checking.exceptions import raised_within
 from opsmith.checking.numerics.autodiff import has_gradient
-from opsmith.checking.property import (
-    Coverage,
-    Findings,
-    Note,
-    Skipped,
-    covered_samples,
-    first_line,
-)
+from opsmith.checking.property import Coverage, Findings, Note, Skipped, covered_samples, first_line
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.grad_outputs import results_with_gradient
 from opsmith.checking.samples.sample import Sample, is_inexact
@@ -173,7 +166,7 @@ def rule_location(subject: Subject, name: str) -> str:
 SubsetCheck = Callable[[Subject, Sample, tuple[int, ...], tuple[int, ...]], Findings]
 
 
-def each_subset(name: str, subject: Subject, check_subset: SubsetCheck) -> Findings:
+def each_subset(name: str, check_subset: SubsetCheck, subject: Subject) -> Findings:
     """Run a function on every sample, by all inputs together and by each alone.
 
     A refused derivative (a formula declared as not implemented, an operation without forward mode, a backward
@@ -209,7 +202,7 @@ def each_subset(name: str, subject: Subject, check_subset: SubsetCheck) -> Findi
                 return  # the other subsets of this sample would report the same
             right = right or subset
 
-    yield from covered_samples(name, subject, each, "there is nothing to differentiate")
+    yield from covered_samples(name, each, "there is nothing to differentiate", subject)
 
 
 def refuses(error: Exception) -> bool:

@@ -96,7 +96,7 @@ def run(subject: Subject) -> Findings:
     yield from _lost_precision(subject)
     ran: set[Kernel] = set()
     more = replace(subject, samples=(*subject.samples, *kernel_sizes(subject)))
-    yield from each_sample(NAME, more, partial(_sample, ran=ran))
+    yield from each_sample(NAME, partial(_sample, ran=ran), more)
     yield from taken_though_refused(NAME, subject)
     yield from _idle(subject, ran)
 
@@ -110,7 +110,7 @@ def _sample(subject: Subject, sample: Sample, ran: set[Kernel]) -> Findings:
             continue
         if any(bound and bound.truth.numel() and not bound.judged.any() for bound in case.truth.bounds):
             words = "the reference itself loses more than half of its digits"
-            yield Note(f"{sample} says nothing in {dtype_name(case.dtype)}, in which {words}")
+            yield Note(f"{sample} is not checked in {dtype_name(case.dtype)}, in which {words}")
         wrong: set[Kernel] = set()
         for kernel in subject.kernels_on(case.device):
             if isinstance(kernel.consider(case.sample.flattening.pack(case.flat())), Rejected):

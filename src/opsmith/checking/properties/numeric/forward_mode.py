@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from opsmith.checking.calls import SampleRun
 from opsmith.checking.causes import UNKNOWN
 from opsmith.checking.diagnosis import Observation, diagnose
 from opsmith.checking.numerics.autodiff import differentiate, vjp
-from opsmith.checking.numerics.compare import agree_to_share
+from opsmith.checking.numerics.compare import agree_to_share, unravel
 from opsmith.checking.numerics.directional import DirectionalFunction, PackedTensors, coordinates
 from opsmith.checking.numerics.finite_differences import (
     DirectionalDerivative,
@@ -22,26 +23,18 @@ from opsmith.checking.numerics.finite_differences import (
     numerical_gradient,
 )
 from opsmith.checking.numerics.noise import Noise, noise_of
-from opsmith.checking.properties.numeric.differentiable import each_subset, rule_location
+from opsmith.checking.properties.numeric.differentiable import each_subset
 from opsmith.checking.properties.numeric.second_order import DIRECTIONS, SHARE, NumericalDerivatives
 from opsmith.checking.property import Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import case_name
-from opsmith.checking.samples.grad_outputs import (
-    random_grad_outputs,
-    results_with_gradient,
-)
+from opsmith.checking.samples.grad_outputs import random_grad_outputs, results_with_gradient
 from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
 from opsmith.core.formula import Formula
 
 NAME = "forward_mode"
-
-
-def run(subject: Subject) -> Findings:
-    """Take the tangents of every sample, by all inputs together and by each alone."""
-    yield from each_subset(NAME, subject, _check_subset)
 
 
 def _check_subset(
@@ -83,9 +76,7 @@ def _against_all(tangents: Tangents, together: Tangents) -> Findings:
             f"the tangent of `{result.name}` by `{label}` is another one where `{label}` alone has a tangent "
             f"than where every input has one: they differ by {float((got - other).abs().max()):.3g}"
         )
-        where = _rule(subject) or rule_location(subject, sample.names[argnum])
-        evidence = {"sample": case_name(sample, torch.float64, tangents.device)}
-        yield Failure(NAME, label, "forward-mode", message, where, evidence)
+        yield tangents.failure("forward-mode", message, {})
         return
 
 
@@ -120,16 +111,11 @@ def _against_differences(tangents: Tangents, got: Sequence[Tensor | None]) -> Fi
 
 
 def _complex(tangents: Tangents, name: str, tangent: Tensor, value: Tensor) -> Failure:
-    subject, sample = tangents.subject, tangents.sample
-    names = ", ".join(sample.labels[argnum] for argnum in tangents.argnums)
     message = (
-        f"the tangent of `{name}` by `{names}` is {tangent.dtype}, and `{name}` is {value.dtype}: return its "
-        "real part"
+        f"the tangent of `{name}` by `{tangents.labels}` is {tangent.dtype}, and `{name}` is {value.dtype}: "
+        "return its real part"
     )
-    where = _rule(subject) or rule_location(subject, sample.names[tangents.argnums[0]])
-    return Failure(
-        NAME, names, "dtype", message, where, {"sample": case_name(sample, torch.float64, tangents.device)}
-    )
+    return tangents.failure("dtype", message, {})
 
 
 ROUNDED = (
@@ -181,8 +167,7 @@ AGREE = 1e-6
 
 def _failure(tangents: Tangents, got: Sequence[Tensor | None], actual: float, right: float) -> Failure:
     subject, sample = tangents.subject, tangents.sample
-    names = ", ".join(sample.labels[argnum] for argnum in tangents.argnums)
-    evidence: dict[str, Any] = {"sample": case_name(sample, torch.float64, tangents.device)}
+    evidence: dict[str, Any] = {}
     reverse = all(_reverse_is(tangents, weights) for weights in tangents.weights)
     evidence["reverse mode"] = "right" if reverse else "wrong as well"
     shown = f"the weighed sum of all is {actual:.6g} where {right:.6g} is right"
@@ -196,8 +181,8 @@ def _failure(tangents: Tangents, got: Sequence[Tensor | None], actual: float, ri
         off = (found - expected).abs()
         if not off.numel() or float(off.max()) <= ROUGH * float(expected.abs().max()):
             continue
-        worst = off.argmax()
-        index = [int(i) for i in torch.unravel_index(worst, off.shape)] if off.dim() else []
+        worst = int(off.argmax())
+        index = list(unravel(worst, off.shape))
         looks = diagnose(Observation(tangent, expected))
         name, cause = f" of `{result.name}`", looks.cause
         at = f"at {index} " if index else ""
@@ -207,9 +192,10 @@ def _failure(tangents: Tangents, got: Sequence[Tensor | None], actual: float, ri
         evidence.update({"index": index, "got": value, "expected": truth, "looks like": cause})
         break
     reverse_words = "; reverse mode is right" if reverse else ""
-    message = f"the tangent{name} by `{names}` differs from finite differences: {shown}{reverse_words}"
-    where = _rule(subject) or rule_location(subject, sample.names[tangents.argnums[0]])
-    return Failure(NAME, names, "forward-mode" if reverse else cause, message, where, evidence)
+    message = (
+        f"the tangent{name} by `{tangents.labels}` differs from finite differences: {shown}{reverse_words}"
+    )
+    return tangents.failure("forward-mode" if reverse else cause, message, evidence)
 
 
 ROUGH = 1e-4
@@ -220,11 +206,6 @@ def _reverse_is(tangents: Tangents, weights: Sequence[Tensor | None]) -> bool:
     """True if the gradients agree with finite differences along the same direction."""
     numbers = tangents.numerically(weights, tangents.direction)
     return numbers is not None and abs(tangents.by_gradients(weights) - numbers.value) <= numbers.error
-
-
-def _rule(subject: Subject) -> str | None:
-    formulas = [rule for rule in subject.specification.tangents.rules.values() if isinstance(rule, Formula)]
-    return formulas[0].where if formulas else None
 
 
 def _second_order(tangents: Tangents) -> Findings:
@@ -260,21 +241,17 @@ def _second_order(tangents: Tangents) -> Findings:
         return
     argnum, difference = worst
     label = sample.labels[argnum]
-    yield Failure(
-        NAME,
-        label,
-        "forward-mode",
+    message = (
         f"the derivative of the tangent by `{label}` differs from finite differences of the tangent: "
-        f"{difference}; something that the tangent formula uses is hidden from autograd",
-        _rule(subject) or subject.specification.where,
-        {"sample": case_name(sample, torch.float64, tangents.device), **difference.evidence()},
+        f"{difference}; something that the tangent formula uses is hidden from autograd"
     )
+    yield replace(tangents, argnums=(argnum,)).failure("forward-mode", message, difference.evidence())
 
 
 FORWARD_MODE = Property(
     NAME,
     "forward-mode derivatives are right",
-    run,
+    partial(each_subset, NAME, _check_subset),
     subset=True,
     differences=True,
     gradcheck="torch.autograd.gradcheck(lambda {names}: {call}, ({names},), check_forward_ad=True, "
@@ -283,20 +260,20 @@ FORWARD_MODE = Property(
 
 
 @dataclass(frozen=True)
-class Tangents:
-    """Forward mode by some inputs of a sample, in float64.
+class Tangents(SampleRun):
+    """Forward mode by some inputs of a sample, in float64."""
 
-    Args:
-        subject: The subject of the check.
-        sample: The sample.
-        argnums: The inputs that have tangents.
-        device: The device.
-    """
+    @property
+    def labels(self) -> str:
+        """Names of the inputs in messages."""
+        return ", ".join(self.sample.labels[argnum] for argnum in self.argnums)
 
-    subject: Subject
-    sample: Sample
-    argnums: tuple[int, ...]
-    device: torch.device
+    def failure(self, cause: str, message: str, evidence: Mapping[str, Any]) -> Failure:
+        """A failure by these inputs."""
+        rules = self.subject.specification.tangents.rules.values()
+        where = next((rule.where for rule in rules if isinstance(rule, Formula)), self.backward_location())
+        case = case_name(self.sample, torch.float64, self.device)
+        return Failure(NAME, self.labels, cause, message, where, {"sample": case, **evidence})
 
     @cached_property
     def packed(self) -> PackedTensors:

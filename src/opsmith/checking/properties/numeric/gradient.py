@@ -25,7 +25,7 @@ from opsmith.checking.properties.numeric.differentiable import (
     promises_gradients,
 )
 from opsmith.checking.properties.numeric.gradient_truth import RightGradient
-from opsmith.checking.properties.numeric.gradient_verdict import Attempt, conclude, reference_failure
+from opsmith.checking.properties.numeric.gradient_verdict import NAME, Attempt, conclude, reference_failure
 from opsmith.checking.property import Finding, Findings, Note, Property, Skipped, each_sample
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, Case, cases
@@ -33,8 +33,6 @@ from opsmith.checking.samples.grad_outputs import GradOutputs, grad_outputs_to_t
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
 from opsmith.core.formula import Formula
-
-NAME = "gradient"
 
 
 @dataclass
@@ -74,7 +72,7 @@ def run(subject: Subject) -> Findings:
         yield Skipped("the gradients are surrogates, wrong on purpose; the property `surrogate` holds them")
         return
     seen = GradientCoverage()
-    for finding in [*each_sample(NAME, subject, partial(_sample, seen=seen))]:
+    for finding in [*each_sample(NAME, partial(_sample, seen=seen), subject)]:
         seen.failed = seen.failed or isinstance(finding, Failure)
         yield _with_right_samples(finding, seen)
     for finding in not_exercised(NAME, subject, seen.instead, seen.differentiated, "gradient formula"):
@@ -126,7 +124,7 @@ def _sample(subject: Subject, sample: Sample, seen: GradientCoverage) -> Finding
         sample,
         inputs.argnums,
         confirmed=bool(sample.origin) and seen.confirmed,
-        glanced=seen.samples >= subject.effort.glanced_after,
+        spot_checked=seen.samples >= subject.effort.spot_checked_after,
     )
     seen.samples += 1
     with torch.no_grad():
@@ -136,17 +134,17 @@ def _sample(subject: Subject, sample: Sample, seen: GradientCoverage) -> Finding
         yield from _about_reference(right, tried[-1])
         seen.confirmed &= all(right.trusted(argnum, tried[-1]) for argnum in right.argnums)
     attempts: list[Attempt] = []
-    for probe in tried:
-        for found in _with_probe(right, inputs, probe):
+    for grad_outputs in tried:
+        for found in _with_grad_outputs(right, inputs, grad_outputs):
             if isinstance(found, Attempt):
                 attempts.append(found)
             else:
                 yield found
     seen.decided = seen.decided or any(
-        right.is_known(argnum, probe) for probe in tried for argnum in inputs.argnums
+        right.is_known(argnum, grad_outputs) for grad_outputs in tried for argnum in inputs.argnums
     )
     wrong: set[str] = set()
-    for finding in conclude(NAME, right, attempts):
+    for finding in conclude(right, attempts):
         if isinstance(finding, Failure) and finding.input:
             wrong.update(finding.input.split(", "))
         yield finding
@@ -158,7 +156,7 @@ def _sample(subject: Subject, sample: Sample, seen: GradientCoverage) -> Finding
         seen.right.setdefault(label, []).append(str(sample))
 
 
-def _about_reference(right: RightGradient, probe: GradOutputs) -> Findings:
+def _about_reference(right: RightGradient, grad_outputs: GradOutputs) -> Findings:
     """Note if finite differences alone decide; fail if the derivative of the reference is wrong."""
     subject, sample = right.subject, right.sample
     specification = subject.specification
@@ -168,12 +166,12 @@ def _about_reference(right: RightGradient, probe: GradOutputs) -> Findings:
         yield Note(FORWARD_NOT_RECORDED if subject.kind.own_forward else NOT_RECORDED)
         return
     for argnum in right.argnums:
-        if right.trusted(argnum, probe):
+        if right.trusted(argnum, grad_outputs):
             continue
         if subject.kind.own_forward:
             yield Note(FORWARD_IS_NO_TRUTH)
         elif isinstance(specification.gradients.rules.get(sample.names[argnum]), Formula):
-            yield reference_failure(NAME, right, argnum, probe)
+            yield reference_failure(right, argnum, grad_outputs)
 
 
 NOT_RECORDED = (
@@ -191,15 +189,17 @@ FORWARD_IS_NO_TRUTH = (
 )
 
 
-def _with_probe(right: RightGradient, inputs: Differentiated, probe: GradOutputs) -> Iterator[Attempt | Note]:
+def _with_grad_outputs(
+    right: RightGradient, inputs: Differentiated, grad_outputs: GradOutputs
+) -> Iterator[Attempt | Note]:
     """Differentiate by every choice of inputs, in every dtype, on every device, for one grad_output."""
     subject = right.subject
-    believed = {argnum: right.trusted(argnum, probe) for argnum in inputs.argnums}
+    believed = {argnum: right.trusted(argnum, grad_outputs) for argnum in inputs.argnums}
     known: dict[tuple[torch.dtype, torch.device], dict[bool, Case]] = {}
     for by_reference in sorted(set(believed.values())):
         if not by_reference and not subject.has_truth:
             continue  # the right result in other dtypes is unknown
-        for case in _cases(right, probe, by_reference=by_reference):
+        for case in _cases(right, grad_outputs, by_reference=by_reference):
             if isinstance(case, Note):
                 yield case
             else:
@@ -208,25 +208,25 @@ def _with_probe(right: RightGradient, inputs: Differentiated, probe: GradOutputs
         known.setdefault((torch.float64, device), {})
     for (dtype, device), given in known.items():
         for subset in inputs.subsets(subject.effort):
-            grads = probe.at(dtype, device)
+            grads = grad_outputs.at(dtype, device)
             flat = right.sample.at(dtype, device)
             try:
                 found = vjp(partial(subject.call, right.sample), flat, subset, grads)
             except Exception as error:
                 refuse_own(error)
-                yield Attempt(subset[0], subset, probe, dtype, device, error=error)
+                yield Attempt(subset[0], subset, grad_outputs, dtype, device, error=error)
                 continue
             for argnum, got in zip(subset, found, strict=True):
                 judged_by = given.get(believed[argnum])
-                attempt = Attempt(argnum, subset, probe, dtype, device, got)
+                attempt = Attempt(argnum, subset, grad_outputs, dtype, device, got)
                 yield _judged(right, attempt, judged_by, believed[argnum])
 
 
-def _cases(right: RightGradient, probe: GradOutputs, *, by_reference: bool) -> list[Case | Note]:
+def _cases(right: RightGradient, grad_outputs: GradOutputs, *, by_reference: bool) -> list[Case | Note]:
     subject, sample = right.subject, right.sample
     count = len(sample.flat)
     function = right.by_reference if by_reference else right.by_itself
-    values = [*sample.at(torch.float64), *probe.grads]
+    values = [*sample.at(torch.float64), *grad_outputs.grads]
     measure = MeasuredFunction.of(
         lambda given: function(given[:count], given[count:]),
         values,
@@ -235,7 +235,7 @@ def _cases(right: RightGradient, probe: GradOutputs, *, by_reference: bool) -> l
     )
 
     def arguments(dtype: torch.dtype, device: torch.device) -> list[Any]:
-        return [*sample.at(dtype, device), *probe.at(dtype, device)]
+        return [*sample.at(dtype, device), *grad_outputs.at(dtype, device)]
 
     return cases(subject, sample, measure, ALWAYS_CHECKED, arguments)
 
@@ -246,7 +246,7 @@ def _judged(right: RightGradient, attempt: Attempt, case: Case | None, believed:
     like = right.sample.at(attempt.dtype, attempt.device)[argnum]
     got = torch.zeros_like(like) if attempt.got is None else attempt.got
     if not believed and attempt.dtype == torch.float64:
-        numerical = right.numerical(argnum, attempt.probe)
+        numerical = right.numerical(argnum, attempt.grad_outputs)
         return replace(attempt, difference=numerical.judge(got.cpu()), expected=numerical.known)
     if case is None:
         return attempt
@@ -255,12 +255,12 @@ def _judged(right: RightGradient, attempt: Attempt, case: Case | None, believed:
     assert expected is not None
     difference = case.truth.judge(position, got)
     if difference is not None:  # at a kink, any value between the one-sided derivatives is right
-        between = _between(right.numerical(argnum, attempt.probe), got.cpu(), expected.cpu())
+        between = _between(right.numerical(argnum, attempt.grad_outputs), got.cpu(), expected.cpu())
         either = torch.where(between.to(got.device), expected.to(got), got)
         difference = case.truth.judge(position, either)
     bound = case.truth.bounds[position]
     if difference is not None and believed and bound is not None:
-        given = (attempt.subset, attempt.probe, got, bound, difference)
+        given = (attempt.subset, attempt.grad_outputs, got, bound, difference)
         difference = None if is_only_rounding(right, argnum, *given) else difference
     return replace(attempt, difference=difference, expected=expected)
 

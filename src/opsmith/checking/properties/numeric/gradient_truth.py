@@ -24,8 +24,8 @@ from opsmith.checking.subject import Subject
 
 Grads = Sequence[Tensor | None]
 
-GLANCE = 8
-"""Number of elements that a glance moves one at a time."""
+SPOT_CHECK = 8
+"""Number of elements that a spot check moves one at a time."""
 
 
 @dataclass
@@ -38,17 +38,17 @@ class RightGradient:
         argnums: The inputs that are differentiated by.
         confirmed: True if finite differences have confirmed autograd through the reference on other samples,
             so that they need not be taken again.
-        glanced: True if a few elements and random directions stand for all, as long as they confirm autograd
-            through the reference.
+        spot_checked: True if a few elements and random directions stand for all, as long as they confirm
+            autograd through the reference.
     """
 
     subject: Subject
     sample: Sample
     argnums: tuple[int, ...]
     confirmed: bool = False
-    glanced: bool = False
+    spot_checked: bool = False
     _numerical: dict[tuple[int, str], NumericalGradient] = field(default_factory=dict)
-    _glances: dict[tuple[int, str], NumericalGradient] = field(default_factory=dict)
+    _spot_checks: dict[tuple[int, str], NumericalGradient] = field(default_factory=dict)
     _trusted: dict[tuple[int, str], bool] = field(default_factory=dict)
 
     @cached_property
@@ -85,64 +85,64 @@ class RightGradient:
         plain = [None if grad is None else grad.contiguous() for grad in grads]
         return vjp_or_zeros(partial(self.subject.call, self.sample), flat, self.argnums, plain)
 
-    def numerical(self, argnum: int, probe: GradOutputs) -> NumericalGradient:
+    def numerical(self, argnum: int, grad_outputs: GradOutputs) -> NumericalGradient:
         """Finite differences by one input, in float64."""
-        key = (argnum, probe.name)
+        key = (argnum, grad_outputs.name)
         if key not in self._numerical:
             self._numerical[key] = self._differences(
-                argnum, probe, self.subject.effort.moved(self.sample.elements)
+                argnum, grad_outputs, self.subject.effort.moved(self.sample.elements)
             )
         return self._numerical[key]
 
-    def glance(self, argnum: int, probe: GradOutputs) -> NumericalGradient:
+    def spot_check(self, argnum: int, grad_outputs: GradOutputs) -> NumericalGradient:
         """Finite differences of a few elements and random directions if these were enough, else of all."""
-        key = (argnum, probe.name)
-        known = key in self._glances and key not in self._numerical
-        return self._glances[key] if known else self.numerical(argnum, probe)
+        key = (argnum, grad_outputs.name)
+        known = key in self._spot_checks and key not in self._numerical
+        return self._spot_checks[key] if known else self.numerical(argnum, grad_outputs)
 
-    def _differences(self, argnum: int, probe: GradOutputs, elements: int) -> NumericalGradient:
+    def _differences(self, argnum: int, grad_outputs: GradOutputs, elements: int) -> NumericalGradient:
         with torch.no_grad():
-            flat, grads = self.sample.at(torch.float64), probe.at(torch.float64, torch.device("cpu"))
+            flat, grads = self.sample.at(torch.float64), grad_outputs.at(torch.float64, torch.device("cpu"))
             return _numerical(self.subject, self.sample, flat, argnum, grads, elements)
 
-    def trusted(self, argnum: int, probe: GradOutputs) -> bool:
+    def trusted(self, argnum: int, grad_outputs: GradOutputs) -> bool:
         """True if finite differences confirm autograd through the reference by an input."""
         if self.confirmed or not self.recorded:
             return self.confirmed
-        key = (argnum, probe.name)
+        key = (argnum, grad_outputs.name)
         if key not in self._trusted:
-            found = self.through_reference(argnum, probe)
-            self._trusted[key] = self._glanced(argnum, probe, found) or (
-                self.numerical(argnum, probe).judge(found) is None
+            found = self.through_reference(argnum, grad_outputs)
+            self._trusted[key] = self._passes_spot_check(argnum, grad_outputs, found) or (
+                self.numerical(argnum, grad_outputs).judge(found) is None
             )
         return self._trusted[key]
 
-    def is_known(self, argnum: int, probe: GradOutputs) -> bool:
+    def is_known(self, argnum: int, grad_outputs: GradOutputs) -> bool:
         """True if the right gradient by an input is known in at least one element."""
         if not self.sample.flat[argnum].numel():
             return False
-        if self.trusted(argnum, probe):
-            return bool(self.through_reference(argnum, probe).isfinite().any())
-        return self.numerical(argnum, probe).has_estimate
+        if self.trusted(argnum, grad_outputs):
+            return bool(self.through_reference(argnum, grad_outputs).isfinite().any())
+        return self.numerical(argnum, grad_outputs).has_estimate
 
-    def _glanced(self, argnum: int, probe: GradOutputs, found: Tensor) -> bool:
+    def _passes_spot_check(self, argnum: int, grad_outputs: GradOutputs, found: Tensor) -> bool:
         """True if a few elements may stand for all, and confirm autograd; otherwise all are taken."""
-        if not self.glanced:
+        if not self.spot_checked:
             return False
-        glance = self._differences(argnum, probe, GLANCE)
-        self._glances[(argnum, probe.name)] = glance
-        return glance.judge(found) is None
+        few = self._differences(argnum, grad_outputs, SPOT_CHECK)
+        self._spot_checks[(argnum, grad_outputs.name)] = few
+        return few.judge(found) is None
 
-    def through_reference(self, argnum: int, probe: GradOutputs) -> Tensor:
+    def through_reference(self, argnum: int, grad_outputs: GradOutputs) -> Tensor:
         """Autograd's gradient through the reference by one input, in float64."""
-        grads = probe.at(torch.float64, torch.device("cpu"))
+        grads = grad_outputs.at(torch.float64, torch.device("cpu"))
         return self.by_reference(self.sample.at(torch.float64), grads)[self.argnums.index(argnum)]
 
-    def gradient(self, argnum: int, probe: GradOutputs) -> Tensor:
+    def gradient(self, argnum: int, grad_outputs: GradOutputs) -> Tensor:
         """The right gradient by one input, in float64; nan where it is unknown."""
-        if not self.trusted(argnum, probe):
-            return self.numerical(argnum, probe).known
-        return self.through_reference(argnum, probe)
+        if not self.trusted(argnum, grad_outputs):
+            return self.numerical(argnum, grad_outputs).known
+        return self.through_reference(argnum, grad_outputs)
 
 
 def by_differences(
@@ -158,10 +158,5 @@ def _numerical(
     subject: Subject, sample: Sample, flat: Sequence[Any], argnum: int, grads: Grads, elements: int
 ) -> NumericalGradient:
     return numerical_gradient(
-        subject.plain(sample),
-        flat,
-        argnum,
-        grads,
-        elements=elements,
-        generator=subject.generator(),
+        subject.plain(sample), flat, argnum, grads, elements=elements, generator=subject.generator()
     )

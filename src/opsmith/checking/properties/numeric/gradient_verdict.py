@@ -25,6 +25,8 @@ from opsmith.checking.samples.cases import case_name, dtype_name
 from opsmith.checking.samples.grad_outputs import GradOutputs
 from opsmith.core.formula import Formula
 
+NAME = "gradient"
+
 
 @dataclass(frozen=True)
 class Attempt:
@@ -33,7 +35,7 @@ class Attempt:
     Args:
         argnum: The input.
         subset: The inputs that required a gradient.
-        probe: The grad_outputs.
+        grad_outputs: The grad_outputs.
         dtype: dtype of the inputs.
         device: Their device.
         got: The gradient; None where there was none.
@@ -44,7 +46,7 @@ class Attempt:
 
     argnum: int
     subset: tuple[int, ...]
-    probe: GradOutputs
+    grad_outputs: GradOutputs
     dtype: torch.dtype
     device: torch.device
     got: Tensor | None = None
@@ -58,11 +60,10 @@ class Attempt:
         return self.difference is not None or self.error is not None
 
 
-def conclude(property: str, right: RightGradient, attempts: Sequence[Attempt]) -> Findings:
+def conclude(right: RightGradient, attempts: Sequence[Attempt]) -> Findings:
     """One failure for each input whose gradient is wrong in any attempt.
 
     Args:
-        property: Name of the property.
         right: The right gradients.
         attempts: Every backward that was run on the sample.
     """
@@ -73,14 +74,14 @@ def conclude(property: str, right: RightGradient, attempts: Sequence[Attempt]) -
             key = (type(attempt.error).__name__, str(attempt.error), location)
             errors.setdefault(key, []).append(attempt)
     for group in errors.values():
-        yield _raised(property, right, group, attempts)
+        yield _raised(right, group, attempts)
     for argnum in right.argnums:
         judged = [each for each in attempts if each.argnum == argnum and each.error is None]
         if any(each.wrong for each in judged):
-            failure = _wrong(property, right, judged)
+            failure = _wrong(right, judged)
             yield _rounding(right, judged, failure) if _is_rounding(right, judged, failure.cause) else failure
         elif not right.confirmed and any(
-            right.glance(argnum, probe).kinks.any() for probe in _probes(judged)
+            right.spot_check(argnum, grad_outputs).kinks.any() for grad_outputs in _tried(judged)
         ):
             label = right.sample.labels[argnum]
             yield Note(
@@ -88,14 +89,14 @@ def conclude(property: str, right: RightGradient, attempts: Sequence[Attempt]) -
                 "one-sided derivatives is right there"
             )
         if not any(each.wrong for each in judged):
-            yield from _undecided_notes(right, argnum, _probes(judged))
+            yield from _undecided_notes(right, argnum, _tried(judged))
 
 
-def _undecided_notes(right: RightGradient, argnum: int, probes: Sequence[GradOutputs]) -> Findings:
+def _undecided_notes(right: RightGradient, argnum: int, tried: Sequence[GradOutputs]) -> Findings:
     """Note the elements of a gradient that finite differences leave open, where nothing else decides them."""
-    for probe in probes:
-        if not right.trusted(argnum, probe):
-            words = right.numerical(argnum, probe).describe_unknown(right.sample.labels[argnum])
+    for grad_outputs in tried:
+        if not right.trusted(argnum, grad_outputs):
+            words = right.numerical(argnum, grad_outputs).describe_unknown(right.sample.labels[argnum])
             if words is not None:
                 yield Note(f"{words}; in {right.sample.brief} nothing looked at them")
                 return
@@ -121,7 +122,7 @@ def _is_rounding(right: RightGradient, attempts: Sequence[Attempt], cause: str) 
 def _rounding(right: RightGradient, attempts: Sequence[Attempt], failure: Failure) -> Failure | Note:
     """A failure if the backward alone uses low precision operands; else a note on rounding."""
     shown = min((each for each in attempts if each.wrong), key=_plainness)
-    operation = low_precision_in_backward(right.subject, right.sample, shown.subset, shown.probe)
+    operation = low_precision_in_backward(right.subject, right.sample, shown.subset, shown.grad_outputs)
     if operation is None:
         return Note(ROUNDED)
     message = (
@@ -140,13 +141,11 @@ def _near(attempt: Attempt) -> bool:
     return bool(close[attempt.expected.isfinite()].all())
 
 
-def _probes(attempts: Sequence[Attempt]) -> list[GradOutputs]:
-    return list({each.probe.name: each.probe for each in attempts}.values())
+def _tried(attempts: Sequence[Attempt]) -> list[GradOutputs]:
+    return list({each.grad_outputs.name: each.grad_outputs for each in attempts}.values())
 
 
-def _raised(
-    property: str, right: RightGradient, group: Sequence[Attempt], attempts: Sequence[Attempt]
-) -> Failure:
+def _raised(right: RightGradient, group: Sequence[Attempt], attempts: Sequence[Attempt]) -> Failure:
     """The failure for an exception in the backward, with the choices of inputs for which it is raised."""
     sample, first = right.sample, group[0]
     assert first.error is not None
@@ -157,7 +156,7 @@ def _raised(
     else:
         label = ", ".join(sample.labels[argnum] for argnum in first.subset)
     where = case_name(sample, first.dtype, first.device)
-    failure = raised(property, right.subject, first.error, where, label)
+    failure = raised(NAME, right.subject, first.error, where, label)
     failure = replace(failure, dtypes=_dtypes(group))
     alike = _alike(first, attempts)
     fine = [*dict.fromkeys(each.subset for each in alike if not each.wrong)]
@@ -179,11 +178,11 @@ def _dtypes(attempts: Iterable[Attempt]) -> tuple[str, ...]:
 
 def _alike(shown: Attempt, attempts: Sequence[Attempt]) -> list[Attempt]:
     """The attempts with the same grad_output, dtype and device."""
-    wanted = (shown.probe, shown.dtype, shown.device)
-    return [each for each in attempts if (each.probe, each.dtype, each.device) == wanted]
+    wanted = (shown.grad_outputs, shown.dtype, shown.device)
+    return [each for each in attempts if (each.grad_outputs, each.dtype, each.device) == wanted]
 
 
-def _wrong(property: str, right: RightGradient, attempts: Sequence[Attempt]) -> Failure:
+def _wrong(right: RightGradient, attempts: Sequence[Attempt]) -> Failure:
     """The failure for a gradient that is not the right one."""
     subject, sample = right.subject, right.sample
     shown = min((each for each in attempts if each.wrong), key=_plainness)
@@ -192,7 +191,7 @@ def _wrong(property: str, right: RightGradient, attempts: Sequence[Attempt]) -> 
     found = _diagnosis(right, shown, attempts)
     evidence = {
         "sample": case_name(sample, shown.dtype, shown.device),
-        "grad_output": shown.probe.name,
+        "grad_output": shown.grad_outputs.name,
         **shown.difference.evidence(),
         **found.evidence,
     }
@@ -201,10 +200,10 @@ def _wrong(property: str, right: RightGradient, attempts: Sequence[Attempt]) -> 
     message = f"the gradient of `{label}` is wrong: {shown.difference}"
     message += f"; {found.reason}" if found.reason else ""
     derived = not isinstance(subject.specification.gradients.rules.get(name), Formula)
-    if derived and not subject.specification.opaque and not right.trusted(shown.argnum, shown.probe):
+    if derived and not subject.specification.opaque and not right.trusted(shown.argnum, shown.grad_outputs):
         message += f". {HIDES}"
     return Failure(
-        property,
+        NAME,
         label,
         found.cause,
         message,
@@ -215,29 +214,28 @@ def _wrong(property: str, right: RightGradient, attempts: Sequence[Attempt]) -> 
     )
 
 
-def reference_failure(property: str, right: RightGradient, argnum: int, probe: GradOutputs) -> Failure:
+def reference_failure(right: RightGradient, argnum: int, grad_outputs: GradOutputs) -> Failure:
     """The failure for a reference through which autograd gives a wrong derivative.
 
     Args:
-        property: Name of the property.
         right: The right gradients.
         argnum: The input.
-        probe: The grad_outputs.
+        grad_outputs: The grad_outputs.
     """
-    sample, numerical = right.sample, right.numerical(argnum, probe)
-    got = right.through_reference(argnum, probe)
+    sample, numerical = right.sample, right.numerical(argnum, grad_outputs)
+    got = right.through_reference(argnum, grad_outputs)
     difference = numerical.judge(got)
     found = diagnose(Observation(got, numerical.known))
     label = sample.labels[argnum]
     reason = f": {found.reason}" if found.reason else ""
     return Failure(
-        property,
+        NAME,
         label,
         found.cause,
         f"autograd through the reference gives another gradient of `{label}` than finite differences of it: "
         f"{difference}{reason}. {HIDES}",
         right.subject.specification.where,
-        {"sample": case_name(sample, torch.float64, torch.device("cpu")), "grad_output": probe.name},
+        {"sample": case_name(sample, torch.float64, torch.device("cpu")), "grad_output": grad_outputs.name},
     )
 
 
@@ -246,13 +244,13 @@ HIDES = "The reference hides a dependence from autograd (`.detach()`, `no_grad`,
 
 def _plainness(attempt: Attempt) -> tuple[bool, bool, int]:
     """Order in which wrong attempts are shown: float64, every grad_output, few inputs."""
-    alone = " alone" in attempt.probe.name
+    alone = " alone" in attempt.grad_outputs.name
     return (attempt.dtype != torch.float64, alone, len(attempt.subset))
 
 
 def _script(right: RightGradient, shown: Attempt, expected: Tensor | None) -> str | None:
     """A few lines that run one backward again, beside that of the reference or beside the right gradient."""
-    flat, grads = (each.at(shown.dtype, shown.device) for each in (right.sample, shown.probe))
+    flat, grads = (each.at(shown.dtype, shown.device) for each in (right.sample, shown.grad_outputs))
     subject, sample = right.subject, right.sample
     return gradient_replay(subject, sample, flat, shown.argnum, grads, expected, subset=shown.subset)
 
@@ -290,7 +288,7 @@ def _diagnosis(right: RightGradient, shown: Attempt, attempts: Sequence[Attempt]
 def _observed(right: RightGradient, shown: Attempt) -> Observation:
     """A wrong gradient as the diagnosis looks at it, with a way to see it on fresh inputs."""
     subject, sample = right.subject, right.sample
-    by_reference = right.trusted(shown.argnum, shown.probe)
+    by_reference = right.trusted(shown.argnum, shown.grad_outputs)
     observer = Observer(
         subject,
         sample,
@@ -300,7 +298,9 @@ def _observed(right: RightGradient, shown: Attempt) -> Observation:
         dtype=shown.dtype,
         device=shown.device,
     )
-    return observer.observe(sample.at(torch.float64), shown.probe.at(torch.float64, torch.device("cpu")))
+    return observer.observe(
+        sample.at(torch.float64), shown.grad_outputs.at(torch.float64, torch.device("cpu"))
+    )
 
 
 def _needing(right: RightGradient, subsets: Sequence[tuple[int, ...]]) -> str:

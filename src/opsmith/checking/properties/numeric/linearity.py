@@ -32,7 +32,7 @@ def run(subject: Subject) -> Findings:
         yield Skipped("it is declared not to be linear in grad_output")
     else:
         compared: list[bool] = []
-        yield from each_sample(NAME, subject, partial(_sample, compared=compared))
+        yield from each_sample(NAME, partial(_sample, compared=compared), subject)
         if not any(compared):
             yield NOT_COMPARED if compared else Skipped("there is nothing to differentiate")
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from opsmith import errors
+from opsmith.checking.calls import SampleRun
 from opsmith.checking.numerics.autodiff import differentiate, vjp_or_zeros
-from opsmith.checking.numerics.compare import Difference, agree_to_share
+from opsmith.checking.numerics.compare import Difference, agree_to_share, unravel
 from opsmith.checking.numerics.directional import PackedTensors, coordinates
 from opsmith.checking.numerics.finite_differences import NumericalGradient, numerical_gradient
 from opsmith.checking.properties.numeric.differentiable import each_subset, rule_location
@@ -34,7 +35,7 @@ def run(subject: Subject) -> Findings:
             "its backward is marked with `once_differentiable`: torch refuses to differentiate it again"
         )
         return
-    yield from each_subset(NAME, subject, _check_subset)
+    yield from each_subset(NAME, _check_subset, subject)
 
 
 def _check_subset(
@@ -54,9 +55,9 @@ def _check_subset(
 
 
 def _against_differences(gradients: SecondOrderGradients) -> Findings:
-    weights = gradients.weights()
+    weights = gradients.random_weights()
     found = gradients.differentiated(weights)
-    if not all(bool(each.isfinite().all()) for each in gradients(gradients.values)):
+    if not all(bool(each.isfinite().all()) for each in gradients(gradients.numbers)):
         yield Skipped(f"{gradients.sample.brief} was left out: the gradient itself is infinite or nan there")
         return
     numbers = gradients.numerically(weights)
@@ -136,7 +137,7 @@ def _listed(labels: Sequence[str]) -> str:
 def _against_all(gradients: SecondOrderGradients, together: SecondOrderGradients) -> Findings:
     """The derivatives of one gradient alone, beside those of it where every input requires one."""
     (argnum,) = gradients.argnums
-    weights = together.weights()
+    weights = together.random_weights()
     weight_alone = [
         weight if at == argnum else None for at, weight in zip(together.argnums, weights, strict=True)
     ]
@@ -144,7 +145,7 @@ def _against_all(gradients: SecondOrderGradients, together: SecondOrderGradients
     got = gradients.differentiated([weights[together.argnums.index(argnum)]])
     for by in gradients.by:
         alone, right = got[by], expected[by]
-        like = gradients.values[by]
+        like = gradients.numbers[by]
         alone, right = (torch.zeros_like(like) if each is None else each for each in (alone, right))
         both = alone.isnan() & right.isnan()  # as where a sample has nan
         alone, right = alone.masked_fill(both, 0), right.masked_fill(both, 0)
@@ -182,25 +183,17 @@ others: a backward costs more than a call, and a wrong second order is rarely wr
 
 
 @dataclass(frozen=True)
-class SecondOrderGradients:
+class SecondOrderGradients(SampleRun):
     """The gradients by some inputs of a sample, to be differentiated again.
 
     Args:
-        subject: The subject of the check.
-        sample: The sample.
-        argnums: The inputs that require a gradient.
-        device: The device.
-        chosen: The single entry of `values` to differentiate by, if not by all.
+        chosen: The only entry of `numbers` to differentiate them by; None for all.
     """
 
-    subject: Subject
-    sample: Sample
-    argnums: tuple[int, ...]
-    device: torch.device
     chosen: int | None = None
 
     @cached_property
-    def values(self) -> list[Any]:
+    def numbers(self) -> list[Any]:
         """The inputs, and after them the grad_outputs, in float64."""
         flat = self.sample.at(torch.float64, self.device)
         with torch.no_grad():
@@ -212,36 +205,38 @@ class SecondOrderGradients:
 
     @cached_property
     def by(self) -> tuple[int, ...]:
-        """Positions in `values` to differentiate the gradients by: inputs and grad_outputs."""
+        """Positions in `numbers` to differentiate the gradients by: inputs and grad_outputs."""
         if self.chosen is not None:
             return (self.chosen,)
         count = len(self.sample.flat)
-        return (*self.argnums, *(p for p in range(count, len(self.values)) if self.values[p] is not None))
+        return (*self.argnums, *(p for p in range(count, len(self.numbers)) if self.numbers[p] is not None))
 
     def only(self, by: int) -> SecondOrderGradients:
-        """The same gradients, to be differentiated by one entry of `values` alone."""
+        """The same gradients, to be differentiated by one entry of `numbers` alone."""
         return replace(self, chosen=by)
 
     def label(self, argnum: int) -> str:
-        """Name of an entry of `values` in messages."""
+        """Name of an entry of `numbers` in messages."""
         count = len(self.sample.flat)
         if argnum < count:
             return self.sample.labels[argnum]
         return self.subject.results(self.sample)[argnum - count].gradient_name()
 
-    def weights(self) -> list[Tensor]:
+    def random_weights(self) -> list[Tensor]:
         """A random direction for each gradient, in which it is differentiated."""
         generator = self.subject.generator(1)
         wide = {True: torch.complex128, False: torch.float64}
         return [
             torch.randn(value.shape, generator=generator, dtype=wide[value.is_complex()]).to(self.device)
-            for value in (self.values[argnum] for argnum in self.argnums)
+            for value in (self.numbers[argnum] for argnum in self.argnums)
         ]
 
     def __call__(self, values: Sequence[Any]) -> list[Tensor]:
         """The gradients, as numbers; zeros where there is none."""
         count = len(self.sample.flat)
-        return vjp_or_zeros(self._call, values[:count], self.argnums, values[count:])
+        return vjp_or_zeros(
+            partial(self.subject.call, self.sample), values[:count], self.argnums, values[count:]
+        )
 
     def differentiated(self, weights: Sequence[Tensor | None]) -> dict[int, Tensor | None]:
         """The derivatives of the gradients, times their weights, by autograd.
@@ -256,11 +251,13 @@ class SecondOrderGradients:
         with torch.enable_grad():
             leaves = [
                 value.detach().requires_grad_(argnum in self.by) if is_inexact(value) else value
-                for argnum, value in enumerate(self.values)
+                for argnum, value in enumerate(self.numbers)
             ]
             copies = [value.clone() if is_inexact(value) else value for value in leaves]
             inputs = [leaves[argnum] for argnum in self.argnums]
-            gradients = differentiate(self._call(copies[:count]), inputs, copies[count:], create_graph=True)
+            gradients = differentiate(
+                self.subject.call(self.sample, copies[:count]), inputs, copies[count:], create_graph=True
+            )
             again = [
                 (gradient, weight)
                 for gradient, weight in zip(gradients, weights, strict=True)
@@ -279,7 +276,7 @@ class SecondOrderGradients:
 
     def numerically(self, weights: Sequence[Tensor | None]) -> NumericalDerivatives:
         """Differentiate the gradients by finite differences."""
-        packed = PackedTensors(self.values, self.by)
+        packed = PackedTensors(self.numbers, self.by)
         found = numerical_gradient(
             lambda flat: self(packed.unpacked(flat[0])),
             [packed.row],
@@ -290,9 +287,6 @@ class SecondOrderGradients:
             generator=self.subject.generator(),
         )
         return NumericalDerivatives(packed, found)
-
-    def _call(self, flat: Sequence[Any]) -> list[Any]:
-        return self.subject.call(self.sample, flat)
 
 
 @dataclass(frozen=True)
@@ -318,14 +312,9 @@ class NumericalDerivatives:
         if difference is None or not difference.index:
             return None if difference is None else (self.packed.argnums[0], difference)
         argnum, position = self.packed.locate(difference.index[0])
-        return argnum, replace(difference, index=self._index(argnum, position))
-
-    def _index(self, argnum: int, position: int) -> tuple[int, ...]:
         value = self.packed.values[argnum]
         at = position // 2 if value.is_complex() else position
-        return (
-            tuple(int(i) for i in torch.unravel_index(torch.tensor(at), value.shape)) if value.dim() else ()
-        )
+        return argnum, replace(difference, index=unravel(at, value.shape))
 
     def kinked(self) -> tuple[int, ...]:
         """The arguments by which there is a kink."""

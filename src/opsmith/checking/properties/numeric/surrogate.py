@@ -38,7 +38,7 @@ def run(subject: Subject) -> Findings:
         return
     seen: set[str] = set()
     instead: dict[str, str] = {}
-    found = [*each_sample(NAME, subject, partial(_sample, seen=seen, instead=instead))]
+    found = [*each_sample(NAME, partial(_sample, seen=seen, instead=instead), subject)]
     found += not_exercised(NAME, subject, instead, seen, "surrogate gradient")
     yield from found
     if not seen and not any(isinstance(finding, Failure) for finding in found):
@@ -75,10 +75,12 @@ def _gradient(
     return vjp(partial(subject.call, sample), sample.at(dtype, device), (argnum,), grads)[0]
 
 
-def _form(subject: Subject, sample: Sample, argnum: int, gradient: Any, probe: GradOutputs) -> Findings:
+def _form(
+    subject: Subject, sample: Sample, argnum: int, gradient: Any, grad_outputs: GradOutputs
+) -> Findings:
     for dtype in ALWAYS_CHECKED:
         for device in subject.devices_with(dtype):
-            got = gradient(probe.at(dtype, device), dtype, device)
+            got = gradient(grad_outputs.at(dtype, device), dtype, device)
             like = sample.at(dtype, device)[argnum]
             if got is None:
                 yield _failure(subject, sample, argnum, "missing-gradient", "there is none (None)", {})
@@ -92,9 +94,11 @@ def _form(subject: Subject, sample: Sample, argnum: int, gradient: Any, probe: G
                 return
 
 
-def _linear(subject: Subject, sample: Sample, argnum: int, gradient: Any, probe: GradOutputs) -> Findings:
+def _linear(
+    subject: Subject, sample: Sample, argnum: int, gradient: Any, grad_outputs: GradOutputs
+) -> Findings:
     """Check linearity in grad_output, which sums of losses and accumulated gradients need."""
-    first = probe.at(torch.float64, CPU)
+    first = grad_outputs.at(torch.float64, CPU)
     second = [None if grad is None else grad.flip(tuple(range(grad.dim()))) + 0.5 for grad in first]
     u, v = gradient(first), gradient(second)
     if u is None or v is None:
@@ -106,32 +110,36 @@ def _linear(subject: Subject, sample: Sample, argnum: int, gradient: Any, probe:
         yield _failure(subject, sample, argnum, "nonlinear-grad", what, difference.evidence())
 
 
-def _stand_in(subject: Subject, sample: Sample, argnums: tuple[int, ...], probe: GradOutputs) -> Findings:
+def _stand_in(
+    subject: Subject, sample: Sample, argnums: tuple[int, ...], grad_outputs: GradOutputs
+) -> Findings:
     stand_in = subject.specification.gradients.stand_in
     count = len(sample.flat)
 
     def right(values: list[Any]) -> list[Tensor]:
         return vjp_or_zeros(subject.plain(sample, stand_in), values[:count], argnums, values[count:])
 
-    values = [*sample.at(torch.float64), *probe.grads]
+    values = [*sample.at(torch.float64), *grad_outputs.grads]
     measure = MeasuredFunction.of(
         right, values, subject.generator(), has_truth=not subject.specification.random
     )
 
     def arguments(dtype: torch.dtype, device: torch.device) -> list[Any]:
-        return [*sample.at(dtype, device), *probe.at(dtype, device)]
+        return [*sample.at(dtype, device), *grad_outputs.at(dtype, device)]
 
     for case in cases(subject, sample, measure, ALWAYS_CHECKED, arguments):
         if isinstance(case, Note):
             yield case
             continue
         for position, argnum in enumerate(argnums):
-            yield from _as_stand_in(case, argnum, position, probe)
+            yield from _as_stand_in(case, argnum, position, grad_outputs)
 
 
-def _as_stand_in(case: Case, argnum: int, position: int, probe: GradOutputs) -> Findings:
+def _as_stand_in(case: Case, argnum: int, position: int, grad_outputs: GradOutputs) -> Findings:
     subject, sample = case.subject, case.sample
-    got = _gradient(subject, sample, argnum, probe.at(case.dtype, case.device), case.dtype, case.device)
+    got = _gradient(
+        subject, sample, argnum, grad_outputs.at(case.dtype, case.device), case.dtype, case.device
+    )
     right = case.truth.right[position]
     if got is None or right is None:
         return

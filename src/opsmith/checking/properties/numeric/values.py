@@ -17,21 +17,13 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.checking.exceptions import refuse_own
+from opsmith.checking.exceptions import Overlooking, refuse_own
 from opsmith.checking.numerics.autodiff import vjp
-from opsmith.checking.numerics.compare import same_bits
+from opsmith.checking.numerics.compare import same_bits, unravel
 from opsmith.checking.numerics.finite_differences import numerical_gradient
 from opsmith.checking.numerics.tolerance import LIBRARY
 from opsmith.checking.properties.numeric.differentiable import differentiated, rule_location
-from opsmith.checking.property import (
-    Coverage,
-    Findings,
-    Note,
-    Property,
-    Skipped,
-    covered_samples,
-    raised,
-)
+from opsmith.checking.property import Coverage, Findings, Note, Property, Skipped, covered_samples, raised
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import case_name
 from opsmith.checking.samples.grad_outputs import contiguous_grad_outputs
@@ -79,12 +71,9 @@ def lost(trial: SpecialCall, argnum: int, grads: Sequence[Tensor | None]) -> flo
         grads: The grad_output of each visible result.
     """
     subject, sample = trial.subject, trial.sample
-    try:
-        with without_warnings():
-            usual = vjp(partial(subject.call, sample), sample.at(trial.dtype), (argnum,), grads)[0]
-    except Exception as error:
-        refuse_own(error)
-        return 0.0  # what it raises there, other properties report
+    usual: Tensor | None = None
+    with Overlooking(), without_warnings():  # what it raises there, other properties report
+        usual = vjp(partial(subject.call, sample), sample.at(trial.dtype), (argnum,), grads)[0]
     if usual is None or not bool(usual.isfinite().any()):
         return 0.0
     return LIBRARY * torch.finfo(trial.dtype).eps * float(usual[usual.isfinite()].abs().max())
@@ -100,7 +89,7 @@ def run(subject: Subject) -> Findings:
     if subject.draws:
         yield Skipped("it draws random numbers: what it gives at a value is another thing each time")
         return
-    yield from covered_samples(NAME, subject, _sample, "no sample has a floating tensor with elements")
+    yield from covered_samples(NAME, _sample, "no sample has a floating tensor with elements", subject)
 
 
 def _sample(subject: Subject, sample: Sample, coverage: Coverage) -> Findings:
@@ -123,11 +112,9 @@ def _sample(subject: Subject, sample: Sample, coverage: Coverage) -> Findings:
             yield Note(f"special values skipped for `{label}`: it is already wrong on {sample.brief}")
         open_ = tuple(argnum for argnum in open_ if sample.labels[argnum] not in wrong)
     for argnum in usable:
-        try:
+        found: list[float] = []
+        with Overlooking():  # what it rejects, or cannot differentiate, other properties report
             found = _boundaries(subject, sample, argnum) if argnum in open_ else []
-        except Exception as error:
-            refuse_own(error)
-            found = []  # what it rejects, or cannot differentiate, other properties report
         for dtype in dtypes:
             for group in value_groups(dtype, found):
                 yield from _group(subject, sample, argnum, open_, group, dtype, coverage)
@@ -257,8 +244,10 @@ def _gradients(trial: SpecialCall, results: Sequence[Any], open_: Sequence[int])
     if not all(bool(each.isfinite().all()) for each in results if is_inexact(each)):
         return
     with torch.no_grad():
-        probe = contiguous_grad_outputs(subject, sample, subject.call(sample, sample.at(torch.float64)))
-    grads = probe.at(trial.dtype, CPU)
+        grad_outputs = contiguous_grad_outputs(
+            subject, sample, subject.call(sample, sample.at(torch.float64))
+        )
+    grads = grad_outputs.at(trial.dtype, CPU)
     try:
         with without_warnings():
             found = vjp(partial(subject.call, sample), trial.fresh(), open_, grads)
@@ -373,10 +362,10 @@ def _judged(
     edges = (numbers.kinks | ~numbers.known.isfinite()).reshape(-1)
     odd = next((at for at in suspects if bool(edges[at])), None)
     if right is not None and odd is not None:
+        where = f"`{label}` = {_number(trial.flat[argnum], odd)}"
         yield Note(
-            f"the gradient of `{label}` at {_value(trial, argnum, odd)} is {_number(got, odd)}, and "
-            f"autograd's through the reference {_number(right[0], odd)}: it is a kink or an edge, where both "
-            "are as good"
+            f"the gradient of `{label}` at {where} is {_number(got, odd)}, and autograd's through the "
+            f"reference {_number(right[0], odd)}: it is a kink or an edge, where both are as good"
         )
 
 
@@ -386,7 +375,7 @@ def _failure(
     subject, sample = trial.subject, trial.sample
     elements = wrong.reshape(-1).nonzero().flatten().tolist()
     at = elements[0]
-    index = [int(i) for i in torch.unravel_index(torch.tensor(at), wrong.shape)] if wrong.dim() else []
+    index = list(unravel(at, wrong.shape))
     nan = not bool(got.reshape(-1)[at].isfinite())
     elementwise = argnum in (None, trial.argnum) and wrong.shape == trial.flat[trial.argnum].shape
     special = [_shown(trial.where[p]) for p in elements if p in trial.where]
@@ -414,13 +403,8 @@ def _failure(
     return Failure(NAME, name, cause, message, where, evidence)
 
 
-def _value(trial: SpecialCall, argnum: int, at: int) -> str:
-    return f"`{trial.sample.labels[argnum]}` = {_number(trial.flat[argnum], at)}"
-
-
 def _number(tensor: Tensor, at: int) -> str:
-    value = tensor.detach().reshape(-1)[at].item()
-    return f"{value:.6g}"
+    return _shown(tensor.detach().reshape(-1)[at].item())
 
 
 def _shown(value: complex) -> str:

@@ -15,7 +15,7 @@ from torch.amp import autocast_mode
 
 from opsmith.checking.calls import record_copies
 from opsmith.checking.causes import UNKNOWN
-from opsmith.checking.exceptions import refuse_own
+from opsmith.checking.exceptions import Overlooking, refuse_own
 from opsmith.checking.numerics.autodiff import differentiate, has_gradient, vjp
 from opsmith.checking.numerics.compare import Difference, exact_difference, metadata_difference
 from opsmith.checking.numerics.tolerance import (
@@ -27,13 +27,7 @@ from opsmith.checking.numerics.tolerance import (
 )
 from opsmith.checking.properties.numeric.differentiable import differentiated, rule_location
 from opsmith.checking.properties.torch.batched_gradients import gradients_of
-from opsmith.checking.property import (
-    Coverage,
-    Findings,
-    Property,
-    covered_samples,
-    first_line,
-)
+from opsmith.checking.property import Coverage, Findings, Property, covered_samples, first_line
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import dtype_name
 from opsmith.checking.samples.sample import Sample, replica
@@ -180,14 +174,8 @@ NAME = "autocast"
 DTYPES = (torch.bfloat16, torch.float16)
 
 
-def run(subject: Subject) -> Findings:
-    """Run every sample in float32 under autocast, and its backward outside."""
-    yield from covered_samples(
-        NAME, subject, _sample, "no sample has a floating tensor, which autocast casts"
-    )
-
-
 def _sample(subject: Subject, sample: Sample, coverage: Coverage) -> Findings:
+    """Run every sample in float32 under autocast, and its backward outside."""
     first = not sample.position
     if not sample.inexact or sample.position >= subject.effort.samples:
         return
@@ -284,11 +272,9 @@ def _promised(casting: Casting) -> list[Any] | None:
     """Results of a call whose arguments are cast as promised; None where nothing is promised."""
     if not casting.promised:
         return None
-    try:
+    with Overlooking():  # what it raises is reported for the call under autocast
         return casting.call(casting.cast(casting.sample.at(WIDE, casting.device)))
-    except Exception as error:
-        refuse_own(error)
-        return None  # what it raises is reported for the call under autocast
+    return None
 
 
 def _backward(
@@ -423,7 +409,7 @@ def _restored(casting: Casting, before: tuple[bool, torch.dtype, bool]) -> Findi
 AUTOCAST = Property(
     NAME,
     "under autocast, dtypes are as promised, and forward and backward fit",
-    run,
+    partial(covered_samples, NAME, _sample, "no sample has a floating tensor, which autocast casts"),
     subset=True,
     transforms=True,
     group="integration",

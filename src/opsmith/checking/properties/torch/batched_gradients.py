@@ -15,19 +15,10 @@ from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.autodiff import differentiate, has_gradient, vjp_or_zeros
 from opsmith.checking.properties.numeric.differentiable import differentiated, rule_location
 from opsmith.checking.properties.torch.mapping import SIZE, ExampleLoop, OneByOne, map_over
-from opsmith.checking.property import (
-    Coverage,
-    Findings,
-    Property,
-    covered_samples,
-    first_line,
-)
+from opsmith.checking.property import Coverage, Findings, Property, covered_samples, first_line
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.batches import batched, own_dtype, replicas, working_dtype
-from opsmith.checking.samples.grad_outputs import (
-    random_grad_outputs,
-    results_with_gradient,
-)
+from opsmith.checking.samples.grad_outputs import random_grad_outputs, results_with_gradient
 from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
@@ -36,12 +27,8 @@ from opsmith.core.call_arguments import tensors_in
 NAME = "batched_gradients"
 
 
-def run(subject: Subject) -> Findings:
-    """Differentiate every sample with a batch of grad_outputs, and with each of them alone."""
-    yield from covered_samples(NAME, subject, _sample, "there is nothing to differentiate")
-
-
 def _sample(subject: Subject, sample: Sample, coverage: Coverage) -> Findings:
+    """Differentiate every sample with a batch of grad_outputs, and with each of them alone."""
     late = sample.position >= subject.effort.batched_samples
     argnums = () if late else differentiated(subject, sample).argnums
     if not argnums:
@@ -130,7 +117,10 @@ def _without_none(found: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> l
 
 
 BATCHED_GRADIENTS = Property(
-    NAME, "several grad_outputs at once give what each gives alone", run, transforms=True
+    NAME,
+    "several grad_outputs at once give what each gives alone",
+    partial(covered_samples, NAME, _sample, "there is nothing to differentiate"),
+    transforms=True,
 )
 
 

@@ -38,7 +38,7 @@ def run(subject: Subject) -> Findings:
     elif subject.draws:
         yield Skipped("it draws random numbers, which one call draws in another order than many")
     else:
-        yield from each_sample(NAME, subject, _sample)
+        yield from each_sample(NAME, _sample, subject)
 
 
 def _sample(subject: Subject, sample: Sample) -> Findings:

@@ -139,11 +139,7 @@ class Compilation:
         )
 
     def _judged(
-        self,
-        flats: Flats,
-        eager: Sequence[StepValues],
-        found: Sequence[StepValues],
-        grads: Grads,
+        self, flats: Flats, eager: Sequence[StepValues], found: Sequence[StepValues], grads: Grads
     ) -> Findings:
         rows = zip(flats, eager, found, grads, strict=True)
         for (sample, flat), right, got, given in rows:

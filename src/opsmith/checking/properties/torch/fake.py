@@ -37,7 +37,7 @@ def run(subject: Subject) -> Findings:
             yield from _sample(subject, sample)
         forms.add(form)
 
-    yield from each_sample(NAME, subject, check_sample)
+    yield from each_sample(NAME, check_sample, subject)
 
 
 def _sample(subject: Subject, sample: Sample) -> Findings:
@@ -48,7 +48,7 @@ def _sample(subject: Subject, sample: Sample) -> Findings:
             refuse_own(error)
             yield Note(f"{what} was left out, since it does not run there: {first_line(error)}")
             continue
-        found = [*compare_fake(NAME, subject, sample, flat, results, case)]
+        found = [*compare_fake(subject, sample, flat, results, case)]
         yield from found
         if any(isinstance(finding, Failure) for finding in found):
             return  # other cases would report the same
@@ -59,7 +59,7 @@ def _sample(subject: Subject, sample: Sample) -> Findings:
         except Exception as error:
             refuse_own(error)
             return  # reported above
-        yield from compare_symbolic(NAME, subject, sample, flat, results, str(sample))
+        yield from compare_symbolic(subject, sample, flat, results, str(sample))
 
 
 def _cases(subject: Subject, sample: Sample) -> Iterator[tuple[str, str, list[Any]]]:
@@ -106,17 +106,11 @@ FAKE = Property(
 
 
 def compare_fake(
-    property: str,
-    subject: Subject,
-    sample: Sample,
-    flat: Sequence[Any],
-    results: Sequence[Tensor | None],
-    case: str,
+    subject: Subject, sample: Sample, flat: Sequence[Any], results: Sequence[Tensor | None], case: str
 ) -> Findings:
     """Run the operator on fake tensors; hold shape, dtype, stride and device to those of the real results.
 
     Args:
-        property: Name of the calling property.
         subject: The subject of the check.
         sample: The sample.
         flat: Its arguments.
@@ -132,7 +126,7 @@ def compare_fake(
             fakes = subject.call(sample, faked)
     except (WrongCountError, WrongFormError) as error:
         message = f"on fake tensors {error}: code compiled for these would be wrong for the real ones"
-        yield Failure(property, error.result, "fake-mismatch", message, location, {"sample": case})
+        yield Failure(NAME, error.result, "fake-mismatch", message, location, {"sample": case})
         return
     except Exception as error:
         refuse_own(error)
@@ -143,7 +137,7 @@ def compare_fake(
         if reason is not None:
             yield Note(reason)
             return
-        failure = raised(property, subject, error, case)
+        failure = raised(NAME, subject, error, case)
         message = f"on fake tensors, where there is a form and no data, it raises {failure.message}"
         yield replace(failure, cause="fake-mismatch", message=message)
         return
@@ -153,7 +147,7 @@ def compare_fake(
         if real is None or fake is None:
             words = "None" if fake is None else "a tensor"
             yield Failure(
-                property,
+                NAME,
                 result.name,
                 "fake-mismatch",
                 f"on fake tensors `{result.name}` is {words}, and on real ones it is not",
@@ -171,7 +165,7 @@ def compare_fake(
             )
             continue
         yield Failure(
-            property,
+            NAME,
             result.name,
             "fake-mismatch",
             f"the fake kernel gives `{result.name}` the {aspect} {actual}, and the real one {right}: "
@@ -198,12 +192,7 @@ def _by_torch(subject: Subject, sample: Sample, flat: Sequence[Any], name: str, 
 
 
 def compare_symbolic(
-    property: str,
-    subject: Subject,
-    sample: Sample,
-    flat: Sequence[Any],
-    results: Sequence[Tensor | None],
-    case: str,
+    subject: Subject, sample: Sample, flat: Sequence[Any], results: Sequence[Tensor | None], case: str
 ) -> Findings:
     """Run the operator on fake tensors whose sizes are symbols; hold sizes of results to the real ones.
 
@@ -211,7 +200,6 @@ def compare_symbolic(
     which a note reports.
 
     Args:
-        property: Name of the calling property.
         subject: The subject of the check.
         sample: The sample.
         flat: Its arguments.
@@ -242,7 +230,7 @@ def compare_symbolic(
         )
         if not known:
             yield Failure(
-                property,
+                NAME,
                 result.name,
                 "fake-mismatch",
                 f"where sizes are symbols, as in code that is compiled for any size, `{result.name}` has the "

@@ -50,7 +50,7 @@ def run(subject: Subject) -> Findings:
         return
     if not subject.effort.compiled:
         yield Note(f"{TRACED[0]} was left out: the effort is `{subject.effort.name}`, which compiles nothing")
-    yield from each_sample(NAME, subject, _sample)
+    yield from each_sample(NAME, _sample, subject)
 
 
 def _sample(subject: Subject, sample: Sample) -> Findings:

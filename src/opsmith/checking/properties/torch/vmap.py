@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.exceptions import refuse_own
+from opsmith.checking.exceptions import Overlooking, refuse_own
 from opsmith.checking.properties.numeric.differentiable import differentiated
 from opsmith.checking.properties.torch.batched_gradients import BatchedDifferentiation
 from opsmith.checking.properties.torch.mapping import (
@@ -69,7 +69,7 @@ def run(subject: Subject) -> Findings:
         )
         return
     unchecked, noted = "no sample has a tensor to batch", "a part of it is refused: "
-    yield from covered_samples(NAME, subject, _sample, unchecked, noted)
+    yield from covered_samples(NAME, _sample, unchecked, subject, noted=noted)
 
 
 def _sample(subject: Subject, sample: Sample, coverage: Coverage) -> Findings:
@@ -174,7 +174,7 @@ class MappedSample:
     def _wrong_for_slices(self, loop: ExampleLoop, batch_dims: BatchDims, position: int) -> bool:
         """True if it is wrong without `vmap` too, for slices of the batch, which are not contiguous."""
         batch = batched(loop.rows, batch_dims.dims)
-        try:
+        with Overlooking():  # it may raise for slices as well
             each = [
                 self.call(
                     [
@@ -186,9 +186,7 @@ class MappedSample:
             ]
             shapes = {None if one is None else one.shape for one in each}
             return len(shapes) > 1 or None in shapes or loop.fault(position, torch.stack(each)) is not None
-        except Exception as error:
-            refuse_own(error)
-            return True  # it raises for slices as well
+        return True
 
     def gradients(self, batch_dims: BatchDims, argnums: Sequence[int]) -> Findings:
         """Compare the gradients of every example, and of the whole batch, with the loop's."""
@@ -257,13 +255,10 @@ class MappedSample:
         """True if `vmap` of the reference, as a plain function, gives another shape as well."""
         if self.reference is None:
             return False
-        try:
-            with without_warnings():
-                found = map_over(self.reference, empty_batch(flat, batch_dims.dims), batch_dims.dims)
-        except Exception as error:
-            refuse_own(error)
-            return False  # refused, so that no shape is lost
-        pairs = zip(found, self.reference([*flat]), strict=True)
+        found: list[Tensor | None] = []
+        with Overlooking(), without_warnings():  # if it is refused, no shape is lost
+            found = map_over(self.reference, empty_batch(flat, batch_dims.dims), batch_dims.dims)
+        pairs = zip(found, self.reference([*flat]), strict=False)
         return any(g is not None and o is not None and list(g.shape) != [0, *o.shape] for g, o in pairs)
 
     def drawing(self, batch_dims: BatchDims) -> Findings:
@@ -321,13 +316,10 @@ class MappedSample:
         if self.reference is None or own_rule(self.subject):
             return False
         rows = self.loop(tuple(batch_dims.dims), batch_dims.size).rows
-        try:
-            with without_warnings():
-                map_over(self.reference, batched(rows, batch_dims.dims), batch_dims.dims)
-        except Exception as error:
-            refuse_own(error)
-            return True
-        return False
+        with Overlooking(), without_warnings():
+            map_over(self.reference, batched(rows, batch_dims.dims), batch_dims.dims)
+            return False
+        return True
 
     def _failure(self, batch_dims: BatchDims, name: str, what: str, fault: ResultFault) -> Failure:
         dtype = str(self.dtype or own_dtype(self.sample)).removeprefix("torch.")
