@@ -76,20 +76,8 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(_FEATURES[name]), name)
 
 
-def _module() -> Any:
-    from opsmith.modules.generated_class import module_class
-
-    return module_class
-
-
-def _build_kernel() -> Any:
-    from opsmith.kernels.declaration import build_kernel
-
-    return build_kernel
-
-
-connect_feature("module", _module)
-connect_feature("build_kernel", _build_kernel)
+connect_feature("module", "opsmith.modules.generated_class", "module_class")
+connect_feature("build_kernel", "opsmith.kernels.declaration", "build_kernel")
 
 
 def __dir__() -> list[str]:

@@ -122,7 +122,9 @@ def operator(
 
     def declare(reference: Callable[P, Any]) -> Operator[P, Any]:
         schema, location = schema_of(reference, name, results=results, hidden=hidden), where(reference)
-        pattern = None if shapes is None else read_shapes(shapes, schema, name, location)
+        with errors.about(name, location):
+            pattern = None if shapes is None else read_shapes(shapes, schema)
+            rule = check_batching(batching, pattern, schema)
         specification = Specification(
             name=name,
             reference=reference,
@@ -135,7 +137,7 @@ def operator(
             autocast=autocast,
             inline=inline,
             shapes=pattern,
-            batching=check_batching(batching, pattern, schema, name, location),
+            batching=rule,
         )
         handle: Operator[P, Any] = declare_specified(specification)
         return handle

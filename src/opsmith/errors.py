@@ -6,79 +6,9 @@ value that was found, the location of the operator or formula, and the hint.
 
 from __future__ import annotations
 
-__all__ = [
-    "AliasError",
-    "ArgumentError",
-    "BenchmarkFormatError",
-    "CacheError",
-    "CapturedTensorError",
-    "CompileError",
-    "DefaultError",
-    "DeviceNameError",
-    "DrawingError",
-    "DynamicAxisError",
-    "ExportError",
-    "ExportMismatchError",
-    "FormulaError",
-    "FormulaParameterError",
-    "ForwardModeError",
-    "FreedGraphError",
-    "GradientConflictError",
-    "GradientCountError",
-    "GradientDeviceError",
-    "GradientDtypeError",
-    "GradientNotImplementedError",
-    "GradientShapeError",
-    "GradientTypeError",
-    "GraphCutError",
-    "HiddenResultError",
-    "InitializerError",
-    "IntegerResultError",
-    "KernelDtypeError",
-    "KernelError",
-    "KernelRefusedError",
-    "KernelSignatureError",
-    "KernelSourceError",
-    "LaunchError",
-    "LayoutError",
-    "MissingAnnotationError",
-    "MissingExtraError",
-    "MissingFakeError",
-    "MissingGradientError",
-    "MissingSamplesError",
-    "ModuleDeclarationError",
-    "ModuleImportError",
-    "ModulePicklingError",
-    "MutationError",
-    "NameFormatError",
-    "NameTakenError",
-    "NoGraphError",
-    "NotAFunctionError",
-    "NotDifferentiableError",
-    "NotPassedError",
-    "OnnxRuntimeError",
-    "OperatorNotFoundError",
-    "OpsmithError",
-    "ParameterKindError",
-    "PlacementError",
-    "ReservedNameError",
-    "ResultCountError",
-    "ResultNameError",
-    "ResultTypeError",
-    "SampleError",
-    "SavedTensorModifiedError",
-    "ShapeError",
-    "ShapePatternError",
-    "SignatureMismatchError",
-    "SizeError",
-    "ToolchainError",
-    "TransformError",
-    "UnknownInputError",
-    "UnknownResultError",
-    "UnsupportedTorchError",
-    "UnsupportedTypeError",
-    "UsageError",
-]
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Self
 
 
 class OpsmithError(Exception):
@@ -112,10 +42,40 @@ class OpsmithError(Exception):
         self.got = got
         self.where = where
         self.hint = hint
-        lines = [f"{operator}: {problem}" if operator else problem]
-        details = {"argument": argument, "expected": expected, "got": got, "where": where, "hint": hint}
-        lines += [f"  {label}: {text}" for label, text in details.items() if text is not None]
-        super().__init__("\n".join(lines))
+        super().__init__(self._message())
+
+    def _message(self) -> str:
+        lines = [f"{self.operator}: {self.problem}" if self.operator else self.problem]
+        for label in ("argument", "expected", "got", "where", "hint"):
+            text = getattr(self, label)
+            lines += [] if text is None else [f"  {label}: {text}"]
+        return "\n".join(lines)
+
+    def of(self, operator: str, where: str | None = None) -> Self:
+        """Name the operator, and a location, in an error that names none yet; return the error."""
+        if self.operator is None:
+            self.operator, self.where = operator, self.where or where
+            self.args = (self._message(),)
+        return self
+
+
+@contextmanager
+def about(operator: str, where: str | None = None) -> Iterator[None]:
+    """Context in which errors that name no operator name this one, and a location if they have none.
+
+    Example:
+        >>> with about("demo::linear", "demo.py:7"):
+        ...     raise UsageError("`inline` has an invalid value", got="3")
+        Traceback (most recent call last):
+        opsmith.errors.UsageError: demo::linear: `inline` has an invalid value
+          got: 3
+          where: demo.py:7
+    """
+    try:
+        yield
+    except OpsmithError as error:
+        error.of(operator, where)
+        raise
 
 
 class NameFormatError(OpsmithError, ValueError):
@@ -396,3 +356,6 @@ class FreedGraphError(OpsmithError, RuntimeError):
 
 class DrawingError(OpsmithError, RuntimeError):
     """Graphviz fails to lay out a graph, or takes too long."""
+
+
+__all__ = sorted(name for name, each in globals().items() if name.endswith("Error"))

@@ -20,9 +20,7 @@ def window(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int = 
 
 
 SCHEMA = schema_of(window, "shapes::window")
-SHAPES = read_shapes(
-    "x: ... L, weight: K 3, bias: K -> ... (L-3)//stride+1 K", SCHEMA, "shapes::window", "here:1"
-)
+SHAPES = read_shapes("x: ... L, weight: K 3, bias: K -> ... (L-3)//stride+1 K", SCHEMA)
 
 
 def test_results_follow_from_arguments() -> None:
@@ -54,7 +52,7 @@ def test_leading_dimensions_are_the_same_everywhere() -> None:
         return x * y.sum(-1, keepdim=True)
 
     schema = schema_of(both, "shapes::both")
-    shapes = read_shapes("x: ... M, y: ... _ -> ... M", schema, "shapes::both", "here:1")
+    shapes = read_shapes("x: ... M, y: ... _ -> ... M", schema)
     assert shapes.bind(schema, [torch.ones(2, 3), torch.ones(2, 5)])[1] is None
     fault = shapes.bind(schema, [torch.ones(2, 3), torch.ones(4, 5)])[1]
     assert fault == ("y", "`... _` with ... = [2]", "[4, 5]")
@@ -65,7 +63,7 @@ def test_expressions_and_lists() -> None:
         return torch.cat(xs) + y
 
     schema = schema_of(halves, "shapes::halves")
-    shapes = read_shapes("xs: M, y: 2*M -> 2*M", schema, "shapes::halves", "here:1")
+    shapes = read_shapes("xs: M, y: 2*M -> 2*M", schema)
     assert shapes.bind(schema, [[torch.ones(3), torch.ones(3)], torch.ones(6)])[1] is None
     assert shapes.bind(schema, [[torch.ones(3), torch.ones(4)], torch.ones(6)])[1] == (
         "xs[1]",
@@ -81,7 +79,7 @@ def test_a_remainder_is_a_size() -> None:
         return x[: x.shape[0] % chunk]
 
     schema = schema_of(rest, "shapes::rest")
-    shapes = read_shapes("x: N -> N%chunk", schema, "shapes::rest", "here:1")
+    shapes = read_shapes("x: N -> N%chunk", schema)
     for chunk, size in ((3, 1), (7, 0)):
         sizes, fault = shapes.bind(schema, [torch.ones(7), chunk])
         assert (shapes.results[0].evaluate(sizes), fault) == ((size,), None)

@@ -199,7 +199,7 @@ def test_formula_with_a_default(name: str, place: Place, says: Any) -> None:
         operator.gradients(x=formula)
 
 
-def test_formula_without_a_signature(name: str, says: Any) -> None:
+def test_formula_without_a_signature(name: str, place: Place, says: Any) -> None:
     operator = opsmith.operator(name)(scaled)
     with says(
         errors.FormulaError,
@@ -207,6 +207,7 @@ def test_formula_without_a_signature(name: str, says: Any) -> None:
         {name}: the gradient of `x` has no signature that could be read
           expected: parameters from `x`, `weight`, `by`, `result`, `grad`
           got: neg
+          where: {place(scaled)}
           hint: write a function around it: `lambda grad: ...`
         """,
     ):

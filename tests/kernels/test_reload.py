@@ -120,7 +120,7 @@ def test_a_call_of_another_thread_may_be_under_way(tmp_path: Path) -> None:
     file.write_text(TEMPLATE.format(1))
     value = declare().kernel("cpu", cpp_file=file)
     assert value(torch.zeros(1)).item() == 1
-    before = value.specification.kernels[0].function._load().dispatched.overload  # as another thread holds it
+    before = value.specification.kernels[0].function._load().overload  # as another thread holds it
     file.write_text(TEMPLATE.format(2))
     value.reload()
     gc.collect()

@@ -25,6 +25,7 @@ from opsmith.core.adopted import KINDS, AdoptedFunction, Outputs, leaves, overri
 from opsmith.core.call_arguments import CallArguments, check_attached
 from opsmith.core.formula import non_differentiable, not_implemented
 from opsmith.core.gradients import GradientRules, Rule, TangentRule, TangentRules
+from opsmith.core.location import where
 from opsmith.core.operator import Operator
 from opsmith.core.results import Result
 from opsmith.core.samples import (
@@ -210,7 +211,8 @@ def adopt_function(
     check_name(name, hint='write `opsmith.adopt(MyFunction, "mylib::my_function")`')
     _refuse_unfit(function_class, name)
     kinds, given = _kinds(kind, name), class_samples(samples, function_class, name, "adopt")
-    adopted = _describe(function_class, name, kinds, reference, given, signature, run)
+    with errors.about(name, where(function_class.forward)):
+        adopted = _describe(function_class, name, kinds, reference, given, signature, run)
     specification = _specification(adopted, given, module, opaque=opaque)
     return declare_specified(specification, AdoptedOperator)
 
@@ -227,13 +229,13 @@ def _describe(
     """Describe a class as an operator: its arguments and results, from all that its author declared."""
     stated = stated_signature(signature, name)
     calls = [] if samples is None else samples.values(Make())
-    arguments, variadic = arguments_of(function_class, stated, calls, name)
+    arguments, variadic = arguments_of(function_class, stated, calls)
     others = [resolved(each) for each in (reference, function_class.forward) if callable(each)]
     hints = [each.return_annotation for each in others]
     observe = (lambda: run(function_class, calls)) if calls else None
     arguments, defaults = without_defaults(arguments)
     declared = inspect.Signature.empty if stated is None else stated.return_annotation
-    outputs, optional = outputs_of(function_class, declared, hints, observe, name)
+    outputs, optional = outputs_of(function_class, declared, hints, observe)
     schema = Schema(arguments, _results(outputs, optional), single=outputs == 0)
     if reference is not None:
         reference = _as_reference(reference, schema, outputs, variadic, name)

@@ -21,7 +21,6 @@ import torch
 from opsmith import errors
 from opsmith.core.adopted import Outputs
 from opsmith.core.call_arguments import shown
-from opsmith.core.location import where
 from opsmith.torch_library.validation import unsupported_kind
 
 Shape = Any
@@ -33,7 +32,6 @@ def outputs_of(
     stated: Any,
     hints: Sequence[Any],
     run: Callable[[], tuple[int, Any]] | None,
-    operator: str,
 ) -> tuple[Outputs, tuple[bool, ...]]:
     """Return the structure of the outputs of a class, and for each result True if it may be None.
 
@@ -42,7 +40,6 @@ def outputs_of(
         stated: Return annotation of `signature=`; `inspect.Signature.empty` if there is none.
         hints: Other return annotations; the first that can be read is used.
         run: Runs it on a sample, if there is one; returns the sample's index and the outputs.
-        operator: The operator's name, in messages.
 
     Raises:
         MissingAnnotationError: If its outputs are not declared and cannot be inferred.
@@ -53,21 +50,17 @@ def outputs_of(
     if stated is not inspect.Signature.empty and _of_hint(stated) is _UNKNOWN:
         raise errors.UnsupportedTypeError(
             "`signature` declares a type of result that an operator does not return",
-            operator=operator,
             argument="return",
             expected="`Tensor`, `Tensor | None`, `None`, or a tuple of such",
             got=str(stated),
-            where=where(function_class.forward),
             hint='write for example `signature="(x: Tensor) -> tuple[Tensor, Tensor]"`',
         )
     shape = next((found for found in map(_of_hint, [stated, *hints]) if found is not _UNKNOWN), _UNKNOWN)
     if shape is _UNKNOWN:
-        shape = _of_source(function_class) if run is None else _of_run(run, function_class, operator)
+        shape = _of_source(function_class) if run is None else _of_run(run, function_class)
     if shape is _UNKNOWN or not list(_leaves(shape)):
         raise errors.MissingAnnotationError(
             f"nothing says what `{function_class.__qualname__}.forward` returns",
-            operator=operator,
-            where=where(function_class.forward),
             hint='give `samples=`, or declare it: `signature="(x: Tensor) -> tuple[Tensor, Tensor]"`',
         )
     optional: list[bool] = []
@@ -91,46 +84,40 @@ def _of_hint(hint: Any) -> Shape:
     return _UNKNOWN
 
 
-def _of_run(run: Callable[[], tuple[int, Any]], function_class: Any, operator: str) -> Shape:
+def _of_run(run: Callable[[], tuple[int, Any]], function_class: Any) -> Shape:
     position, value = run()
-    shape = _of_value(value, function_class, operator)
+    shape = _of_value(value, function_class)
     if list(_leaves(shape)):
         return shape
     raise errors.ResultTypeError(
         f"`{function_class.__qualname__}.forward` returned {shown(value)} on sample {position}",
-        operator=operator,
         argument="return",
         expected="a tensor, or a tuple of tensors",
         got=shown(value),
-        where=where(function_class.forward),
         hint="end `forward` by `return result`",
     )
 
 
-def _of_value(value: Any, function_class: type, operator: str) -> Shape:
+def _of_value(value: Any, function_class: type) -> Shape:
     if isinstance(value, torch.Tensor):
         foreign = unsupported_kind(value)
         if foreign is not None:
             raise errors.LayoutError(
                 f"`{function_class.__qualname__}.forward` returns no strided dense tensor",
-                operator=operator,
                 argument="return",
                 expected="torch.strided",
                 got=foreign.name,
-                where=where(function_class.forward),  # type: ignore[attr-defined]  # a Function has one
                 hint=f"return `{foreign.hint.format('result')}`",
             )
         return "tensor"
     if value is None:
         return None
     if isinstance(value, tuple | list):
-        return tuple(_of_value(item, function_class, operator) for item in value)
+        return tuple(_of_value(item, function_class) for item in value)
     raise errors.UnsupportedTypeError(
         f"`{function_class.__qualname__}.forward` returns a value that is not a tensor",
-        operator=operator,
         argument="return",
         got=shown(value),
-        where=where(function_class.forward),  # type: ignore[attr-defined]  # a Function has one
         hint="return tensors alone: `torch.as_tensor(...)` of a number; what only its backward needs belongs "
         "on `ctx`",
     )

@@ -17,7 +17,6 @@ import torch
 from opsmith import errors
 from opsmith.core.annotations import kind_of
 from opsmith.core.argument_types import NUMBER, OBJECT, TENSOR, VALUE_TYPES, ArgumentType, ValueType
-from opsmith.core.location import where
 from opsmith.core.results import RESERVED
 from opsmith.core.schema import REQUIRED, Argument, refuse_unwritable
 
@@ -84,7 +83,6 @@ def arguments_of(
     function_class: type[torch.autograd.Function],
     stated: inspect.Signature | None,
     samples: Sequence[Sequence[Any]],
-    operator: str,
 ) -> tuple[tuple[Argument, ...], bool]:
     """Return the arguments of the operator of a class, and True if the last is the list for `*args`.
 
@@ -94,9 +92,8 @@ def arguments_of(
         MissingAnnotationError: If the types of `*args` are not declared and cannot be inferred.
         NameFormatError: If a name is not valid in torch's schemas.
     """
-    location = where(function_class.forward)
     every = list(forward_signature(function_class).parameters.values())
-    _refuse_keywords(every, function_class, operator, location)
+    _refuse_keywords(every, function_class)
     written = [each for each in every if each.kind not in _BY_KEYWORD]
     known = resolved(inspect.unwrap(function_class.forward)).parameters
     hints = {name: parameter.annotation for name, parameter in known.items()}
@@ -106,26 +103,24 @@ def arguments_of(
     if stated is not None and (len(described) < fixed or (len(described) > fixed and not variadic)):
         raise errors.UsageError(
             f"`signature` does not fit `{function_class.__qualname__}.forward`",
-            operator=operator,
             argument="signature",
             expected=f"{fixed} arguments: {', '.join(p.name for p in written)}",
             got=f"{len(described)}: {', '.join(p.name for p in described)}",
-            where=location,
             hint="name the arguments of forward, without `ctx`, in its order",
         )
     arguments: list[Argument] = []
     for position, parameter in enumerate(described):
-        refuse_unwritable(parameter.name, operator, location)
+        refuse_unwritable(parameter.name)
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
             hint = parameter.annotation if stated is not None else hints.get(parameter.name, REQUIRED)
-            return _rest(parameter, position, hint, arguments, samples, function_class, operator)
+            return _rest(parameter, position, hint, arguments, samples, function_class)
         shown = [sample[position] for sample in samples if position < len(sample)]
         hint = parameter.annotation if stated is not None else hints.get(parameter.name, REQUIRED)
         kind = None if hint is REQUIRED else kind_of(hint)
         if kind is None and (hint is REQUIRED or (hint is Any and stated is None)):
             kind = kind_of_values(shown, parameter.default)
         if kind is None and torch.Tensor in typing.get_args(hint):
-            raise _tensor_or_not(parameter, hint, operator, location)
+            raise _tensor_or_not(parameter, hint)
         arguments.append(_argument(parameter, kind or ANYTHING))
     return tuple(arguments), False
 
@@ -160,7 +155,6 @@ def _rest(
     arguments: list[Argument],
     samples: Sequence[Sequence[Any]],
     function_class: type[torch.autograd.Function],
-    operator: str,
 ) -> tuple[tuple[Argument, ...], bool]:
     """Return all arguments, those of `*args` as a list of one type, or one by one as in the samples."""
     rest = [value for sample in samples for value in sample[position:]]
@@ -170,7 +164,7 @@ def _rest(
     if kind is not None:
         return (*arguments, Argument(parameter.name, kind)), True
     if len({len(sample) for sample in samples}) != 1:
-        raise _unknown_rest(parameter, function_class, operator, where(function_class.forward))
+        raise _unknown_rest(parameter, function_class)
     columns = list(zip(*(sample[position:] for sample in samples), strict=True))
     named = [
         Argument(f"{parameter.name}{i}", kind_of_values(column, REQUIRED)) for i, column in enumerate(columns)
@@ -239,43 +233,31 @@ def _base(values: Sequence[Any]) -> ValueType | None:
     return None
 
 
-def _tensor_or_not(
-    parameter: inspect.Parameter, hint: Any, operator: str, location: str
-) -> errors.UnsupportedTypeError:
+def _tensor_or_not(parameter: inspect.Parameter, hint: Any) -> errors.UnsupportedTypeError:
     return errors.UnsupportedTypeError(
         f"`{parameter.name}` is a tensor in some calls and something else in others",
-        operator=operator,
         argument=parameter.name,
         expected="a type that is Tensor, or one without it",
         got=str(hint).replace("torch.Tensor", "Tensor"),
-        where=location,
         hint="adopt the class once for each, under two names, with a `signature=` each",
     )
 
 
-def _refuse_keywords(
-    parameters: Sequence[inspect.Parameter], function_class: type, operator: str, location: str
-) -> None:
+def _refuse_keywords(parameters: Sequence[inspect.Parameter], function_class: type) -> None:
     for parameter in parameters:
         required = parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty
         if required:
             raise errors.ParameterKindError(
                 f"`{function_class.__qualname__}.forward` takes `{parameter.name}` by keyword, which `apply` "
                 "never gives",
-                operator=operator,
                 argument=parameter.name,
-                where=location,
                 hint="take it by position",
             )
 
 
-def _unknown_rest(
-    parameter: inspect.Parameter, function_class: type, operator: str, location: str
-) -> errors.MissingAnnotationError:
+def _unknown_rest(parameter: inspect.Parameter, function_class: type) -> errors.MissingAnnotationError:
     return errors.MissingAnnotationError(
         f"`{function_class.__qualname__}.forward` takes `*{parameter.name}`, and nothing says what they are",
-        operator=operator,
         argument=parameter.name,
-        where=location,
         hint='give `samples=`, all with as many arguments, or `signature="(*tensors: Tensor) -> Tensor"`',
     )

@@ -88,7 +88,6 @@ def find_function(
     if match is None:
         raise errors.KernelSourceError(
             f"the {language.name} source has no {language.function} `{name}`",
-            operator=operator,
             argument="entry",
             expected=language.expected.format(name=name),
             got=language.others(bare),
@@ -110,7 +109,6 @@ def _text_of(
         if not isinstance(text, str):
             raise errors.KernelSourceError(
                 f"the text of a {language.name} kernel is not a str",
-                operator=operator,
                 argument=language.argument,
                 expected="a str, which holds the source",
                 got=repr(text),
@@ -125,7 +123,6 @@ def _text_of(
     except (OSError, UnicodeDecodeError) as error:
         raise errors.KernelSourceError(
             f"the file of a {language.name} kernel cannot be read",
-            operator=operator,
             argument=f"{language.argument}_file",
             expected=f"a file of {language.name} in UTF-8; a relative path is beside the file that "
             "declares it",

@@ -8,10 +8,11 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+from opsmith import errors
 from opsmith.core.formula import Formula
 from opsmith.core.location import where
 from opsmith.core.schema import Schema
@@ -40,6 +41,7 @@ class LibraryOperator:
     sources: tuple[Any, ...] = ()
 
 
+E = TypeVar("E", bound=errors.OpsmithError)
 Outputs = int | None | tuple["Outputs", ...]
 """The position of a result, None, or a tuple of such."""
 
@@ -245,6 +247,10 @@ class AdoptedFunction:
             for each in arguments
             if each.kind.is_tensor and (not each.kind.sequence or each.name == last)
         )
+
+    def error(self, kind: type[E], problem: str, **details: Any) -> E:
+        """Return an error about the operator, at its forward unless another location is given."""
+        return kind(problem, **{"operator": self.operator, "where": self.where, **details})
 
     def notes(self) -> list[str]:
         """Return the facts observed so far, as text."""

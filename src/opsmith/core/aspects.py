@@ -83,18 +83,17 @@ class Aspects:
         if joint:
             self._attach_joint(joint[0], ())
             return self
-        return self._attach_gradients(formula_rules(rules, *self._context()), surrogate=False)
+        return self._attach_gradients(self._rules(formula_rules, rules), surrogate=False)
 
     def _check_one_way(self, aspect: str, of: str, joint: tuple[Any, ...], rules: dict[str, Any]) -> None:
         names = all(isinstance(each, str) for each in joint)
         if joint and (rules or not (names or len(joint) == 1)):
             given = [repr(each) if isinstance(each, str) else where(each) for each in joint]
-            raise errors.FormulaError(
+            raise self._specification.error(
+                errors.FormulaError,
                 f"{aspect} are given in one of three ways at a time",
-                operator=self.name,
                 expected=f"one joint formula, or names of {of}s, or `name=formula` for each {of}",
                 got=", ".join([*given, *(f"{name}=..." for name in rules)]),
-                where=self._specification.where,
                 hint=f"call `{aspect}` once for each way",
             )
 
@@ -121,9 +120,7 @@ class Aspects:
         """
         if stand_in is not None:
             self._check_attached(stand_in, "the stand-in")
-        return self._attach_gradients(
-            formula_rules(rules, *self._context()), surrogate=True, stand_in=stand_in
-        )
+        return self._attach_gradients(self._rules(formula_rules, rules), surrogate=True, stand_in=stand_in)
 
     @overload
     def tangents(self, joint: Callable[..., dict[str, Any]], /) -> Self: ...
@@ -162,44 +159,44 @@ class Aspects:
         if joint and isinstance(joint[0], str):
 
             def decorate(function: F) -> F:
-                self._attach_tangents(joint_tangent_rules(function, joint, *self._context()))
+                self._attach_tangents(self._rules(joint_tangent_rules, function, joint))
                 return function
 
             return decorate
         if joint:
-            return self._attach_tangents(joint_tangent_rules(joint[0], (), *self._context()))
-        return self._attach_tangents(tangent_rules(rules, *self._context()))
+            return self._attach_tangents(self._rules(joint_tangent_rules, joint[0], ()))
+        return self._attach_tangents(self._rules(tangent_rules, rules))
 
     def _attach_tangents(self, rules: dict[str, Any]) -> Self:
         return self._replace(tangents=self._specification.tangents.with_rules(rules))
 
     def _own_stays(self, what: str, hint: str) -> errors.UsageError:
-        return errors.UsageError(
+        return self._specification.error(
+            errors.UsageError,
             f"it was adopted, and has {what} of its own, which stays in force",
-            operator=self.name,
-            where=self._specification.where,
             hint=hint,
         )
 
     def _check_attached(self, function: Any, what: str) -> None:
         check_attached(function, what, self._specification.schema, self.name)
 
-    def _context(self) -> tuple[Any, str, str]:
-        return self._specification.schema, self.name, self._specification.where
+    def _rules(self, read: Callable[..., dict[str, Any]], *given: Any) -> dict[str, Any]:
+        """Read rules for gradients or tangents."""
+        with errors.about(self.name, self._specification.where):
+            return read(*given, self._specification.schema)
 
     def _attach_joint(self, function: Any, inputs: tuple[str, ...]) -> None:
-        self._attach_gradients(joint_rules(function, inputs, *self._context()), surrogate=False)
+        self._attach_gradients(self._rules(joint_rules, function, inputs), surrogate=False)
 
     def _attach_gradients(
         self, rules: dict[str, Rule], *, surrogate: bool, stand_in: Callable[..., Any] | None = None
     ) -> Self:
         now: GradientRules = self._specification.gradients
         if now.given and now.surrogate != surrogate:
-            raise errors.GradientConflictError(
+            raise self._specification.error(
+                errors.GradientConflictError,
                 "true and surrogate gradients are declared for one operator",
-                operator=self.name,
                 got="surrogate_gradients(...)" if surrogate else "gradients(...)",
-                where=self._specification.where,
                 hint="keep one of them; declare the operator again to change your mind",
             )
         return self._replace(
@@ -274,18 +271,19 @@ class Aspects:
         chosen = None if dtypes is None else dtypes_of(dtypes, self.name)
         if not (cpp is cpp_file is entry is None and not strict and not options):
             frame = inspect.currentframe()
-            built = feature_function("build_kernel")(
-                self,
-                device,
-                frame=None if frame is None else frame.f_back,
-                function=function,
-                dtypes=chosen,
-                cpp=cpp,
-                cpp_file=cpp_file,
-                entry=entry,
-                strict=strict,
-                options=options,
-            )
+            with errors.about(self.name):
+                built = feature_function("build_kernel")(
+                    self,
+                    device,
+                    frame=None if frame is None else frame.f_back,
+                    function=function,
+                    dtypes=chosen,
+                    cpp=cpp,
+                    cpp_file=cpp_file,
+                    entry=entry,
+                    strict=strict,
+                    options=options,
+                )
             self._attach_kernel(Kernel(device, built))
             return self
 
@@ -305,9 +303,10 @@ class Aspects:
         Raises:
             KernelSourceError: If a source cannot be read; the kernels are then unchanged.
         """
-        for kernel in self._specification.kernels:
-            if isinstance(kernel.function, BuiltKernel):
-                kernel.function.reload()
+        with errors.about(self.name):
+            for kernel in self._specification.kernels:
+                if isinstance(kernel.function, BuiltKernel):
+                    kernel.function.reload()
         return self._replace()
 
     def _attach_kernel(self, kernel: Kernel) -> None:
@@ -370,12 +369,11 @@ class Aspects:
             True
         """
         if not callable(function):
-            raise errors.NotAFunctionError(
+            raise self._specification.error(
+                errors.NotAFunctionError,
                 "samples are given as a function that yields them",
-                operator=self.name,
                 expected="a function of `make`",
                 got=shown(function),
-                where=self._specification.where,
                 hint="write `@op.samples` over `def _(make): yield make(2, 3), ...`",
             )
         self._replace(samples=function)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from opsmith import errors
+from opsmith.core.formula import listed
 from opsmith.core.location import where
 from opsmith.core.schema import REQUIRED, Argument, Schema
 
@@ -27,43 +28,49 @@ class CallArguments:
     kwargs: dict[str, Any] = field(default_factory=dict)
 
 
-Fault = tuple[str, str | None, str | None, str | None]
-
-
-def call_fault(args: tuple[Any, ...], kwargs: dict[str, Any], schema: Schema) -> Fault | None:
-    """Return what does not fit in a call as (problem, argument, expected, got); None if all fits."""
+def call_error(
+    args: tuple[Any, ...], kwargs: dict[str, Any], schema: Schema, hint: str | None = None
+) -> errors.ArgumentError | None:
+    """Return the error for a call that does not fit the signature, without an operator; None if all fits."""
     if len(args) > schema.positional:
         taken = f"{schema.positional} positional argument{'s' * (schema.positional != 1)}"
-        return f"it takes {taken} and {len(args)} were given", None, None, None
-    unknown = [name for name in kwargs if name not in schema.by_name]
-    if unknown:
-        names = ", ".join(f"`{name}`" for name in schema.names)
-        return f"it has no argument `{unknown[0]}`", unknown[0], f"one of {names}", None
+        return errors.ArgumentError(f"it takes {taken} and {len(args)} were given", hint=hint)
+    unknown = next((name for name in kwargs if name not in schema.by_name), None)
+    if unknown is not None:
+        expected = f"one of {listed(schema.names)}"
+        return errors.ArgumentError(
+            f"it has no argument `{unknown}`", argument=unknown, expected=expected, hint=hint
+        )
     for position, argument in enumerate(schema.arguments):
+        name = argument.name
         if position < len(args):
-            if argument.name in kwargs:
-                return f"`{argument.name}` is given twice", argument.name, None, None
+            if name in kwargs:
+                return errors.ArgumentError(f"`{name}` is given twice", argument=name, hint=hint)
             value = args[position]
-        elif argument.name in kwargs:
-            value = kwargs[argument.name]
+        elif name in kwargs:
+            value = kwargs[name]
         elif argument.default is REQUIRED:
-            return f"`{argument.name}` is missing", argument.name, argument.kind.annotation(), "nothing"
+            expected = argument.kind.annotation()
+            return errors.ArgumentError(
+                f"`{name}` is missing", argument=name, expected=expected, got="nothing", hint=hint
+            )
         else:
             continue
         if not argument.kind.accepts(value):
-            name, expected, got = misfit(argument, value)
-            return f"`{name}` has the wrong type", name, expected, got
+            return type_error(argument, value, hint)
     return None
 
 
-def misfit(argument: Argument, value: Any) -> tuple[str, str, str]:
-    """Return name, expected type and text of a value, or a part of it, that an argument does not accept."""
-    structure = argument.kind.structure
+def type_error(argument: Argument, value: Any, hint: str | None) -> errors.ArgumentError:
+    """Return the error for a value, or a part of it, that an argument does not accept."""
+    name, kind, structure = argument.name, argument.kind, argument.kind.structure
     fault = None if structure is None else structure.fault(value)
-    if fault is None:
-        return argument.name, argument.kind.expected(), shown(value)
-    behind, kind, part = fault
-    return argument.name + behind, kind.expected(), shown(part)
+    if fault is not None:
+        behind, kind, value = fault
+        name += behind
+    return errors.ArgumentError(
+        f"`{name}` has the wrong type", argument=name, expected=kind.expected(), got=shown(value), hint=hint
+    )
 
 
 def shown(value: Any) -> str:
@@ -106,7 +113,7 @@ def check_attached(function: Any, what: str, schema: Schema, operator: str) -> N
     Raises:
         NotAFunctionError: If it cannot be called so.
     """
-    names = ", ".join(f"`{name}`" for name in schema.names)
+    names = listed(schema.names)
     if not callable(function):
         raise errors.NotAFunctionError(
             f"{what} is not a function",

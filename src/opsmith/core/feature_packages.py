@@ -6,6 +6,7 @@ each method to a function of a package, which is imported when the method is fir
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -21,17 +22,19 @@ R = TypeVar("R")
 
 Shapes = Mapping[str, Sequence[int | str]] | Iterable[str]
 
-_loaders: dict[str, Callable[[], Callable[..., Any]]] = {}
+_functions: dict[str, tuple[str, str]] = {}
 
 
-def connect_feature(method: str, load: Callable[[], Callable[..., Any]]) -> None:
-    """Connect a method to a feature package: `load` imports the package, and returns its function."""
-    _loaders[method] = load
+def connect_feature(method: str, module: str, function: str) -> None:
+    """Connect a method to a function of a feature package, which is imported when it is first used."""
+    _functions[method] = module, function
 
 
 def feature_function(method: str) -> Callable[..., Any]:
     """Return the function that implements a method; its package is imported now."""
-    return _loaders[method]()
+    module, function = _functions[method]
+    implementation: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return implementation
 
 
 class FeatureMethods(Generic[R]):

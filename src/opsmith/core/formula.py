@@ -102,7 +102,6 @@ class FormulaNames:
     """Names that the parameters of an operator's formulas may have.
 
     Args:
-        operator: The operator's name, in messages.
         names: The names, in the order in which messages list them.
         also: Further names, which messages leave out.
         kinds: Description of the names, for messages.
@@ -110,7 +109,6 @@ class FormulaNames:
         aliases: The meaning of names that stand for others.
     """
 
-    operator: str
     names: Sequence[str]
     also: Collection[str]
     kinds: str
@@ -142,7 +140,6 @@ class FormulaNames:
         except ValueError as error:
             raise errors.FormulaError(
                 f"{what} has no signature that could be read",
-                operator=self.operator,
                 expected=f"parameters from {listed(self.names)}",
                 got=location,
                 hint="write a function around it: `lambda grad: ...`",
@@ -151,7 +148,6 @@ class FormulaNames:
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
                 raise errors.FormulaError(
                     f"{what} takes `{parameter}`; a formula's parameters name what it needs",
-                    operator=self.operator,
                     expected=f"parameters from {listed(self.names)}",
                     where=location,
                     hint="name each thing that the formula uses",
@@ -159,7 +155,6 @@ class FormulaNames:
             if parameter.default is not parameter.empty:
                 raise errors.FormulaError(
                     f"{what} gives its parameter `{name}` a default, which would hide what it needs",
-                    operator=self.operator,
                     argument=name,
                     where=location,
                     hint="close over the value instead: write the formula inside a function that has it",
@@ -167,7 +162,6 @@ class FormulaNames:
             if name not in self.names and name not in self.also:
                 raise errors.FormulaParameterError(
                     f"{what} names `{name}`, which is not an {self.kinds}",
-                    operator=self.operator,
                     argument=name,
                     expected=f"one of {listed(self.names)}",
                     where=location,

@@ -53,7 +53,7 @@ class GradientRules:
         return not isinstance(self.rules.get(name), NonDifferentiable)
 
 
-def formula_rules(given: Mapping[str, Any], schema: Schema, operator: str, location: str) -> dict[str, Rule]:
+def formula_rules(given: Mapping[str, Any], schema: Schema) -> dict[str, Rule]:
     """Check formulas given by input name, and return them as rules.
 
     Raises:
@@ -61,73 +61,60 @@ def formula_rules(given: Mapping[str, Any], schema: Schema, operator: str, locat
     """
     rules: dict[str, Rule] = {}
     for name, rule in given.items():
-        check_input(name, schema, operator, location)
+        _check_input(name, schema)
         if isinstance(rule, Zero | NonDifferentiable | NotImplementedGradient):
             rules[name] = rule
         else:
-            _refuse_no_function(rule, name, operator, location, "gradient", "lambda grad: ...")
-            rules[name] = _gradient_names(schema, operator).formula(
-                rule, (name,), f"the gradient of `{name}`"
-            )
+            _refuse_no_function(rule, name, "gradient", "lambda grad: ...")
+            rules[name] = _gradient_names(schema).formula(rule, (name,), f"the gradient of `{name}`")
     return rules
 
 
-def joint_rules(
-    function: Callable[..., Any], inputs: tuple[str, ...], schema: Schema, operator: str, location: str
-) -> dict[str, Rule]:
+def joint_rules(function: Callable[..., Any], inputs: tuple[str, ...], schema: Schema) -> dict[str, Rule]:
     """Check a joint formula, and return it as the rule of each of its inputs; by default of every tensor."""
     for name in inputs:
-        check_input(name, schema, operator, location)
+        _check_input(name, schema)
     covered = inputs or schema.tensor_names
-    names = _gradient_names(schema, operator, NEEDED)
+    names = _gradient_names(schema, NEEDED)
     return dict.fromkeys(covered, names.formula(function, covered, "the joint gradient", joint=True))
 
 
-def check_input(name: str, schema: Schema, operator: str, location: str) -> None:
+def _check_input(name: str, schema: Schema) -> None:
     """Refuse a name that is not a tensor argument."""
     if name not in schema.by_name:
         raise errors.UnknownInputError(
             f"a gradient is given for `{name}`, which is not an input",
-            operator=operator,
             argument=name,
             expected=f"one of {listed(schema.tensor_names)}",
-            where=location,
             hint="name the gradient after the argument of the reference",
         )
     if name not in schema.tensor_names:
         raise errors.NotDifferentiableError(
             f"a gradient is given for `{name}`, which is not a tensor",
-            operator=operator,
             argument=name,
             expected=f"one of {listed(schema.tensor_names)}",
             got=schema.by_name[name].kind.annotation(),
-            where=location,
             hint=f"leave `{name}` out: only tensors have gradients",
         )
 
 
-def _refuse_no_function(
-    rule: Any, name: str, operator: str, location: str, derivative: str, example: str
-) -> None:
+def _refuse_no_function(rule: Any, name: str, derivative: str, example: str) -> None:
     """Refuse a rule that is neither a function nor a value that replaces one."""
     if callable(rule):
         return
     constant = ", .non_differentiable" if derivative == "gradient" else ""
     raise errors.FormulaError(
         f"the {derivative} of `{name}` is neither a function nor a value that replaces one",
-        operator=operator,
         argument=name,
         expected=f"a function, or opsmith.zero{constant} or .not_implemented(...)",
         got=repr(rule),
-        where=location,
         hint=f"write `{name}={example}`" + (" or `opsmith.zero`" if rule is None or rule == 0 else ""),
     )
 
 
-def _gradient_names(schema: Schema, operator: str, *more: str) -> FormulaNames:
+def _gradient_names(schema: Schema, *more: str) -> FormulaNames:
     """Return the names that a gradient formula may use: inputs, results and gradients."""
     return FormulaNames(
-        operator,
         [*schema.names, *schema.result_position, *schema.gradient_position, *schema.aliases, *more],
         schema.shapes,
         "input, result or gradient",
@@ -160,9 +147,7 @@ class TangentRules:
         return TangentRules(MappingProxyType({**self.rules, **rules}))
 
 
-def tangent_rules(
-    given: Mapping[str, Any], schema: Schema, operator: str, location: str
-) -> dict[str, TangentRule]:
+def tangent_rules(given: Mapping[str, Any], schema: Schema) -> dict[str, TangentRule]:
     """Check tangents given by result name, and return them as rules.
 
     Raises:
@@ -170,32 +155,31 @@ def tangent_rules(
     """
     rules: dict[str, TangentRule] = {}
     for given_name, rule in given.items():
-        name = _result(given_name, schema, operator, location)
+        name = _result(given_name, schema)
         if isinstance(rule, Zero | NotImplementedGradient):
             rules[name] = rule
         else:
             example = f"lambda {next(iter(schema.tangents))}: ..."
-            _refuse_no_function(rule, given_name, operator, location, "tangent", example)
-            names = _tangent_names(schema, operator)
+            _refuse_no_function(rule, given_name, "tangent", example)
+            names = _tangent_names(schema)
             rules[name] = names.formula(rule, (name,), f"the tangent of `{given_name}`")
     return rules
 
 
 def joint_tangent_rules(
-    function: Callable[..., Any], results: tuple[str, ...], schema: Schema, operator: str, location: str
+    function: Callable[..., Any], results: tuple[str, ...], schema: Schema
 ) -> dict[str, TangentRule]:
     """Check a joint tangent formula, and return it as the rule of each of its results; by default of all."""
-    named = tuple(_result(name, schema, operator, location) for name in results)
+    named = tuple(_result(name, schema) for name in results)
     covered = named or tuple(result.name for result in schema.results if result.differentiable)
-    names = _tangent_names(schema, operator)
+    names = _tangent_names(schema)
     return dict.fromkeys(covered, names.formula(function, covered, "the joint tangent", joint=True))
 
 
-def _tangent_names(schema: Schema, operator: str) -> FormulaNames:
+def _tangent_names(schema: Schema) -> FormulaNames:
     """Return the names that a tangent formula may use: inputs, results and tangents of inputs."""
     aliases = _aliases(schema)
     return FormulaNames(
-        operator,
         [*schema.names, *schema.result_position, *schema.tangents],
         aliases,
         "input, result or tangent of an input",
@@ -204,26 +188,22 @@ def _tangent_names(schema: Schema, operator: str) -> FormulaNames:
     )
 
 
-def _result(name: str, schema: Schema, operator: str, location: str) -> str:
+def _result(name: str, schema: Schema) -> str:
     """Return the name of the result; refuse one that has no tangent."""
     name = _aliases(schema).get(name, name)
     differentiable = [result.name for result in schema.results if result.differentiable]
     if name not in schema.result_position:
         raise errors.UnknownResultError(
             f"a tangent is given for `{name}`, which is not a result",
-            operator=operator,
             argument=name,
             expected=f"one of {listed(differentiable)}",
-            where=location,
             hint="name the tangent after the result: a gradient belongs to an input, a tangent to a result",
         )
     if name not in differentiable:
         raise errors.NotDifferentiableError(
             f"a tangent is given for `{name}`, which is declared non-differentiable",
-            operator=operator,
             argument=name,
             expected=f"one of {listed(differentiable)}",
-            where=location,
             hint=f"leave `{name}` out, or change its role in `results=`",
         )
     return name

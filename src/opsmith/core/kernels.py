@@ -151,7 +151,7 @@ class BuiltKernel(ABC, Generic[S]):
         """The fastest callable, for calls that the kernel is known to take."""
         return self
 
-    def serve(self, name: str, fallback: Callable[..., Any]) -> None:  # noqa: B027  optional for subclasses
+    def serve(self, name: str, fallback: Callable[..., Any]) -> None:
         """Register the kernel with torch's dispatcher, if it can be called without Python.
 
         Args:
@@ -159,7 +159,7 @@ class BuiltKernel(ABC, Generic[S]):
             fallback: Function in Python for the calls that it does not take.
         """
 
-    def withdraw(self) -> None:  # noqa: B027
+    def withdraw(self) -> None:
         """Undo `serve`, and clear the cache of its calls."""
 
     @abstractmethod

@@ -12,7 +12,7 @@ import torch
 from opsmith import errors
 from opsmith.core import lowering
 from opsmith.core.aspects import Aspects
-from opsmith.core.call_arguments import call_fault, tensors_in
+from opsmith.core.call_arguments import call_error, tensors_in
 from opsmith.core.feature_packages import FeatureMethods
 from opsmith.core.specification import Specification
 
@@ -48,7 +48,7 @@ class Registration(Protocol):
     overload: Any
 
     @property
-    def proven(self) -> bool:
+    def validated(self) -> bool:
         """True once a call through the dispatcher has succeeded."""
         ...
 
@@ -119,7 +119,7 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
             # Checked only after a failure, which keeps valid calls fast; its message is better than torch's.
             self._check_call(args, kwargs)
             raise
-        if self._registration.proven and not self._fast:
+        if self._registration.validated and not self._fast:
             self._use_fast_path()
         return result
 
@@ -171,18 +171,9 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
         return explain(self._specification, self._specification.schema.call_values(args, kwargs))
 
     def _check_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        fault = call_fault(args, kwargs, self._specification.schema)
-        if fault is not None:
-            problem, argument, expected, got = fault
-            raise errors.ArgumentError(
-                problem,
-                operator=self.name,
-                argument=argument,
-                expected=expected,
-                got=got,
-                where=self._specification.where,
-                hint=self._call_hint(),
-            ) from None
+        error = call_error(args, kwargs, self._specification.schema, self._call_hint())
+        if error is not None:
+            raise error.of(self.name, self._specification.where) from None
 
     def _call_hint(self) -> str:
         return f"call it as {self._specification.schema.call_text(self._specification.short_name)}"

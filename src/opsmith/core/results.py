@@ -57,7 +57,7 @@ _RESULT_FORMS: dict[Any, str] = {
 }
 
 
-def result_forms(annotation: Any, operator: str, location: str) -> tuple[list[str], bool]:
+def result_forms(annotation: Any) -> tuple[list[str], bool]:
     """Return the form of each result, a tensor, optional or a list; and True if there is one, not in a tuple.
 
     Raises:
@@ -66,9 +66,7 @@ def result_forms(annotation: Any, operator: str, location: str) -> tuple[list[st
     if annotation is REQUIRED:
         raise errors.MissingAnnotationError(
             "the reference has no return type hint",
-            operator=operator,
             expected="a return type hint",
-            where=location,
             hint="write `-> Tensor` or `-> tuple[Tensor, Tensor]`",
         )
     forms = _RESULT_FORMS.get(annotation)
@@ -86,10 +84,8 @@ def result_forms(annotation: Any, operator: str, location: str) -> tuple[list[st
     }
     raise errors.UnsupportedTypeError(
         "an operator returns a tensor, a list of tensors, or a tuple of a fixed number of these",
-        operator=operator,
         argument="return",
         got=shown_annotation(annotation),
-        where=location,
         hint="write `-> list[Tensor]` where their number varies"
         if items[1:] == (...,) or typing.get_origin(annotation) is Sequence
         else hints.get(annotation, "write `-> Tensor` or `-> tuple[Tensor, Tensor]`"),
@@ -101,9 +97,7 @@ def result_names(count: int, word: str = "result") -> list[str]:
     return [word] if count == 1 else [f"{word}{i}" for i in range(count)]
 
 
-def result_roles(
-    count: int, results: ResultNames, hidden: tuple[str, ...], operator: str, location: str
-) -> tuple[Result, ...]:
+def result_roles(count: int, results: ResultNames, hidden: tuple[str, ...]) -> tuple[Result, ...]:
     """Return the results with their names and roles.
 
     Raises:
@@ -121,29 +115,23 @@ def result_roles(
             if name.startswith(RESERVED) and name != "result":
                 raise errors.ReservedNameError(
                     "names that begin with `grad` or `result` are what formulas call gradients and results",
-                    operator=operator,
                     argument=name,
-                    where=location,
                     hint="rename the result in `results=`",
                 )
     if len(roles) != count or len(set(hidden)) == count:
         raise errors.ResultNameError(
             "the names of the results do not fit what the reference returns",
-            operator=operator,
             expected=f"{count} names, at least one of them not hidden",
             got=", ".join(roles) or "none",
-            where=location,
             hint="give `results=` and `hidden=` one name for each tensor returned, in order",
         )
     for name, role in roles.items():
         if not (role is ... or isinstance(role, NonDifferentiable)):
             raise errors.ResultNameError(
                 f"`{name}` has an unknown role",
-                operator=operator,
                 argument=name,
                 expected="`...` or `opsmith.non_differentiable`",
                 got=repr(role),
-                where=location,
                 hint=f"write `results={{{name!r}: ...}}`",
             )
     return tuple(Result(name, role is ..., name in hidden) for name, role in roles.items())

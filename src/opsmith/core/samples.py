@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from opsmith import errors
-from opsmith.core.call_arguments import CallArguments, Fault, call_fault, shown
+from opsmith.core.call_arguments import CallArguments, call_error, shown
 from opsmith.core.location import where
 from opsmith.core.schema import Schema
 
@@ -195,22 +195,22 @@ def as_call(
         sample = CallArguments(tuple(sample))
     if not isinstance(sample, CallArguments):
         raise not_a_sample(sample, operator, location, position, remark)
-    fault = call_fault(sample.args, sample.kwargs, schema)
+    fault = call_error(sample.args, sample.kwargs, schema)
     if fault is not None:
         raise errors.SampleError(
-            f"sample {position} does not fit the signature: {fault[0]}",
+            f"sample {position} does not fit the signature: {fault.problem}",
             operator=operator,
-            argument=fault[1],
-            expected=fault[2],
-            got=fault[3],
+            argument=fault.argument,
+            expected=fault.expected,
+            got=fault.got,
             where=location,
             hint=remark + _hint(fault),
         )
     return sample
 
 
-def _hint(fault: Fault) -> str:
-    expected, got = fault[2] or "", fault[3] or ""
+def _hint(fault: errors.ArgumentError) -> str:
+    expected, got = fault.expected or "", fault.got or ""
     if expected.startswith("object") and "Tensor" in got:
         return (
             "annotate it where it is taken, `xs: list[Tensor]`; or take the tensors one by one, or as `*xs`"
@@ -248,7 +248,7 @@ def samples_of(
     """
     given = read_samples(source, make, operator, location)
     location = location_of(source, location)
-    remark = missing_list_hint(source, lambda args: call_fault(tuple(args), {}, schema) is None)
+    remark = missing_list_hint(source, lambda args: call_error(tuple(args), {}, schema) is None)
     return [
         as_call(each, schema, operator, location, position, remark) for position, each in enumerate(given)
     ]
@@ -271,10 +271,9 @@ def first_call(specification: Specification, use: str, otherwise: str = "") -> C
     calls = [] if source is None else samples_of(source, make, specification.schema, specification.name)
     if not calls:
         lack = "has none" if source is None else "its samples are empty"
-        raise errors.MissingSamplesError(
+        raise specification.error(
+            errors.MissingSamplesError,
             f"it is {use} as its first sample calls it, and {lack}",
-            operator=specification.name,
-            where=specification.where,
             hint=f"write `@{specification.short_name}.samples` over a function of `make` that yields tuples "
             f"of arguments{otherwise}",
         )

@@ -219,12 +219,16 @@ def schema_of(
         NotAFunctionError, MissingAnnotationError, UnsupportedTypeError, ParameterKindError, NameFormatError,
         ReservedNameError, DefaultError, ResultNameError: As their names say.
     """
-    location, hidden = where(reference), tuple(hidden)
-    signature = _signature(reference, operator, location)
-    arguments = tuple(_argument(parameter, operator, location) for parameter in signature.parameters.values())
-    _refuse_clash(arguments, operator, location)
-    forms, single = result_forms(signature.return_annotation, operator, location)
-    roles = result_roles(len(forms), results, hidden, operator, location)
+    with errors.about(operator, where(reference)):
+        signature = _signature(reference, operator)
+        return _schema(signature, results, tuple(hidden))
+
+
+def _schema(signature: inspect.Signature, results: ResultNames, hidden: tuple[str, ...]) -> Schema:
+    arguments = tuple(map(_argument, signature.parameters.values()))
+    _refuse_clash(arguments)
+    forms, single = result_forms(signature.return_annotation)
+    roles = result_roles(len(forms), results, hidden)
     names = tuple(
         replace(result, optional=form == "optional", sequence=form == "list")
         for result, form in zip(roles, forms, strict=True)
@@ -233,21 +237,19 @@ def schema_of(
     if clash:
         raise errors.ResultNameError(
             f"`{min(clash)}` names both an argument and a result",
-            operator=operator,
             argument=min(clash),
-            where=location,
             hint=f"rename the result in `{'hidden' if min(clash) in hidden else 'results'}=`",
         )
     return Schema(arguments, names, single)
 
 
-def _signature(reference: Callable[..., Any], operator: str, location: str) -> inspect.Signature:
+def _signature(reference: Callable[..., Any], operator: str) -> inspect.Signature:
     if not isinstance(reference, types.FunctionType | types.MethodType):
         raise errors.NotAFunctionError(
             "the reference is not a Python function with a readable signature",
             operator=operator,
             expected="a function with type hints",
-            got=location,
+            got=where(reference),
             hint="write a function around it: `def f(x: Tensor) -> Tensor: ...`",
         )
     try:
@@ -255,8 +257,6 @@ def _signature(reference: Callable[..., Any], operator: str, location: str) -> i
     except (NameError, AttributeError, TypeError, SyntaxError) as error:
         raise errors.UnsupportedTypeError(
             f"a type hint cannot be resolved: {error}",
-            operator=operator,
-            where=location,
             hint="import the name at the top of the module that declares the operator",
         ) from error
     signature = inspect.signature(reference)
@@ -267,54 +267,46 @@ def _signature(reference: Callable[..., Any], operator: str, location: str) -> i
     return signature.replace(parameters=parameters, return_annotation=hints.get("return", REQUIRED))
 
 
-def _argument(parameter: inspect.Parameter, operator: str, location: str) -> Argument:
+def _argument(parameter: inspect.Parameter) -> Argument:
     name = parameter.name
     if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
         shown: dict[Any, str] = {parameter.VAR_POSITIONAL: f"*{name}", parameter.VAR_KEYWORD: f"**{name}"}
         raise errors.ParameterKindError(
             f"an operator cannot take `{shown.get(parameter.kind, name + ', /')}`",
-            operator=operator,
             argument=name,
-            where=location,
             hint="name every argument; for a number of tensors that varies take `list[Tensor]`",
         )
     if name.startswith(RESERVED):
         raise errors.ReservedNameError(
             "names that begin with `grad` or `result` are what formulas call gradients and results",
-            operator=operator,
             argument=name,
-            where=location,
             hint="rename the argument",
         )
-    refuse_unwritable(name, operator, location)
+    refuse_unwritable(name)
     if parameter.annotation is REQUIRED:
         raise errors.MissingAnnotationError(
             f"parameter `{name}` has no type hint",
-            operator=operator,
             argument=name,
             expected="a type hint on every parameter",
-            where=location,
             hint=f"write `{name}: Tensor`, or `int`, `float`, `bool`, `str`, ...",
         )
     kind = kind_of(parameter.annotation)
     if kind is None:
         raise errors.UnsupportedTypeError(
             f"parameter `{name}` has a type that an operator's schema cannot carry",
-            operator=operator,
             argument=name,
             got=shown_annotation(parameter.annotation),
-            where=location,
             hint=hint_for(parameter.annotation),
         )
     default = parameter.default
     if default is not REQUIRED:
-        _check_default(name, kind, default, operator, location)
+        _check_default(name, kind, default)
         if kind.base is FLOAT and type(default) is int:  # as an argument of a call it would be a float
             default = float(default)
     return Argument(name, kind, default, parameter.kind is parameter.KEYWORD_ONLY)
 
 
-def _refuse_clash(arguments: Iterable[Argument], operator: str, location: str) -> None:
+def _refuse_clash(arguments: Iterable[Argument]) -> None:
     """Refuse two arguments that would have the same name in torch's schema."""
     owners: dict[str, str] = {}
     for argument in arguments:
@@ -323,29 +315,25 @@ def _refuse_clash(arguments: Iterable[Argument], operator: str, location: str) -
             if other != argument.name:
                 raise errors.ReservedNameError(
                     f"`{argument.name}` and `{other}` both become `{leaf.name}` in the operator's schema",
-                    operator=operator,
                     argument=argument.name,
-                    where=location,
                     hint=f"rename `{argument.name}` or `{other}`",
                 )
 
 
-def _check_default(name: str, kind: ArgumentType, default: Any, operator: str, location: str) -> None:
+def _check_default(name: str, kind: ArgumentType, default: Any) -> None:
     if not kind.accepts(default):
         raise errors.DefaultError(
             f"the default of `{name}` does not fit its type hint",
-            operator=operator,
             argument=name,
             expected=kind.annotation(),
             got=repr(default),
-            where=location,
             hint=f"write `{name}: {kind.annotation()} | None = None`"
             if default is None
             else "change the one or the other",
         )
 
 
-def refuse_unwritable(name: str, operator: str, location: str) -> None:
+def refuse_unwritable(name: str) -> None:
     """Refuse an argument whose name torch's schema language cannot write.
 
     Raises:
@@ -354,9 +342,7 @@ def refuse_unwritable(name: str, operator: str, location: str) -> None:
     if not name.isascii():
         raise errors.NameFormatError(
             f"torch's schema language cannot write the name of `{name}`",
-            operator=operator,
             argument=name,
             expected="letters of ASCII, digits and `_`",
-            where=location,
             hint="rename the argument",
         )

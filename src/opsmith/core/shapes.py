@@ -138,7 +138,7 @@ def _value(expression: Expression, sizes: Sizes) -> Any:
     return NO_SIZE if isinstance(value, int) and value < 0 else value
 
 
-def read_shapes(text: Any, schema: Schema, operator: str, location: str) -> Shapes:
+def read_shapes(text: Any, schema: Schema) -> Shapes:
     """Parse an operator's `shapes=`.
 
     Args:
@@ -147,8 +147,6 @@ def read_shapes(text: Any, schema: Schema, operator: str, location: str) -> Shap
             the same size everywhere; numbers; integer arguments; expressions of them without spaces, as in
             `H//stride`; `_` for any size; `...` first for any number of dimensions.
         schema: The operator's signature.
-        operator: The operator's name, for messages.
-        location: `file:line` of its declaration.
 
     Raises:
         ShapePatternError: If it cannot be read, or does not fit the signature.
@@ -158,7 +156,7 @@ def read_shapes(text: Any, schema: Schema, operator: str, location: str) -> Shap
         >>> def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         ...     return x @ weight.mT
         >>> schema = schema_of(linear, "demo::linear")
-        >>> shapes = read_shapes("x: ... M, weight: N M -> ... N", schema, "demo::linear", "demo.py:1")
+        >>> shapes = read_shapes("x: ... M, weight: N M -> ... N", schema)
         >>> sizes, fault = shapes.bind(schema, [torch.ones(4, 3), torch.ones(2, 3)])
         >>> shapes.results[0].evaluate(sizes), fault
         ((4, 2), None)
@@ -167,11 +165,9 @@ def read_shapes(text: Any, schema: Schema, operator: str, location: str) -> Shap
     def refuse(problem: str, hint: str, got: str | None = None) -> errors.ShapePatternError:
         return errors.ShapePatternError(
             f"`shapes=` {problem}",
-            operator=operator,
             argument="shapes",
             expected="`x: B M, weight: N M -> B N`, in the order of the arguments and results",
             got=got or repr(text),
-            where=location,
             hint=hint,
         )
 
@@ -229,9 +225,7 @@ def _dims(text: str, refuse: Any) -> Dims:
 ELEMENTWISE = "elementwise"
 
 
-def check_batching(
-    batching: Any, shapes: Shapes | None, schema: Schema, operator: str, location: str
-) -> str | None:
+def check_batching(batching: Any, shapes: Shapes | None, schema: Schema) -> str | None:
     """Check `batching=` against the operator's shapes, and return it.
 
     Args:
@@ -239,8 +233,6 @@ def check_batching(
             a letter or `...`; None if one call takes one example.
         shapes: The operator's shapes.
         schema: Its signature.
-        operator: Its name, for messages.
-        location: `file:line` of its declaration.
 
     Raises:
         UsageError: If it is none of these.
@@ -251,11 +243,9 @@ def check_batching(
     if fault is not None:
         raise errors.UsageError(
             f"`batching` {fault}",
-            operator=operator,
             argument="batching",
             expected="`elementwise`, or a dimension that comes first in `shapes=`, a letter or `...`",
             got=repr(batching),
-            where=location,
             hint='write `shapes="x: B M, weight: N M -> B N", batching="B"`, or leave it out',
         )
     chosen: str = batching

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from opsmith import errors
 from opsmith.core.gradients import GradientRules, TangentRules
 from opsmith.core.kernels import Kernel
 from opsmith.core.samples import Samples
@@ -15,6 +16,7 @@ from opsmith.core.shapes import Shapes
 if TYPE_CHECKING:  # imported only if an operator is adopted
     from opsmith.core.adopted import AdoptedFunction, LibraryOperator
 
+E = TypeVar("E", bound=errors.OpsmithError)
 Autocast = Literal["promote", "lower", "float32"]
 
 
@@ -82,3 +84,7 @@ class Specification:
     def short_name(self) -> str:
         """Part of the name after `::`."""
         return self.name.partition("::")[2]
+
+    def error(self, kind: type[E], problem: str, **details: Any) -> E:
+        """Return an error about the operator, at its reference unless another location is given."""
+        return kind(problem, **{"operator": self.name, "where": self.where, **details})

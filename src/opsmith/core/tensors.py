@@ -68,3 +68,8 @@ def tiled(tensor: Tensor, sizes: Mapping[int, int]) -> Tensor:
             index = torch.arange(size, device=tensor.device) % tensor.shape[axis]
             tensor = tensor.index_select(axis, index)
     return tensor
+
+
+def on_meta(tensor: Tensor) -> Tensor:
+    """Return a tensor without data, of the same shape, strides and dtype."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")

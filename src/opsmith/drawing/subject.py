@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.core.call_arguments import call_fault
+from opsmith.core.call_arguments import call_error
 from opsmith.core.operator import Operator
 from opsmith.core.samples import first_call
 from opsmith.core.tensors import named_tensors
@@ -104,14 +104,14 @@ def operator_call(
         call = first_call(specification, "drawn", ", or give `inputs=`")
         return DrawnCall(operator, tuple(call.args), dict(call.kwargs))
     args, named = _arguments(inputs, kwargs)
-    fault = call_fault(args, named, specification.schema)
+    fault = call_error(args, named, specification.schema)
     if fault is not None:
         raise errors.UsageError(
-            f"`inputs` do not fit the operator: {fault[0]}",
+            f"`inputs` do not fit the operator: {fault.problem}",
             operator=operator.name,
-            argument=fault[1] or "inputs",
-            expected=fault[2],
-            got=fault[3],
+            argument=fault.argument or "inputs",
+            expected=fault.expected,
+            got=fault.got,
             hint=f"give `inputs=` what {specification.schema.call_text(specification.short_name)} takes",
         )
     return DrawnCall(operator, args, named)

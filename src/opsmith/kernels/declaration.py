@@ -63,7 +63,6 @@ def build_kernel(
         shown = [*(["a function"] if function is not None else []), *(f"`{name}=`" for name in given)]
         raise errors.UsageError(
             "a kernel has one source",
-            operator=operator.name,
             expected=_SOURCES,
             got=" and ".join(shown or [f"`{name}=`" for name in options]) or "`entry=` or `strict=` alone",
             hint="give each kernel by a call of `op.kernel(...)` of its own",
@@ -94,7 +93,6 @@ class _Declaration:
         if self.device != wanted:
             raise errors.UsageError(
                 f"a kernel in {language} is declared for `{self.device}`",
-                operator=self.operator.name,
                 expected=f"`{wanted}`, {reason}",
                 got=repr(self.device),
                 hint=f"write `op.kernel({wanted!r}, {argument}=...)`",
@@ -106,7 +104,6 @@ class _Declaration:
         if unknown or self.options.get("grid") is None:
             raise errors.UsageError(
                 f"a kernel in {language} {'is given unknown options' if unknown else 'has no grid'}",
-                operator=self.operator.name,
                 expected=", ".join(f"`{name}=`" for name in known),
                 got=", ".join(f"`{name}=`" for name in unknown) or f"{source} without `grid=`",
                 hint=hint,
@@ -120,7 +117,6 @@ class _Declaration:
         if unknown:
             raise errors.KernelDtypeError(
                 f"a kernel in {language} is declared for a dtype that it does not support",
-                operator=self.operator.name,
                 argument="dtypes",
                 expected=", ".join(map(str, known)),
                 got=", ".join(sorted(map(str, unknown))),
@@ -136,7 +132,6 @@ def _cpp_kernel(
     if declaration.options:
         raise errors.UsageError(
             "a kernel in C++ is not launched",
-            operator=operator.name,
             expected="`entry=`, `dtypes=` and `strict=`",
             got=", ".join(f"`{option}=`" for option in declaration.options),
             hint="leave it out; `grid=` and what belongs to it are for `cuda=` and `triton=`",
@@ -147,7 +142,7 @@ def _cpp_kernel(
     def read() -> CppSource:
         source = cpp_source(operator.name, cpp=cpp, cpp_file=cpp_file, entry=entry, declared=declared)
         if dtypes is not None and not source.template:
-            raise _not_a_template(operator.name, source, "C++", "void")
+            raise _not_a_template(source, "C++", "void")
         return source
 
     return CppKernel(operator, read, dtypes, strict=declaration.strict)
@@ -156,7 +151,7 @@ def _cpp_kernel(
 def _cuda_kernel(
     declaration: _Declaration, cuda: str | None, cuda_file: str | PathLike[str] | None
 ) -> BuiltKernel[Any]:
-    from opsmith.kernels.cuda.kernel import CudaKernel, ResourceLimits
+    from opsmith.kernels.cuda.kernel import CudaKernel
     from opsmith.kernels.cuda.launch import launch_rules
     from opsmith.kernels.cuda.source import cuda_source
 
@@ -170,13 +165,12 @@ def _cuda_kernel(
     def read() -> CudaSource:
         source = cuda_source(operator.name, cuda=cuda, cuda_file=cuda_file, entry=entry, declared=declared)
         if dtypes is not None and not source.over_dtype:
-            raise _not_a_template(operator.name, source, "CUDA", "__global__ void")
-        _check_constants(source, operator.name, options.get("constants", {}))
+            raise _not_a_template(source, "CUDA", "__global__ void")
+        _check_constants(source, options.get("constants", {}))
         return source
 
-    limits = ResourceLimits(options.get("max_spills"), options.get("max_registers"))
     rules = launch_rules(operator.specification, options)
-    return CudaKernel(operator, read, dtypes, rules, limits, strict=declaration.strict)
+    return CudaKernel(operator, read, dtypes, rules, strict=declaration.strict)
 
 
 def _triton_kernel(declaration: _Declaration, triton: Any) -> BuiltKernel[Any]:
@@ -189,7 +183,6 @@ def _triton_kernel(declaration: _Declaration, triton: Any) -> BuiltKernel[Any]:
     if declaration.entry is not None:
         raise errors.UsageError(
             "`entry=` is given for a kernel in Triton",
-            operator=operator.name,
             expected="`triton=`, which is the function itself",
             got=f"`entry={declaration.entry!r}`",
             hint="leave it out",
@@ -199,7 +192,7 @@ def _triton_kernel(declaration: _Declaration, triton: Any) -> BuiltKernel[Any]:
     dtypes = declaration.ordered_dtypes("Triton", POINTED)
     return TritonKernel(
         operator,
-        triton_source(triton, operator.name),
+        triton_source(triton),
         grid=options["grid"],
         constants=options.get("constants") or {},
         layouts=options.get("layouts") or {},
@@ -208,10 +201,9 @@ def _triton_kernel(declaration: _Declaration, triton: Any) -> BuiltKernel[Any]:
     )
 
 
-def _not_a_template(operator: str, source: CppSource, language: str, returns: str) -> errors.KernelDtypeError:
+def _not_a_template(source: CppSource, language: str, returns: str) -> errors.KernelDtypeError:
     return errors.KernelDtypeError(
         f"dtypes are given for a {language} function that is not a template over a type",
-        operator=operator,
         argument="dtypes",
         expected="`template <class T>` before the function",
         got=f"`{returns} {source.entry}(...)`",
@@ -220,7 +212,7 @@ def _not_a_template(operator: str, source: CppSource, language: str, returns: st
     )
 
 
-def _check_constants(source: CudaSource, operator: str, constants: Mapping[str, Any]) -> None:
+def _check_constants(source: CudaSource, constants: Mapping[str, Any]) -> None:
     """Compare the declared constants with the numbers of the template.
 
     Raises:
@@ -233,7 +225,6 @@ def _check_constants(source: CudaSource, operator: str, constants: Mapping[str, 
         listed = ", ".join(f"`{name}`" for name in source.constants)
         raise errors.LaunchError(
             "the constants of a CUDA kernel are not the numbers of its template",
-            operator=operator,
             argument="constants",
             expected=f"a dict with {listed}" if listed else "none: the template has no number",
             got=", ".join(f"`{name}`" for name in constants) or "none",

@@ -73,12 +73,12 @@ def _cuda_usage(
     threads = None if geometry is None else geometry.threads
     shared = used.shared + dynamic
     estimate = None if threads is None else occupancy(architecture, threads, used.registers, shared)
-    limits = kernel.limits
+    rules = kernel.rules
     faults = []
-    if limits.spills is not None and used.spills > limits.spills:
-        faults.append(f"it spills {used.spills} bytes, and max_spills is {limits.spills}")
-    if limits.registers is not None and used.registers > limits.registers:
-        faults.append(f"it takes {used.registers} registers, and max_registers is {limits.registers}")
+    if rules.max_spills is not None and used.spills > rules.max_spills:
+        faults.append(f"it spills {used.spills} bytes, and max_spills is {rules.max_spills}")
+    if rules.max_registers is not None and used.registers > rules.max_registers:
+        faults.append(f"it takes {used.registers} registers, and max_registers is {rules.max_registers}")
     if estimate == 0:
         faults.append(
             f"no block of {threads} threads, {used.registers} registers each, and {shared} "

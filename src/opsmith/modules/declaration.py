@@ -5,8 +5,6 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from torch import nn
@@ -22,83 +20,60 @@ from opsmith.core.specification import Specification
 from opsmith.modules.operator_module import ModulePlan, OperatorModule, OwnedTensor
 
 
-@dataclass(frozen=True)
-class ModuleArguments:
-    """The arguments of one call of `op.module(...)`.
+def _refusal(
+    problem: str, argument: str, hint: str, *, expected: str | None = None, got: str | None = None
+) -> errors.ModuleDeclarationError:
+    """Return the error for an argument that does not fit."""
+    return errors.ModuleDeclarationError(problem, argument=argument, expected=expected, got=got, hint=hint)
 
-    Args:
-        specification: The operator.
-        where: `file:line` of the call.
-    """
 
-    specification: Specification
-    where: str
+def _ownable(specification: Specification) -> list[str]:
+    """Return the arguments that a module may own: single tensors."""
+    arguments = specification.schema.arguments
+    return [each.name for each in arguments if each.kind.is_tensor and not each.kind.sequence]
 
-    def refuse(
-        self, problem: str, argument: str, hint: str, *, expected: str | None = None, got: str | None = None
-    ) -> errors.ModuleDeclarationError:
-        """Return the error for an argument that does not fit."""
-        return errors.ModuleDeclarationError(
-            problem,
-            operator=self.specification.name,
-            argument=argument,
-            expected=expected,
-            got=got,
-            where=self.where,
-            hint=hint,
+
+def _pattern_letters(specification: Specification) -> list[str]:
+    """Return the letters of `shapes=` that stand for a size."""
+    shapes = specification.shapes
+    if shapes is None:
+        return []
+    return sorted({letter for dims in shapes.arguments.values() for letter in dims.letters} - shapes.integers)
+
+
+def _names(argument: str, given: Any) -> list[str]:
+    """Return the items of an argument that is a list of names."""
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise _refusal(
+            f"`{argument}` is a list of names",
+            argument,
+            f'write `{argument}=("{given}",)`, with a comma'
+            if isinstance(given, str)
+            else f"give {argument} names",
+            got=shown(given),
         )
+    names = list(given)
+    wrong = [name for name in names if not isinstance(name, str)]
+    if wrong:
+        raise _refusal(
+            f"`{argument}` is a list of names", argument, "write names as text", got=shown(wrong[0])
+        )
+    return names
 
-    @cached_property
-    def tensors(self) -> list[str]:
-        """Arguments that a module may own: single tensors."""
-        return [
-            each.name
-            for each in self.specification.schema.arguments
-            if each.kind.is_tensor and not each.kind.sequence
-        ]
 
-    @cached_property
-    def pattern_letters(self) -> list[str]:
-        """Letters of `shapes=` that stand for a size."""
-        shapes = self.specification.shapes
-        if shapes is None:
-            return []
-        found = {letter for dims in shapes.arguments.values() for letter in dims.letters}
-        return sorted(found - shapes.integers)
-
-    def names(self, argument: str, given: Any) -> list[str]:
-        """Return the items of an argument that is a list of names."""
-        if isinstance(given, str) or not isinstance(given, Iterable):
-            raise self.refuse(
-                f"`{argument}` is a list of names",
-                argument,
-                f'write `{argument}=("{given}",)`, with a comma'
-                if isinstance(given, str)
-                else f"give {argument} names",
-                got=shown(given),
-            )
-        names = list(given)
-        wrong = [name for name in names if not isinstance(name, str)]
-        if wrong:
-            raise self.refuse(
-                f"`{argument}` is a list of names", argument, "write names as text", got=shown(wrong[0])
-            )
-        return names
-
-    def class_name(self, name: Any) -> str:
-        """Return the name of the class: the given one, or the operator's in CamelCase."""
-        if name is None:
-            words = re.split("_+", self.specification.short_name)
-            return "".join(word[:1].upper() + word[1:] for word in words) or "Module"
-        if not is_name(name):
-            raise self.refuse(
-                "the class needs a name that Python can bind",
-                "name",
-                'write `name="Linear"`',
-                expected="an identifier",
-                got=shown(name),
-            )
-        return str(name)
+def _class_name(name: Any, operator: str) -> str:
+    """Return the name of the class: the given one, or the operator's in CamelCase."""
+    if name is None:
+        return "".join(word[:1].upper() + word[1:] for word in re.split("_+", operator)) or "Module"
+    if not is_name(name):
+        raise _refusal(
+            "the class needs a name that Python can bind",
+            "name",
+            'write `name="Linear"`',
+            expected="an identifier",
+            got=shown(name),
+        )
+    return str(name)
 
 
 def is_name(name: Any) -> bool:
@@ -107,33 +82,39 @@ def is_name(name: Any) -> bool:
 
 
 def read_shapes_of(
-    arguments: ModuleArguments, argument: str, given: Any, known: tuple[str, ...], letters: Mapping[str, str]
+    specification: Specification,
+    argument: str,
+    given: Any,
+    known: tuple[str, ...],
+    letters: Mapping[str, str],
 ) -> dict[str, tuple[Expression, ...]]:
     """Return the shape of each parameter, or of each buffer."""
-    derived = None if isinstance(given, Mapping) else dict.fromkeys(arguments.names(argument, given))
+    derived = None if isinstance(given, Mapping) else dict.fromkeys(_names(argument, given))
     found = {}
     for name, shape in (given if derived is None else derived).items():
-        if name not in arguments.tensors:
-            raise arguments.refuse(
+        if name not in _ownable(specification):
+            raise _refusal(
                 f"`{argument}` names `{name}`, which is not a tensor argument of the operator",
                 argument,
                 "name an argument of the reference; for a list of tensors write a module by hand",
-                expected=f"one of {listed(arguments.tensors)}" if arguments.tensors else "no name",
+                expected=f"one of {listed(_ownable(specification))}"
+                if _ownable(specification)
+                else "no name",
             )
         found[name] = (
-            _derived_shape(arguments, name, letters)
+            _derived_shape(specification, name, letters)
             if derived is not None
-            else _written_shape(arguments, name, shape)
+            else _written_shape(specification, name, shape)
         )
         for dimension in found[name]:
-            _refuse_unknown(arguments, name, dimension, known)
+            _refuse_unknown(specification, name, dimension, known)
     return found
 
 
-def _written_shape(arguments: ModuleArguments, name: str, shape: Any) -> tuple[Expression, ...]:
+def _written_shape(specification: Specification, name: str, shape: Any) -> tuple[Expression, ...]:
     """Return a shape that the author wrote."""
     if isinstance(shape, str) or not isinstance(shape, Iterable):
-        raise arguments.refuse(
+        raise _refusal(
             f"the shape of `{name}` is a list of dimensions",
             name,
             f'write `"{name}": ("{shape}",)`, with a comma; `()` for a single number',
@@ -143,7 +124,7 @@ def _written_shape(arguments: ModuleArguments, name: str, shape: Any) -> tuple[E
     for dimension in shape:
         read = read_dimension(dimension)
         if read is None:
-            raise arguments.refuse(
+            raise _refusal(
                 f"the shape of `{name}` has a dimension that cannot be read",
                 name,
                 'write a size, a number, or `"channels // groups"`',
@@ -151,10 +132,10 @@ def _written_shape(arguments: ModuleArguments, name: str, shape: Any) -> tuple[E
                 got=shown(dimension),
             )
         dimensions.append(read)
-    pattern = arguments.specification.shapes
+    pattern = specification.shapes
     dims = None if pattern is None else pattern.arguments.get(name)
     if dims is not None and not dims.leading and len(dims.sizes) != len(dimensions):
-        raise arguments.refuse(
+        raise _refusal(
             f"the shape of `{name}` does not fit the operator's `shapes=`",
             name,
             "write as many dimensions, or leave the shapes to `shapes=`: give names alone",
@@ -165,14 +146,14 @@ def _written_shape(arguments: ModuleArguments, name: str, shape: Any) -> tuple[E
 
 
 def _derived_shape(
-    arguments: ModuleArguments, name: str, letters: Mapping[str, str]
+    specification: Specification, name: str, letters: Mapping[str, str]
 ) -> tuple[Expression, ...]:
     """Return a shape that follows from `shapes=`."""
-    pattern = arguments.specification.shapes
+    pattern = specification.shapes
     dims = None if pattern is None else pattern.arguments.get(name)
     read = [] if dims is None else [read_dimension(size) for size in dims.sizes]
     if dims is None or dims.leading or ANY in dims.sizes or None in read:
-        raise arguments.refuse(
+        raise _refusal(
             f"the operator's `shapes=` does not declare the shape of `{name}`",
             name,
             f'write it: `{{"{name}": ("features",)}}`',
@@ -183,16 +164,16 @@ def _derived_shape(
 
 
 def _refuse_unknown(
-    arguments: ModuleArguments, name: str, dimension: Expression, known: tuple[str, ...]
+    specification: Specification, name: str, dimension: Expression, known: tuple[str, ...]
 ) -> None:
     """Refuse a name in a shape that the constructor does not take."""
     unknown = [each for each in dimension.names if each not in known]
     if unknown:
-        raise arguments.refuse(
+        raise _refusal(
             f"the shape of `{name}` names `{unknown[0]}`, which is not a size",
             name,
             f"add it to `sizes`, or give the letter `{unknown[0]}` a name there"
-            if unknown[0] in arguments.pattern_letters
+            if unknown[0] in _pattern_letters(specification)
             else "add it to `sizes`",
             expected=f"one of {listed(list(known))}" if known else "numbers: there are no `sizes`",
             got=repr(dimension.text),
@@ -240,21 +221,21 @@ def read_plan(
     Raises:
         ModuleDeclarationError: For the first keyword that does not fit.
     """
-    arguments = ModuleArguments(operator.specification, where)
-    title = arguments.class_name(name)
-    names, letters = _sizes(arguments, sizes)
-    options = _options(arguments, forward)
+    specification = operator.specification
+    title = _class_name(name, specification.short_name)
+    names, letters = _sizes(specification, sizes)
+    options = _options(specification, forward)
     numbers = [each for each in options if each.kind.base.annotation == INT and not each.kind.sequence]
     known = (*names, *(each.name for each in numbers if not each.kind.optional))
     shapes = {
-        keyword: read_shapes_of(arguments, keyword, given, known, letters)
+        keyword: read_shapes_of(specification, keyword, given, known, letters)
         for keyword, given in (("parameters", parameters), ("buffers", buffers))
     }
-    _refuse_clashes(arguments, names, shapes, options)
-    _refuse_unused(arguments, names, shapes)
-    left_out = _non_persistent(arguments, non_persistent, shapes["buffers"])
-    fills = _fills(arguments, init, [*shapes["parameters"], *shapes["buffers"]])
-    by_name = operator.specification.schema.by_name
+    _refuse_clashes(specification, names, shapes, options)
+    _refuse_unused(names, shapes)
+    left_out = _non_persistent(non_persistent, shapes["buffers"])
+    fills = _fills(init, [*shapes["parameters"], *shapes["buffers"]])
+    by_name = specification.schema.by_name
     owned = tuple(
         OwnedTensor(
             each, shape, fills[each], by_name[each].kind.optional, keyword == "buffers", each not in left_out
@@ -263,10 +244,10 @@ def read_plan(
         for each, shape in shapes[keyword].items()
     )
     fixed = {*(each.name for each in options), *(each.name for each in owned)}
-    rest = tuple(each for each in operator.specification.schema.arguments if each.name not in fixed)
-    letters = {**_letters_of(operator.specification, owned), **letters}
-    learnt = _learnt(operator.specification, rest, letters)
-    return ModulePlan(operator, title, where, names, letters, learnt, owned, options, rest)
+    rest = tuple(each for each in specification.schema.arguments if each.name not in fixed)
+    letters = {**_letters_of(specification, owned), **letters}
+    inferred = _inferred_sizes(specification, rest, letters)
+    return ModulePlan(operator, title, where, names, letters, inferred, owned, options, rest)
 
 
 def _letters_of(specification: Specification, owned: tuple[OwnedTensor, ...]) -> dict[str, str]:
@@ -281,7 +262,7 @@ def _letters_of(specification: Specification, owned: tuple[OwnedTensor, ...]) ->
     return found
 
 
-def _learnt(
+def _inferred_sizes(
     specification: Specification, forward: tuple[Argument, ...], letters: Mapping[str, str]
 ) -> frozenset[str]:
     """Return the sizes that can be inferred from the tensors of a call."""
@@ -290,27 +271,27 @@ def _learnt(
     return frozenset(name for letter, name in letters.items() if letter in brought)
 
 
-def _sizes(arguments: ModuleArguments, given: Any) -> tuple[tuple[str, ...], dict[str, str]]:
+def _sizes(specification: Specification, given: Any) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the sizes in order, and the name of each letter of `shapes=`."""
     if isinstance(given, Mapping):
         for letter in given:
-            if letter not in arguments.pattern_letters:
-                raise arguments.refuse(
+            if letter not in _pattern_letters(specification):
+                raise _refusal(
                     f"`sizes` names `{letter}`, which is not a size in the operator's `shapes=`",
                     "sizes",
                     "give the sizes as a list of names, or declare the operator with `shapes=`",
-                    expected=f"one of {listed(arguments.pattern_letters)}"
-                    if arguments.pattern_letters
+                    expected=f"one of {listed(_pattern_letters(specification))}"
+                    if _pattern_letters(specification)
                     else None,
                     got=repr(letter),
                 )
-        names, letters = list(dict.fromkeys(arguments.names("sizes", given.values()))), dict(given)
+        names, letters = list(dict.fromkeys(_names("sizes", given.values()))), dict(given)
     else:
-        names = arguments.names("sizes", given)
-        letters = {name: name for name in names if name in arguments.pattern_letters}
+        names = _names("sizes", given)
+        letters = {name: name for name in names if name in _pattern_letters(specification)}
     for name in names:
         if not is_name(name) or names.count(name) > 1:
-            raise arguments.refuse(
+            raise _refusal(
                 "a size has a name of its own",
                 "sizes",
                 'write `sizes=("in_features", "out_features")`',
@@ -320,14 +301,14 @@ def _sizes(arguments: ModuleArguments, given: Any) -> tuple[tuple[str, ...], dic
     return tuple(names), letters
 
 
-def _options(arguments: ModuleArguments, forward: Any) -> tuple[Argument, ...]:
+def _options(specification: Specification, forward: Any) -> tuple[Argument, ...]:
     """Return the arguments of the constructor: all but tensors, generators and those named by `forward=`."""
-    schema = arguments.specification.schema
+    schema = specification.schema
     plain = {each.name: each for each in schema.arguments if not each.kind.is_tensor}
-    per_call = arguments.names("forward", forward)
+    per_call = _names("forward", forward)
     for name in per_call:
         if name not in plain:
-            raise arguments.refuse(
+            raise _refusal(
                 f"`forward` names `{name}`, which is "
                 + ("a tensor" if name in schema.by_name else "not an argument of the operator"),
                 "forward",
@@ -344,7 +325,7 @@ def _options(arguments: ModuleArguments, forward: Any) -> tuple[Argument, ...]:
 
 
 def _refuse_clashes(
-    arguments: ModuleArguments,
+    specification: Specification,
     sizes: tuple[str, ...],
     shapes: Mapping[str, Mapping[str, Any]],
     options: tuple[Argument, ...],
@@ -352,7 +333,7 @@ def _refuse_clashes(
     """Refuse a name that is used twice, or that `torch.nn.Module` uses itself."""
     both = [name for name in shapes["parameters"] if name in shapes["buffers"]]
     if both:
-        raise arguments.refuse(
+        raise _refusal(
             f"`{both[0]}` is a parameter and a buffer",
             both[0],
             "keep it in `parameters` if it is trained, in `buffers` if not",
@@ -360,7 +341,7 @@ def _refuse_clashes(
     owned, plain = {**shapes["parameters"], **shapes["buffers"]}, [each.name for each in options]
     for name in sizes:
         if name in owned or name in plain:
-            raise arguments.refuse(
+            raise _refusal(
                 f"`{name}` is a size and an argument of the operator",
                 name,
                 "give the size another name"
@@ -370,27 +351,25 @@ def _refuse_clashes(
     taken = {*dir(OperatorModule), *vars(nn.Module()), "device", "dtype", "self"}
     for name in (*sizes, *owned, *plain):
         if name in taken:
-            raise arguments.refuse(
+            raise _refusal(
                 f"`{name}` is what modules call something of their own",
                 name,
                 f'give it in each call, `forward=("{name}",)`, or rename the argument'
                 if name in plain
                 else "rename it",
             )
-    if any(each.name == "self" for each in arguments.specification.schema.arguments):
-        raise arguments.refuse("`self` is what `forward` calls the module", "self", "rename the argument")
+    if any(each.name == "self" for each in specification.schema.arguments):
+        raise _refusal("`self` is what `forward` calls the module", "self", "rename the argument")
 
 
-def _refuse_unused(
-    arguments: ModuleArguments, sizes: tuple[str, ...], shapes: Mapping[str, Mapping[str, Any]]
-) -> None:
+def _refuse_unused(sizes: tuple[str, ...], shapes: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse a size that no shape names, since it would have no effect."""
     used = {
         name for owned in shapes.values() for shape in owned.values() for each in shape for name in each.names
     }
     for name in sizes:
         if name not in used:
-            raise arguments.refuse(
+            raise _refusal(
                 f"no parameter or buffer has the size `{name}`",
                 "sizes",
                 "leave it out, or name it in a shape",
@@ -398,12 +377,12 @@ def _refuse_unused(
             )
 
 
-def _non_persistent(arguments: ModuleArguments, given: Any, buffers: Mapping[str, Any]) -> list[str]:
+def _non_persistent(given: Any, buffers: Mapping[str, Any]) -> list[str]:
     """Return the buffers that are left out of a state_dict."""
-    names = arguments.names("non_persistent", given)
+    names = _names("non_persistent", given)
     for name in names:
         if name not in buffers:
-            raise arguments.refuse(
+            raise _refusal(
                 f"`non_persistent` names `{name}`, which is not a buffer",
                 "non_persistent",
                 "name it in `buffers`, too",
@@ -412,19 +391,19 @@ def _non_persistent(arguments: ModuleArguments, given: Any, buffers: Mapping[str
     return names
 
 
-def _fills(arguments: ModuleArguments, init: Any, owned: list[str]) -> dict[str, Any]:
+def _fills(init: Any, owned: list[str]) -> dict[str, Any]:
     """Return the initialiser of each parameter and buffer."""
     given = init if isinstance(init, Mapping) else {} if init is None else dict.fromkeys(owned, init)
     for name, fill in given.items():
         if name not in owned:
-            raise arguments.refuse(
+            raise _refusal(
                 f"`init` names `{name}`, which is neither parameter nor buffer",
                 "init",
                 "leave it out, or name it in `parameters`",
                 expected=f"one of {listed(owned)}" if owned else "no `init`: there is nothing to fill",
             )
         if not callable(fill):
-            raise arguments.refuse(
+            raise _refusal(
                 f"the initialiser of `{name}` is not a function",
                 "init",
                 f"write `opsmith.init.constant({fill!r})`"
@@ -435,7 +414,7 @@ def _fills(arguments: ModuleArguments, init: Any, owned: list[str]) -> dict[str,
             )
     for name in owned:
         if name not in given:
-            raise arguments.refuse(
+            raise _refusal(
                 f"nothing fills `{name}`",
                 "init",
                 f'write `init={{"{name}": opsmith.init.uniform(-0.1, 0.1)}}`',

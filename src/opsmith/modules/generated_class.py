@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from opsmith import errors
 from opsmith.core.location import CallSite
 from opsmith.core.operator import Operator
 from opsmith.core.schema import REQUIRED, Argument
@@ -33,12 +34,13 @@ def module_class(
     Raises:
         ModuleDeclarationError: If they do not fit the operator, or one another.
     """
-    plan = read_plan(operator, site.where, **arguments)
+    with errors.about(operator.name, site.where):
+        plan = read_plan(operator, site.where, **arguments)
     qualname = site.scope + plan.name
     hints = _hints(plan)
     functions = _functions(plan, f"<{site.module}.{qualname}>")
     functions["__init__"].__annotations__ = {
-        **{name: int | None if name in plan.learnt else int for name in plan.sizes},
+        **{name: int | None if name in plan.inferred else int for name in plan.sizes},
         **{each.name: hints[each.name] for each in plan.options},
         **{each.name: bool for each in plan.flags},
         "device": torch.device | str | int | None,
@@ -64,7 +66,7 @@ def module_class(
         "__annotations__": _attributes(plan, hints),
     }
     kind: type[OperatorModule[R]] = type(plan.name, (OperatorModule,), members)
-    if plan.learnt:
+    if plan.inferred:
         kind.Lazy = lazy_twin(kind)
     return kind
 
@@ -145,7 +147,7 @@ def _docstring(plan: ModulePlan, doc: str | None) -> str:
     described = inspect.getdoc(operator.reference) or f"Compute `{operator.name}`."
     lines = [described.partition("\n")[0], "", f"A module around the operator `{operator.name}`."]
     arguments = [
-        f"    {name}: A size{'; None to learn it in the first call' * (name in plan.learnt)}."
+        f"    {name}: A size{'; None to infer it in the first call' * (name in plan.inferred)}."
         for name in plan.sizes
     ]
     arguments += [f"    {each.name}: As in the operator{_default(each)}." for each in plan.options]

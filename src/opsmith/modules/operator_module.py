@@ -17,7 +17,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
 
 from opsmith import errors
-from opsmith.core.call_arguments import misfit, shown
+from opsmith.core.call_arguments import shown, type_error
 from opsmith.core.expression import Expression, ExpressionError
 from opsmith.core.operator import Operator
 from opsmith.core.schema import Argument
@@ -73,7 +73,7 @@ class ModulePlan:
         where: `file:line` of the call of `module`.
         sizes: The constructor's sizes, in order.
         letters: For each letter of the operator's `shapes=` that is a size, its name.
-        learnt: Sizes that may be None and are then inferred in the first call.
+        inferred: Sizes that may be None and are then inferred in the first call.
         owned: Parameters and buffers, in the order in which they are made and filled.
         options: Arguments other than tensors that the constructor takes, in the operator's order.
         forward: Arguments that `forward` takes, in the operator's order.
@@ -84,7 +84,7 @@ class ModulePlan:
     where: str
     sizes: tuple[str, ...]
     letters: dict[str, str]
-    learnt: frozenset[str]
+    inferred: frozenset[str]
     owned: tuple[OwnedTensor, ...]
     options: tuple[Argument, ...]
     forward: tuple[Argument, ...]
@@ -123,7 +123,7 @@ class OperatorModule(nn.Module, Generic[R]):
         twin: Any = vars(cls).get("Lazy")  # a base class may have another constructor
         if twin is not None:
             given = {**dict(zip(cls.plan.sizes, args, strict=False)), **kwargs}
-            if any(given.get(name, 0) is None for name in cls.plan.learnt):
+            if any(given.get(name, 0) is None for name in cls.plan.inferred):
                 cls = twin
         return super().__new__(cls)
 
@@ -147,22 +147,14 @@ class OperatorModule(nn.Module, Generic[R]):
         super().__init__()
         plan = self.plan
         for name in plan.sizes:
-            lazy = given[name] is None and self._learns(name)
+            lazy = given[name] is None and self._is_inferred(name)
             setattr(self, name, None if lazy else self._size(name, given[name]))
         for option in plan.options:
             value = given[option.name]
             if not option.kind.accepts(value):
-                part, expected, got = misfit(option, value)
-                raise errors.ArgumentError(
-                    f"`{part}` has the wrong type",
-                    operator=f"{type(self).__name__} ({plan.operator.name})",
-                    argument=part,
-                    expected=expected,
-                    got=got,
-                    where=plan.where,
-                    hint=f"call it as {type(self).__name__}"
-                    f"({', '.join((*plan.sizes, f'{option.name}=...'))})",
-                )
+                given_as = ", ".join((*plan.sizes, f"{option.name}=..."))
+                error = type_error(option, value, f"call it as {type(self).__name__}({given_as})")
+                raise error.of(f"{type(self).__name__} ({plan.operator.name})", plan.where)
             setattr(self, option.name, list(value) if isinstance(value, list) else value)
         for each in plan.flags:
             if not isinstance(given[each.name], bool):
@@ -185,7 +177,7 @@ class OperatorModule(nn.Module, Generic[R]):
                 self.register_parameter(each.name, tensor)
         self.reset_parameters()
 
-    def _learns(self, name: str) -> bool:
+    def _is_inferred(self, name: str) -> bool:
         return False
 
     def _new(self, owned: OwnedTensor, device: Any, dtype: torch.dtype | None) -> Any:
@@ -321,13 +313,13 @@ def refuse_lost(kind: type[Any], plan: ModulePlan) -> None:
         )
 
 
-class LearnsSizes(LazyModuleMixin):
+class InfersSizes(LazyModuleMixin):
     """Mixin of a lazy module, which becomes its eager class in the first call."""
 
-    def _learns(self, name: str) -> bool:
+    def _is_inferred(self, name: str) -> bool:
         """Return True if a size may be None."""
         this: Any = self
-        return name in this.plan.learnt
+        return name in this.plan.inferred
 
     def _new(self, owned: OwnedTensor, device: Any, dtype: torch.dtype | None) -> Tensor:
         """Return an uninitialised tensor if a size of its shape is not known."""
@@ -384,4 +376,4 @@ def lazy_twin(kind: type[OperatorModule[Any]]) -> type[nn.Module]:
         "__doc__": f"A `{kind.__name__}` before its first call, in which its sizes are inferred.",
         "cls_to_become": kind,
     }
-    return type(f"Lazy{kind.__name__}", (LearnsSizes, kind), members)
+    return type(f"Lazy{kind.__name__}", (InfersSizes, kind), members)

@@ -17,7 +17,7 @@ from opsmith.torch_library.validation import run_validated
 
 def inline_reference(
     library: torch.library.Library,
-    name: str,
+    overload: Any,
     specification: Callable[[], Specification],
     reference: Callable[..., Any],
     received: Callable[[tuple[Any, ...], dict[str, Any]], list[Any]],
@@ -27,7 +27,7 @@ def inline_reference(
 
     Args:
         library: The library of the operator.
-        name: `namespace::name`.
+        overload: The operator.
         specification: Returns the current specification.
         reference: Takes a call of the operator, returns what the operator does.
         received: The argument values of a call.
@@ -40,18 +40,18 @@ def inline_reference(
             return mode.__torch_dispatch__(operator, types, args, kwargs)
         now = specification()
         values = received(args, kwargs) if now.kernels else []  # needed for the choice of a kernel only
-        whole = not is_inlined(now, values)
-        if whole and (now.inline is False or not now.kernels):
+        opaque = not is_inlined(now, values)
+        if opaque and (now.inline is False or not now.kernels):
             return mode.__torch_dispatch__(operator, types, args, kwargs)
         if not capabilities.only_stand_ins(types):
-            return mode.__torch_dispatch__(operator, types, args, kwargs) if whole else NotImplemented
+            return mode.__torch_dispatch__(operator, types, args, kwargs) if opaque else NotImplemented
         with mode:
-            if not whole:
+            if not opaque:
                 return reference(*args, **kwargs)
             found = traced_results(now, values)
         return mode.__torch_dispatch__(operator, types, args, kwargs) if found is None else returned(found)
 
-    torch.library.register_torch_dispatch(name, capabilities.FUNCTIONALIZATION, rule, lib=library)
+    torch.library.register_torch_dispatch(overload, capabilities.FUNCTIONALIZATION, rule, lib=library)
 
 
 def traced_results(specification: Specification, values: list[Any]) -> tuple[Any, ...] | None:

@@ -108,11 +108,10 @@ def validated_placements(specification: Specification, values: list[Any]) -> lis
         mesh = placed[0].device_mesh
         values = map_tensors(lambda tensor: tensor if mesh_of(tensor) else replicated(tensor, mesh), values)
     if specification.random or generators_in(values):
-        raise errors.PlacementError(
+        raise specification.error(
+            errors.PlacementError,
             "it draws random numbers, and nothing says that every rank draws the right ones",
-            operator=specification.name,
             got=_described(placed[0]),
-            where=specification.where,
             hint="pass what is drawn as an argument, or call it on this rank's part, `x.to_local()`",
         )
     return values
@@ -122,24 +121,22 @@ def _refuse_placement(specification: Specification, name: str, tensor: Tensor) -
     if mesh_of(tensor) is None:
         if tensor.ndim == 0 or capabilities.replicates_implicitly():
             return
-        raise errors.PlacementError(
+        raise specification.error(
+            errors.PlacementError,
             "a plain tensor is given beside a DTensor",
-            operator=specification.name,
             argument=name,
             expected="DTensors only, or none",
             got=f"a plain tensor of shape {list(tensor.shape)}",
-            where=specification.where,
             hint=f"call it with `distribute_tensor({name}, mesh, placements)`",
         )
     placed: Any = tensor
     if specification.opaque and not all(each.is_replicate() for each in placed.placements):
-        raise errors.PlacementError(
+        raise specification.error(
+            errors.PlacementError,
             "it is opaque: nothing says what becomes of the parts of a tensor",
-            operator=specification.name,
             argument=name,
             expected="a DTensor that is replicated",
             got=_described(placed),
-            where=specification.where,
             hint=f"call it with `{name}.redistribute(placements=[Replicate()] * mesh.ndim)`",
         )
 
@@ -238,11 +235,10 @@ def _refuse_lists(specification: Specification, values: list[Any]) -> None:
         specification.opaque or takes_kernel(specification, values)
     ):
         return
-    raise errors.PlacementError(
+    raise specification.error(
+        errors.PlacementError,
         "what a kernel returns on shards cannot be put together where it may be None, or a list",
-        operator=specification.name,
         got=_described(dtensors_in(values)[0]),
-        where=specification.where,
         hint="call it on whole tensors: `x.full_tensor()`",
     )
 

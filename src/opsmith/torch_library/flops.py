@@ -11,32 +11,31 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, flop_registry, register_flop_formula
 
 from opsmith import errors
-from opsmith.core.call_arguments import shown, tensors_in
+from opsmith.core.call_arguments import shown
 from opsmith.core.location import where
 from opsmith.core.specification import Specification
+from opsmith.core.tensors import on_meta
+from opsmith.torch_library.distributed import map_tensors
 
 Flops = Callable[..., int]
 """The author's formula: takes the operator's arguments, with `meta` tensors for tensors."""
 
 
-def register_flops(
-    packet: Any, specification: Callable[[], Specification], given: Callable[[], Flops | None]
-) -> None:
+def register_flops(packet: Any, specification: Callable[[], Specification]) -> None:
     """Make `FlopCounterMode` count an operator, until `unregister_flops`.
 
     Args:
         packet: The operator, `torch.ops.namespace.name`.
         specification: Returns the current specification.
-        given: Returns the author's formula, if there is one.
     """
 
     def flops(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
-        formula, described = given(), specification()
-        values = [_on_meta(value) for value in described.schema.received(args, kwargs)]
+        described = specification()
+        values = map_tensors(on_meta, described.schema.received(args, kwargs))
+        formula = described.flops
         return _derived(described, values) if formula is None else _given(described, formula, values)
 
     register_flop_formula(packet, get_raw=True)(flops)
@@ -47,21 +46,13 @@ def unregister_flops(packet: Any) -> None:
     flop_registry.pop(packet, None)
 
 
-def _on_meta(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")
-    if isinstance(value, list | tuple) and tensors_in([value]):
-        return type(value)(map(_on_meta, value))
-    return value
-
-
 def _given(specification: Specification, formula: Flops, values: list[Any]) -> int:
     args, kwargs = specification.schema.split(values)
     count: Any = formula(*args, **kwargs)
     if isinstance(count, bool) or not isinstance(count, int | torch.SymInt):
-        raise errors.UsageError(
+        raise specification.error(
+            errors.UsageError,
             "the number of floating-point operations is no whole number",
-            operator=specification.name,
             expected="int",
             got=shown(count),
             where=where(formula),
@@ -73,10 +64,9 @@ def _given(specification: Specification, formula: Flops, values: list[Any]) -> i
 def _derived(specification: Specification, values: list[Any]) -> int:
     hint = "give the number: `@op.flops` over a function of the operator's arguments that returns an int"
     if specification.opaque:
-        raise errors.TransformError(
+        raise specification.error(
+            errors.TransformError,
             "it is opaque, so its floating-point operations cannot be counted",
-            operator=specification.name,
-            where=specification.where,
             hint=hint,
         )
     args, kwargs = specification.schema.split(values)
@@ -87,11 +77,10 @@ def _derived(specification: Specification, values: list[Any]) -> int:
     except errors.OpsmithError:
         raise
     except Exception as error:
-        raise errors.TransformError(
+        raise specification.error(
+            errors.TransformError,
             "its floating-point operations are counted on `meta` tensors, and its reference does not run "
             f"there: {error}",
-            operator=specification.name,
-            where=specification.where,
             hint=hint,
         ) from error
     return counter.get_total_flops()

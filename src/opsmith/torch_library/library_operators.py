@@ -19,8 +19,7 @@ from opsmith.core.reachable import refuse_captured_tensors
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.node import OperatorNode
-from opsmith.torch_library.distributed import DTensorRule, dtensor
-from opsmith.torch_library.flops import register_flops
+from opsmith.torch_library.distributed import dtensor
 from opsmith.torch_library.registration import DispatcherRegistration
 from opsmith.torch_library.validation import run_validated
 
@@ -107,7 +106,7 @@ class LibraryOperatorRegistration(DispatcherRegistration):
         refuse_captured_tensors(specification.reference, specification.name)
         self._placing = threading.Lock()
         super().__init__(specification)
-        self.proven = True  # it has just been inspected
+        self.validated = True  # it has just been inspected
         _registrations[specification.name] = self
 
     @property
@@ -136,7 +135,7 @@ class LibraryOperatorRegistration(DispatcherRegistration):
             with self.withdrawn():
                 self.specification, self._plans, self._result_flattenings = specification, {}, {}
             self._compiled.drop()
-        self.proven = True
+        self.validated = True
 
     @contextmanager
     def withdrawn(self) -> Iterator[None]:
@@ -155,27 +154,23 @@ class LibraryOperatorRegistration(DispatcherRegistration):
         self._placed = False
         self._library = torch.library.Library(specification.namespace, "FRAGMENT")
         self.node = type(name, (OperatorNode,), {})
-        self.overload, self.whole = self.library_operator.overload, self._call_own
+        self.overload, self.full_overload = self.library_operator.overload, self._call_own
         with warnings.catch_warnings():
             # torch warns once in a process of a kernel that replaces another.
             warnings.filterwarnings("ignore", message="Warning only once for all operators")
             if not self.library_operator.fake:
-                capabilities.add_fake(self._library, self.overload, self._fake)
-            self._register_transforms(self.overload, name, hidden=False)
+                capabilities.add_fake(self._library, self.overload, self._kernel(self._run_fake))
+            self._register_transforms(self.overload, name, self._returned)
             self._add_autograd(name)
         packet = getattr(getattr(torch.ops, specification.namespace), name.partition(".")[0])
         if packet not in flop_registry and len(packet.overloads()) == 1:
-            register_flops(packet, lambda: self.specification, lambda: self.specification.flops)
-            self._packets.append(packet)
+            self._count_flops(packet)
         self._inspected_state = _registration_state(self.overload)
 
     def _call_own(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         """Call the operator on the current level, and validate its results."""
         values = self.specification.schema.received(args, kwargs)
         return run_validated(self.specification, self.overload, values)
-
-    def _fake(self, *args: Any, **kwargs: Any) -> Any:
-        return self._returned(self._run_fake(self._values(args, kwargs)), hidden=False)
 
     def _own_autocast(self, overload: Any, device: str, key: str) -> Any:
         if device not in self.library_operator.autocast:
@@ -190,7 +185,7 @@ class LibraryOperatorRegistration(DispatcherRegistration):
         """Register autograd kernels; where the operator has one, ours wraps it."""
         everywhere = capabilities.registers_kernel(self.overload, AUTOGRAD)
         if not everywhere:
-            self._library.impl(name, partial(self._autograd, None), AUTOGRAD, with_keyset=True)
+            self._library.impl(name, partial(self._autograd_around, None), AUTOGRAD, with_keyset=True)
         for device, key in AUTOGRAD_KEYS.items():
             if everywhere or capabilities.registers_kernel(self.overload, key):
                 own = (
@@ -198,10 +193,10 @@ class LibraryOperatorRegistration(DispatcherRegistration):
                     if device in self.library_operator.autograd
                     else None
                 )
-                kernel = partial(self._autograd, own)
+                kernel = partial(self._autograd_around, own)
                 self._library.impl(name, kernel, key, with_keyset=True, allow_override=True)
 
-    def _autograd(self, own: Any, keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def _autograd_around(self, own: Any, keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
         given = [*args, *kwargs.values()]
         self._record_call(given)
         by_own = own is not None and not self.specification.gradients.given
@@ -209,7 +204,7 @@ class LibraryOperatorRegistration(DispatcherRegistration):
             return own.call_boxed(keyset, *args, **kwargs)
         if not self._differentiates(given):
             return capabilities.redispatch_below_autograd(self.overload, keyset, args, kwargs)
-        return self._returned(self._call_with_autograd(self._values(args, kwargs)), hidden=False)
+        return self._returned(self._call_with_autograd(self._values(args, kwargs)))
 
     def _record_call(self, given: list[Any]) -> None:
         self._compiled.notice(self.specification, tensors_in(given))
@@ -222,14 +217,8 @@ class LibraryOperatorRegistration(DispatcherRegistration):
             if self._placed:
                 return
             if not capabilities.shards_itself(self.overload):
-                self._placements.append(
-                    DTensorRule(self._library, self.overload, lambda: self.specification, self._on_values)
-                )
+                self._add_placements(self.overload, self._returned)
             self._placed = True  # last, or another thread would compute without placements
-
-    def _on_values(self, values: list[Any]) -> Any:
-        specification = self.specification
-        return self._returned(run_validated(specification, specification.reference, values), hidden=False)
 
 
 def _registration_state(overload: Any) -> tuple[Any, ...]:

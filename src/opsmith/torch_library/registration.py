@@ -13,17 +13,17 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.core.adopted import ClassFormula
 from opsmith.core.backward_plan import BackwardPlan, backward_plan, runs_ordinary
-from opsmith.core.call_arguments import misfit, tensors_in
+from opsmith.core.call_arguments import tensors_in, type_error
 from opsmith.core.kernels import BuiltKernel, Kernel, choose, refuse_strictly
 from opsmith.core.reachable import refuse_captured_tensors
 from opsmith.core.schema import REQUIRED
 from opsmith.core.specification import Specification
 from opsmith.torch_library import autocast, capabilities
 from opsmith.torch_library.adopted.node import AdoptedNode, adopted_call
-from opsmith.torch_library.autograd.node import OperatorNode, OperatorPrimitive
+from opsmith.torch_library.autograd.node import OperatorNode, OperatorPrimitive, differentiate
 from opsmith.torch_library.compilation import CompiledCode, inline_reference
 from opsmith.torch_library.distributed import DTensorRule, mesh_of, validated_placements
-from opsmith.torch_library.fast_path.generated_call import NOT_TAKEN, FastCalls
+from opsmith.torch_library.fast_path.generated_call import NOT_TAKEN, FastCalls, generate_call
 from opsmith.torch_library.flattening import ArgumentFlattening, ResultFlattening, detached
 from opsmith.torch_library.flops import register_flops, unregister_flops
 from opsmith.torch_library.validation import (
@@ -38,6 +38,8 @@ HIDDEN_SUFFIX = "_and_hidden"
 """Suffix of the second operator that is registered for hidden results, and returns them."""
 
 
+Returned = Callable[[tuple[Any, ...]], Any]
+"""Function of all results that returns those of an operator as the dispatcher takes them."""
 TRANSFORM_KEY = "FuncTorchDynamicLayerFrontMode"
 
 
@@ -47,17 +49,17 @@ class DispatcherRegistration:
     Attributes:
         specification: The current specification.
         overload: `torch.ops.namespace.name.default`.
-        whole: The overload that returns hidden results too.
+        full_overload: The overload that returns hidden results too.
         node: The class of its autograd node.
-        proven: True if a call has passed validation.
+        validated: True if a call has passed validation.
     """
 
     overload: Any
-    whole: Any
+    full_overload: Any
 
     def __init__(self, specification: Specification) -> None:
         self.specification = specification
-        self.proven = False
+        self.validated = False
         self._fast_calls = FastCalls()
         self._plans: dict[frozenset[str], BackwardPlan] = {}
         self._result_flattenings: dict[tuple[int | None, ...], ResultFlattening] = {}
@@ -74,7 +76,7 @@ class DispatcherRegistration:
         self._fast_calls.uninstall()
         before, self.specification = self.specification, specification
         self._plans, self._result_flattenings = {}, {}
-        self.proven = False
+        self.validated = False
         if _fixed_parts(before) != _fixed_parts(specification):
             self.remove()
             try:
@@ -103,10 +105,10 @@ class DispatcherRegistration:
         kind = OperatorNode if specification.adopted is None else AdoptedNode
         self.node: type[OperatorNode] = type(name, (kind,), {})
         self._placements: list[DTensorRule] = []
-        self.overload = self.whole = self._define(name, hidden=False)
+        self.overload = self.full_overload = self._define(name, hidden=False)
         self._fast_calls = FastCalls(self.overload, self._packets[0])
         if schema.hidden:
-            self.whole = self._define(name + HIDDEN_SUFFIX, hidden=True)
+            self.full_overload = self._define(name + HIDDEN_SUFFIX, hidden=True)
 
     def _define(self, name: str, *, hidden: bool) -> Any:
         text = self.specification.schema.text(name, with_hidden=hidden)
@@ -119,37 +121,48 @@ class DispatcherRegistration:
             self._raise_default_error()
             raise
 
-        def kernel(*args: Any, **kwargs: Any) -> Any:
-            return self._in_python(args, kwargs, hidden=hidden)
-
-        def fake(*args: Any, **kwargs: Any) -> Any:
-            return self._returned(self._run_fake(self._values(args, kwargs)), hidden=hidden)
-
-        def on_values(values: list[Any]) -> Any:
-            specification = self.specification
-            return self._returned(
-                run_validated(specification, specification.computed_by, values), hidden=hidden
-            )
-
-        self._library.impl(name, kernel, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"{self.specification.namespace}::{name}", fake, lib=self._library)
-        overload = getattr(getattr(torch.ops, self.specification.namespace), name).default
-        self._register_transforms(overload, name, hidden=hidden)
-        self._register_autograd(overload, name, hidden=hidden)
+        packet = getattr(getattr(torch.ops, self.specification.namespace), name)
+        overload, returned = packet.default, partial(self._returned, hidden=hidden)
+        by_reference = self._kernel(self._by_reference, hidden=hidden)
+        self._library.impl(name, self._kernel(self._run, hidden=hidden), "CompositeExplicitAutograd")
+        autograd = partial(self._autograd, overload, returned)
+        self._library.impl(name, autograd, "Autograd", with_keyset=True)
+        self._register_transforms(overload, name, returned)
+        fake = self._kernel(self._run_fake, hidden=hidden)
+        torch.library.register_fake(overload, fake, lib=self._library)
         if capabilities.on("inlining"):
             inline_reference(
-                self._library,
-                f"{self.specification.namespace}::{name}",
-                lambda: self.specification,
-                lambda *args, **kwargs: self._returned(self._by_reference(args, kwargs), hidden=hidden),
-                self._values,
-                partial(self._returned, hidden=hidden),
+                self._library, overload, lambda: self.specification, by_reference, self._values, returned
             )
-        self._placements.append(DTensorRule(self._library, overload, lambda: self.specification, on_values))
-        packet = getattr(getattr(torch.ops, self.specification.namespace), name)
-        register_flops(packet, lambda: self.specification, lambda: self.specification.flops)
-        self._packets.append(packet)
+        self._add_placements(overload, returned)
+        self._count_flops(packet)
         return overload
+
+    def _kernel(
+        self, compute: Callable[[list[Any]], tuple[Any, ...]], *, hidden: bool = False
+    ) -> Callable[..., Any]:
+        """A kernel for the dispatcher, from a function of argument values that returns all results."""
+
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            return self._returned(compute(self._values(args, kwargs)), hidden=hidden)
+
+        return kernel
+
+    def _add_placements(self, overload: Any, returned: Returned) -> None:
+        """Register the rule for DTensors, by which the reference computes."""
+        self._placements.append(
+            DTensorRule(
+                self._library,
+                overload,
+                lambda: self.specification,
+                lambda values: returned(self._by_reference(values)),
+            )
+        )
+
+    def _count_flops(self, packet: Any) -> None:
+        """Make the flop counter of torch count the operator."""
+        register_flops(packet, lambda: self.specification)
+        self._packets.append(packet)
 
     def _raise_default_error(self) -> None:
         specification = self.specification
@@ -158,35 +171,32 @@ class DispatcherRegistration:
                 continue
             leaves = ", ".join(leaf.schema() for leaf in argument.leaves())
             if capabilities.schema_fault(f"probe({leaves}) -> Tensor") is not None:
-                raise errors.DefaultError(
+                raise specification.error(
+                    errors.DefaultError,
                     f"torch's schema language cannot write the default of `{argument.name}`",
-                    operator=specification.name,
                     argument=argument.name,
                     got=repr(argument.default),
-                    where=specification.where,
                     hint=f"write `{argument.name}: {argument.kind.annotation()} | None = None` "
                     "and put the value in inside"
                     if argument.kind.structure is None
                     else "leave the default out, or let it hold no list of strings",
                 )
 
-    def _register_autograd(self, overload: Any, name: str, *, hidden: bool) -> None:
-        def autograd(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
-            if self.proven and not self._fast_calls.installed:
-                # The fast path takes and returns what the author's function does.
-                plain = self.specification.schema.lowering is None and self.specification.adopted is None
-                self._fast_calls.install(self.fast_path if plain else None, self.specification.schema.names)
-            result = self._fast_calls.from_dispatcher(None, *args, **kwargs)
-            if result is not NOT_TAKEN:
-                return result
-            values = self._values(args, kwargs)
-            if not self._differentiates(values):
-                return capabilities.redispatch_below_autograd(overload, keyset, args, kwargs)
-            return self._returned(self._call_with_autograd(values), hidden=hidden)
+    def _autograd(self, overload: Any, returned: Returned, keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """The kernel for the autograd key."""
+        if self.validated and not self._fast_calls.installed:
+            # The fast path takes and returns what the author's function does.
+            plain = self.specification.schema.lowering is None and self.specification.adopted is None
+            self._fast_calls.install(self.fast_path if plain else None, self.specification.schema.names)
+        result = self._fast_calls.from_dispatcher(None, *args, **kwargs)
+        if result is not NOT_TAKEN:
+            return result
+        values = self._values(args, kwargs)
+        if not self._differentiates(values):
+            return capabilities.redispatch_below_autograd(overload, keyset, args, kwargs)
+        return returned(self._call_with_autograd(values))
 
-        self._library.impl(name, autograd, "Autograd", with_keyset=True)
-
-    def _register_transforms(self, overload: Any, name: str, *, hidden: bool) -> None:
+    def _register_transforms(self, overload: Any, name: str, returned: Returned) -> None:
         """Register the kernel for transforms of `torch.func`, and those for autocast."""
         autocasts = self._register_autocast(overload, name)
         by_level = capabilities.on("torch_func")
@@ -201,7 +211,7 @@ class DispatcherRegistration:
             cast = autocast.in_force(autocasts, tensors_in(values))
             if cast is not None:
                 return cast(keyset, *args, **kwargs)
-            return self._returned(self._call_with_autograd(values), hidden=hidden)
+            return returned(self._call_with_autograd(values))
 
         self._library.impl(name, transforms, TRANSFORM_KEY, with_keyset=True)
 
@@ -236,34 +246,19 @@ class DispatcherRegistration:
     def _values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Argument values in order, validated beyond what the dispatcher checks."""
         specification = self.specification
-        if not self.proven:
+        if not self.validated:
             refuse_captured_tensors(specification.reference, specification.name)
         try:
             values = specification.schema.received(args, kwargs)
-        except errors.ArgumentError as error:  # raised by a value, without operator and location
-            raise errors.ArgumentError(
-                error.problem,
-                operator=specification.name,
-                expected=error.expected,
-                got=error.got,
-                where=error.where,
-                hint=error.hint,
-            ) from error
+        except errors.ArgumentError as error:  # raised by a value, which does not know the operator
+            raise error.of(specification.name) from None
         for argument, value in zip(specification.schema.arguments, values, strict=True):
             kind = argument.kind
             held = kind.length is not None or kind.base.held or kind.encoded
             if (value is None and not kind.optional) or (held and not kind.accepts(value)):
-                name, expected, got = misfit(argument, value)
-                raise errors.ArgumentError(
-                    f"`{name}` has the wrong type",
-                    operator=specification.name,
-                    argument=name,
-                    expected=expected,
-                    got=got,
-                    where=specification.where,
-                    hint=kind.base.hint
-                    or f"call it as {specification.schema.text(specification.short_name)}",
-                )
+                call = specification.schema.text(specification.short_name)
+                wrong = type_error(argument, value, kind.base.hint or f"call it as {call}")
+                raise wrong.of(specification.name, specification.where)
         refuse_unsupported(specification, values)
         refuse_shapes(specification, values)
         self._compiled.notice(specification, tensors_in(values))
@@ -271,13 +266,10 @@ class DispatcherRegistration:
             placements.serve()
         return validated_placements(specification, values)
 
-    def _returned(self, results: tuple[Any, ...], *, hidden: bool) -> Any:
+    def _returned(self, results: tuple[Any, ...], *, hidden: bool = False) -> Any:
         """Results as the dispatcher takes them."""
         shown = results if hidden else [results[position] for position in self.specification.schema.visible]
         return shown[0] if len(shown) == 1 else tuple(shown)
-
-    def _in_python(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, hidden: bool) -> Any:
-        return self._returned(self._run(self._values(args, kwargs)), hidden=hidden)
 
     def _run(self, values: list[Any]) -> tuple[Any, ...]:
         """Run the kernel that takes the call, or the reference."""
@@ -290,7 +282,7 @@ class DispatcherRegistration:
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.specification.adopted is None):
             results = run_validated(self.specification, function, values)
         refuse_result_shapes(self.specification, values, results)
-        self.proven = True
+        self.validated = True
         return results
 
     def _serve_without_python(self, kernel: Kernel, built: BuiltKernel[Any]) -> None:
@@ -298,9 +290,7 @@ class DispatcherRegistration:
         specification = self.specification
         first = next(each for each in specification.kernels if each.device == kernel.device)
         if first is kernel and specification.adopted is None and not specification.schema.hidden:
-            built.serve(
-                specification.name, lambda *args, **kwargs: self._in_python(args, kwargs, hidden=False)
-            )
+            built.serve(specification.name, self._kernel(self._run))
 
     def _withdraw(self) -> None:
         for kernel in self.specification.kernels:
@@ -319,19 +309,13 @@ class DispatcherRegistration:
             return None
         if specification.adopted is not None:
             by_class = all(isinstance(r, ClassFormula) for r in specification.gradients.rules.values())
-            return (
-                adopted_call(self, specification.adopted, call)
-                if by_class and not specification.kernels
-                else None
-            )
-
-        from opsmith.torch_library.fast_path.generated_call import generate_call  # not at import
-
+            plain = by_class and not specification.kernels
+            return adopted_call(self, specification.adopted, call) if plain else None
         return generate_call(specification, compiled or self.overload, call)
 
-    def _by_reference(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    def _by_reference(self, values: list[Any]) -> tuple[Any, ...]:
         """Run the reference, whatever kernels there are."""
-        return run_validated(self.specification, self.specification.computed_by, self._values(args, kwargs))
+        return run_validated(self.specification, self.specification.computed_by, values)
 
     def _run_fake(self, values: list[Any]) -> tuple[Any, ...]:
         """Compute shapes and dtypes only."""
@@ -340,10 +324,9 @@ class DispatcherRegistration:
             derived = fake_by_shapes(specification, values)
             if derived is not None:
                 return derived
-            raise errors.MissingFakeError(
+            raise specification.error(
+                errors.MissingFakeError,
                 "it is opaque and has no fake kernel, which tracing, compiling and `meta` tensors need",
-                operator=specification.name,
-                where=specification.where,
                 hint="write `@op.fake` over a function that returns `x.new_empty(shape)` for each result",
             )
         return run_validated(specification, specification.fake or specification.computed_by, values)
@@ -357,14 +340,15 @@ class DispatcherRegistration:
     def _call_with_autograd(self, values: list[Any]) -> tuple[Any, ...]:
         """Compute all results, through autograd or the transforms that are running."""
         specification = self.specification
-        forward_mode = capabilities.forward_mode_active() or capabilities.innermost_transform() is not None
+        transformed = capabilities.innermost_transform() is not None
+        forward_mode = transformed or capabilities.forward_mode_active()
         # With DTensors the backward, too, must treat plain tensors as replicated: only our node does.
         sharded = any(map(mesh_of, tensors_in(values)))
         if not sharded and runs_ordinary(specification, values, forward_mode=forward_mode):
             refuse_strictly(choose(specification.kernels, values)[1], specification.name)
-            results = run_validated(specification, specification.computed_by, values)
+            results = self._by_reference(values)
             refuse_result_shapes(specification, values, results)
-            self.proven = True
+            self.validated = True
             roles = zip(results, specification.schema.results, strict=True)
             return tuple(result if role.differentiable else detached(result) for result, role in roles)
         flattening = ArgumentFlattening.of(specification.schema, values)
@@ -374,8 +358,8 @@ class DispatcherRegistration:
             for name, value in zip(flattening.names, flattening.flatten(values), strict=True)
         ]
         call = OperatorPrimitive(self, flattening)
-        results = self._call_under_transforms(call, flat)
-        self.proven = True
+        results = self._call_under_transforms(call, flat) if transformed else differentiate(call, flat)
+        self.validated = True
         return tuple(call.results.pack(results))
 
     def plan(self, needed: frozenset[str]) -> BackwardPlan:

@@ -69,9 +69,9 @@ def _check_not_written(
 ) -> None:
     for tensor, count in zip(inputs, before, strict=True):
         if count is not None and capabilities.version(tensor) != count:
-            raise errors.MutationError(
+            raise specification.error(
+                errors.MutationError,
                 "an operator must not write into its inputs",
-                operator=specification.name,
                 argument=_name_of(tensor, specification.schema, values),
                 where=where(function),
                 hint="work on a copy: `x = x.clone()` before the first in-place operation",
@@ -83,9 +83,9 @@ def _as_tuple(specification: Specification, function: Callable[..., Any], return
     results = (returned,) if schema.single else returned
     if not isinstance(results, tuple | list) or len(results) != len(schema.results):
         count = len(results) if isinstance(results, tuple | list) else 1
-        raise errors.ResultCountError(
+        raise specification.error(
+            errors.ResultCountError,
             "it returned another number of results than declared",
-            operator=specification.name,
             expected=f"a tuple of {len(schema.results)} tensors",
             got=f"{count}" if count != 1 else shown(returned),
             where=where(function),
@@ -104,9 +104,9 @@ def _validated_lists(
     """Validate results some of which may be lists, or None."""
     for result, described in zip(results, specification.schema.results, strict=True):
         if described.sequence and not isinstance(result, list | tuple):
-            raise errors.ResultTypeError(
+            raise specification.error(
+                errors.ResultTypeError,
                 f"`{described.name}` is not a list",
-                operator=specification.name,
                 argument=described.name,
                 expected=described.annotation(),
                 got=shown(result),
@@ -127,9 +127,9 @@ def _check_tensor(
     specification: Specification, function: Callable[..., Any], result: Any, label: str, expected: str
 ) -> None:
     if not isinstance(result, Tensor):
-        raise errors.ResultTypeError(
+        raise specification.error(
+            errors.ResultTypeError,
             f"`{label}` is not a tensor",
-            operator=specification.name,
             argument=label,
             expected=expected,
             got=shown(result),
@@ -140,9 +140,9 @@ def _check_tensor(
         )
     foreign = unsupported_kind(result)
     if foreign is not None:
-        raise errors.LayoutError(
+        raise specification.error(
+            errors.LayoutError,
             f"`{label}` is not a strided dense tensor",
-            operator=specification.name,
             argument=label,
             expected="torch.strided",
             got=foreign.name,
@@ -169,9 +169,9 @@ def _check_not_aliased(
             if result is tensor or capabilities.shares_memory(result, tensor):
                 name = _name_of(tensor, specification.schema, values)
                 what = "is its input" if result is tensor else "shares memory with its input"
-                raise errors.AliasError(
+                raise specification.error(
+                    errors.AliasError,
                     f"`{names[position]}` {what} `{name}`",
-                    operator=specification.name,
                     argument=name,
                     expected="a new tensor",
                     where=where(function),
@@ -179,9 +179,9 @@ def _check_not_aliased(
                 )
         for other in range(position):
             if capabilities.shares_memory(result, results[other]):
-                raise errors.AliasError(
+                raise specification.error(
+                    errors.AliasError,
                     f"`{names[position]}` shares memory with `{names[other]}`",
-                    operator=specification.name,
                     argument=names[position],
                     expected="a new tensor",
                     where=where(function),
@@ -228,13 +228,12 @@ def refuse_unsupported(specification: Specification, values: list[Any]) -> None:
     for tensor in tensors_in(values):
         foreign = unsupported_kind(tensor)
         if foreign is not None:
-            raise errors.LayoutError(
+            raise specification.error(
+                errors.LayoutError,
                 "it takes strided dense tensors only",
-                operator=specification.name,
                 argument=_name_of(tensor, specification.schema, values),
                 expected="torch.strided",
                 got=foreign.name,
-                where=specification.where,
                 hint=f"call it with `{foreign.hint.format('x')}`",
             )
 
@@ -250,13 +249,12 @@ def refuse_shapes(specification: Specification, values: list[Any]) -> None:
     _, fault = specification.shapes.bind(specification.schema, values)
     if fault is not None:
         argument, expected, got = fault
-        raise errors.ShapeError(
+        raise specification.error(
+            errors.ShapeError,
             f"`{argument}` has the wrong shape",
-            operator=specification.name,
             argument=argument,
             expected=expected,
             got=got,
-            where=specification.where,
             hint=f"call it with `{specification.shapes.text}`",
         )
 
@@ -275,13 +273,12 @@ def fake_by_shapes(specification: Specification, values: list[Any]) -> tuple[Ten
     found = [dims.evaluate(sizes) for dims in shapes.results]
     for described, shape, dims in zip(specification.schema.results, found, shapes.results, strict=True):
         if any(size is NO_SIZE for size in shape):
-            raise errors.ShapeError(
+            raise specification.error(
+                errors.ShapeError,
                 f"`{described.name}` would have a negative size, or one that divides by zero",
-                operator=specification.name,
                 argument=described.name,
                 expected=f"`{dims.text}`",
                 got=", ".join(str(list(tensor.shape)) for tensor in tensors),
-                where=specification.where,
                 hint=f"call it with `{shapes.text}`",
             )
     if any(size is None for shape in found for size in shape):
@@ -318,13 +315,12 @@ def refuse_result_shapes(specification: Specification, values: list[Any], result
         )
         if not same:
             shown = ", ".join("_" if size is None or size is NO_SIZE else str(size) for size in wanted)
-            raise errors.ShapeError(
+            raise specification.error(
+                errors.ShapeError,
                 f"`{name}` has not the shape that `shapes=` says",
-                operator=specification.name,
                 argument=name,
                 expected=f"`{dims.text}`, that is [{shown}]",
                 got=str(list(result.shape)),
-                where=specification.where,
                 hint="write what the function returns: `_` stands for a size that nothing tells",
             )
     if specification.opaque and specification.fake is None:
@@ -350,12 +346,11 @@ def _refuse_dtypes(specification: Specification, values: list[Any], results: tup
         specification.schema.results, fake_by_shapes(specification, values) or (), results, strict=False
     ):
         if fake.dtype != result.dtype:
-            raise errors.ResultTypeError(
+            raise specification.error(
+                errors.ResultTypeError,
                 f"`{described.name}` has not the dtype of the fake kernel that `shapes=` makes",
-                operator=specification.name,
                 argument=described.name,
                 expected=f"{fake.dtype}, to which its tensors promote",
                 got=str(result.dtype),
-                where=specification.where,
                 hint="write `@op.fake` over a function that returns empty tensors of the right dtype",
             )

@@ -115,9 +115,9 @@ def test_where_the_line_is_not_known_it_is_that_of_the_function(tmp_path: Path) 
 
     entry = Cache(tmp_path / "cache").obtain({"text": f"before {text} behind"}, build)
     words = f"Fatal\nC++ frame: {entry.directory}/kernel.so 0x0000000000001234\n"
-    assert crash_trace.place_in(words, [source("int other"), source(text)]) == ("/home/me/none.cpp:7", "")
-    assert crash_trace.place_in(words, [source("int other")]) is None
-    assert crash_trace.place_in(words.replace("kernel.so", "other.so"), [source(text)]) is None
+    assert crash_trace.location_in(words, [source("int other"), source(text)]) == ("/home/me/none.cpp:7", "")
+    assert crash_trace.location_in(words, [source("int other")]) is None
+    assert crash_trace.location_in(words.replace("kernel.so", "other.so"), [source(text)]) is None
 
 
 def test_without_a_compiler_nothing_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:

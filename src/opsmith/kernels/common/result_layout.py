@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from opsmith import errors
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.specification import Specification
+from opsmith.core.tensors import on_meta
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.distributed import map_tensors
 from opsmith.torch_library.validation import fake_by_shapes, run_validated
@@ -97,11 +98,10 @@ def result_layouts(specification: Specification, values: Sequence[Any]) -> tuple
         except Exception as again:
             if type(again) is type(error) and str(again) == str(error) and not _is_about_meta(error):
                 raise
-            raise errors.MissingFakeError(
+            raise specification.error(
+                errors.MissingFakeError,
                 "the layouts of its results are unknown before a native kernel runs: the reference "
                 f"needs data for them ({type(error).__name__})",
-                operator=specification.name,
-                where=specification.where,
                 hint="write `@op.fake` over a function that returns `x.new_empty(shape)` for each result",
             ) from error
 
@@ -160,8 +160,3 @@ def _run(
 
 def _implementation(specification: Specification) -> Callable[..., Any]:
     return specification.fake or specification.computed_by
-
-
-def on_meta(tensor: Tensor) -> Tensor:
-    """Return a tensor without data, of the same shape, strides and dtype."""
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")

@@ -112,7 +112,7 @@ def shapes_in_cpp(shapes: Shapes | None, schema: Schema) -> str:
         >>> def linear(x: Tensor, weight: Tensor) -> Tensor:
         ...     return x @ weight.mT
         >>> schema = schema_of(linear, "demo::linear")
-        >>> shapes = read_shapes("x: B M, weight: N M -> B N", schema, "demo::linear", "demo.py:1")
+        >>> shapes = read_shapes("x: B M, weight: N M -> B N", schema)
         >>> [line.strip() for line in shapes_in_cpp(shapes, schema).splitlines() if "push" in line]
         ['r[0].push(s_B.size);', 'r[0].push(s_N.size);']
     """

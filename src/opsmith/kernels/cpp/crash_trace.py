@@ -84,7 +84,7 @@ def lines_in(printed: str) -> list[Line]:
     return [line for library, address in frames for line in lines_at(library, [address])[0]]
 
 
-def place_in(printed: str, sources: Sequence[CppSource]) -> tuple[str, str] | None:
+def location_in(printed: str, sources: Sequence[CppSource]) -> tuple[str, str] | None:
     """Return `file:line` of the innermost frame in a kernel, and the text of that line.
 
     If the line is unknown, it is that of the kernel's function, without text. None if no frame is in one.

@@ -109,6 +109,8 @@ class DispatchedKernel:
 
     Attributes:
         overload: The operator.
+        candidates: Parameters of each instance of the kernel.
+        computes_sizes: True if it computes the sizes of the results.
 
     Raises:
         ToolchainError: If torch refuses the kernel.
@@ -124,6 +126,7 @@ class DispatchedKernel:
         failed: Callable[[str], Exception],
     ) -> None:
         self._library, self._schema, self._results = library, schema, results
+        self.candidates, self.computes_sizes = library.candidates, library.computes_sizes
         types = [PARAMETER_TYPES.index(each.type) + _OPTIONAL * each.optional for each in arguments]
         self._record = _python_runtime().opsmith_take(
             ctypes.byref(library.exported),

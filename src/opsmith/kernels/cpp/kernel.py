@@ -80,14 +80,6 @@ def _strides(shape: Sequence[int], layout: str) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-@dataclass(frozen=True, slots=True)
-class _LoadedKernel:
-    """A loaded library, and the dispatcher's operator that calls it."""
-
-    library: CppLibrary
-    dispatched: DispatchedKernel
-
-
 class CppKernel(BuiltKernel[CppSource]):
     """Function that computes an operator by a kernel in C++.
 
@@ -101,7 +93,7 @@ class CppKernel(BuiltKernel[CppSource]):
 
     language = "C++"
     pure = True  # it gets const views of its arguments, and memory of its own for the results
-    _loaded: _LoadedKernel | None = None
+    _loaded: DispatchedKernel | None = None
 
     def __init__(
         self,
@@ -116,7 +108,7 @@ class CppKernel(BuiltKernel[CppSource]):
 
     def _forget(self) -> None:
         if self._loaded is not None:
-            self._loaded.dispatched.remove()
+            self._loaded.remove()
         self._loaded = None
         self._missing: errors.ToolchainError | None = None
         self._serves = False
@@ -130,7 +122,7 @@ class CppKernel(BuiltKernel[CppSource]):
     def direct(self) -> Callable[..., Any]:
         """Fastest callable of the kernel, valid only for calls that the kernel takes."""
         single = self.operator.specification.schema.single
-        return capabilities.direct_call(self._load().dispatched.overload) if single else self
+        return capabilities.direct_call(self._load().overload) if single else self
 
     @property
     def copied(self) -> dict[str, int]:
@@ -138,13 +130,13 @@ class CppKernel(BuiltKernel[CppSource]):
         if self._loaded is None:
             return {}
         names = [*self.operator.specification.schema.names, "result"]
-        counts = {name: self._loaded.dispatched.copies(index) for index, name in enumerate(names)}
+        counts = {name: self._loaded.copies(index) for index, name in enumerate(names)}
         return {name: count for name, count in counts.items() if count}
 
     @property
     def cached_plans(self) -> int:
         """Number of call signatures with a plan."""
-        return 0 if self._loaded is None else self._loaded.dispatched.cached_plans
+        return 0 if self._loaded is None else self._loaded.cached_plans
 
     @property
     def sizing(self) -> str:
@@ -160,7 +152,7 @@ class CppKernel(BuiltKernel[CppSource]):
     @property
     def computes_sizes(self) -> bool:
         """True if C++ computes the sizes of the results."""
-        return self._load().library.computes_sizes
+        return self._load().computes_sizes
 
     def library_object(self) -> KernelObject:
         """Compile the kernel as an object for a library without torch.
@@ -177,15 +169,15 @@ class CppKernel(BuiltKernel[CppSource]):
         """Take the dispatcher's calls of the operator of this name; those without a plan go to `fallback`."""
         with self._lock:
             if self._loaded is not None and not self._serves:
-                self._loaded.dispatched.serve(name, fallback)
+                self._loaded.serve(name, fallback)
                 self._serves = True
 
     def withdraw(self) -> None:
         """Take no calls from the dispatcher any more, and drop all plans."""
         with self._lock:
             if self._loaded is not None:
-                self._loaded.dispatched.withdraw()
-                self._loaded.dispatched.forget()
+                self._loaded.withdraw()
+                self._loaded.forget()
             self._serves = False
 
     def refusal(self, values: Sequence[Any]) -> str | None:
@@ -216,7 +208,7 @@ class CppKernel(BuiltKernel[CppSource]):
         if isinstance(choice, str):
             return ()
         names = self.operator.specification.schema.names
-        parameters = loaded.library.candidates[choice]
+        parameters = loaded.candidates[choice]
         return tuple(
             f"`{name}`, which is not {parameter.layout}"
             for name, value, parameter in zip(names, values, parameters, strict=False)
@@ -225,18 +217,18 @@ class CppKernel(BuiltKernel[CppSource]):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the operator; by the reference if the kernel does not take the call."""
-        result = self._load().dispatched.overload(*args, **kwargs)
+        result = self._load().overload(*args, **kwargs)
         several = isinstance(result, tuple | list) or self.operator.specification.schema.single
         return result if several else (result,)
 
-    def _load(self) -> _LoadedKernel:
+    def _load(self) -> DispatchedKernel:
         if self._loaded is None:
             with self._lock:
                 if self._loaded is None:
                     self._loaded = self._build()
         return self._loaded
 
-    def _build(self) -> _LoadedKernel:
+    def _build(self) -> DispatchedKernel:
         if self._missing is not None:
             raise self._missing
         specification = self.operator.specification
@@ -249,40 +241,38 @@ class CppKernel(BuiltKernel[CppSource]):
             names = [*schema.names, *(result.name for result in schema.results)]
             check_parameters(self, library.candidates, wanted, names)
             text = schema.text("", with_hidden=True)
-            dispatched = DispatchedKernel(
-                library, text, arguments, len(schema.results), self._without_plan, self._failed
-            )
+            results = len(schema.results)
+            return DispatchedKernel(library, text, arguments, results, self._without_plan, self._failed)
         except errors.ToolchainError as error:
             self._missing = error
             raise
-        return _LoadedKernel(library, dispatched)
 
     def _shapes_in_cpp(self) -> str:
         specification = self.operator.specification
         return shapes_in_cpp(specification.shapes, specification.schema)
 
-    def _choose(self, loaded: _LoadedKernel, values: Sequence[Any]) -> int | str:
+    def _choose(self, loaded: DispatchedKernel, values: Sequence[Any]) -> int | str:
         names = self.operator.specification.schema.names
-        return choose_candidate(names, values, loaded.library.candidates)
+        return choose_candidate(names, values, loaded.candidates)
 
     def _without_plan(self, *args: Any, **kwargs: Any) -> Any:
         """Plan a call whose signature is new, and run it; by the reference if no instance takes it."""
         specification, loaded = self.operator.specification, self._load()
-        signature = loaded.dispatched.pending()
+        signature = loaded.pending()
         values = specification.schema.call_values(args, kwargs)
         plan: CppPlan | None = None
         try:
             choice = self._choose(loaded, values)
             if isinstance(choice, int):
-                parameters = loaded.library.candidates[choice]
+                parameters = loaded.candidates[choice]
                 plan = self._plan(values, choice, parameters)
         finally:
             if signature is not None:
-                loaded.dispatched.remember(signature, None if plan is None else plan.encode())
+                loaded.remember(signature, None if plan is None else plan.encode())
         if plan is None:
             given, named = specification.schema.split(values)
             return specification.computed_by(*given, **named)
-        return loaded.dispatched.overload(*args, **kwargs)
+        return loaded.overload(*args, **kwargs)
 
     def _plan(self, values: list[Any], candidate: int, parameters: Sequence[Parameter]) -> CppPlan:
         """Plan the calls that have the signature of these values.

@@ -17,13 +17,13 @@ from opsmith.core.kernels import BuiltKernel
 from opsmith.core.operator import Operator
 from opsmith.core.schema import Schema
 from opsmith.core.specification import Specification
+from opsmith.core.tensors import on_meta
 from opsmith.kernels.common.call_cache import CallCache, call_signature, is_symbolic
 from opsmith.kernels.common.parameters import check_written, device_refusal, dtype_refusal
 from opsmith.kernels.common.result_layout import (
     ResultLayout,
     has_layout,
     memory_format,
-    on_meta,
     result_layouts,
 )
 from opsmith.kernels.cpp.codegen import DEFAULT_DTYPES
@@ -39,6 +39,7 @@ from opsmith.kernels.cuda.parameters import (
     passed_arguments,
 )
 from opsmith.kernels.cuda.source import CudaSource
+from opsmith.torch_library.distributed import map_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,16 +106,8 @@ def plan_calls(
 
 def without_data(schema: Schema, values: Sequence[Any]) -> list[Any]:
     """Return argument values as a reference gets them, with `meta` tensors in place of tensors."""
-
-    def emptied(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return on_meta(value)
-        return [emptied(item) for item in value] if isinstance(value, list | tuple) else value
-
-    return [
-        emptied(argument.kind.restore(value))
-        for argument, value in zip(schema.arguments, values, strict=True)
-    ]
+    pairs = zip(schema.arguments, values, strict=True)
+    return map_tensors(on_meta, [argument.kind.restore(value) for argument, value in pairs])
 
 
 def needs_copy(value: Any, parameter: CudaParameter) -> bool:
@@ -130,19 +123,6 @@ def copy_of(value: Any, parameter: CudaParameter) -> Any:
     if parameter.layout == "any":
         return value.clone()
     return value.resolve_neg().contiguous(memory_format=memory_format(parameter.layout, value.dim()))
-
-
-@dataclass(frozen=True, slots=True)
-class ResourceLimits:
-    """Resources that the author allows a kernel to use; None for no limit.
-
-    Attributes:
-        spills: Bytes of register spills.
-        registers: Registers of a thread.
-    """
-
-    spills: int | None = None
-    registers: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +150,6 @@ class CudaKernel(BuiltKernel[CudaSource]):
         read: Reads the source; again after `reload`.
         dtypes: The dtypes that a template is instantiated for; None for the default ones.
         rules: Rules for the launch.
-        limits: Resources that it may use.
         strict: Whether a missing NVRTC, or a call that the kernel does not take, is an error. Otherwise the
             reference runs.
 
@@ -186,14 +165,13 @@ class CudaKernel(BuiltKernel[CudaSource]):
         read: Callable[[], CudaSource],
         dtypes: Sequence[torch.dtype] | None,
         rules: LaunchRules,
-        limits: ResourceLimits,
         *,
         strict: bool,
     ) -> None:
         super().__init__(operator, read, strict=strict)
         self._dtypes = dtypes
         self._machine = TorchCuda()
-        self.rules, self.limits = rules, limits
+        self.rules = rules
 
     def _forget(self) -> None:
         self._missing: errors.ToolchainError | None = None

@@ -127,12 +127,16 @@ class LaunchRules:
         block: Number of threads of a block.
         shared: Bytes of dynamic shared memory.
         constants: Numbers of the kernel's template, by name.
+        max_spills: Bytes of register spills at most; None for no limit.
+        max_registers: Registers of a thread at most; None for no limit.
     """
 
     grid: LaunchRule
     block: LaunchRule
     shared: LaunchRule
     constants: Mapping[str, LaunchRule]
+    max_spills: int | None = None
+    max_registers: int | None = None
 
     def constants_of(self, values: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
         """Compute the numbers of the template for a call.
@@ -198,6 +202,8 @@ def launch_rules(specification: Specification, options: Mapping[str, Any]) -> La
             name: _rule(f"constants[{name!r}]", declared, operator, arguments)
             for name, declared in options.get("constants", {}).items()
         },
+        options.get("max_spills"),
+        options.get("max_registers"),
     )
 
 

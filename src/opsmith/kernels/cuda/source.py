@@ -82,7 +82,6 @@ def cuda_source(
     if len(types) > 1:
         raise errors.KernelSourceError(
             f"the CUDA kernel `{found.name}` is a template over {len(types)} types",
-            operator=operator,
             expected="one type, which is the dtype; any number of `int` or `bool`, which are `constants=`",
             got=f"template <{' '.join(listed.split())}>",
             where=f"{found.path}:{found.at}",

@@ -151,12 +151,11 @@ class TritonSource:
         return next((layer for layer in self.layers if isinstance(layer, type(jitted))), jitted)
 
 
-def triton_source(given: Any, operator: str) -> TritonSource:
+def triton_source(given: Any) -> TritonSource:
     """Read the source of a Triton kernel, without importing Triton.
 
     Args:
         given: Value of `triton=`: a function, decorated by Triton or not.
-        operator: Name of the operator.
 
     Raises:
         KernelSourceError: If it is not such a function, or its source cannot be read.
@@ -166,19 +165,19 @@ def triton_source(given: Any, operator: str) -> TritonSource:
     while not inspect.isfunction(function):
         inner = getattr(function, "fn", None)
         if inner is None:
-            raise _no_kernel("`triton=` is given something that is not a kernel in Triton", operator, given)
+            raise _no_kernel("`triton=` is given something that is not a kernel in Triton", given)
         layers.append(function)
         function = inner
     try:
         text = inspect.getsource(function)
     except (OSError, TypeError):
-        raise _no_kernel("the source of a kernel in Triton cannot be read", operator, given) from None
+        raise _no_kernel("the source of a kernel in Triton cannot be read", given) from None
     found = inspect.signature(function).parameters.values()
     variadic = [each for each in found if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
     if variadic:
-        raise _no_kernel(f"a kernel in Triton takes `{variadic[0]}`", operator, given)
+        raise _no_kernel(f"a kernel in Triton takes `{variadic[0]}`", given)
     if function.__name__ == "<lambda>":
-        raise _no_kernel("a kernel in Triton is a lambda, which Triton cannot read", operator, given)
+        raise _no_kernel("a kernel in Triton is a lambda, which Triton cannot read", given)
     if sys.modules.get("triton") is not None:
         _jitted(function)
     return TritonSource(given, function, tuple(layers), tuple(map(_parameter, found)), text)
@@ -204,10 +203,9 @@ def _parameter(parameter: inspect.Parameter) -> TritonParameter:
     return TritonParameter(parameter.name, constant, parameter.default is not parameter.empty, wide)
 
 
-def _no_kernel(problem: str, operator: str, given: Any) -> errors.KernelSourceError:
+def _no_kernel(problem: str, given: Any) -> errors.KernelSourceError:
     return errors.KernelSourceError(
         problem,
-        operator=operator,
         argument="triton",
         expected="a function in a file, plain or under `@triton.jit`, with parameters that have names",
         got=shown(given),

@@ -102,10 +102,10 @@ def _cannot_run(
         why = f"the derivative of the reference must not take its place, since its kind is {kinds}"
     else:
         why = "what the reference needs was not kept: mark it with `once_differentiable`"
-    return errors.TransformError(
+    return adopted.error(
+        errors.TransformError,
         f"`{adopted.name}.{method}` cannot be run {circumstance}, where only operations of torch take what "
         f"stands for a tensor, and {why}",
-        operator=adopted.operator,
         got=reason,
         where=adopted.where if method == "forward" else adopted.backward_where,
         hint="write it with torch operations that torch can do there, or give the same mathematics in plain "
@@ -115,9 +115,9 @@ def _cannot_run(
 
 def graph_cut_error(adopted: AdoptedFunction) -> errors.GraphCutError:
     """The error for differentiating a backward that leaves torch."""
-    return errors.GraphCutError(
+    return adopted.error(
+        errors.GraphCutError,
         f"the gradients that `{adopted.name}.backward` gives do not depend on `grad` as far as torch can see",
-        operator=adopted.operator,
         where=adopted.backward_where,
         hint="write the backward with torch operations, or mark it with `once_differentiable` and give the "
         "same mathematics in plain PyTorch: `adopt(..., reference=...)`",
@@ -126,20 +126,18 @@ def graph_cut_error(adopted: AdoptedFunction) -> errors.GraphCutError:
 
 def random_rerun_error(adopted: AdoptedFunction) -> errors.TransformError:
     """The error for running a forward again that draws random numbers."""
-    return errors.TransformError(
+    return adopted.error(
+        errors.TransformError,
         f"`{adopted.name}.forward` draws random numbers, and under a transform it would have to run again",
-        operator=adopted.operator,
-        where=adopted.where,
         hint="let it take what it draws, or the seed, as an argument",
     )
 
 
 def rerun_differs_error(adopted: AdoptedFunction) -> errors.TransformError:
     """The error for a second order through a forward that computes something else when it runs again."""
-    return errors.TransformError(
+    return adopted.error(
+        errors.TransformError,
         f"`{adopted.name}.forward` computed something else when it ran again, which a second order needs",
-        operator=adopted.operator,
-        where=adopted.where,
         hint='say `kind="stochastic"` if it draws from torch\'s random state; else let it take what it draws '
         "or remembers as an argument",
     )
@@ -147,9 +145,9 @@ def rerun_differs_error(adopted: AdoptedFunction) -> errors.TransformError:
 
 def once_differentiable_error(adopted: AdoptedFunction) -> errors.TransformError:
     """The error for differentiating a backward that is marked as one that cannot be."""
-    return errors.TransformError(
+    return adopted.error(
+        errors.TransformError,
         f"`{adopted.name}.backward` is marked with `once_differentiable`: it has no derivative of its own",
-        operator=adopted.operator,
         where=adopted.backward_where,
         hint="take the mark away if the backward is made of torch operations, or give the same mathematics "
         "in plain PyTorch: `adopt(..., reference=...)`",

@@ -170,11 +170,10 @@ def version_of(value: Any) -> int | None:
 
 
 def _late_write(adopted: AdoptedFunction, name: str) -> errors.MutationError:
-    return errors.MutationError(
+    return adopted.error(
+        errors.MutationError,
         f"`{adopted.name}.forward` wrote into an input into which earlier runs did not write",
-        operator=adopted.operator,
         argument=name,
-        where=adopted.where,
         hint="let it write in every call or in none: `x = x.clone()` before the first in-place operation",
     )
 
@@ -192,25 +191,23 @@ def _flat_results(adopted: AdoptedFunction, returned: Any) -> tuple[Any, ...]:
                 found[position] = value
     except StructureMismatchError as misfit:
         value, outputs = misfit.value, misfit.outputs
-        raise errors.ResultCountError(
+        raise adopted.error(
+            errors.ResultCountError,
             f"`{adopted.name}.forward` returned another number of results than it was adopted with",
-            operator=adopted.operator,
             expected=f"a tuple of {len(outputs) if isinstance(outputs, tuple) else 1}",
             got=f"{len(value)}" if isinstance(value, tuple | list) else shown(value),
-            where=adopted.where,
             hint='say what it returns: `adopt(..., signature="(x: Tensor) -> tuple[Tensor, Tensor]")`',
         ) from None
     return tuple(found[position] for position in range(len(adopted.schema.results)))
 
 
 def _other_result(adopted: AdoptedFunction, position: int | None, value: Any) -> errors.ResultTypeError:
-    return errors.ResultTypeError(
+    return adopted.error(
+        errors.ResultTypeError,
         f"`{adopted.name}.forward` returned something else than it was adopted with",
-        operator=adopted.operator,
         argument=None if position is None else adopted.schema.results[position].name,
         expected="None" if position is None else "Tensor",
         got=shown(value),
-        where=adopted.where,
         hint='say what it returns: `samples=`, or `signature="(x: Tensor) -> tuple[Tensor, Tensor | None]"`; '
         "results are tensors: of a number, return `torch.as_tensor(...)`",
     )

@@ -62,9 +62,9 @@ def run_backward(
     after = [version_of(grad) for grad in handed]
     if before != after and facts.grads_written is False:
         facts.grads_written = True
-        raise errors.SavedTensorModifiedError(
+        raise adopted.error(
+            errors.SavedTensorModifiedError,
             f"`{adopted.name}.backward` wrote into a grad_output, as its first run did not",
-            operator=adopted.operator,
             where=adopted.backward_where,
             hint="let it work on a copy: `grad = grad.clone()`",
         )
@@ -104,9 +104,9 @@ def _by_argument(adopted: AdoptedFunction, context: Context, answer: Any, given:
         position for position, value in enumerate(answers) if position >= len(names) and value is not None
     ]
     if missing or extra:
-        raise errors.GradientCountError(
+        raise adopted.error(
+            errors.GradientCountError,
             f"`{adopted.name}.backward` does not answer for the arguments of its forward",
-            operator=adopted.operator,
             argument=missing[0] if missing else None,
             expected=f"{len(names)} gradients: {', '.join(f'`{name}`' for name in names)}",
             got=f"{len(answers)}",
@@ -116,9 +116,9 @@ def _by_argument(adopted: AdoptedFunction, context: Context, answer: Any, given:
     answers = [*answers[: len(names)], *[None] * (len(names) - len(answers))]
     for name, value, found in zip(names, given, answers, strict=True):
         if found is not None and not isinstance(value, Tensor):
-            raise errors.GradientCountError(
+            raise adopted.error(
+                errors.GradientCountError,
                 f"`{adopted.name}.backward` gives a gradient for `{name}`, which is no tensor",
-                operator=adopted.operator,
                 argument=name,
                 expected="None",
                 got=shown(found),

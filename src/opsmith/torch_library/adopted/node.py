@@ -39,7 +39,7 @@ from opsmith.torch_library.autograd.node import (
     all_names,
 )
 from opsmith.torch_library.autograd.random_state import RandomState
-from opsmith.torch_library.flattening import ArgumentFlattening, SavedValues, save_values
+from opsmith.torch_library.flattening import ArgumentFlattening, SavedValues
 from opsmith.torch_library.validation import unsupported_kind
 
 
@@ -77,8 +77,12 @@ class AdoptedNode(OperatorNode):
         run, state = None, None
         if adopted.random and not capabilities.recording():
             state = RandomState.now(flat)
-        whole = primitive.specification.opaque and proxy_reason(values) is not None
-        if isinstance(primitive, OperatorPrimitive) and uses_class_backward(primitive, needs) and not whole:
+        is_opaque = primitive.specification.opaque and proxy_reason(values) is not None
+        if (
+            isinstance(primitive, OperatorPrimitive)
+            and uses_class_backward(primitive, needs)
+            and not is_opaque
+        ):
             own = partial(run_forward, adopted, values, needs)
             run = run_or_fall_back(adopted, "forward", values, own, lambda: None)
         if run is None:
@@ -86,9 +90,7 @@ class AdoptedNode(OperatorNode):
         _save(ctx, primitive, flat, run, state)
         if forward_mode:
             names = all_names(primitive.specification)
-            ctx.forward_kept = save_values(
-                ctx.save_for_forward, names, primitive.flattening, flat, run.results, primitive.results
-            )
+            ctx.forward_kept = primitive.save(ctx.save_for_forward, names, flat, run.results)
         return run.results
 
     @staticmethod
@@ -129,14 +131,8 @@ def _save(
     inputs = None
     if _keeps_inputs(adopted, tensors, run):
         extra: list[Tensor] = []
-        inputs = save_values(
-            lambda *kept: extra.extend(kept),
-            specification.schema.names,
-            primitive.flattening,
-            flat,
-            run.results,
-            primitive.results,
-        )
+        names = specification.schema.names
+        inputs = primitive.save(lambda *kept: extra.extend(kept), names, flat, run.results)
     ctx.save_for_backward(*tensors, *(extra if inputs is not None else ()))
     metadata = CallMetadata.of(flat, run.results, ctx.needs_input_grad[LEADING_ARGUMENTS:])
     given = tuple(value if not isinstance(value, Tensor) else _TENSOR for value in run.given)

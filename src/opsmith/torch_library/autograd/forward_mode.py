@@ -21,7 +21,7 @@ from opsmith.torch_library.autograd.gradient_values import (
     mixes_dtypes,
 )
 from opsmith.torch_library.autograd.pullback import pull_back
-from opsmith.torch_library.autograd.vjp import call_formula
+from opsmith.torch_library.autograd.vjp import call_formula, formula_answers, list_answers
 from opsmith.torch_library.flattening import ArgumentFlattening
 
 if TYPE_CHECKING:
@@ -118,20 +118,7 @@ def _formula_tangents(
         keyword: given.get(name) for keyword, name in zip(formula.keywords, formula.parameters, strict=True)
     }
     answer = call_formula(specification, formula, arguments, "tangent")
-    if not formula.joint:
-        return {formula.answers_for[0]: answer}
-    if not isinstance(answer, Mapping) or set(answer) != set(formula.answers_for):
-        raise errors.GradientCountError(
-            "the joint tangent does not answer for the results that it covers",
-            operator=specification.name,
-            expected=f"a dict with {', '.join(f'`{name}`' for name in formula.answers_for)}",
-            got=", ".join(f"`{name}`" for name in answer)
-            if isinstance(answer, Mapping)
-            else type(answer).__name__,
-            where=formula.where,
-            hint="return a dict by result name; cover fewer results with `@op.tangents('y', ...)`",
-        )
-    return answer
+    return formula_answers(specification, formula, answer, formula.answers_for, "tangent")
 
 
 def _fitted_tangents(
@@ -141,17 +128,8 @@ def _fitted_tangents(
     results = given.every[name]
     if not isinstance(results, list):
         return _fitted_tangent(specification, formula, name, results, answer, given)
-    if not isinstance(answer, list | tuple) or len(answer) != len(results):
-        raise errors.GradientCountError(
-            f"the tangent of the list `{name}` has the wrong length",
-            operator=specification.name,
-            argument=name,
-            expected=f"a list of {len(results)} tensors",
-            got=f"a list of {len(answer)}" if isinstance(answer, list | tuple) else type(answer).__name__,
-            where=formula.where,
-            hint="return one tangent for each tensor of the list",
-        )
-    pairs = enumerate(zip(results, answer, strict=True))
+    answers = list_answers(specification, formula, name, answer, len(results), "tangent")
+    pairs = enumerate(zip(results, answers, strict=True))
     return [_fitted_tangent(specification, formula, f"{name}[{i}]", *pair, given) for i, pair in pairs]
 
 
@@ -174,9 +152,9 @@ def _fitted_tangent(
     # A tangent is linear in the input tangents: without a graph, although they have one, it was cut off.
     cut = torch.is_grad_enabled() and not tangent.requires_grad
     if cut and not isinstance(answer, Zero) and given.moving and all(t.requires_grad for t in given.moving):
-        raise errors.GraphCutError(
+        raise specification.error(
+            errors.GraphCutError,
             f"the tangent of `{name}` does not depend on the tangents that come in as far as torch can see",
-            operator=specification.name,
             argument=name,
             where=formula.where,
             hint="write the formula with torch operations or opsmith operators, so that a second order "
@@ -188,11 +166,10 @@ def _fitted_tangent(
 def _not_implemented(
     specification: Specification, name: str, rule: NotImplementedGradient
 ) -> errors.GradientNotImplementedError:
-    return errors.GradientNotImplementedError(
+    return specification.error(
+        errors.GradientNotImplementedError,
         f"the tangent of `{name}` is not implemented: {rule.reason}",
-        operator=specification.name,
         argument=name,
-        where=specification.where,
         hint=f"take the gradient in reverse mode, or give a formula: `.tangents({name}=...)`",
     )
 

@@ -14,12 +14,12 @@ from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.gradient_values import CallMetadata, constant_results
 from opsmith.torch_library.autograd.node import (
     LEADING_ARGUMENTS,
+    OperatorNode,
     OperatorPrimitive,
     Primitive,
     all_names,
     differentiate,
     prepare_backward,
-    run_backward,
 )
 from opsmith.torch_library.autograd.random_state import generators_in
 from opsmith.torch_library.autograd.vmap import (
@@ -29,7 +29,7 @@ from opsmith.torch_library.autograd.vmap import (
     has_vmap_rule,
     run_vmap_rule,
 )
-from opsmith.torch_library.flattening import Flat, save_values
+from opsmith.torch_library.flattening import Flat
 from opsmith.torch_library.torch_messages import NO_EXAMPLES, NOT_YET_IMPLEMENTED, TANGENT_COUNT, has_message
 
 _BY_LEVEL = capabilities.on("torch_func")
@@ -56,7 +56,7 @@ class LevelNode(capabilities.SingleLevelFunction):  # type: ignore[misc]  # torc
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         """Gradients of the flat arguments."""
-        return run_backward(ctx, grads)
+        return OperatorNode.backward(ctx, *grads)
 
 
 def call_under_transforms(primitive: Primitive, flat: Sequence[Any]) -> Flat:
@@ -124,7 +124,7 @@ def _vmap(primitive: Primitive, flat: Sequence[Any], transform: capabilities.Tra
     with transform.interpreter.lower():
         if all(dim is None for dim in dims):
             return _call_below(primitive, values)
-        whole = isinstance(primitive, OperatorPrimitive) and batched_call(
+        batch = isinstance(primitive, OperatorPrimitive) and batched_call(
             primitive.specification,
             primitive.flattening,
             values,
@@ -132,8 +132,8 @@ def _vmap(primitive: Primitive, flat: Sequence[Any], transform: capabilities.Tra
             transform.batch_size,
             transform.randomness,
         )
-        if whole:
-            results = whole.restore(_call_below(primitive, whole.flat), primitive.results.labels)
+        if batch:
+            results = batch.restore(_call_below(primitive, batch.flat), primitive.results.labels)
             return _wrap_batched(transform, results, (0,) * len(results))
         if isinstance(primitive, OperatorPrimitive) and has_vmap_rule(primitive.specification):
             info, packed = (
@@ -154,10 +154,9 @@ def _loop_over_examples(
     """Call an opaque operator for each example, since it has no torch operations to batch."""
     specification = primitive.specification
     if specification.random and transform.randomness != "different":
-        raise errors.TransformError(
+        raise specification.error(
+            errors.TransformError,
             f"it is opaque and random, and vmap was called with randomness={transform.randomness!r}",
-            operator=specification.name,
-            where=specification.where,
             hint="call `vmap(..., randomness='different')`, or pass what is drawn as an argument",
         )
     rows = [
@@ -169,10 +168,9 @@ def _loop_over_examples(
     ]
     patterns = {tuple(result is None for result in row) for row in rows}
     if len(patterns) > 1:
-        raise errors.TransformError(
+        raise specification.error(
+            errors.TransformError,
             "its examples have different numbers of results, which no batch can hold",
-            operator=specification.name,
-            where=specification.where,
             hint="call it on each example, and keep what it returns in a list",
         )
     stacked = tuple(None if column[0] is None else torch.stack(column) for column in zip(*rows, strict=True))
@@ -180,6 +178,14 @@ def _loop_over_examples(
 
 
 _RULES = {"Grad": _grad, "Jvp": _jvp, "Vmap": _vmap}
+
+
+_UNSUPPORTED = (
+    (RuntimeError, NOT_YET_IMPLEMENTED, "functionalize"),
+    (ValueError, TANGENT_COUNT, "forward mode over `vmap`"),
+    (IndexError, NO_EXAMPLES, "`vmap` over no examples"),
+)
+"""Errors of torch for transforms that do not take an `autograd.Function`."""
 
 
 def _call_by_node(primitive: Primitive, flat: Sequence[Any]) -> Flat:
@@ -198,17 +204,10 @@ def _call_by_node(primitive: Primitive, flat: Sequence[Any]) -> Flat:
     apply: Any = TransformedNode.apply
     try:
         results: Flat = apply(primitive, None, *flat)
-    except RuntimeError as error:
-        if str(error).startswith(NOT_YET_IMPLEMENTED):
-            raise unsupported_transform(primitive.specification, "functionalize") from error
-        raise
-    except ValueError as error:
-        if has_message(error, TANGENT_COUNT):
-            raise unsupported_transform(primitive.specification, "forward mode over `vmap`") from error
-        raise
-    except IndexError as error:
-        if has_message(error, NO_EXAMPLES):
-            raise unsupported_transform(primitive.specification, "`vmap` over no examples") from error
+    except (RuntimeError, ValueError, IndexError) as error:
+        for kind, texts, transform in _UNSUPPORTED:
+            if isinstance(error, kind) and has_message(error, texts):
+                raise unsupported_transform(primitive.specification, transform) from error
         raise
     return results
 
@@ -245,7 +244,7 @@ class TransformedNode(torch.autograd.Function):
                 specification, "a formula under `torch.func` that uses a result drawn at random"
             )
         names = specification.schema.names if ctx.again else plan.saved
-        ctx.kept = save_values(ctx.save_for_backward, names, flattening, flat, output, primitive.results)
+        ctx.kept = primitive.save(ctx.save_for_backward, names, flat, output)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
@@ -274,9 +273,8 @@ def _with_batch(results: Sequence[Any], flat: Sequence[Any]) -> Flat:
 
 def unsupported_transform(specification: Specification, what: str) -> errors.TransformError:
     """The error for a transform that needs the capability `torch_func`."""
-    return errors.TransformError(
+    return specification.error(
+        errors.TransformError,
         f"{what} needs the capability `torch_func`, which is off",
-        operator=specification.name,
-        where=specification.where,
         hint="`opsmith doctor` says why; a reference without formulas or kernels works under every transform",
     )

@@ -231,13 +231,12 @@ def constant_results(
             continue
         constant.append(result)
         if described.differentiable and described.gradient_name() in named and specification.adopted is None:
-            raise errors.IntegerResultError(
+            raise specification.error(
+                errors.IntegerResultError,
                 f"an input requires a gradient, and `{described.name}` is {result.dtype}, which has none",
-                operator=specification.name,
                 argument=described.name,
                 expected="a floating or complex result, since a formula uses its gradient",
                 got=str(result.dtype),
-                where=specification.where,
                 hint=f"declare `results={{{described.name!r}: opsmith.non_differentiable}}`, "
                 "or call it on floating tensors",
             )
@@ -284,9 +283,9 @@ def refuse_graph_cut(
     constant = not any(tensor.requires_grad for tensor in given)
     if constant and _depends_on_grads(formula, incoming, arguments, find):
         return
-    raise errors.GraphCutError(
+    raise specification.error(
+        errors.GraphCutError,
         f"the gradient of `{label}` does not depend on `{next(iter(incoming))}` as far as torch can see",
-        operator=specification.name,
         argument=label,
         where=formula.where,
         hint="write the formula with torch operations or opsmith operators, so that a second order exists; "

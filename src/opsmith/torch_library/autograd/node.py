@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -21,6 +22,7 @@ from opsmith.torch_library.flattening import (
     ArgumentFlattening,
     Flat,
     ResultFlattening,
+    SavedValues,
     lengths_of,
     save_values,
 )
@@ -30,55 +32,11 @@ VjpFunction = Callable[[Mapping[str, Any], Sequence[Tensor | None]], list[Tensor
 """Function of saved values by name and the gradient of each result; returns that of each flat argument."""
 
 
-class Primitive(Protocol):
-    """A differentiable operation with VJP, JVP and batching: an operator, or one under a `vmap` level."""
-
-    @property
-    def specification(self) -> Specification:
-        """The operator."""
-        ...
-
-    @property
-    def flattening(self) -> ArgumentFlattening:
-        """Flat form of its arguments."""
-        ...
-
-    @property
-    def results(self) -> ResultFlattening:
-        """Flat form of its results; where there are lists, known after the first computation."""
-        ...
-
-    def plan(self, needed: frozenset[str]) -> BackwardPlan:
-        """The backward for these inputs."""
-        ...
-
-    @property
-    def node(self) -> Any:
-        """The class of its autograd node."""
-        ...
-
-    def example(self, flat: Sequence[Any]) -> tuple[Tensor, ...]:
-        """Compute all results by the reference, for tensors that may carry a batch."""
-        ...
-
-    def below(self, flat: Sequence[Any]) -> tuple[Tensor, ...]:
-        """Compute all results below autograd."""
-        ...
-
-    def vjp(self, plan: BackwardPlan, metadata: CallMetadata, state: RandomState | None) -> VjpFunction:
-        """The vector-Jacobian product of a call with this metadata."""
-        ...
-
-    def jvp(self, every: Mapping[str, Any], tangents: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-        """Tangents of the results, from all arguments and results by name and tangents of flat arguments."""
-        ...
-
-
 class RegisteredOperator(Protocol):
     """The part of a registration that a call uses."""
 
     specification: Specification
-    whole: Any
+    full_overload: Any
     node: Any
 
     def plan(self, needed: frozenset[str]) -> BackwardPlan:
@@ -90,47 +48,65 @@ class RegisteredOperator(Protocol):
         ...
 
 
-@dataclass(eq=False)
-class OperatorPrimitive:
-    """An operator, for calls with lists of given lengths.
+class Primitive(ABC):
+    """A differentiable operation with VJP, JVP and batching: an operator, or one under a `vmap` level.
 
     Args:
         registered: The operator.
         flattening: Flat form of its arguments.
-        results: Flattening of its results; with lists, known after the first computation.
+
+    Attributes:
+        specification: The specification of the operator.
+        node: The class of its autograd node.
+        plan: Function that plans the backward for some inputs, those of one example.
     """
 
-    registered: RegisteredOperator
-    flattening: ArgumentFlattening
-    results: ResultFlattening = field(init=False)
+    def __init__(self, registered: RegisteredOperator, flattening: ArgumentFlattening) -> None:
+        self.registered, self.flattening = registered, flattening
+        self.specification, self.node, self.plan = registered.specification, registered.node, registered.plan
+        self._results = registered.result_flattening((None,) * len(self.specification.schema.results))
 
-    def __post_init__(self) -> None:
-        self.results = self.registered.result_flattening((None,) * len(self.specification.schema.results))
+    @property
+    def results(self) -> ResultFlattening:
+        """Flat form of its results; where there are lists, known after the first computation."""
+        return self._results
+
+    def save(
+        self, save: Callable[..., None], names: Sequence[str], flat: Sequence[Any], results: Sequence[Any]
+    ) -> SavedValues:
+        """Save arguments and results by name; see `save_values`."""
+        return save_values(save, names, self.flattening, flat, results, self.results)
+
+    @abstractmethod
+    def example(self, flat: Sequence[Any]) -> Flat:
+        """Compute all results by the reference, for tensors that may carry a batch."""
+
+    @abstractmethod
+    def below(self, flat: Sequence[Any]) -> Flat:
+        """Compute all results below autograd."""
+
+    @abstractmethod
+    def vjp(self, plan: BackwardPlan, metadata: CallMetadata, state: RandomState | None) -> VjpFunction:
+        """The vector-Jacobian product of a call with this metadata."""
+
+    @abstractmethod
+    def jvp(self, every: Mapping[str, Any], tangents: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+        """Tangents of the results, from all arguments and results by name and tangents of flat arguments."""
+
+
+class OperatorPrimitive(Primitive):
+    """An operator, for calls with lists of given lengths."""
 
     def _flat(self, results: tuple[Any, ...]) -> Flat:
         if self.specification.schema.always_tensors:
             return results
-        self.results = self.registered.result_flattening(lengths_of(results))
-        return self.results.flatten(results)
-
-    @property
-    def specification(self) -> Specification:
-        """The operator."""
-        return self.registered.specification
-
-    @property
-    def node(self) -> Any:
-        """The class of its autograd node."""
-        return self.registered.node
-
-    def plan(self, needed: frozenset[str]) -> BackwardPlan:
-        """The backward for these inputs."""
-        return self.registered.plan(needed)
+        self._results = self.registered.result_flattening(lengths_of(results))
+        return self._results.flatten(results)
 
     def call(self, flat: Sequence[Any]) -> Flat:
         """Compute all results, through the dispatcher."""
         args, kwargs = self.specification.schema.dispatched(self.flattening.pack(flat))
-        results = self.registered.whole(*args, **kwargs)
+        results = self.registered.full_overload(*args, **kwargs)
         return self._flat(results if isinstance(results, tuple) else (results,))
 
     def below(self, flat: Sequence[Any]) -> Flat:
@@ -168,15 +144,17 @@ class OperatorNode(torch.autograd.Function):
         prepare_backward(ctx, primitive, plan, flat, results, state)
         if forward_mode:
             names = all_names(primitive.specification)
-            ctx.forward_kept = save_values(
-                ctx.save_for_forward, names, primitive.flattening, flat, results, primitive.results
-            )
+            ctx.forward_kept = primitive.save(ctx.save_for_forward, names, flat, results)
         return results
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         """Gradients of the flat arguments."""
-        return run_backward(ctx, grads)
+        if all(grad is None for grad in grads):
+            return (None,) * len(ctx.needs_input_grad)
+        # A function of `torch.func.vjp` runs after its level, to which saved tensors belong, has ended.
+        saved = ctx.kept.load([capabilities.unwrap_dead(tensor) for tensor in ctx.saved_tensors])
+        return (*(None,) * LEADING_ARGUMENTS, *ctx.vjp(saved, grads))
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
@@ -208,10 +186,9 @@ def _random_state(primitive: Primitive, plan: BackwardPlan, flat: Sequence[Any])
     if not capabilities.recording():
         return RandomState.now(flat)
     if plan.derived:
-        raise errors.TransformError(
+        raise specification.error(
+            errors.TransformError,
             "it draws random numbers in a kernel, which a traced backward cannot draw again",
-            operator=specification.name,
-            where=specification.where,
             hint="return what was drawn as a hidden result that is non-differentiable, "
             "and give formulas that use it",
         )
@@ -236,25 +213,14 @@ def prepare_backward(
     results: Sequence[Any],
     state: RandomState | None,
 ) -> None:
-    """Save in a context the values that `run_backward` needs."""
+    """Save in a context the values that `OperatorNode.backward` needs."""
     ctx.mark_non_differentiable(*constant_results(primitive.results, primitive.specification, plan, results))
     ctx.set_materialize_grads(False)
     ctx.primitive = primitive
     ctx.vjp = primitive.vjp(
         plan, CallMetadata.of(flat, results, ctx.needs_input_grad[LEADING_ARGUMENTS:]), state
     )
-    ctx.kept = save_values(
-        ctx.save_for_backward, plan.saved, primitive.flattening, flat, results, primitive.results
-    )
-
-
-def run_backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
-    """Gradients of a node's arguments."""
-    if all(grad is None for grad in grads):
-        return (None,) * len(ctx.needs_input_grad)
-    # A function returned by `torch.func.vjp` runs after its level, to which saved tensors belong, has ended.
-    saved = ctx.kept.load([capabilities.unwrap_dead(tensor) for tensor in ctx.saved_tensors])
-    return (*(None,) * LEADING_ARGUMENTS, *ctx.vjp(saved, grads))
+    ctx.kept = primitive.save(ctx.save_for_backward, plan.saved, flat, results)
 
 
 def all_names(specification: Specification) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,12 +14,12 @@ from opsmith import errors
 from opsmith.core.adopted import ClassFormula
 from opsmith.core.backward_plan import BackwardPlan
 from opsmith.core.call_arguments import tensors_in
-from opsmith.core.formula import Formula, NotImplementedGradient, Zero
+from opsmith.core.formula import Formula, NotImplementedGradient, Zero, listed
 from opsmith.core.gradients import NEEDED
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autocast import without_casts
-from opsmith.torch_library.autograd.gradient_values import CallMetadata, TensorMetadata, fit, refuse_graph_cut
+from opsmith.torch_library.autograd.gradient_values import CallMetadata, fit, refuse_graph_cut
 from opsmith.torch_library.autograd.pullback import vjp_by_recompute
 from opsmith.torch_library.autograd.random_state import RandomState, generators_in
 from opsmith.torch_library.distributed import replicating
@@ -59,8 +59,7 @@ class Vjp:
 
     def _gradients(self, saved: Mapping[str, Any], grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         gradients: list[Tensor | None] = [None] * len(self.metadata.inputs)
-        for name in self.plan.zeros:
-            self._fill(gradients, name, lambda expected, index: expected.zeros())
+        self._set_zeros(gradients, self.plan.zeros)
         for formula in self.plan.formulas:
             self._run(formula, saved, grads, gradients)
         self._derive(saved, grads, gradients)
@@ -71,30 +70,25 @@ class Vjp:
         for name in self.plan.refused:
             rule = specification.gradients.rules[name]
             assert isinstance(rule, NotImplementedGradient)
-            raise errors.GradientNotImplementedError(
+            raise specification.error(
+                errors.GradientNotImplementedError,
                 f"the gradient of `{name}` is not implemented: {rule.reason}",
-                operator=specification.name,
                 argument=name,
-                where=specification.where,
                 hint=f"call it with `{name}.detach()`, or give a formula: `.gradients({name}=...)`",
             )
         if specification.opaque and self.plan.derived and specification.gradients.stand_in is None:
             name = self.plan.derived[0]
-            raise errors.MissingGradientError(
+            raise specification.error(
+                errors.MissingGradientError,
                 f"the operator is opaque, and no gradient is given for `{name}`",
-                operator=specification.name,
                 argument=name,
-                where=specification.where,
                 hint=f"write `.gradients({name}=lambda grad: ...)`, or `{name}=opsmith.non_differentiable`",
             )
 
-    def _fill(
-        self, gradients: list[Tensor | None], name: str, value: Callable[[TensorMetadata, int], Tensor]
-    ) -> None:
-        for item, index in enumerate(self.flattening.positions([name])):
+    def _set_zeros(self, gradients: list[Tensor | None], names: Sequence[str]) -> None:
+        for index in self._input_indices(names):
             expected = self.metadata.inputs[index]
-            if expected is not None:
-                gradients[index] = value(expected, item)
+            gradients[index] = None if expected is None else expected.zeros()
 
     def _run(
         self,
@@ -106,41 +100,32 @@ class Vjp:
         named = self._used_grads(formula)
         inputs = [name for name in formula.answers_for if name in self.plan.needed]
         if named and all(grads[index] is None for index in named):
-            # A gradient is linear in `grad`, which is zero.
-            for name in inputs:
-                self._fill(gradients, name, lambda expected, index: expected.zeros())
+            self._set_zeros(gradients, inputs)  # a gradient is linear in `grad`, which is zero
             return
         arguments = {
             keyword: self._argument(formula, name, saved, grads, inputs)
             for keyword, name in zip(formula.keywords, formula.parameters, strict=True)
         }
         answer = call_formula(self.specification, formula, arguments)
-        answers = self._joint_answers(formula, answer) if formula.joint else {formula.answers_for[0]: answer}
+        answers = formula_answers(self.specification, formula, answer, inputs)
         for name in inputs:
             items = self._items(formula, name, answers[name])
-            labels = self.flattening.labels[self.flattening.spans[name]]
-
-            def fitted(
-                expected: TensorMetadata,
-                index: int,
-                name: str = name,
-                items: Sequence[Any] = items,
-                labels: Sequence[str] = labels,
-            ) -> Tensor:
-                gradient = fit(
-                    items[index],
+            for item, index in enumerate(self.flattening.positions([name])):
+                expected = self.metadata.inputs[index]
+                if expected is None:
+                    continue
+                label = self.flattening.labels[index]
+                gradient = gradients[index] = fit(
+                    items[item],
                     expected,
-                    label=labels[index],
+                    label=label,
                     operator=self.specification.name,
                     formula=formula,
                     mixed=self.metadata.mixed or self.specification.adopted is not None,
                 )
-                if torch.is_grad_enabled() and not isinstance(items[index], Zero):
-                    find = partial(self._item, formula, name, index)
-                    refuse_graph_cut(self.specification, formula, labels[index], gradient, arguments, find)
-                return gradient
-
-            self._fill(gradients, name, fitted)
+                if torch.is_grad_enabled() and not isinstance(items[item], Zero):
+                    find = partial(self._item, formula, name, item)
+                    refuse_graph_cut(self.specification, formula, label, gradient, arguments, find)
 
     def _argument(
         self,
@@ -176,21 +161,6 @@ class Vjp:
         positions = self.specification.schema.gradient_position
         return self._indices_of(positions[name] for name in formula.parameters if name in positions)
 
-    def _joint_answers(self, formula: Formula, answer: Any) -> Mapping[str, Any]:
-        needed = [name for name in formula.answers_for if name in self.plan.needed]
-        given = list(answer) if isinstance(answer, Mapping) else None
-        if given is None or set(needed) - set(given) or set(given) - set(formula.answers_for):
-            raise errors.GradientCountError(
-                "the joint gradient does not answer for the inputs that it covers",
-                operator=self.specification.name,
-                expected=f"a dict with {', '.join(f'`{name}`' for name in needed)}",
-                got=", ".join(f"`{name}`" for name in given) if given is not None else type(answer).__name__,
-                where=formula.where,
-                hint="return a dict by input name; cover fewer inputs with `@op.gradients('x', ...)`",
-            )
-        assert isinstance(answer, Mapping)
-        return answer
-
     def _item(self, formula: Formula, name: str, index: int, answer: Any) -> Any:
         return self._items(formula, name, answer[name] if formula.joint else answer)[index]
 
@@ -198,17 +168,7 @@ class Vjp:
         if not self.flattening.is_list(name):
             return [answer]
         count = len(self.flattening.positions([name]))
-        if isinstance(answer, list | tuple) and len(answer) == count:
-            return answer
-        raise errors.GradientCountError(
-            f"the gradient of the list `{name}` has the wrong length",
-            operator=self.specification.name,
-            argument=name,
-            expected=f"a list of {count} tensors",
-            got=f"a list of {len(answer)}" if isinstance(answer, list | tuple) else type(answer).__name__,
-            where=formula.where,
-            hint="return one gradient for each tensor of the list",
-        )
+        return list_answers(self.specification, formula, name, answer, count)
 
     def _derive(
         self, saved: Mapping[str, Any], grads: Sequence[Tensor | None], gradients: list[Tensor | None]
@@ -257,10 +217,10 @@ class Vjp:
         specification = self.specification
         if specification.opaque and followed:
             hidden = specification.schema.results[followed[0]]
-            raise errors.HiddenResultError(
+            raise specification.error(
+                errors.HiddenResultError,
                 f"a second order, or forward mode, needs the derivative of the hidden `{hidden.name}`, "
                 "and it is opaque",
-                operator=specification.name,
                 argument=hidden.name,
                 where=self.plan.formulas[0].where,
                 hint=f"let the formulas take `{hidden.gradient_name()}` into account; where `{hidden.name}` "
@@ -271,10 +231,9 @@ class Vjp:
         specification = self.specification
         draws = specification.random or generators_in(flat)
         if draws and self.state is None and specification.gradients.stand_in is None:
-            raise errors.ForwardModeError(
+            raise specification.error(
+                errors.ForwardModeError,
                 "it draws random numbers: its reference cannot be run again in forward mode or torch.func",
-                operator=specification.name,
-                where=specification.where,
                 hint="return what was drawn as a hidden result that is non-differentiable, "
                 "and give formulas that use it",
             )
@@ -310,22 +269,83 @@ def call_formula(
     return returned
 
 
+def formula_answers(
+    specification: Specification,
+    formula: Formula,
+    answer: Any,
+    needed: Sequence[str],
+    kind: str = "gradient",
+) -> Mapping[str, Any]:
+    """The gradients by input name, or the tangents by result name, that a formula returned.
+
+    Args:
+        specification: The operator.
+        formula: The formula.
+        answer: The value that it returned.
+        needed: Names that a joint formula must answer for.
+        kind: `gradient` or `tangent`.
+
+    Raises:
+        GradientCountError: If a joint formula did not return a dict of these.
+    """
+    if not formula.joint:
+        return {formula.answers_for[0]: answer}
+    if isinstance(answer, Mapping) and set(needed) <= set(answer) <= set(formula.answers_for):
+        return answer
+    owner, example = ("input", "x") if kind == "gradient" else ("result", "y")
+    raise specification.error(
+        errors.GradientCountError,
+        f"the joint {kind} does not answer for the {owner}s that it covers",
+        expected=f"a dict with {listed(needed)}",
+        got=listed(list(answer)) if isinstance(answer, Mapping) else type(answer).__name__,
+        where=formula.where,
+        hint=f"return a dict by {owner} name; cover fewer {owner}s with `@op.{kind}s({example!r}, ...)`",
+    )
+
+
+def list_answers(
+    specification: Specification,
+    formula: Formula,
+    name: str,
+    answer: Any,
+    count: int,
+    kind: str = "gradient",
+) -> Sequence[Any]:
+    """The gradients, or tangents, of the tensors of a list, as a formula returned them.
+
+    Raises:
+        GradientCountError: If there is not one for each.
+    """
+    if isinstance(answer, list | tuple) and len(answer) == count:
+        return answer
+    raise specification.error(
+        errors.GradientCountError,
+        f"the {kind} of the list `{name}` has the wrong length",
+        argument=name,
+        expected=f"a list of {count} tensors",
+        got=f"a list of {len(answer)}" if isinstance(answer, list | tuple) else type(answer).__name__,
+        where=formula.where,
+        hint=f"return one {kind} for each tensor of the list",
+    )
+
+
 def note_formula(
     specification: Specification, formula: Formula, error: Exception, kind: str = "gradient"
 ) -> None:
     """Add the formula to an error that it raised; errors of opsmith name it already."""
     if not isinstance(error, errors.OpsmithError):
-        which = ", ".join(f"`{name}`" for name in formula.answers_for)
-        error.add_note(f"raised in the {kind} of {which} of {specification.name}, {formula.where}")
+        error.add_note(
+            f"raised in the {kind} of {listed(formula.answers_for)} of {specification.name}, {formula.where}"
+        )
 
 
 def written_into(
     specification: Specification, formulas: Sequence[Formula], name: str, kind: str = "gradient"
 ) -> errors.SavedTensorModifiedError:
     """The error for one of these formulas that wrote to the argument of this name."""
-    return errors.SavedTensorModifiedError(
+    return specification.error(
+        errors.SavedTensorModifiedError,
         f"a {kind} formula wrote into `{name}`",
-        operator=specification.name,
         argument=name,
         where=" or ".join(dict.fromkeys(formula.where for formula in formulas)),
         hint=f"work on a copy, `{name}.clone()`, or use an operation without a trailing `_`",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -24,8 +24,7 @@ from opsmith.torch_library.flattening import ArgumentFlattening, Flat, ResultFla
 Dim = int | None
 
 
-@dataclass
-class BatchedPrimitive:
+class BatchedPrimitive(Primitive):
     """A primitive under one `vmap` level: some arguments have one more dimension.
 
     Args:
@@ -33,38 +32,20 @@ class BatchedPrimitive:
         dims: For each flat argument its batch dimension, or None.
         size: Number of examples.
         randomness: The `randomness` argument of `vmap`.
+
+    Attributes:
         result_dims: For each result its batch dimension; known after the first computation.
     """
 
-    inner: Primitive
-    dims: tuple[Dim, ...]
-    size: int
-    randomness: str
-    result_dims: tuple[Dim, ...] = field(default=())
-
-    @property
-    def specification(self) -> Specification:
-        """The operator."""
-        return self.inner.specification
-
-    @property
-    def flattening(self) -> ArgumentFlattening:
-        """Flattening of its arguments."""
-        return self.inner.flattening
+    def __init__(self, inner: Primitive, dims: tuple[Dim, ...], size: int, randomness: str) -> None:
+        super().__init__(inner.registered, inner.flattening)
+        self.inner, self.dims, self.size, self.randomness = inner, dims, size, randomness
+        self.result_dims: tuple[Dim, ...] = ()
 
     @property
     def results(self) -> ResultFlattening:
-        """Flattening of its results."""
+        """Flat form of its results."""
         return self.inner.results
-
-    @property
-    def node(self) -> Any:
-        """The class of its autograd node."""
-        return self.inner.node
-
-    def plan(self, needed: frozenset[str]) -> BackwardPlan:
-        """The backward for these inputs: the same as for one example."""
-        return self.inner.plan(needed)
 
     def below(self, flat: Sequence[Any]) -> Flat:
         """Compute the batch below autograd: the reference, batched operation by operation."""
@@ -174,7 +155,7 @@ def _example_shape(shape: torch.Size, dim: Dim) -> torch.Size:
     return torch.Size(size for index, size in enumerate(shape) if index != dim % len(shape))
 
 
-Dims = Sequence[int | None]
+Dims = Sequence[Dim]
 
 
 @dataclass(frozen=True)
@@ -291,13 +272,12 @@ def _missing_batch_dimension(
     specification: Specification, name: str, shape: Sequence[Any], result: Tensor
 ) -> errors.ShapeError:
     sizes = ", ".join("..." if each is ... else str(each) for each in shape)
-    return errors.ShapeError(
+    return specification.error(
+        errors.ShapeError,
         f"`{name}` has no dimension for the batch, although `batching={specification.batching!r}` says so",
-        operator=specification.name,
         argument=name,
         expected=f"[{sizes}]",
         got=str(list(result.shape)),
-        where=specification.where,
         hint="leave `batching=` out: then each example is computed as it would be alone",
     )
 
@@ -355,11 +335,10 @@ def run_vmap_rule(
 
 
 def _vmap_result_error(adopted: AdoptedFunction, got: str) -> errors.ResultCountError:
-    return errors.ResultCountError(
+    return adopted.error(
+        errors.ResultCountError,
         f"`{adopted.name}.vmap` does not return the results and their batch dimensions",
-        operator=adopted.operator,
         expected="a tuple of two: what forward returns, and for each result a dimension or None",
         got=got,
-        where=adopted.where,
         hint="return `(result, 0)`",
     )

@@ -37,23 +37,41 @@ class Capability:
 
 
 @dataclass(frozen=True)
-class Decision:
-    """The decision about a capability.
+class CapabilityStatus:
+    """The decision about a capability with the installed torch.
 
     Args:
+        capability: The capability.
         on: True if its private names are used.
         why: Reason why not, in a few words; empty where it is on.
     """
 
+    capability: Capability
     on: bool
     why: str = ""
 
+    @property
+    def fatal(self) -> bool:
+        """Return True if opsmith does not work without it."""
+        return not self.on and self.capability.instead is None
 
-_decided: dict[str, Decision] = {}
+    def to_dict(self) -> dict[str, Any]:
+        """The row as JSON types."""
+        return {
+            "name": self.capability.name,
+            "purpose": self.capability.purpose,
+            "on": self.on,
+            "why": self.why or None,
+            "instead": None if self.on else self.capability.instead,
+            "required": self.capability.instead is None,
+        }
+
+
+_decided: dict[str, CapabilityStatus] = {}
 _deciding = threading.RLock()
 
 
-def decide(capability: Capability) -> Decision:
+def decide(capability: Capability) -> CapabilityStatus:
     """Decide whether a capability is on; the first time, its self-test runs on an untested torch.
 
     Warns:
@@ -65,7 +83,7 @@ def decide(capability: Capability) -> Decision:
             return known
         by_config = capability.instead is not None and config.conservative()
         decision = (
-            Decision(False, f"{config.CONSERVATIVE}=1")
+            CapabilityStatus(capability, False, f"{config.CONSERVATIVE}=1")
             if by_config
             else examine(capability, self_test=not _is_tested(torch.__version__))
         )
@@ -105,7 +123,7 @@ def _is_tested(version: str) -> bool:
     return release is not None and release[1] in TESTED
 
 
-def examine(capability: Capability, *, self_test: bool = True) -> Decision:
+def examine(capability: Capability, *, self_test: bool = True) -> CapabilityStatus:
     """Examine whether a capability works, independently of the decision.
 
     Args:
@@ -115,12 +133,13 @@ def examine(capability: Capability, *, self_test: bool = True) -> Decision:
     try:
         private = importlib.import_module(f"{__package__}.private.{capability.name}")
     except Exception as error:  # a future torch may raise anything
-        return Decision(False, _first_line(error))
-    return _run_self_test(private) if self_test else Decision(True)
+        return CapabilityStatus(capability, False, _first_line(error))
+    why = _self_test_failure(private) if self_test else ""
+    return CapabilityStatus(capability, not why, why)
 
 
-def _run_self_test(private: ModuleType) -> Decision:
-    """Run a self-test in a thread, without the caller's modes, transforms and contexts."""
+def _self_test_failure(private: ModuleType) -> str:
+    """Run a self-test in a thread, without the caller's modes and transforms; return its failure."""
     failures: list[Exception] = []
     steady_device_guard()
 
@@ -133,7 +152,7 @@ def _run_self_test(private: ModuleType) -> Decision:
     thread = threading.Thread(target=run, name=f"self-test of {private.__name__}")
     thread.start()
     thread.join()
-    return Decision(False, _first_line(failures[0])) if failures else Decision(True)
+    return _first_line(failures[0]) if failures else ""
 
 
 def _first_line(error: Exception) -> str:
@@ -295,37 +314,6 @@ PROVIDERS = {name: each for each in CAPABILITIES.values() for name in each.provi
 """The capability of each name that this package provides."""
 
 
-@dataclass(frozen=True)
-class CapabilityStatus:
-    """The state of a capability with the installed torch.
-
-    Args:
-        capability: The capability.
-        on: True if it is used.
-        why: Reason why not; empty where it is.
-    """
-
-    capability: Capability
-    on: bool
-    why: str
-
-    @property
-    def fatal(self) -> bool:
-        """Return True if opsmith does not work without it."""
-        return not self.on and self.capability.instead is None
-
-    def to_dict(self) -> dict[str, Any]:
-        """The row as JSON types."""
-        return {
-            "name": self.capability.name,
-            "purpose": self.capability.purpose,
-            "on": self.on,
-            "why": self.why or None,
-            "instead": None if self.on else self.capability.instead,
-            "required": self.capability.instead is None,
-        }
-
-
 def capability_statuses() -> list[CapabilityStatus]:
     """Examine every capability now, with its self-test, on a tested torch too."""
     conservative = config.conservative()
@@ -334,6 +322,5 @@ def capability_statuses() -> list[CapabilityStatus]:
         if conservative and capability.instead is not None:
             rows.append(CapabilityStatus(capability, False, f"{config.CONSERVATIVE}=1"))
         else:
-            found = examine(capability)
-            rows.append(CapabilityStatus(capability, found.on, found.why))
+            rows.append(examine(capability))
     return rows

@@ -9,18 +9,21 @@ from typing import Any
 
 import torch
 
-from opsmith.core.argument_types import BOOL, FLOAT, INT, STR, ArgumentType
+from opsmith.core.argument_types import FLOAT
 from opsmith.core.operator import MISSING, without_missing
 from opsmith.core.schema import REQUIRED, Argument
-from opsmith.core.shapes import ANY
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.fast_path.call_signatures import CallSignatures
+from opsmith.torch_library.fast_path.eligibility import (
+    CallSignatures,
+    are_ints,
+    has_fast_path,
+    is_int_sequence,
+    size_condition,
+    type_condition,
+    unless_none,
+)
 from opsmith.torch_library.fast_path.purity import CONTRACT_NAMES, ContractSource
-
-_SCALARS = {FLOAT: "_op_float", INT: "_op_int", BOOL: "_op_bool", STR: "_op_str"}
-MAX_OPTIONAL_TENSORS = 3
-"""Each optional tensor doubles the number of lists of signatures."""
 
 
 def generate_call(
@@ -34,20 +37,7 @@ def generate_call(
         call: Takes the handle, positional and keyword arguments: the slow path.
     """
     schema = specification.schema
-    tensors = [argument for argument in schema.arguments if argument.kind.is_tensor]
-    optional = [each.name for each in tensors if each.kind.optional]
-    reserved = any(name.startswith("_op_") for name in (*schema.names, specification.short_name))
-    # Non-differentiable results are detached on the slow path only.
-    unfit = (
-        len(schema.results) > 1
-        or not schema.always_tensors
-        or not schema.results[0].differentiable
-        or specification.random
-        or specification.adopted is not None
-    )
-    if reserved or unfit or len(tensors) == len(optional) or len(optional) > MAX_OPTIONAL_TENSORS:
-        return None
-    if any(each.kind.sequence for each in tensors):
+    if not has_fast_path(specification):
         return None
     signatures = CallSignatures(specification)
     names: dict[str, Any] = {
@@ -61,7 +51,7 @@ def generate_call(
         "_op_bool": bool,
         "_op_str": str,
         "_op_tuple": tuple,
-        "_op_are_ints": _are_ints,
+        "_op_are_ints": are_ints,
         "_op_grad_enabled": torch.is_grad_enabled,
         "_op_overload": overload,
         "_op_call": call,
@@ -91,9 +81,9 @@ def _call_source(specification: Specification) -> str:
         # Checked first: a subclass or a `TorchFunctionMode` would see the other checks.
         capabilities.torch_function_condition(every),
         *capabilities.GUARD_CONDITIONS,
-        *(_type_condition(each) for each in schema.arguments if not each.kind.is_tensor),
+        *(type_condition(each) for each in schema.arguments if not each.kind.is_tensor),
         # The guard rejects other tensors that are not dense, but cannot take nested ones.
-        *(_unless_none(each, "not {0}.is_nested") for each in tensors),
+        *(unless_none(each, "not {0}.is_nested") for each in tensors),
     ]
     in_shape = size_condition(specification)
     to_kernel = "".join(f"{_kernel_argument(each)}, " for each in schema.arguments[: schema.positional])
@@ -167,38 +157,6 @@ def _signature(arguments: Sequence[Argument], positional: int) -> str:
     return ", ".join([*pieces[:positional], "*_op_extra", *pieces[positional:], "**_op_unknown"])
 
 
-def _is_int_sequence(kind: ArgumentType) -> bool:
-    """Return True for a sequence of integers, as a size or stride."""
-    return kind.sequence and kind.base is INT and not kind.item_optional and kind.structure is None
-
-
-def _are_ints(value: Any, length: int | None) -> bool:
-    """Return True if a value is a plain sequence of integers, none of them symbolic."""
-    if type(value) not in (tuple, torch.Size, list) or length not in (None, len(value)):
-        return False
-    return all(type(item) is int for item in value)
-
-
-def _type_condition(argument: Argument) -> str:
-    """Source of a condition: the argument, not a tensor, has a type that the fast path takes."""
-    kind = argument.kind
-    if kind.base is FLOAT and not kind.sequence:
-        return _unless_none(argument, "(_op_type({0}) is _op_float or _op_type({0}) is _op_int)")
-    if _is_int_sequence(kind):
-        several = f"_op_are_ints({{0}}, {kind.length})"
-        return _unless_none(argument, f"_op_type({{0}}) is _op_int or {several}" if kind.spread else several)
-    if kind.base in _SCALARS and (not kind.sequence or kind.spread):
-        return _unless_none(argument, f"_op_type({{0}}) is {_SCALARS[kind.base]}")
-    name = argument.name
-    if kind.base.exact is not None and not kind.sequence:
-        return _unless_none(argument, f"_op_type({{0}}) is _op_exact_{name}")
-    return (
-        "False"
-        if kind.structure is not None or argument.default is REQUIRED
-        else f"{name} is _op_default_{name}"
-    )
-
-
 def _kernel_argument(argument: Argument) -> str:
     """Source of an argument of the kernel."""
     name, kind = argument.name, argument.kind
@@ -207,7 +165,7 @@ def _kernel_argument(argument: Argument) -> str:
     if kind.is_tensor or not kind.sequence:
         return name
     spread = "(" + f"{name}, " * (kind.length or 1) + ")"
-    if _is_int_sequence(kind):
+    if is_int_sequence(kind):
         several = f"_op_tuple({name})" if kind.as_tuple else f"[*{name}]"
         if kind.spread:
             one = spread if kind.as_tuple else f"[*{spread}]"
@@ -218,47 +176,6 @@ def _kernel_argument(argument: Argument) -> str:
     restored = f"_op_restored_{name}"
     # Each call gets a new list.
     return restored if kind.as_tuple else f"({restored} if {restored} is None else [*{restored}])"
-
-
-def _unless_none(argument: Argument, condition: str) -> str:
-    """Source of a condition on an argument; an optional one that is None fulfils it."""
-    text = condition.format(argument.name)
-    return f"({argument.name} is None or {text})" if argument.kind.optional else f"({text})"
-
-
-def size_condition(specification: Specification) -> str:
-    """Source of a condition: sizes of the same letter are equal; empty if nothing is to be checked."""
-    shapes = specification.shapes
-    if shapes is None:
-        return ""
-    everything = f"_op_in_shape(({', '.join(specification.schema.names)}, ))"
-    if sum(dims.leading for dims in shapes.arguments.values()) > 1:
-        return everything
-    optional = {each.name for each in specification.schema.arguments if each.kind.optional}
-    if shapes.integers & optional:
-        return everything  # None is not a size
-    first: dict[str, str] = {name: name for name in shapes.integers}
-    conditions: list[str] = []
-    for name in sorted(shapes.arguments, key=lambda name: name in optional):
-        dims = shapes.arguments[name]
-        agree: list[str] = []
-        for dim, size in enumerate(dims.sizes):
-            found = f"{name}.size({dim - len(dims.sizes)})"
-            if size == ANY:
-                continue
-            if size.isdigit():
-                agree.append(f"{found} == {size}")
-            elif not size.isidentifier() or (size not in first and name in optional):
-                return everything  # an expression, or a letter of an optional argument only
-            elif size in first:
-                agree.append(f"{found} == {first[size]}")
-            else:
-                first[size] = found
-        if agree and name in optional:
-            conditions.append(f"({name} is None or {' and '.join(agree)})")
-        else:
-            conditions += agree
-    return " and ".join(conditions)
 
 
 NOT_TAKEN = object()

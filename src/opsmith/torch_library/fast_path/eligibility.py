@@ -1,4 +1,4 @@
-"""Cache of call signatures: the guard and the implementation of each."""
+"""Eligibility for the fast path: of operators, of the arguments of a call, and of call signatures."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
+from opsmith.core.argument_types import BOOL, FLOAT, INT, STR, ArgumentType
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.formula import Formula, NonDifferentiable
 from opsmith.core.kernels import BuiltKernel, choose
 from opsmith.core.location import where
+from opsmith.core.schema import REQUIRED, Argument
+from opsmith.core.shapes import ANY
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.gradient_values import mixes_dtypes
@@ -22,6 +25,9 @@ from opsmith.torch_library.fast_path.generated_node import GeneratedNodes, NodeS
 from opsmith.torch_library.fast_path.purity import CONTRACT_NAMES, ContractSource
 from opsmith.torch_library.validation import validate_results
 
+_SCALARS = {FLOAT: "_op_float", INT: "_op_int", BOOL: "_op_bool", STR: "_op_str"}
+MAX_OPTIONAL_TENSORS = 3
+"""Each optional tensor doubles the number of lists of signatures."""
 PLAIN_TYPES = frozenset((Tensor, torch.nn.Parameter))
 MAX_SIGNATURES = 16
 """Maximum number of signatures; calls with others are examined in Python each time."""
@@ -31,6 +37,23 @@ Implementation = tuple[Any, Callable[..., Any] | None, Callable[..., Any] | None
 
 SLOW_PATH: Implementation = (None, None, None, False)
 """Result for a call that must go through the dispatcher."""
+
+
+def has_fast_path(specification: Specification) -> bool:
+    """Return True if calls of an operator may take the fast path."""
+    schema = specification.schema
+    tensors = [argument.kind for argument in schema.arguments if argument.kind.is_tensor]
+    optional = sum(kind.optional for kind in tensors)
+    reserved = any(name.startswith("_op_") for name in (*schema.names, specification.short_name))
+    return (
+        len(schema.results) == 1
+        and schema.always_tensors
+        and schema.results[0].differentiable  # others are detached on the slow path only
+        and not (reserved or specification.random or specification.adopted is not None)
+        and optional < len(tensors)
+        and optional <= MAX_OPTIONAL_TENSORS
+        and not any(kind.sequence for kind in tensors)
+    )
 
 
 @dataclass
@@ -147,9 +170,9 @@ class CallSignatures:
         versions = None if before is None else [count for count in before if count is not None]
         validated: Tensor = validate_results(self.specification, kernel, result, values, versions)[0]
         if validated.requires_grad and not any(tensor.requires_grad for tensor in tensors_in(values)):
-            raise errors.CapturedTensorError(
+            raise self.specification.error(
+                errors.CapturedTensorError,
                 "it uses something that requires a gradient and is not an argument",
-                operator=self.specification.name,
                 expected="a function of its arguments alone",
                 got="a result that requires a gradient, from arguments that do not",
                 where=where(kernel),
@@ -185,3 +208,76 @@ def _is_dense(tensor: Tensor) -> bool:
 def _is_materialized(tensor: Tensor) -> bool:
     """Return True if a kernel can read the memory of a tensor as it is; torch operations take any tensor."""
     return not (tensor.is_conj() or tensor.is_neg() or tensor.is_meta)
+
+
+def is_int_sequence(kind: ArgumentType) -> bool:
+    """Return True for a sequence of integers, as a size or stride."""
+    return kind.sequence and kind.base is INT and not kind.item_optional and kind.structure is None
+
+
+def are_ints(value: Any, length: int | None) -> bool:
+    """Return True if a value is a plain sequence of integers, none of them symbolic."""
+    if type(value) not in (tuple, torch.Size, list) or length not in (None, len(value)):
+        return False
+    return all(type(item) is int for item in value)
+
+
+def type_condition(argument: Argument) -> str:
+    """Source of a condition: the argument, not a tensor, has a type that the fast path takes."""
+    kind = argument.kind
+    if kind.base is FLOAT and not kind.sequence:
+        return unless_none(argument, "(_op_type({0}) is _op_float or _op_type({0}) is _op_int)")
+    if is_int_sequence(kind):
+        several = f"_op_are_ints({{0}}, {kind.length})"
+        return unless_none(argument, f"_op_type({{0}}) is _op_int or {several}" if kind.spread else several)
+    if kind.base in _SCALARS and (not kind.sequence or kind.spread):
+        return unless_none(argument, f"_op_type({{0}}) is {_SCALARS[kind.base]}")
+    name = argument.name
+    if kind.base.exact is not None and not kind.sequence:
+        return unless_none(argument, f"_op_type({{0}}) is _op_exact_{name}")
+    return (
+        "False"
+        if kind.structure is not None or argument.default is REQUIRED
+        else f"{name} is _op_default_{name}"
+    )
+
+
+def unless_none(argument: Argument, condition: str) -> str:
+    """Source of a condition on an argument; an optional one that is None fulfils it."""
+    text = condition.format(argument.name)
+    return f"({argument.name} is None or {text})" if argument.kind.optional else f"({text})"
+
+
+def size_condition(specification: Specification) -> str:
+    """Source of a condition: sizes of the same letter are equal; empty if nothing is to be checked."""
+    shapes = specification.shapes
+    if shapes is None:
+        return ""
+    everything = f"_op_in_shape(({', '.join(specification.schema.names)}, ))"
+    if sum(dims.leading for dims in shapes.arguments.values()) > 1:
+        return everything
+    optional = {each.name for each in specification.schema.arguments if each.kind.optional}
+    if shapes.integers & optional:
+        return everything  # None is not a size
+    first: dict[str, str] = {name: name for name in shapes.integers}
+    conditions: list[str] = []
+    for name in sorted(shapes.arguments, key=lambda name: name in optional):
+        dims = shapes.arguments[name]
+        agree: list[str] = []
+        for dim, size in enumerate(dims.sizes):
+            found = f"{name}.size({dim - len(dims.sizes)})"
+            if size == ANY:
+                continue
+            if size.isdigit():
+                agree.append(f"{found} == {size}")
+            elif not size.isidentifier() or (size not in first and name in optional):
+                return everything  # an expression, or a letter of an optional argument only
+            elif size in first:
+                agree.append(f"{found} == {first[size]}")
+            else:
+                first[size] = found
+        if agree and name in optional:
+            conditions.append(f"({name} is None or {' and '.join(agree)})")
+        else:
+            conditions += agree
+    return " and ".join(conditions)
