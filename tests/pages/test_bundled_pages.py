@@ -14,7 +14,7 @@ import opsmith
 from opsmith import ops
 from opsmith.exporting.export import Body
 from opsmith.kernels.cuda.nvrtc import find_nvrtc
-from opsmith.pages.content import AbsentSection, PageOptions, collect_content
+from opsmith.pages.content import AbsentSection, collect_content
 from opsmith.pages.kernels import kernels_of
 from opsmith.pages.sections import BODIES, exports_of
 
@@ -25,7 +25,15 @@ EVERY = (ops.exp, ops.mul, ops.add, ops.linear, ops.involution)
 
 @pytest.mark.parametrize("operator", EVERY, ids=lambda each: each.name)
 def test_nothing_is_absent_that_there_is(operator: opsmith.Operator[..., object]) -> None:
-    content = collect_content(operator, PageOptions(None, True, "quick", 0, ("sm_90",)), lambda what: None)
+    content = collect_content(
+        operator,
+        lambda what: None,
+        report=None,
+        benchmark=True,
+        effort="quick",
+        seed=0,
+        architectures=("sm_90",),
+    )
     absent = {name for name, value in vars(content).items() if isinstance(value, AbsentSection)}
     assert absent == ({"kernels"} if not operator.specification.kernels else set())
     assert not isinstance(content.report, AbsentSection)

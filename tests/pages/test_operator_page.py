@@ -295,8 +295,12 @@ def test_what_is_looked_at_is_told(tmp_path: Path) -> None:
 def test_a_mistake_of_the_sections_is_not_hidden_from_tests(tmp_path: Path) -> None:
     looked = content.collect_content(
         paged.affine,
-        content.PageOptions(paged.passed(paged.affine), measured("paged::affine"), "quick", 0, ()),
         lambda what: None,
+        report=paged.passed(paged.affine),
+        benchmark=measured("paged::affine"),
+        effort="quick",
+        seed=0,
+        architectures=(),
     )
     absent = [name for name, value in vars(looked).items() if isinstance(value, AbsentSection)]
     assert absent == []

@@ -17,10 +17,11 @@ from typer.testing import CliRunner
 import opsmith
 import opsmith.tour
 from opsmith import errors
+from opsmith.checking.side_effects.global_settings import thread_count
 from opsmith.cli.app import app
 from opsmith.core.output_file import replacing
 from opsmith.tour import STAGES, StageResult, TourContext, TourStage, operators, run_tour
-from opsmith.tour.stage import single_thread, write_json
+from opsmith.tour.stage import write_json
 
 
 def context(out: Path) -> TourContext:
@@ -100,8 +101,8 @@ def test_json_takes_finite_numbers_alone(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_single_thread_is_given_back() -> None:
-    @single_thread()
+def test_thread_count_is_restored() -> None:
+    @thread_count(1)
     def fails() -> None:
         assert torch.get_num_threads() == 1
         raise ZeroDivisionError

@@ -11,11 +11,12 @@ from opsmith import errors
 from opsmith.benchmarking import machine
 from opsmith.benchmarking.contenders import refuse_baselines
 from opsmith.benchmarking.cost import bytes_of
-from opsmith.benchmarking.measurement import Request, measure, thread_count
+from opsmith.benchmarking.measurement import Request, measure
 from opsmith.benchmarking.result import DIRECTIONS, Benchmark, BenchmarkCase
 from opsmith.benchmarking.sizes import Samples, SizedCall, Sizes, sizes_of
 from opsmith.benchmarking.timing import BenchmarkEffort, Level, effort_named
 from opsmith.checking import Report, check
+from opsmith.checking.side_effects.global_settings import thread_count
 from opsmith.core.call_arguments import CallArguments, shown, tensors_in
 from opsmith.core.kernels import check_device
 from opsmith.core.operator import Operator

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -352,14 +351,3 @@ def _counted(run: Callable[[], Any]) -> tuple[list[Any], int, str]:
     with torch.enable_grad(), without_warnings():
         returned, count, words = count_operations(run)
     return results_of(returned), count, words
-
-
-@contextmanager
-def thread_count(count: int) -> Iterator[None]:
-    """Set the number of threads of torch in a region."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

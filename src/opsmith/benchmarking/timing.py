@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, get_args
@@ -16,6 +14,7 @@ from typing import Any, Literal, Protocol, get_args
 import torch
 
 from opsmith import errors
+from opsmith.checking.side_effects.liveness import without_garbage_collection
 from opsmith.core.call_arguments import shown
 
 try:
@@ -308,7 +307,7 @@ def time_in_turns(
     """
     order, draw = list(contenders), random.Random(seed)
     taken: dict[str, list[float]] = {name: [] for name in order}
-    with _no_garbage_collection():
+    with without_garbage_collection():
         counts = {name: _count(each, clock, effort.turn_s) for name, each in contenders.items()}
         start = time.perf_counter()
         for number in range(effort.most):
@@ -354,15 +353,3 @@ def _count(each: TimedCall, clock: Clock, turn_s: float) -> int:
 
 def _steady(seconds: list[float]) -> bool:
     return bool(spread(seconds).relative <= STEADY * len(seconds) ** 0.5)
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Turn off the garbage collector in a region."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()

@@ -87,20 +87,20 @@ class Verdict:
 
     Args:
         operator: The operator's name.
-        apart: Differences of the two runs that make their times incomparable.
+        differences: Differences of the two runs that make their times incomparable.
         changes: Change of each row that both have.
         missing: Rows that only one of them has.
     """
 
     operator: str
-    apart: tuple[str, ...]
+    differences: tuple[str, ...]
     changes: tuple[TimeChange, ...]
     missing: tuple[str, ...]
 
     @property
     def comparable(self) -> bool:
         """True if the runs are comparable, and have rows in common."""
-        return not self.apart and any(change.judged for change in self.changes)
+        return not self.differences and any(change.judged for change in self.changes)
 
     @property
     def slower(self) -> tuple[TimeChange, ...]:
@@ -116,8 +116,8 @@ class Verdict:
 
     def __str__(self) -> str:
         judged = [change for change in self.changes if change.judged]
-        if self.apart:
-            lines = [f"{self.operator}: NOT COMPARABLE: {'; '.join(self.apart)}"]
+        if self.differences:
+            lines = [f"{self.operator}: NOT COMPARABLE: {'; '.join(self.differences)}"]
         elif not judged:
             lines = [f"{self.operator}: NOT COMPARABLE: the two runs have no row of it in common"]
         elif self.slower:
@@ -131,7 +131,7 @@ class Verdict:
                 lines = [f"{self.operator}: NOT SEEN to be slower, among much noise: {seen}"]
         shown_changes = self.slower or [change for change in judged if change.kind != "same"]
         lines += [f"  {change}" for change in shown_changes]
-        if not self.apart and any(change.kind == "unclear" for change in judged):
+        if not self.differences and any(change.kind == "unclear" for change in judged):
             lines.append("  unclear: noise may explain it; measure both again, with nothing else running")
         lines += [f"  only in one of the runs: {each}" for each in self.missing]
         return "\n".join(lines)

@@ -208,10 +208,6 @@ class Graph:
         keeping = [node for node in self.nodes if node.own_bytes]
         return sorted(keeping, key=lambda node: -node.own_bytes)[:count]
 
-    def inputs_of(self, node: str) -> list[Node]:
-        """The nodes that lead to this one."""
-        return [self.by_id[edge.source] for edge in self.edges if edge.target == node]
-
     def ancestry(self, group: str | None) -> list[str]:
         """A group and its ancestors, the innermost first; empty for None."""
         found = []

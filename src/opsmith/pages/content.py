@@ -10,6 +10,7 @@ import torch
 
 from opsmith import errors
 from opsmith.benchmarking import Benchmark
+from opsmith.benchmarking import benchmark as measure
 from opsmith.benchmarking.machine import environment_of
 from opsmith.build.toolchain import find_toolchain
 from opsmith.checking import Report, check
@@ -24,7 +25,6 @@ from opsmith.pages.sections import (
     SavedTensors,
     exports_of,
     graph_of,
-    measured,
     pictured,
     saved_tensors,
 )
@@ -101,42 +101,41 @@ UNMEASURED = AbsentSection(
 NO_KERNEL = AbsentSection("it has no kernel: the reference computes every call")
 
 
-@dataclass(frozen=True)
-class PageOptions:
-    """Options of a page.
+def collect_content(
+    operator: Operator[..., Any],
+    step: Step,
+    *,
+    report: Report | None,
+    benchmark: Benchmark | bool | None,
+    effort: Any,
+    seed: int,
+    architectures: Sequence[str],
+) -> PageContent:
+    """Make every section of an operator's page.
 
     Args:
+        operator: The operator.
+        step: Is called with each step.
         report: An existing report; None runs a check.
         benchmark: An existing benchmark; True measures one; None and False omit it.
         effort: Effort of the check.
         seed: Seed of the check.
         architectures: Architectures that CUDA kernels are compiled for.
     """
-
-    report: Report | None
-    benchmark: Benchmark | bool | None
-    effort: str
-    seed: int
-    architectures: Sequence[str]
-
-
-def collect_content(operator: Operator[..., Any], options: PageOptions, step: Step) -> PageContent:
-    """Make every section of an operator's page."""
     specification = operator.specification
 
     def checked() -> Report:
-        if options.report is not None:
-            return options.report
+        if report is not None:
+            return report
         step("check")
-        effort: Any = options.effort
-        return check(operator, effort=effort, seed=options.seed)
+        return check(operator, effort=effort, seed=seed)
 
-    report = attempted(checked)
+    section = attempted(checked)
     step("graph")
     graph = attempted(lambda: graph_of(operator))
     saved = attempted(lambda: saved_tensors(operator))
     step("kernels")
-    kernels = attempted(lambda: kernels_of(operator, options.architectures))
+    kernels = attempted(lambda: kernels_of(operator, architectures))
     step("ONNX")
     exports = attempted(lambda: exports_of(operator))
     step("benchmark")
@@ -146,21 +145,20 @@ def collect_content(operator: Operator[..., Any], options: PageOptions, step: St
         signature=signature_of(specification),
         codes=codes_of(specification),
         aspects=aspects_of(specification),
-        report=report,
+        report=section,
         graph=graph,
         saved=saved,
         kernels=kernels if specification.kernels else NO_KERNEL,
         exports=exports,
-        measured=_measured(operator, options, None if isinstance(report, AbsentSection) else report),
+        measured=_measured(operator, benchmark, None if isinstance(section, AbsentSection) else section),
         environment=environment(),
     )
 
 
-def _measured(operator: Operator[..., Any], options: PageOptions, report: Report | None) -> Any:
-    given = options.benchmark
+def _measured(operator: Operator[..., Any], given: Benchmark | bool | None, report: Report | None) -> Any:
     if given is None or given is False:
         return UNMEASURED
-    made = attempted(lambda: measured(operator, report)) if given is True else given
+    made = attempted(lambda: measure(operator, effort="quick", report=report)) if given is True else given
     return made if isinstance(made, AbsentSection) else attempted(lambda: pictured(made))
 
 

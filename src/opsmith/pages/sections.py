@@ -12,8 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.benchmarking import Benchmark, benchmark
-from opsmith.checking import Report
+from opsmith.benchmarking import Benchmark
 from opsmith.checking.samples.sample import sample_named
 from opsmith.core.operator import Operator
 from opsmith.core.samples import first_call
@@ -163,16 +162,6 @@ class BenchmarkResult:
     benchmark: Benchmark
     plots: Mapping[str, str]
     unpictured: str = ""
-
-
-def measured(operator: Operator[..., Any], report: Report | None) -> Benchmark:
-    """Measure an operator, at quick effort.
-
-    Raises:
-        NotPassedError: If it fails its check.
-        OpsmithError: If it cannot be measured for another reason.
-    """
-    return benchmark(operator, effort="quick", report=report)
 
 
 def pictured(made: Benchmark) -> BenchmarkResult:

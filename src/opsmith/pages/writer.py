@@ -18,7 +18,7 @@ from opsmith.core.call_arguments import shown
 from opsmith.core.operator import Operator
 from opsmith.core.output_file import replace_file, unwritable, writable_file
 from opsmith.kernels.common.gpu_resources import ARCHITECTURES
-from opsmith.pages.content import PageContent, PageOptions, collect_content
+from opsmith.pages.content import PageContent, collect_content
 
 Progress = Callable[[str, int, int], None]
 
@@ -83,14 +83,16 @@ def page(
             if progress is not None:
                 progress(f"{name}: {what}", done, len(every))
 
-        options = PageOptions(
-            (reports or {}).get(operator.name),
-            benchmarks.get(operator.name) if isinstance(benchmarks, Mapping) else benchmarks,
-            effort,
-            seed,
-            architectures,
+        content = collect_content(
+            operator,
+            step,
+            report=(reports or {}).get(operator.name),
+            benchmark=benchmarks.get(operator.name) if isinstance(benchmarks, Mapping) else benchmarks,
+            effort=effort,
+            seed=seed,
+            architectures=architectures,
         )
-        contents.append(collect_content(operator, options, step))
+        contents.append(content)
         write(file, rendered(contents[-1], None if paths.index is None else paths.index.name))
     if progress is not None:
         progress("", len(every), len(every))

@@ -10,13 +10,14 @@ import torch
 from opsmith import errors
 from opsmith.checking.properties import GROUPS
 from opsmith.checking.report import Failure, Report
+from opsmith.checking.side_effects.global_settings import thread_count
 from opsmith.core.adopted import overrides
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
 from opsmith.surveying.declarations import Declaration, add_declaration
 from opsmith.surveying.finding import Finding, Verdict, abilities, adopting_line
 from opsmith.surveying.guesses import ClassSource, argument_names, placeholder_code, unguessable
-from opsmith.surveying.trials import SECONDS, Trials, has_backward, one_thread, run_guesses
+from opsmith.surveying.trials import SECONDS, Trials, has_backward, run_guesses
 
 FLOAT32 = 1e-4
 """Relative distance of two numbers that float32 has rounded; absolute below 1."""
@@ -52,7 +53,7 @@ def survey(
         'works'
     """
     known = name or function_class.__qualname__
-    with one_thread():
+    with thread_count(1):
         try:
             return _survey(function_class, seed, seconds, known)
         # One class must not keep the report on the others from its author.

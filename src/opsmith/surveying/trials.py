@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
+from opsmith.checking.side_effects.global_settings import thread_count
 from opsmith.core.adopted import overrides
 from opsmith.core.location import where
 from opsmith.surveying.guesses import ClassSource, Guess, argument_names, guesses, unguessable
@@ -217,17 +218,6 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Let torch use one thread in a region: small tensors gain nothing from more."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 @dataclass(frozen=True)
 class GuessedSamples:
     """Guessed arguments on which forward and backward ran.
@@ -283,7 +273,7 @@ def guessed_samples(
         listed = " and ".join(f"`{each}`" for each in unknown)
         problem = f"there are no samples to check it on, and what {listed} takes cannot be guessed"
         raise _missing(name, location, problem, hint)
-    with one_thread():
+    with thread_count(1):
         trials = run_guesses(source, seed, seconds)
         if not trials.ran:
             stop = trials.mistake or trials.nearest

@@ -16,9 +16,10 @@ import torch.nn.functional as F
 from rich.table import Table
 from torch import Tensor, nn
 
+from opsmith.checking.side_effects.global_settings import thread_count
 from opsmith.ops import Involution2d, Linear
 from opsmith.tour.operators import involution_implementations, swish
-from opsmith.tour.stage import StageResult, TourContext, progress, single_thread, write_json, write_weights
+from opsmith.tour.stage import StageResult, TourContext, progress, write_json, write_weights
 
 SHIFTED = 0.3
 """Fraction of the training images that are shifted by up to one pixel."""
@@ -175,7 +176,7 @@ def training_implementations(network: DigitNetwork, images: Images) -> dict[str,
     return involution_implementations(lambda: F.cross_entropy(network(batch.pixels), batch.labels).backward())
 
 
-@single_thread()
+@thread_count(1)
 def run(context: TourContext) -> StageResult:
     """Train, print a confusion matrix and the implementations, and write `digits.json` and `digits.pt`."""
     start = perf_counter()

@@ -13,9 +13,10 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
+from opsmith.checking.side_effects.global_settings import thread_count
 from opsmith.modules import OperatorModule
 from opsmith.ops import Linear
-from opsmith.tour.stage import StageResult, TourContext, progress, single_thread, write_json, write_weights
+from opsmith.tour.stage import StageResult, TourContext, progress, write_json, write_weights
 
 TARGET = (2.0, 3.0, 4.0)
 LEARNING_RATE, MOMENTUM, WEIGHT_DECAY, BATCH = 0.01, 0.9, 5e-4, 64
@@ -65,7 +66,7 @@ def optimum() -> Tensor:
     return solution
 
 
-@single_thread()
+@thread_count(1)
 def run(context: TourContext) -> StageResult:
     """Train, print the parameters beside the target, and write `linear.json` and `linear.pt`."""
     steps = context.linear_steps

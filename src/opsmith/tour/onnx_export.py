@@ -10,9 +10,10 @@ import torch
 from rich.table import Table
 from torch import Tensor, nn
 
+from opsmith.checking.side_effects.global_settings import thread_count
 from opsmith.ops import Linear
 from opsmith.tour.digits import DigitNetwork, split_digits
-from opsmith.tour.stage import StageResult, TourContext, read_weights, single_thread, write_json
+from opsmith.tour.stage import StageResult, TourContext, read_weights, write_json
 
 CLOSE = 1e-5
 """The largest difference of an output, as a part of the largest value."""
@@ -34,7 +35,7 @@ def export_and_load(model: nn.Module, example: Tensor, path: Path) -> tuple[Any,
     return export, opsmith.onnx.load(path)
 
 
-@single_thread()
+@thread_count(1)
 @torch.no_grad()
 def run(context: TourContext) -> StageResult:
     """Export both models, print their accuracy in PyTorch and in ONNX Runtime, and write `onnx.json`."""

@@ -15,8 +15,9 @@ from torch.overrides import TorchFunctionMode
 import opsmith
 from opsmith import ops
 from opsmith.checking import Report, check
+from opsmith.checking.side_effects.global_settings import thread_count
 from opsmith.ops.involution import involution, involution_input_gradient, involution_weight_gradient
-from opsmith.tour.stage import StageResult, TourContext, progress, single_thread, write_json
+from opsmith.tour.stage import StageResult, TourContext, progress, write_json
 
 
 @opsmith.operator("opsmith_tour::swish")
@@ -137,7 +138,7 @@ def build_kernels() -> None:
         list(pool.map(call, (torch.float64, torch.float32, torch.bfloat16, torch.float16)))
 
 
-@single_thread()
+@thread_count(1)
 def run(context: TourContext) -> StageResult:
     """Check the operators with quick effort, print a table, and write the reports to `checks.json`."""
     reports: dict[str, Report] = {}

@@ -11,10 +11,11 @@ import torch
 import opsmith
 from opsmith import ops
 from opsmith.checking.output.json import read_reports
+from opsmith.checking.side_effects.global_settings import thread_count
 from opsmith.core.output_file import replacing
 from opsmith.tour.digits import DigitNetwork, split_digits
 from opsmith.tour.operators import swish
-from opsmith.tour.stage import StageResult, TourContext, progress, read_weights, single_thread, write_json
+from opsmith.tour.stage import StageResult, TourContext, progress, read_weights, write_json
 
 # matplotlib is imported by the functions that draw: the command `opsmith tour --help` does without it.
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def draw_network(out: Path, pixels: torch.Tensor) -> list[Path]:
     return paths
 
 
-@single_thread()
+@thread_count(1)
 def rednet_samples(seed: int) -> list[tuple[Any, ...]]:
     """Return features and kernels of 7x7 of two stages of RedNet-50, for one image of 224x224."""
     source = torch.Generator().manual_seed(seed)

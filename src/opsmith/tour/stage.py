@@ -112,24 +112,3 @@ def progress(console: Console, title: str, total: int) -> Iterator[Callable[[str
             bar.update(task, advance=1, note=note)
 
         yield advance
-
-
-@contextmanager
-def single_thread() -> Iterator[None]:
-    """Let torch compute with one thread of the CPU, in a region or as a decorator.
-
-    Tensors of a few thousand elements gain nothing from a second thread. On a busy machine each operation
-    waits for it: the network for the digits was seen to train ten times slower.
-
-    Example:
-        >>> import torch
-        >>> with single_thread():
-        ...     torch.get_num_threads()
-        1
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
