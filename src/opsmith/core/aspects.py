@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from abc import abstractmethod
 from collections.abc import Callable
+from functools import partial
 from os import PathLike
 from typing import Any, Self, TypeVar, Unpack, overload
 
@@ -72,30 +73,40 @@ class Aspects:
             >>> reciprocal.gradients(x=lambda grad, result: -grad * result.square())
             <opsmith operator demo::reciprocal(Tensor x) -> Tensor>
         """
-        self._check_one_way("gradients", "input", joint, rules)
-        if joint and isinstance(joint[0], str):
+        attach = partial(self._attach_gradients, surrogate=False)
+        return self._give("gradients", "input", joint, rules, formula_rules, joint_rules, attach)
 
-            def decorate(function: F) -> F:
-                self._attach_joint(function, joint)
-                return function
-
-            return decorate
-        if joint:
-            self._attach_joint(joint[0], ())
-            return self
-        return self._attach_gradients(self._rules(formula_rules, rules), surrogate=False)
-
-    def _check_one_way(self, aspect: str, of: str, joint: tuple[Any, ...], rules: dict[str, Any]) -> None:
+    def _give(
+        self,
+        aspect: str,
+        owner: str,
+        joint: tuple[Any, ...],
+        rules: dict[str, Any],
+        read: Callable[..., dict[str, Any]],
+        read_joint: Callable[..., dict[str, Any]],
+        attach: Callable[[dict[str, Any]], Self],
+    ) -> Any:
+        """Attach gradients or tangents: a rule for each name, a joint formula, or a decorator of one."""
         names = all(isinstance(each, str) for each in joint)
         if joint and (rules or not (names or len(joint) == 1)):
             given = [repr(each) if isinstance(each, str) else where(each) for each in joint]
             raise self._specification.error(
                 errors.FormulaError,
                 f"{aspect} are given in one of three ways at a time",
-                expected=f"one joint formula, or names of {of}s, or `name=formula` for each {of}",
+                expected=f"one joint formula, or names of {owner}s, or `name=formula` for each {owner}",
                 got=", ".join([*given, *(f"{name}=..." for name in rules)]),
                 hint=f"call `{aspect}` once for each way",
             )
+        if not joint:
+            return attach(self._rules(read, rules))
+        if not names:
+            return attach(self._rules(read_joint, joint[0], ()))
+
+        def decorate(function: F) -> F:
+            attach(self._rules(read_joint, function, joint))
+            return function
+
+        return decorate
 
     def surrogate_gradients(self, stand_in: Callable[..., Any] | None = None, /, **rules: Any) -> Self:
         """Give gradients that are wrong on purpose: straight-through estimators, reversal, clipping, spikes.
@@ -155,17 +166,8 @@ class Aspects:
             >>> torch.func.jvp(inverse, (torch.tensor(2.0),), (torch.tensor(1.0),))
             (tensor(0.5000), tensor(-0.2500))
         """
-        self._check_one_way("tangents", "result", joint, rules)
-        if joint and isinstance(joint[0], str):
-
-            def decorate(function: F) -> F:
-                self._attach_tangents(self._rules(joint_tangent_rules, function, joint))
-                return function
-
-            return decorate
-        if joint:
-            return self._attach_tangents(self._rules(joint_tangent_rules, joint[0], ()))
-        return self._attach_tangents(self._rules(tangent_rules, rules))
+        attach = self._attach_tangents
+        return self._give("tangents", "result", joint, rules, tangent_rules, joint_tangent_rules, attach)
 
     def _attach_tangents(self, rules: dict[str, Any]) -> Self:
         return self._replace(tangents=self._specification.tangents.with_rules(rules))
@@ -184,9 +186,6 @@ class Aspects:
         """Read rules for gradients or tangents."""
         with errors.about(self.name, self._specification.where):
             return read(*given, self._specification.schema)
-
-    def _attach_joint(self, function: Any, inputs: tuple[str, ...]) -> None:
-        self._attach_gradients(self._rules(joint_rules, function, inputs), surrogate=False)
 
     def _attach_gradients(
         self, rules: dict[str, Rule], *, surrogate: bool, stand_in: Callable[..., Any] | None = None

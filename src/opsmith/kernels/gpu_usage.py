@@ -116,8 +116,7 @@ def _without_sample(
             hint="write `@op.samples` over a function of `make` that yields arguments which the kernel takes",
         )
     instances = [Instance(dtype, constants) for dtype in dtypes]
-    for instance in instances:
-        kernel.check(instance, architecture)
+    kernel.candidates(instances, architecture)
     return instances
 
 

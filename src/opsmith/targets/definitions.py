@@ -82,11 +82,9 @@ def _collect(names: Any, prefix: str, module: str, found: dict[str, Class], seen
 
 
 def _named(module: ModuleType, name: str) -> Class:
-    value: Any = module
-    for part in name.split("."):
-        value = getattr(value, part, None)
-    if isinstance(value, type) and issubclass(value, torch.autograd.Function):
-        return value
+    value = attribute_of(module, name)
+    if is_function_class(value):
+        return value  # type: ignore[no-any-return]
     known: dict[str, Class] = {}
     _collect(vars(module), "", module.__name__, known, set())
     available = ", ".join(f"`{each}`" for each in known)
@@ -97,6 +95,19 @@ def _named(module: ModuleType, name: str) -> Class:
         expected=f"one of {available}" if available else "an `autograd.Function`; it has none",
         hint="name the class as the file does, one inside of another with a dot: `Outer.Inner`",
     )
+
+
+def attribute_of(module: ModuleType, name: str) -> Any:
+    """Return an attribute of a module, with dots in nested names; None if there is none."""
+    value: Any = module
+    for part in name.split("."):
+        value = getattr(value, part, None)
+    return value
+
+
+def is_function_class(value: Any) -> bool:
+    """Return True for an `autograd.Function` class."""
+    return isinstance(value, type) and issubclass(value, torch.autograd.Function)
 
 
 def _location(module: ModuleType) -> str:

@@ -15,14 +15,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
-
 from opsmith import errors
 from opsmith.adopting.library_operator import is_operator
 from opsmith.core.formula import listed
 from opsmith.core.operator import Operator
 from opsmith.declaration import declared_operators
-from opsmith.targets.definitions import classes_in, custom_ops_in, registered_as
+from opsmith.targets.definitions import (
+    attribute_of,
+    classes_in,
+    custom_ops_in,
+    is_function_class,
+    registered_as,
+)
 
 LAST_LINES = 3
 """Calls of a traceback that a message shows."""
@@ -207,7 +211,7 @@ class Target:
             known = _known(module, found)
             if self.name in known:
                 return {known[self.name].name: known[self.name]}
-            value = _attribute(module, self.name)
+            value = attribute_of(module, self.name)
             if value is None:
                 value = registered_as(self.name)
             if is_function_class(value) or is_operator(value):
@@ -256,11 +260,6 @@ class Target:
         )
 
 
-def is_function_class(value: Any) -> bool:
-    """Return True for an `autograd.Function` class."""
-    return isinstance(value, type) and issubclass(value, torch.autograd.Function)
-
-
 def _declared(module: ModuleType) -> list[Operator[..., Any]]:
     """Return the operators that a module and its submodules declare."""
     inside = f"{module.__name__}."
@@ -272,10 +271,3 @@ def _known(module: ModuleType, found: list[Operator[..., Any]]) -> dict[str, Ope
     variables = {name: value for name, value in vars(module).items() if isinstance(value, Operator)}
     known = {operator.specification.short_name: operator for operator in found}
     return known | {operator.name: operator for operator in found} | variables
-
-
-def _attribute(module: ModuleType, name: str) -> Any:
-    value: Any = module
-    for part in name.split("."):
-        value = getattr(value, part, None)
-    return value

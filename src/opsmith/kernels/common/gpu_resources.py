@@ -69,8 +69,8 @@ def read_resources(log: str, name: str) -> Resources | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class KernelUsage:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelUsage(Resources):
     """Resources that an instance of a kernel uses on one architecture.
 
     Attributes:
@@ -79,11 +79,6 @@ class KernelUsage:
         kernel: Name of the function.
         instance: dtype and constants, as text; empty if the kernel is not a template.
         architecture: For example `sm_90`.
-        registers: Registers of a thread.
-        spill_stores: Bytes that a thread spills.
-        spill_loads: Bytes that it reads back.
-        stack: Bytes of memory of a thread for spills, and for arrays that fit in no register.
-        shared: Bytes of static shared memory of a block.
         dynamic_shared: Most bytes of dynamic shared memory of a block in the samples' calls.
         threads: Most threads of a block in the samples' calls; None if no sample runs the instance.
         occupancy: Fraction of a multiprocessor's warps that are resident; None if it is unknown.
@@ -95,11 +90,6 @@ class KernelUsage:
     kernel: str
     instance: str
     architecture: str
-    registers: int
-    spill_stores: int
-    spill_loads: int
-    stack: int
-    shared: int
     dynamic_shared: int
     threads: int | None
     occupancy: float | None
@@ -119,22 +109,17 @@ class KernelUsage:
     ) -> KernelUsage:
         """Return the usage of an instance of a kernel."""
         return cls(
-            kernel.operator.name,
-            kernel.where,
-            kernel.source.entry,
-            instance,
-            architecture,
             **asdict(resources),
+            operator=kernel.operator.name,
+            where=kernel.where,
+            kernel=kernel.source.entry,
+            instance=instance,
+            architecture=architecture,
             dynamic_shared=dynamic_shared,
             threads=threads,
             occupancy=occupancy,
             faults=tuple(faults),
         )
-
-    @property
-    def spills(self) -> int:
-        """Bytes that a thread spills and reads back."""
-        return self.spill_stores + self.spill_loads
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ class CppLibrary:
 
     Attributes:
         candidates: Parameters of each instance of the kernel.
-        computes_sizes: Whether it computes the sizes of the results.
+        computes_sizes: True if it computes the sizes of the results.
     """
 
     def __init__(self, directory: Path) -> None:

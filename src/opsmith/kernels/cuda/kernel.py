@@ -63,47 +63,6 @@ class CudaPlan:
     passed: tuple[int, ...]
 
 
-def plan_calls(
-    kernel: BuiltKernel[Any],
-    values: Sequence[Any],
-    instance: Instance,
-    parameters: Sequence[CudaParameter],
-    rules: LaunchRules,
-) -> CudaPlan:
-    """Plan the calls that have the signature of this one, from sizes alone.
-
-    Args:
-        kernel: The kernel.
-        values: Argument values; the data of tensors is not read.
-        instance: Instance of the kernel.
-        parameters: Parameters of the instance.
-        rules: Rules for the launch.
-
-    Raises:
-        LaunchError: If the launch cannot be computed, or a GPU cannot do it.
-        KernelSignatureError: If the kernel does not write the results of the reference.
-    """
-    schema = kernel.operator.specification.schema
-    passed = tuple(schema.names.index(name) for name in passed_arguments(schema))
-    layouts = result_layouts(kernel.operator.specification, values)
-    results = []
-    for result, layout, view in zip(schema.results, layouts, parameters[len(passed) :], strict=True):
-        check_written(kernel, result.name, layout, view)
-        results.append((layout, view.layout))
-    given = without_data(schema, values)
-    named = dict(zip(schema.names, given, strict=True))
-    copied = []
-    for index, parameter in zip(passed, parameters, strict=False):
-        if needs_copy(values[index], parameter):
-            copied.append((index, parameter))
-            given[index] = copy_of(given[index], parameter)
-    written = [layout.allocate("meta", view_layout) for layout, view_layout in results]
-    packed = pack_parameters(parameters, [*(given[index] for index in passed), *written])
-    names = [result.name for result in schema.results]
-    named |= {name: layout.allocate("meta") for name, layout in zip(names, layouts, strict=True)}
-    return CudaPlan(instance, tuple(copied), tuple(results), rules.geometry(named, names), packed, passed)
-
-
 def without_data(schema: Schema, values: Sequence[Any]) -> list[Any]:
     """Return argument values as a reference gets them, with `meta` tensors in place of tensors."""
     pairs = zip(schema.arguments, values, strict=True)
@@ -236,19 +195,10 @@ class CudaKernel(BuiltKernel[CudaSource]):
         given = dict(zip(schema.names, without_data(schema, values), strict=True))
         constants = self.rules.constants_of(given) if self.rules.constants else ()
         instances = [Instance(dtype, constants) for dtype in self.dtypes or (None,)]
-        candidates = self._candidates(instances, architecture)
+        candidates = self.candidates(instances, architecture)
         names = passed_arguments(schema)
         found = choose_cuda_candidate(names, [given[name] for name in names], candidates)
         return found if isinstance(found, str) else CudaChoice(instances[found], candidates[found])
-
-    def check(self, instance: Instance, architecture: str) -> None:
-        """Check the parameters of an instance against the operator.
-
-        Raises:
-            KernelSignatureError: If they are not its arguments and results.
-            CompileError, ToolchainError: If NVRTC refuses the source, or is missing.
-        """
-        self._candidates([instance], architecture)
 
     def compile(self, instance: Instance, architecture: str) -> Cubin:
         """Compile an instance for an architecture.
@@ -262,9 +212,30 @@ class CudaKernel(BuiltKernel[CudaSource]):
         """Plan the calls that have the signature of these values.
 
         Raises:
-            LaunchError, KernelSignatureError, MissingFakeError: See `plan_calls`.
+            LaunchError: If the launch cannot be computed, or a GPU cannot do it.
+            KernelSignatureError: If the kernel does not write the results of the reference.
+            MissingFakeError: If the layouts of the results depend on data.
         """
-        return plan_calls(self, values, choice.instance, choice.parameters, self.rules)
+        schema, parameters = self.operator.specification.schema, choice.parameters
+        passed = tuple(schema.names.index(name) for name in passed_arguments(schema))
+        layouts = result_layouts(self.operator.specification, values)
+        results = []
+        for result, layout, view in zip(schema.results, layouts, parameters[len(passed) :], strict=True):
+            check_written(self, result.name, layout, view)
+            results.append((layout, view.layout))
+        given = without_data(schema, values)
+        named = dict(zip(schema.names, given, strict=True))
+        copied = []
+        for index, parameter in zip(passed, parameters, strict=False):
+            if needs_copy(values[index], parameter):
+                copied.append((index, parameter))
+                given[index] = copy_of(given[index], parameter)
+        written = [layout.allocate("meta", view_layout) for layout, view_layout in results]
+        packed = pack_parameters(parameters, [*(given[index] for index in passed), *written])
+        names = [result.name for result in schema.results]
+        named |= {name: layout.allocate("meta") for name, layout in zip(names, layouts, strict=True)}
+        geometry = self.rules.geometry(named, names)
+        return CudaPlan(choice.instance, tuple(copied), tuple(results), geometry, packed, passed)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the operator; by the reference if the kernel does not take the call."""
@@ -330,9 +301,15 @@ class CudaKernel(BuiltKernel[CudaSource]):
                 function.shared = geometry.shared
             return function
 
-    def _candidates(
+    def candidates(
         self, instances: Sequence[Instance], architecture: str
     ) -> tuple[tuple[CudaParameter, ...], ...]:
+        """Return the parameters of each instance, which are the operator's arguments and results.
+
+        Raises:
+            KernelSignatureError: If they are not.
+            CompileError, ToolchainError: If NVRTC refuses the source, or is missing.
+        """
         key = (*instances, architecture)
         with self._lock:
             if self._missing is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.pullback import pull_back
 from opsmith.torch_library.distributed import mesh_of, replicated
 from opsmith.torch_library.flattening import ResultFlattening
+
+E = TypeVar("E", bound=errors.OpsmithError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,60 +102,48 @@ class _Subject:
     formula: Formula
     expected: TensorMetadata
 
-    def shape_error(self, value: Tensor, also: str, advice: str) -> errors.GradientShapeError:
-        """The error for a shape that does not fit."""
-        return errors.GradientShapeError(
-            f"the {self.what} of `{self.label}` has the wrong shape",
+    def error(self, kind: type[E], problem: str, expected: str, got: str, hint: str) -> E:
+        """The error for a value that does not fit."""
+        return kind(
+            f"the {self.what} of `{self.label}` {problem}",
             operator=self.operator,
             argument=self.label,
-            expected=f"{list(self.expected.shape)}, {also}",
-            got=str(list(value.shape)),
+            expected=expected,
+            got=got,
             where=self.formula.where,
-            hint=_shape_hint(value, self.expected, advice),
+            hint=hint,
         )
+
+    def shape_error(self, value: Tensor, also: str, advice: str) -> errors.GradientShapeError:
+        """The error for a shape that does not fit."""
+        expected, got = f"{list(self.expected.shape)}, {also}", str(list(value.shape))
+        hint = _shape_hint(value, self.expected, advice)
+        return self.error(errors.GradientShapeError, "has the wrong shape", expected, got, hint)
 
 
 def _dense(value: Any, about: _Subject) -> Tensor:
     """Return a dense tensor, or raise."""
     if not isinstance(value, Tensor):
-        raise errors.GradientTypeError(
-            f"the {about.what} of `{about.label}` is not a tensor",
-            operator=about.operator,
-            argument=about.label,
-            expected=f"a tensor of shape {list(about.expected.shape)}",
-            got=shown(value),
-            where=about.formula.where,
-            hint=f"return a tensor, or `opsmith.zero` where the {about.what} is zero",
-        )
+        expected = f"a tensor of shape {list(about.expected.shape)}"
+        hint = f"return a tensor, or `opsmith.zero` where the {about.what} is zero"
+        raise about.error(errors.GradientTypeError, "is not a tensor", expected, shown(value), hint)
     return about.expected.placed(value if value.layout is torch.strided else value.to_dense())
 
 
 def _matching(value: Tensor, about: _Subject, *, mixed: bool) -> Tensor:
     """Convert a value of the right shape to the expected dtype; raise where dtype or device are wrong."""
     source = "grad" if about.what == "gradient" else "result"
-    if value.device != about.expected.device:
-        raise errors.GradientDeviceError(
-            f"the {about.what} of `{about.label}` is on the wrong device",
-            operator=about.operator,
-            argument=about.label,
-            expected=str(about.expected.device),
-            got=str(value.device),
-            where=about.formula.where,
-            hint=f"make new tensors with `device={source}.device`",
-        )
-    wanted = about.expected.dtype
+    device, wanted = about.expected.device, about.expected.dtype
+    if value.device != device:
+        hint = f"make new tensors with `device={source}.device`"
+        problem = "is on the wrong device"
+        raise about.error(errors.GradientDeviceError, problem, str(device), str(value.device), hint)
     if value.dtype != wanted:
         widened = mixed and (value.is_floating_point() or (value.is_complex() and wanted.is_complex))
         if not widened and not (wanted.is_complex and value.dtype == wanted.to_real()):
-            raise errors.GradientDtypeError(
-                f"the {about.what} of `{about.label}` has the wrong dtype",
-                operator=about.operator,
-                argument=about.label,
-                expected=str(wanted),
-                got=str(value.dtype),
-                where=about.formula.where,
-                hint=f"make new tensors with `dtype={source}.dtype`, and cast nothing",
-            )
+            hint = f"make new tensors with `dtype={source}.dtype`, and cast nothing"
+            problem = "has the wrong dtype"
+            raise about.error(errors.GradientDtypeError, problem, str(wanted), str(value.dtype), hint)
         value = value.to(wanted)
     return value
 
