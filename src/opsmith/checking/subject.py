@@ -90,7 +90,7 @@ class Subject:
         apply: Function called instead of the operator, with the same arguments: a class's own `apply`, or the
             operator of torch.library.
         shown_as: Name in the report, if not the operator's name.
-        symmetric: Labels of the inputs that are made symmetric before it sees them (see `symmetry`).
+        symmetric: Labels of the inputs that are made symmetric before it sees them.
         limit_s: Seconds that a call may take in a process that is watched.
         ran: The dtypes in which it was run.
     """
@@ -146,8 +146,7 @@ class Subject:
     def has_truth(self) -> bool:
         """True if a run in a higher precision is closer to the truth.
 
-        False for an opaque operator, which has no other definition, and for a random one, which draws other
-        numbers in another dtype.
+        False for an opaque operator, which has no other definition, and for one that draws random numbers.
         """
         opaque = self.specification.opaque and not self.kind.in_library
         if opaque or self.specification.random:
@@ -172,15 +171,13 @@ class Subject:
 
     def _result_flattening(self, sample: Sample) -> ResultFlattening:
         """Flattening of the reference's results for a sample, which is run once for each."""
-        if sample.position not in self._result_flattenings:
-            schema = self.specification.schema
+        known, schema = self._result_flattenings, self.specification.schema
+        if sample.position not in known:
             with self.seeded(), torch.no_grad():
-                args, kwargs = sample.arguments(_own_generators(sample.at()))
+                args, kwargs = sample.arguments(sample.at())
                 returned = self.referred(args, kwargs)
-            self._result_flattenings[sample.position] = ResultFlattening.of(
-                schema, (returned,) if schema.single else returned
-            )
-        return self._result_flattenings[sample.position]
+            known[sample.position] = ResultFlattening.of(schema, (returned,) if schema.single else returned)
+        return known[sample.position]
 
     @cached_property
     def _result_flattenings(self) -> dict[int, ResultFlattening]:
@@ -194,7 +191,7 @@ class Subject:
             WrongFormError: If a class returns another structure than it did before.
         """
         with self.seeded():
-            args, kwargs = sample.arguments(_own_generators(self._symmetrised(sample, flat)))
+            args, kwargs = sample.arguments(self._own(sample, flat))
             returned = self.called(args, kwargs)
         adopted = self.specification.adopted
         if adopted is not None:  # its results may lie in tuples inside of tuples
@@ -208,13 +205,15 @@ class Subject:
     ) -> list[Tensor]:
         """All results of the reference, or of another function, as plain PyTorch; hidden ones too."""
         with self.seeded():
-            args, kwargs = sample.arguments(_own_generators(self._symmetrised(sample, flat)))
+            args, kwargs = sample.arguments(self._own(sample, flat))
             return self._listed((function or self.specification.reference)(*args, **kwargs))
 
-    def _symmetrised(self, sample: Sample, flat: Sequence[Any]) -> Sequence[Any]:
+    def _own(self, sample: Sample, flat: Sequence[Any]) -> list[Any]:
+        """The values, with generators copied, so that no run advances another's, and symmetric inputs."""
+        values: list[Any] = [v.clone_state() if isinstance(v, torch.Generator) else v for v in flat]
         if not self.symmetric:
-            return flat
-        pairs = zip(sample.labels, flat, strict=True)
+            return values
+        pairs = zip(sample.labels, values, strict=True)
         return [(value + value.mH) / 2 if label in self.symmetric else value for label, value in pairs]
 
     def kernel(self, sample: Sample, flat: Sequence[Any], function: Callable[..., Any]) -> list[Tensor]:
@@ -223,7 +222,7 @@ class Subject:
         Raises:
             WrongCountError: If it returns a list of another length than the reference.
         """
-        values = sample.flattening.pack(_own_generators(flat))
+        values = sample.flattening.pack(self._own(sample, flat))
         self.ran.note(values)
         with self.seeded(), torch.no_grad():
             returned = run_validated(self.specification, function, values)
@@ -401,8 +400,3 @@ def missing_device(kind: str, dtype: torch.dtype = torch.float32) -> str | None:
         # torch raises AssertionError ("not compiled with ..."); its first line is the reason.
         return str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
     return None
-
-
-def _own_generators(flat: Sequence[Any]) -> list[Any]:
-    """The values, with each generator copied, so that no run advances the generator of another."""
-    return [value.clone_state() if isinstance(value, torch.Generator) else value for value in flat]

@@ -14,14 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.numerics.autodiff import differentiate, vjp
 from opsmith.checking.numerics.compare import Difference
-from opsmith.checking.numerics.tolerance import RoundingBound
+from opsmith.checking.numerics.tolerance import LIBRARY, RoundingBound
 from opsmith.checking.properties.numeric.gradient_truth import RightGradient
 from opsmith.checking.samples.cases import LOW_PRECISION, dtype_name
 from opsmith.checking.samples.grad_outputs import GradOutputs
 from opsmith.checking.samples.perturb import perturbed
 from opsmith.checking.samples.sample import Sample, replica
+from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import PERTURBATIONS, Subject
 from opsmith.core.call_arguments import tensors_in
 from opsmith.torch_library import capabilities
@@ -165,3 +167,26 @@ def low_precision_in_backward(
     grads = grad_outputs.at(torch.float64, torch.device("cpu"))
     inputs = [flat[argnum] for argnum in argnums]
     return low_precision_operand(partial(differentiate, results, inputs, grads))
+
+
+def rounding_of_terms(
+    subject: Subject, sample: Sample, dtype: torch.dtype, argnum: int, grads: Sequence[Tensor | None]
+) -> float:
+    """Return the rounding error of a gradient whose terms cancel, as those of a softmax near a one do.
+
+    The size of its terms is taken from the gradient at the sample's own values, where it is known to be
+    right: at special values it may be 1e-40 or 1e100, whatever the size of its terms.
+
+    Args:
+        subject: The subject of the check.
+        sample: The sample.
+        dtype: dtype of the arguments.
+        argnum: The input that is differentiated by.
+        grads: The grad_output of each visible result.
+    """
+    usual: Tensor | None = None
+    with Overlooking(), without_warnings():  # what it raises there, other properties report
+        usual = vjp(partial(subject.call, sample), sample.at(dtype), (argnum,), grads)[0]
+    if usual is None or not bool(usual.isfinite().any()):
+        return 0.0
+    return LIBRARY * torch.finfo(dtype).eps * float(usual[usual.isfinite()].abs().max())

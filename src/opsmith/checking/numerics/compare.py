@@ -130,6 +130,26 @@ def in_double(tensor: Tensor) -> Tensor:
     return plain.to(torch.complex128 if plain.is_complex() else torch.float64)
 
 
+def differs(actual: Tensor, expected: Tensor, spread: Tensor, *, hold_nan: bool) -> Tensor:
+    """Mark the elements that differ from the reference by more than rounding.
+
+    Args:
+        actual: Results of the call.
+        expected: Results of the reference.
+        spread: Change of `expected` when its input moves by some rounding units.
+        hold_nan: True if nan must be nan: it comes from the arguments, not from overflow.
+    """
+    actual = actual.to(expected.dtype)
+    coarse = torch.finfo(expected.dtype).eps ** 0.5
+    same = (actual == expected) | (actual.isnan() & expected.isnan())
+    usual = expected.abs()[expected.isfinite() & (expected != 0)]
+    size = expected.abs() + (usual.median() if usual.numel() else 0)
+    near = (actual - expected).abs() <= coarse * size + 4 * spread + torch.finfo(expected.dtype).tiny / coarse
+    judged = expected.isfinite() | (expected.isnan() if hold_nan else torch.zeros_like(same))
+    wrong: Tensor = judged & ~same & ~near
+    return wrong
+
+
 FAR = 1e15
 """Number of units from which on no digit is right, so that the exact number means nothing."""
 

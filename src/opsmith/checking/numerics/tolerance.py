@@ -28,6 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -335,6 +336,51 @@ class MeasuredFunction:
             self.conditioning.accumulated[position],
         )
         return replace(found, own_error=max(found.own_error, self.own_errors[position]))
+
+
+ROUNDED_DRAWS = 3
+"""Number of random perturbations by the rounding of a dtype."""
+
+
+@dataclass(frozen=True)
+class RoundedFunction:
+    """A function whose arguments and intermediate values are rounded to a dtype, with bounds of its results.
+
+    Args:
+        function: Takes flat arguments.
+        flat: Arguments, in float32.
+        dtype: dtype to round to.
+        generator: Source of perturbations.
+        has_truth: True if a run in float64 is closer to the truth.
+    """
+
+    function: Function
+    flat: list[Any]
+    dtype: torch.dtype
+    generator: torch.Generator
+    has_truth: bool
+
+    def judge(self, position: int, got: Tensor) -> Difference | None:
+        """The worst element, if rounding to the dtype does not explain it."""
+        bound = self._bounds[position]
+        if bound is None or got.shape != bound.truth.shape:
+            return None
+        return bound.judge(got.detach().cpu())
+
+    @cached_property
+    def _bounds(self) -> list[RoundingBound | None]:
+        measure = MeasuredFunction.of(self.function, self.flat, self.generator, has_truth=self.has_truth)
+        bounds = measure.truth(self.flat, self.dtype).bounds
+        truth, wide = (
+            [None if bound is None else bound.truth for bound in bounds],
+            in_double_on_cpu(self.flat),
+        )
+        step = unit_roundoff(self.dtype)
+        moves = farthest_moves(self.function, wide, truth, step, ROUNDED_DRAWS, self.generator)
+        return [
+            None if bound is None or move is None else replace(bound, unit=bound.unit + move)
+            for bound, move in zip(bounds, moves, strict=True)
+        ]
 
 
 def in_double_on_cpu(flat: Sequence[Any]) -> list[Any]:

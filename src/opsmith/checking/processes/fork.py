@@ -318,7 +318,7 @@ def _death(
     else:
         how, exit_evidence = describe_exit(status)
         evidence.update(exit_evidence)
-    own = [line for line in words.splitlines() if line.strip() and not _of_the_handler(line)]
+    own = [line for line in words.splitlines() if line.strip() and not line.startswith(_HANDLER)]
     if own:
         evidence["stderr"] = "\n".join(own[-LAST_LINES:])
     in_cpp = location_in(words, kernels)
@@ -338,11 +338,6 @@ def describe_exit(status: int) -> tuple[str, dict[str, Any]]:
     number = os.WTERMSIG(status)
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
     return f"the process dies of {name} ({SIGNALS.get(name) or signal.strsignal(number)})", {"signal": name}
-
-
-def _of_the_handler(line: str) -> bool:
-    """Report whether a line was written by Python's fault handler."""
-    return line.startswith(_HANDLER)
 
 
 _HANDLER = (

@@ -67,15 +67,15 @@ def variations(subject: Subject) -> Variations:
     rejected: dict[str, None] = {}
     faults: dict[str, UnhandledEmptyInput] = {}
     seen = {form_of(sample) for sample in subject.samples}
-    trials = 4 * subject.effort.variations
+    attempts = 4 * subject.effort.variations
     for change in _in_turn(subject):
-        if len(accepted) == subject.effort.variations or not trials:
+        if len(accepted) == subject.effort.variations or not attempts:
             break
         sample = change.sample(len(subject.samples) + len(accepted))
         form = form_of(sample)
         if _too_large(sample, change.of) or (form in seen and not change.fresh_numbers):
             continue
-        trials -= 1
+        attempts -= 1
         reason = refusal(subject, sample, change)
         if reason is None:
             accepted.append(sample)

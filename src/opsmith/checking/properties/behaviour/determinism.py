@@ -117,20 +117,15 @@ def _reads_unwritten(
         return None
     steady = not any(other is not None and differ_beyond_rounding(one, other) for other in plain[1:])
     apart = all(each is not None and differ_beyond_rounding(one, each) for each in filled)
-    if apart and (steady or _alike_each_other(filled) or _more_nan(full, one)):
-        return f"where torch fills new memory with {_filling(full)}, {exact_difference(full, one)}"
+    inexact = is_inexact(full)
+    more_nan = inexact and bool((full.isnan() & ~one.isnan()).any())
+    if apart and (steady or _alike_each_other(filled) or more_nan):
+        filling = "nan" if inexact else "the largest number"
+        return f"where torch fills new memory with {filling}, {exact_difference(full, one)}"
     for other in dirtied:
         if steady and other is not None and differ_beyond_rounding(one, other):
             return f"where the memory was used for something else before, {exact_difference(other, one)}"
     return None
-
-
-def _more_nan(full: Tensor, one: Tensor) -> bool:
-    return is_inexact(full) and bool((full.isnan() & ~one.isnan()).any())
-
-
-def _filling(full: Tensor) -> str:
-    return "nan" if is_inexact(full) else "the largest number"
 
 
 def _alike_each_other(tensors: Sequence[Tensor | None]) -> bool:

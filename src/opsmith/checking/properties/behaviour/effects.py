@@ -174,7 +174,10 @@ def _backwards(observed: EffectsRun) -> Findings:
     names = [subject.results(sample)[at].gradient_name() for at in call.open]
     first = copies(call.backward(grads, retain_graph=True))
     where = observed.backward_location()
-    argument_guards = [guard if value is leaf else None for guard, value, leaf in _triples(guards, call)]
+    argument_guards = [
+        guard if value is leaf else None
+        for guard, value, leaf in zip(guards, call.given, call.leaves, strict=True)
+    ]
     found = [
         *_written(
             observed, dict(enumerate(sample.labels)), argument_guards, "a backward", "mutates-input", where
@@ -188,12 +191,8 @@ def _backwards(observed: EffectsRun) -> Findings:
     if not found and not observed.sliced:
         found = [*_second_backward(observed, call, first, on_context)]
     if not found:
-        found = [*_second_order(observed, call, saved_bits, labels, guards)]
+        found = [*_second_order(observed, call, saved_bits, labels, argument_guards)]
     yield from found
-
-
-def _triples(guards: Sequence[GuardedTensor | None], call: LiveCall) -> Any:
-    return zip(guards, call.given, call.leaves, strict=True)
 
 
 def _labels(observed: EffectsRun, call: LiveCall) -> dict[int, str]:
@@ -282,7 +281,7 @@ def _second_order(
     call: LiveCall,
     saved_bits: Sequence[SavedBits],
     labels: dict[int, str],
-    guards: Sequence[GuardedTensor | None],
+    argument_guards: Sequence[GuardedTensor | None],
 ) -> Findings:
     """Run a backward of the backward; the property `second_order` compares its numbers."""
     grads = [grad.requires_grad_() for grad in call.grads()]
@@ -299,7 +298,6 @@ def _second_order(
         return
     what = "a backward of the backward"
     names = dict(enumerate(observed.sample.labels))
-    argument_guards = [guard if value is leaf else None for guard, value, leaf in _triples(guards, call)]
     found_there = [
         *_written(observed, names, argument_guards, what, "mutates-input", observed.backward_location())
     ]

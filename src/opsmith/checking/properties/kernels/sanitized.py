@@ -87,11 +87,11 @@ def _kernel(subject: Subject, kernel: Kernel) -> Findings:
 
 def _job(subject: Subject, kernel: Kernel, built: CppKernel) -> SanitizerJob:
     schema = subject.specification.schema
-    samples, trials = [], []
+    samples, calls = [], []
     for sample in subject.samples:
         packing = tuple(sample.flattening.pack(list(range(len(sample.flat)))))
         samples.append(SampleArguments(sample.flat, sample.labels, packing))
-        trials += list(_trials(subject, kernel, sample, len(samples) - 1))
+        calls += list(_calls(subject, kernel, sample, len(samples) - 1))
     return SanitizerJob(
         subject.specification.name,
         tuple((each.name, each.kind.annotation()) for each in schema.arguments),
@@ -101,11 +101,11 @@ def _job(subject: Subject, kernel: Kernel, built: CppKernel) -> SanitizerJob:
         built.source.folder,
         built.dtypes,
         tuple(samples),
-        tuple(trials),
+        tuple(calls),
     )
 
 
-def _trials(subject: Subject, kernel: Kernel, sample: Sample, at: int) -> Iterator[SanitizedCall]:
+def _calls(subject: Subject, kernel: Kernel, sample: Sample, at: int) -> Iterator[SanitizedCall]:
     """The calls of a sample: in every dtype, then in every layout of every tensor."""
     seen: set[Any] = set()
     for dtype in (None, *ALWAYS_CHECKED, *LOW_PRECISION):
@@ -117,18 +117,18 @@ def _trials(subject: Subject, kernel: Kernel, sample: Sample, at: int) -> Iterat
             continue
         seen.add(form)
         words = f"{sample}" if dtype is None else f"{sample} in {dtype_name(dtype)}"
-        yield from _trial(subject, kernel, sample, flat, SanitizedCall(at, dtype, (), (), words))
+        yield from _accepted(subject, kernel, sample, flat, SanitizedCall(at, dtype, (), (), words))
         if at < subject.effort.sanitized_samples and sample.elements <= MOST_ELEMENTS:
             for argnum, layout in ((at, each) for at, each in layouts_of(flat) if each.name not in BITS):
                 laid = list(flat)
                 laid[argnum] = layout.of(flat[argnum].contiguous())
                 odd = f"`{sample.labels[argnum]}` {layout.name}"
-                trial = SanitizedCall(at, dtype, ((argnum, layout),), (), words, odd)
-                yield from _trial(subject, kernel, sample, laid, trial)
+                call = SanitizedCall(at, dtype, ((argnum, layout),), (), words, odd)
+                yield from _accepted(subject, kernel, sample, laid, call)
 
 
-def _trial(
-    subject: Subject, kernel: Kernel, sample: Sample, flat: list[Any], trial: SanitizedCall
+def _accepted(
+    subject: Subject, kernel: Kernel, sample: Sample, flat: list[Any], call: SanitizedCall
 ) -> Iterator[SanitizedCall]:
     """The call with the result layouts; nothing if the kernel or the reference does not take it."""
     if isinstance(kernel.consider(sample.flattening.pack(flat)), Rejected):
@@ -140,7 +140,7 @@ def _trial(
         refuse_own(error)
         return  # not an input that the reference takes; other properties report it
     forms = tuple(ResultLayout(tuple(each.shape), each.stride(), each.dtype) for each in results)
-    yield replace(trial, forms=forms)
+    yield replace(call, forms=forms)
 
 
 SANITIZED = Property(

@@ -19,9 +19,9 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.checking.exceptions import Overlooking, refuse_own
 from opsmith.checking.numerics.autodiff import vjp
-from opsmith.checking.numerics.compare import same_bits, unravel
+from opsmith.checking.numerics.cancellation import rounding_of_terms
+from opsmith.checking.numerics.compare import differs, same_bits, unravel
 from opsmith.checking.numerics.finite_differences import numerical_gradient
-from opsmith.checking.numerics.tolerance import LIBRARY
 from opsmith.checking.properties.numeric.differentiable import differentiated, rule_location
 from opsmith.checking.property import Coverage, Findings, Note, Property, Skipped, covered_samples, raised
 from opsmith.checking.report import Failure
@@ -37,47 +37,6 @@ from opsmith.checking.samples.special_values import (
 )
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import CPU, Subject
-
-
-def differs(actual: Tensor, expected: Tensor, spread: Tensor, *, hold_nan: bool) -> Tensor:
-    """Mark the elements that differ from the reference by more than rounding.
-
-    Args:
-        actual: Results of the call.
-        expected: Results of the reference.
-        spread: Change of `expected` when its input moves by some rounding units.
-        hold_nan: True if nan must be nan: it comes from the arguments, not from overflow.
-    """
-    actual = actual.to(expected.dtype)
-    coarse = torch.finfo(expected.dtype).eps ** 0.5
-    same = (actual == expected) | (actual.isnan() & expected.isnan())
-    usual = expected.abs()[expected.isfinite() & (expected != 0)]
-    size = expected.abs() + (usual.median() if usual.numel() else 0)
-    near = (actual - expected).abs() <= coarse * size + 4 * spread + torch.finfo(expected.dtype).tiny / coarse
-    judged = expected.isfinite() | (expected.isnan() if hold_nan else torch.zeros_like(same))
-    wrong: Tensor = judged & ~same & ~near
-    return wrong
-
-
-def lost(trial: SpecialCall, argnum: int, grads: Sequence[Tensor | None]) -> float:
-    """Rounding error of a gradient whose terms cancel, as those of a softmax near a one do.
-
-    The size of its terms is taken from the gradient at the sample's own values, where it is known to be
-    right: at special values it may be 1e-40 or 1e100, whatever the size of its terms.
-
-    Args:
-        trial: The call.
-        argnum: The input that is differentiated by.
-        grads: The grad_output of each visible result.
-    """
-    subject, sample = trial.subject, trial.sample
-    usual: Tensor | None = None
-    with Overlooking(), without_warnings():  # what it raises there, other properties report
-        usual = vjp(partial(subject.call, sample), sample.at(trial.dtype), (argnum,), grads)[0]
-    if usual is None or not bool(usual.isfinite().any()):
-        return 0.0
-    return LIBRARY * torch.finfo(trial.dtype).eps * float(usual[usual.isfinite()].abs().max())
-
 
 NAME = "values"
 ORDINARY = 4
@@ -127,9 +86,9 @@ def _ordinary(
     flat = sample.at(dtype)
     argnum = open_[0] if open_ else argnum
     some = {at: float(value.real) for at, value in enumerate(flat[argnum].reshape(-1)[:ORDINARY])}
-    trial = SpecialCall(subject, sample, argnum, flat, some, ORDINARY_VALUES, dtype)
+    call = SpecialCall(subject, sample, argnum, flat, some, ORDINARY_VALUES, dtype)
     held = open_ if dtype == torch.float64 else ()
-    yield from (finding for finding in _trial(trial, held) if isinstance(finding, Failure))
+    yield from (finding for finding in _check_call(call, held) if isinstance(finding, Failure))
 
 
 def _boundaries(subject: Subject, sample: Sample, argnum: int) -> list[float]:
@@ -164,62 +123,62 @@ def _group(
         if label in coverage.wrong:
             return
         flat = [other if at == argnum else value for at, value in enumerate(sample.at(dtype))]
-        trial = SpecialCall(subject, sample, argnum, flat, where, group, dtype)
-        for finding in _trial(trial, open_):
+        call = SpecialCall(subject, sample, argnum, flat, where, group, dtype)
+        for finding in _check_call(call, open_):
             if isinstance(finding, Failure):
                 coverage.wrong.add(label)
             yield finding
 
 
-def _trial(trial: SpecialCall, open_: Sequence[int]) -> Findings:
-    subject, sample = trial.subject, trial.sample
-    given = trial.fresh()
+def _check_call(call: SpecialCall, open_: Sequence[int]) -> Findings:
+    subject, sample = call.subject, call.sample
+    given = call.fresh()
     try:
         with torch.no_grad(), without_warnings():
             got = subject.call(sample, given)
     except errors.MutationError as error:
-        yield raised(NAME, subject, error, case_name(sample, trial.dtype, CPU), trial.label)
+        yield raised(NAME, subject, error, case_name(sample, call.dtype, CPU), call.label)
         return
     except Exception as error:
         refuse_own(error)
-        yield Note(f"the operator rejects `{trial.label}` with {trial.group.name} in it ({trial.listed})")
+        yield Note(f"the operator rejects `{call.label}` with {call.group.name} in it ({call.listed})")
         return
-    yield from _written(trial, given)
+    yield from _written(call, given)
     if subject.kind.has_reference:
-        wrong = [*_results(trial, got)]
+        wrong = [*_results(call, got)]
         yield from wrong
         if wrong:
             return
-    if trial.group.finite and open_:
-        yield from _gradients(trial, got, open_)
+    if call.group.finite and open_:
+        yield from _gradients(call, got, open_)
 
 
-def _written(trial: SpecialCall, given: Sequence[Any]) -> Findings:
+def _written(call: SpecialCall, given: Sequence[Any]) -> Findings:
     """Report a write into an argument that only special values cause; `effects` reports any other."""
-    subject, sample = trial.subject, trial.sample
+    subject, sample = call.subject, call.sample
     for argnum in sample.inexact:
-        if same_bits(given[argnum], trial.flat[argnum]):
+        if same_bits(given[argnum], call.flat[argnum]):
             continue
-        ordinary = sample.at(trial.dtype)
+        ordinary = sample.at(call.dtype)
         with torch.no_grad(), without_warnings():
             subject.call(sample, ordinary)
-        if not same_bits(ordinary[argnum], sample.at(trial.dtype)[argnum]):
+        if not same_bits(ordinary[argnum], sample.at(call.dtype)[argnum]):
             return
-        label, values = sample.labels[argnum], trial.listed
+        label, values = sample.labels[argnum], call.listed
         message = (
-            f"it writes into `{label}` where `{trial.label}` has {trial.group.name} in it ({values}), and at "
+            f"it writes into `{label}` where `{call.label}` has {call.group.name} in it ({values}), and at "
             "ordinary values it does not: write into a clone"
         )
-        evidence = {"sample": case_name(sample, trial.dtype, CPU), "at": values}
+        evidence = {"sample": case_name(sample, call.dtype, CPU), "at": values}
         yield Failure(NAME, label, "mutates-input", message, subject.specification.where, evidence)
 
 
-def _results(trial: SpecialCall, got: Sequence[Any]) -> Findings:
-    subject, sample = trial.subject, trial.sample
+def _results(call: SpecialCall, got: Sequence[Any]) -> Findings:
+    subject, sample = call.subject, call.sample
     try:
         with torch.no_grad(), without_warnings():
-            right = subject.plain(sample)(trial.fresh())
-            beside = [subject.plain(sample)(values) for values in trial.perturbed_copies()]
+            right = subject.plain(sample)(call.fresh())
+            beside = [subject.plain(sample)(values) for values in call.perturbed_copies()]
     except Exception as error:
         refuse_own(error)
         return  # the reference rejects the arguments: there is nothing to compare with
@@ -230,50 +189,50 @@ def _results(trial: SpecialCall, got: Sequence[Any]) -> Findings:
         if above.shape != expected.shape or below.shape != expected.shape:
             continue  # the perturbation changes the shape
         spread = torch.maximum((above - expected).abs(), (below - expected).abs()).nan_to_num(torch.inf)
-        given = trial.flat[trial.argnum]
+        given = call.flat[call.argnum]
         wrong = differs(actual, expected, spread, hold_nan=not bool(given.isfinite().all()))
         if given.isnan().any():  # nan may spread further than in the reference, but not be hidden
             wrong &= expected.isnan()
         if wrong.any():
-            yield _failure(trial, result.name, actual, expected, wrong, f"`{result.name}` is wrong", None)
+            yield _failure(call, result.name, actual, expected, wrong, f"`{result.name}` is wrong", None)
             return
 
 
-def _gradients(trial: SpecialCall, results: Sequence[Any], open_: Sequence[int]) -> Findings:
-    subject, sample = trial.subject, trial.sample
+def _gradients(call: SpecialCall, results: Sequence[Any], open_: Sequence[int]) -> Findings:
+    subject, sample = call.subject, call.sample
     if not all(bool(each.isfinite().all()) for each in results if is_inexact(each)):
         return
     with torch.no_grad():
         grad_outputs = contiguous_grad_outputs(
             subject, sample, subject.call(sample, sample.at(torch.float64))
         )
-    grads = grad_outputs.at(trial.dtype, CPU)
+    grads = grad_outputs.at(call.dtype, CPU)
     try:
         with without_warnings():
-            found = vjp(partial(subject.call, sample), trial.fresh(), open_, grads)
+            found = vjp(partial(subject.call, sample), call.fresh(), open_, grads)
     except Exception as error:
         refuse_own(error)
         return  # the property `gradient` reports what a backward raises
-    rights = _by_reference(trial, open_, grads)
+    rights = _by_reference(call, open_, grads)
     for argnum, gradient, right in zip(open_, found, rights, strict=True):
-        got = torch.zeros_like(trial.flat[argnum]) if gradient is None else gradient
-        suspects = _suspects(trial, argnum, got, right)
+        got = torch.zeros_like(call.flat[argnum]) if gradient is None else gradient
+        suspects = _suspects(call, argnum, got, right)
         if suspects:
-            yield from _judged(trial, argnum, got, right, suspects, grads)
+            yield from _judged(call, argnum, got, right, suspects, grads)
 
 
 def _by_reference(
-    trial: SpecialCall, open_: Sequence[int], grads: Sequence[Tensor | None]
+    call: SpecialCall, open_: Sequence[int], grads: Sequence[Tensor | None]
 ) -> list[tuple[Tensor, Tensor] | None]:
     """Autograd's gradient by each argument through the reference, and its change as inputs are perturbed."""
-    subject, sample = trial.subject, trial.sample
+    subject, sample = call.subject, call.sample
     if subject.kind.in_library or subject.specification.opaque:
         return [None] * len(open_)
     try:
         with without_warnings():
             first, above, below = (
                 vjp(subject.plain(sample), values, open_, grads)
-                for values in (trial.fresh(), *trial.perturbed_copies())
+                for values in (call.fresh(), *call.perturbed_copies())
             )
     except Exception as error:
         refuse_own(error)
@@ -282,7 +241,7 @@ def _by_reference(
         return [None] * len(open_)
     answers: list[tuple[Tensor, Tensor] | None] = []
     for argnum, *three in zip(open_, first, above, below, strict=True):
-        right, one, other = (torch.zeros_like(trial.flat[argnum]) if g is None else g for g in three)
+        right, one, other = (torch.zeros_like(call.flat[argnum]) if g is None else g for g in three)
         spread = torch.maximum((one - right).abs(), (other - right).abs()).nan_to_num(torch.inf, torch.inf)
         answers.append((right, spread))
     return answers
@@ -291,29 +250,29 @@ def _by_reference(
 MOST_SUSPECTS = 8
 
 
-def _suspects(trial: SpecialCall, argnum: int, got: Tensor, right: tuple[Tensor, Tensor] | None) -> list[int]:
+def _suspects(call: SpecialCall, argnum: int, got: Tensor, right: tuple[Tensor, Tensor] | None) -> list[int]:
     """Positions of a gradient to judge by differences: where it is not the reference's; at the values."""
-    if got.shape != trial.flat[argnum].shape:
+    if got.shape != call.flat[argnum].shape:
         return []
     if right is None:
         odd = ~got.isfinite().reshape(-1)
-        special = list(trial.where) if argnum == trial.argnum and trial.dtype == torch.float64 else []
+        special = list(call.where) if argnum == call.argnum and call.dtype == torch.float64 else []
     else:
         odd = differs(got, *right, hold_nan=False).reshape(-1)
         if (
-            trial.subject.kind.own_forward
+            call.subject.kind.own_forward
         ):  # its forward was not written for autograd, whose nan proves nothing
             odd |= ~(got.isfinite() | right[0].isfinite()).reshape(-1)
-        if trial.dtype != torch.float64:  # digits are compared in float64
+        if call.dtype != torch.float64:  # digits are compared in float64
             odd &= ~got.isfinite().reshape(-1)
         special = []
-    if trial.group.everywhere:
+    if call.group.everywhere:
         odd, special = odd & ~got.isfinite().reshape(-1), []
     return [*dict.fromkeys([*odd.nonzero().flatten().tolist(), *special])][:MOST_SUSPECTS]
 
 
 def _judged(
-    trial: SpecialCall,
+    call: SpecialCall,
     argnum: int,
     got: Tensor,
     right: tuple[Tensor, Tensor] | None,
@@ -321,9 +280,9 @@ def _judged(
     grads: Sequence[Tensor | None],
 ) -> Findings:
     """Judge by finite differences: at a kink, any value between the one-sided derivatives is right."""
-    subject, sample = trial.subject, trial.sample
+    subject, sample = call.subject, call.sample
     label = sample.labels[argnum]
-    flat = [replica(value, torch.float64) for value in trial.fresh()]
+    flat = [replica(value, torch.float64) for value in call.fresh()]
     wide = [replica(grad, torch.float64) for grad in grads]
     double = 2 if got.is_complex() else 1
     function = partial(subject.call, sample) if right is None else subject.plain(sample)
@@ -348,21 +307,23 @@ def _judged(
             nan = bool(right[0].reshape(-1)[at].isfinite() & ~got.reshape(-1)[at].isfinite())
             wrong[at] = disagrees.reshape(-1)[at] if known else nan
             wrong[at] |= nan & bears_out.reshape(-1)[at]
-    if wrong.any() and trial.dtype == torch.float64:
+    if wrong.any() and call.dtype == torch.float64:
         right_ones = numbers.values if right is None else right[0]
-        near = (got - right_ones.to(got)).abs() <= lost(trial, argnum, grads)
+        near = (got - right_ones.to(got)).abs() <= rounding_of_terms(
+            subject, sample, call.dtype, argnum, grads
+        )
         wrong &= ~near.reshape(-1)
     if wrong.any():
         expected = numbers.values.to(got.dtype)
         if right is not None:
             expected = torch.where(right[0].isfinite(), right[0], expected)
         what = f"the gradient of `{label}` is wrong"
-        yield _failure(trial, label, got, expected, wrong.view(got.shape), what, argnum)
+        yield _failure(call, label, got, expected, wrong.view(got.shape), what, argnum)
         return
     edges = (numbers.kinks | ~numbers.known.isfinite()).reshape(-1)
     odd = next((at for at in suspects if bool(edges[at])), None)
     if right is not None and odd is not None:
-        where = f"`{label}` = {_number(trial.flat[argnum], odd)}"
+        where = f"`{label}` = {_number(call.flat[argnum], odd)}"
         yield Note(
             f"the gradient of `{label}` at {where} is {_number(got, odd)}, and autograd's through the "
             f"reference {_number(right[0], odd)}: it is a kink or an edge, where both are as good"
@@ -370,36 +331,36 @@ def _judged(
 
 
 def _failure(
-    trial: SpecialCall, name: str, got: Tensor, expected: Tensor, wrong: Tensor, what: str, argnum: int | None
+    call: SpecialCall, name: str, got: Tensor, expected: Tensor, wrong: Tensor, what: str, argnum: int | None
 ) -> Failure:
-    subject, sample = trial.subject, trial.sample
+    subject, sample = call.subject, call.sample
     elements = wrong.reshape(-1).nonzero().flatten().tolist()
     at = elements[0]
     index = list(unravel(at, wrong.shape))
     nan = not bool(got.reshape(-1)[at].isfinite())
-    elementwise = argnum in (None, trial.argnum) and wrong.shape == trial.flat[trial.argnum].shape
-    special = [_shown(trial.where[p]) for p in elements if p in trial.where]
-    values = ", ".join(f"{_shown(v)} at {p}" for p, v in trial.where.items())
-    if trial.group.everywhere:
-        condition = f"{trial.filled} of `{trial.label}` is {trial.listed}"
-        values = f"{trial.listed} in {trial.filled} of it"
+    elementwise = argnum in (None, call.argnum) and wrong.shape == call.flat[call.argnum].shape
+    special = [_shown(call.where[p]) for p in elements if p in call.where]
+    values = ", ".join(f"{_shown(v)} at {p}" for p, v in call.where.items())
+    if call.group.everywhere:
+        condition = f"{call.filled} of `{call.label}` is {call.listed}"
+        values = f"{call.listed} in {call.filled} of it"
     elif elementwise and special:
-        condition = f"`{trial.label}` is {' or '.join(dict.fromkeys(special))}"
+        condition = f"`{call.label}` is {' or '.join(dict.fromkeys(special))}"
     else:
-        condition = f"`{trial.label}` holds {' or '.join(_shown(value) for value in trial.where.values())}"
+        condition = f"`{call.label}` holds {' or '.join(_shown(value) for value in call.where.values())}"
     place_words = f"at {index} " if index else ""
     numbers = f"it is {_number(got, at)} where {_number(expected, at)} is right"
     message = f"{what} where {condition}: {place_words}{numbers}"
     cause = "nan" if nan else "region" if argnum is not None else "kernel-mismatch"
     evidence = {
-        "sample": case_name(sample, trial.dtype, CPU),
+        "sample": case_name(sample, call.dtype, CPU),
         "values": values,
         "index": index,
         "got": got.reshape(-1)[at].item(),
         "expected": expected.reshape(-1)[at].item(),
         "wrong elements": f"{int(wrong.sum())} of {wrong.numel()}",
     }
-    where = subject.runs_at(trial.flat) if argnum is None else rule_location(subject, sample.names[argnum])
+    where = subject.runs_at(call.flat) if argnum is None else rule_location(subject, sample.names[argnum])
     return Failure(NAME, name, cause, message, where, evidence)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -18,13 +18,7 @@ from opsmith.checking.causes import UNKNOWN
 from opsmith.checking.exceptions import Overlooking, refuse_own
 from opsmith.checking.numerics.autodiff import differentiate, has_gradient, vjp
 from opsmith.checking.numerics.compare import Difference, exact_difference, metadata_difference
-from opsmith.checking.numerics.tolerance import (
-    MeasuredFunction,
-    RoundingBound,
-    farthest_moves,
-    in_double_on_cpu,
-    unit_roundoff,
-)
+from opsmith.checking.numerics.tolerance import Function, RoundedFunction
 from opsmith.checking.properties.numeric.differentiable import differentiated, rule_location
 from opsmith.checking.properties.torch.batched_gradients import gradients_of
 from opsmith.checking.property import Coverage, Findings, Property, covered_samples, first_line
@@ -82,12 +76,12 @@ class Casting:
         return [_cast_value(value, dtype) for value in flat]
 
     @cached_property
-    def results(self) -> Rounded:
+    def results(self) -> RoundedFunction:
         """Bounds of the results."""
         function = self.call if self.subject.apply is not None else self.subject.plain(self.sample)
-        return Rounded(self.subject, function, self.sample.at(WIDE, self.device), self.dtype)
+        return self._rounded(function, self.sample.at(WIDE, self.device))
 
-    def gradients(self, argnums: Sequence[int], grads: Sequence[Tensor | None]) -> Rounded:
+    def gradients(self, argnums: Sequence[int], grads: Sequence[Tensor | None]) -> RoundedFunction:
         """Bounds of the gradients.
 
         Args:
@@ -96,47 +90,11 @@ class Casting:
         """
         flat = [*self.sample.at(WIDE, self.device), *grads]
         function = partial(gradients_of, self.call, argnums, len(self.sample.flat))
-        return Rounded(self.subject, function, flat, self.dtype)
+        return self._rounded(function, flat)
 
-
-@dataclass(frozen=True)
-class Rounded:
-    """Bounds of a function whose arguments and intermediate values are rounded to a dtype.
-
-    Args:
-        subject: The subject of the check.
-        function: Takes flat arguments.
-        flat: Arguments, in float32.
-        dtype: dtype to round to.
-    """
-
-    subject: Subject
-    function: Callable[[list[Any]], Sequence[Tensor | None]]
-    flat: list[Any]
-    dtype: torch.dtype
-
-    def judge(self, position: int, got: Tensor) -> Difference | None:
-        """The worst element, if rounding to the dtype does not explain it."""
-        bound = self._bounds[position]
-        if bound is None or got.shape != bound.truth.shape:
-            return None
-        return bound.judge(got.detach().cpu())
-
-    @cached_property
-    def _bounds(self) -> list[RoundingBound | None]:
-        generator = self.subject.generator()
-        measure = MeasuredFunction.of(self.function, self.flat, generator, has_truth=self.subject.has_truth)
-        bounds = measure.truth(self.flat, self.dtype).bounds
-        truth = [None if bound is None else bound.truth for bound in bounds]
-        step = unit_roundoff(self.dtype)
-        moves = farthest_moves(self.function, in_double_on_cpu(self.flat), truth, step, DRAWS, generator)
-        return [
-            None if bound is None or move is None else replace(bound, unit=bound.unit + move)
-            for bound, move in zip(bounds, moves, strict=True)
-        ]
-
-
-DRAWS = 3
+    def _rounded(self, function: Function, flat: list[Any]) -> RoundedFunction:
+        subject = self.subject
+        return RoundedFunction(function, flat, self.dtype, subject.generator(), subject.has_truth)
 
 
 def _cast_value(value: Any, dtype: torch.dtype) -> Any:
@@ -257,7 +215,7 @@ def _results(casting: Casting, results: Sequence[Any], coverage: Coverage) -> Fi
             )
 
 
-def _judged(right: Rounded, position: int, got: Tensor, coverage: Coverage) -> Difference | None:
+def _judged(right: RoundedFunction, position: int, got: Tensor, coverage: Coverage) -> Difference | None:
     """The worst wrong element; None where there is none, or where the right numbers are unknown."""
     try:
         return right.judge(position, got)

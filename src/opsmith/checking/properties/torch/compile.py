@@ -48,10 +48,10 @@ def run(subject: Subject) -> Findings:
     ran = False
     for backend in ("aot_eager", "inductor") if subject.effort.exhaustive else ("aot_eager",):
         for dynamic in (False, True):
-            trial = Compilation(subject, backend, dynamic)
-            yield from trial.compare(_resizable(subject, flats) if dynamic else flats)
-            ran = ran or trial.ran
-            if trial.failed:
+            compilation = Compilation(subject, backend, dynamic)
+            yield from compilation.compare(_resizable(subject, flats) if dynamic else flats)
+            ran = ran or compilation.ran
+            if compilation.failed:
                 return  # other backends would report the same
     if not ran:
         yield Skipped("nothing of it could be compiled")

@@ -20,6 +20,7 @@ from opsmith import errors
 from opsmith.checking.calls import record_copies
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.autodiff import differentiate, has_gradient
+from opsmith.checking.numerics.compare import metadata_difference
 from opsmith.checking.properties.numeric.differentiable import differentiated
 from opsmith.checking.properties.torch.batched_gradients import gradients_of
 from opsmith.checking.properties.torch.mapping import ExampleLoop, OneByOne, ResultFault
@@ -266,7 +267,8 @@ def faults(
     call = partial(_tensors, partial(subject.call, sample))
     results = _loop(subject, sample, call, flat, plain)
     for position, (name, got, right) in enumerate(zip(names, found.results, eager.results, strict=True)):
-        fault = _form(got, right) if draws else results.fault(position, got.unsqueeze(0))
+        form = metadata_difference(got, right, strides=False) if draws else None
+        fault = results.fault(position, got.unsqueeze(0)) if not draws else form and ResultFault(*form)
         if fault is not None:
             yield name, f"`{name}`", fault
         elif found.recorded[position] != eager.recorded[position]:
@@ -298,13 +300,6 @@ def _loop(
     """An `ExampleLoop` over one example."""
     dtype, truth = own_dtype(sample), subject.has_truth
     return ExampleLoop(function, [[*flat]], (), subject.generator(), truth, dtype, instead=instead)
-
-
-def _form(got: Any, right: Any) -> ResultFault | None:
-    for aspect in ("shape", "dtype"):
-        if getattr(got, aspect) != getattr(right, aspect):
-            return ResultFault(aspect, str(getattr(got, aspect)), str(getattr(right, aspect)))
-    return None
 
 
 def refused(subject: Subject, error: BaseException) -> str | None:

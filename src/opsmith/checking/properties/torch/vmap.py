@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.exceptions import Overlooking, refuse_own
+from opsmith.checking.numerics.compare import exact_difference
 from opsmith.checking.properties.numeric.differentiable import differentiated
 from opsmith.checking.properties.torch.batched_gradients import BatchedDifferentiation
 from opsmith.checking.properties.torch.mapping import (
@@ -46,7 +47,7 @@ from opsmith.checking.samples.batches import (
     replicas,
     working_dtype,
 )
-from opsmith.checking.samples.sample import Sample, is_inexact
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject, drawing_operations
 
@@ -79,21 +80,21 @@ def _sample(subject: Subject, sample: Sample, coverage: Coverage) -> Findings:
         yield Note("a sample with a generator was left out: it is undefined how it serves a batch")
         return
     every = sample.position < subject.effort.transform_samples
-    trial = MappedSample(subject, sample, coverage)
+    mapped = MappedSample(subject, sample, coverage)
     chosen = [*ways(sample, every=every)]
     if subject.draws or drawing_operations(subject, sample):
-        yield from trial.drawing(chosen[0])
+        yield from mapped.drawing(chosen[0])
         return
     for batch_dims in chosen:
-        yield from trial.results(batch_dims)
+        yield from mapped.results(batch_dims)
     if coverage.wrong or not coverage.ran:
         return
     argnums = differentiated(subject, sample).argnums
     for batch_dims in chosen if every else chosen[:1]:
-        yield from trial.gradients(batch_dims, argnums)
+        yield from mapped.gradients(batch_dims, argnums)
     if every:
-        yield from trial.nested(chosen[0])
-        yield from trial.without_examples(chosen[0])
+        yield from mapped.nested(chosen[0])
+        yield from mapped.without_examples(chosen[0])
 
 
 @dataclass(frozen=True)
@@ -276,7 +277,7 @@ class MappedSample:
                 if got.shape != (SIZE, *one.shape):
                     fault = ResultFault("shape", str(list(got.shape)), str([SIZE, *one.shape]))
                     yield self._failure(batch_dims, result.name, f"`{result.name}`", fault)
-                elif randomness == "same" and not all(_same(got[0], each) for each in got):
+                elif randomness == "same" and any(exact_difference(got[0], each) for each in got):
                     fault = ResultFault("result", "another one for equal examples", "the same one")
                     yield self._failure(
                         batch_dims, result.name, f"with randomness='same', `{result.name}`", fault
@@ -332,10 +333,6 @@ class MappedSample:
             rule_location(self.subject),
             {"sample": f"{self.sample} in {dtype}", "mapped over": str(batch_dims), **fault.evidence()},
         )
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    return torch.equal(one.nan_to_num(), other.nan_to_num()) if is_inexact(one) else torch.equal(one, other)
 
 
 VMAP = Property(
