@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from contextlib import redirect_stdout
@@ -96,7 +95,7 @@ def adopt(
             if not as_json:
                 _show(console, found, verbose=verbose)
         if as_json:
-            printer.write(json.dumps(_to_dict(findings), indent=2, allow_nan=False) + "\n")
+            printer.write_json(_to_dict(findings))
         else:
             _close(console, findings)
         printer.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -84,7 +83,7 @@ def cache(
                 "cleared": clear,
                 "entries": [asdict(each) for each in entries],
             }
-            printer.write(json.dumps(answer, indent=2) + "\n")
+            printer.write_json(answer)
         else:
             _show(printer.console(), entries, disk.directory, cleared=clear)
         printer.close()

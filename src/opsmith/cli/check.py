@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext, redirect_stdout
@@ -26,7 +25,7 @@ from opsmith.core.location import where
 from opsmith.core.operator import Operator
 from opsmith.surveying.trials import GuessedSamples, guessed_samples
 from opsmith.targets import Target
-from opsmith.targets.target import is_function_class
+from opsmith.targets.definitions import is_function_class
 
 GUESSED = "its arguments were guessed: {words}. If it is not meant to take these, give it others: {how}"
 
@@ -299,7 +298,7 @@ def check(
             for line in _unchecked_remarks(parsed, parsed.unadopted()):
                 typer.echo(line, err=True)
         if as_json:
-            output.write(json.dumps(run.to_dict(), indent=2, allow_nan=False) + "\n")
+            output.write_json(run.to_dict())
         elif len(found) > 1:
             output.write(f"\n{run.summary()}\n")
         if html is not None:

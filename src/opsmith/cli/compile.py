@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
@@ -107,7 +106,7 @@ def compile(
                     complain(error)
         if as_json:
             answer = _to_dict(used, refused, chosen, by_nvrtc=by_nvrtc)
-            printer.write(json.dumps(answer, indent=2, allow_nan=False) + "\n")
+            printer.write_json(answer)
         else:
             _show(printer.console(), used, refused)
         printer.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes.util
 import importlib.util
-import json
 import os
 import platform
 import re
@@ -61,7 +60,7 @@ def doctor(
                 "entries": [entry.to_dict() for entry in entries],
                 "capabilities": [each.to_dict() for each in capabilities],
             }
-            printer.write(json.dumps(answer, indent=2) + "\n")
+            printer.write_json(answer)
         else:
             _show(printer.console(), entries, capabilities, works=works)
         printer.close()
@@ -234,10 +233,12 @@ def _package(name: str) -> str | None:
         return "installed" if importlib.util.find_spec(module) is not None else None
 
 
-def version_of(program: str, option: str = "--version") -> str:
+def version_of(program: str) -> str:
     """Return the line with the version that a program prints, or else its path."""
     try:
-        answer = subprocess.run([program, option], capture_output=True, text=True, timeout=10, check=False)
+        answer = subprocess.run(
+            [program, "--version"], capture_output=True, text=True, timeout=10, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return program
     lines = (answer.stdout or answer.stderr).strip().splitlines()

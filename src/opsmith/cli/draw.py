@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import warnings
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
@@ -113,15 +113,15 @@ def draw(
             )
         for each in caught:
             typer.echo(f"opsmith: {each.message}", err=True)
-        printer.write(_report(graph, output, note, as_json=as_json) + "\n")
+        notes = [*graph.notes, *[note] * bool(note)]
+        if as_json:
+            printer.write_json({"schema": SCHEMA, "path": str(output), **graph.to_dict(), "notes": notes})
+        else:
+            printer.write(_report(graph, output, notes) + "\n")
         printer.close()
 
 
-def _report(graph: Graph, path: Path, note: str, *, as_json: bool) -> str:
-    notes = [*graph.notes, *[note] * bool(note)]
-    if as_json:
-        whole = {"schema": SCHEMA, "path": str(path), **graph.to_dict(), "notes": notes}
-        return json.dumps(whole, indent=2, allow_nan=False)
+def _report(graph: Graph, path: Path, notes: Sequence[str]) -> str:
     heaviest = [f"  {format_bytes(node.own_bytes)} {node.name or node.label}" for node in graph.heaviest(3)]
     lines = [f"{path}: {graph.title}: {graph.summary()}", *(f"  {each}" for each in notes)]
     return "\n".join([*lines, *["  keep the most:"] * bool(heaviest), *heaviest])

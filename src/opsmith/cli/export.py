@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -110,8 +109,10 @@ def export(
                 verify=verify,
                 library=library,
             )
-        answer = {"schema": SCHEMA, **made.to_dict()}
-        printer.write((json.dumps(answer, indent=2, allow_nan=False) if as_json else str(made)) + "\n")
+        if as_json:
+            printer.write_json({"schema": SCHEMA, **made.to_dict()})
+        else:
+            printer.write(f"{made}\n")
         printer.close()
 
 

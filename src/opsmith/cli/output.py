@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -74,6 +75,10 @@ class Output:
                 return
         if not isinstance(self._error, BrokenPipeError):  # the reader has closed the pipe
             sys.stderr.write(text)
+
+    def write_json(self, value: Any) -> None:
+        """Write a value as JSON."""
+        self.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
 
     def close(self) -> None:
         """Raise if something could not be written.

@@ -237,7 +237,6 @@ def guessed_samples(
     name: str,
     hint: str,
     seed: int = 0,
-    seconds: float = SECONDS,
 ) -> GuessedSamples:
     """Guess arguments of a class from its source, and try them.
 
@@ -246,7 +245,6 @@ def guessed_samples(
         name: Its name in its module.
         hint: Hint of the error.
         seed: Seed of the numbers.
-        seconds: After so many no further guess is begun.
 
     Raises:
         MissingSamplesError: If no guess ran.
@@ -274,7 +272,7 @@ def guessed_samples(
         problem = f"there are no samples to check it on, and what {listed} takes cannot be guessed"
         raise _missing(name, location, problem, hint)
     with thread_count(1):
-        trials = run_guesses(source, seed, seconds)
+        trials = run_guesses(source, seed, SECONDS)
         if not trials.ran:
             stop = trials.mistake or trials.nearest
             end = f"; the one that came furthest ended in {stop.text}" if stop else ""

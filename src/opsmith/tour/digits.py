@@ -110,8 +110,9 @@ class Block(nn.Module):
 class DigitNetwork(nn.Module):
     """Three blocks over 32 channels, then a linear map to ten classes; 14,326 parameters."""
 
-    def __init__(self, channels: int = 32) -> None:
+    def __init__(self) -> None:
         super().__init__()
+        channels = 32
         self.lift = Pixelwise(1, channels)
         self.position = nn.Parameter(torch.randn(channels, 8, 8) * 0.1)
         self.norm = nn.BatchNorm2d(channels)

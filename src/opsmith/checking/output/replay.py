@@ -313,8 +313,7 @@ def gradient_replay(
     grads: Sequence[Tensor | None],
     expected: Tensor | None,
     *,
-    subset: Sequence[int] = (),
-    property: str = "gradient",
+    subset: Sequence[int],
 ) -> str | None:
     """The replay of a wrong gradient.
 
@@ -325,14 +324,12 @@ def gradient_replay(
         argnum: The input whose gradient is wrong.
         grads: The grad_output of each visible result.
         expected: The right one; None where the backward raises.
-        subset: The inputs that require a gradient; `argnum` alone by default.
-        property: Name of the property.
+        subset: The inputs that require a gradient.
     """
     target = target_of(subject)
     parts = target.parts(sample) if target is not None else None
     if parts is None:
-        return check_again(subject, property)
-    subset = tuple(subset) or (argnum,)
+        return check_again(subject, "gradient")
     flat = [
         value.detach().requires_grad_(at in subset) if is_inexact(value) else value
         for at, value in enumerate(flat)
@@ -346,7 +343,7 @@ def gradient_replay(
 
     if expected is not None:
         expected = expected.to(flat[argnum].device, flat[argnum].dtype)
-    return _against_truth(subject, sample, flat, lines, expected, more, property)
+    return _against_truth(subject, sample, flat, lines, expected, more, "gradient")
 
 
 def _incoming(grads: Sequence[Tensor | None]) -> tuple[dict[str, Any], dict[int, str]]:
