@@ -349,7 +349,7 @@ struct SizesFunction<function, R (*)(P...)> {
   }
 };
 
-// Whether a function `sizes` takes the kernel's arguments, and returns as many sizes as there are results.
+// True if a function `sizes` takes the kernel's arguments, and returns as many sizes as there are results.
 template <class... P> struct TypeList {};
 template <class A, class B> struct StartsWith : std::false_type {};
 template <class... Q> struct StartsWith<TypeList<>, TypeList<Q...>> : std::true_type {};

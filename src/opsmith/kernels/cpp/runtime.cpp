@@ -68,7 +68,7 @@ class WithoutGrad {
 
 constexpr int32_t cpu = 0;
 
-// Whether new memory is filled with a pattern: see `fill_new_memory`.
+// True if new memory is filled with a pattern: see `fill_new_memory`.
 std::atomic<int32_t> fills_memory{0};
 
 void fill(void* data, int32_t dtype, int64_t dim, const int64_t* sizes, const int64_t* strides) {
@@ -180,7 +180,7 @@ void compute(Record& record, const Plan& plan, Arguments& arguments, uint64_t* s
   }
 }
 
-// Whether a tensor is contiguous.
+// True if a tensor is contiguous.
 bool is_contiguous(int64_t dim, const int64_t* sizes, const int64_t* strides) {
   int64_t step = 1;
   for (int64_t at = dim - 1; at >= 0; at--) {
@@ -191,7 +191,7 @@ bool is_contiguous(int64_t dim, const int64_t* sizes, const int64_t* strides) {
   return true;
 }
 
-// Whether a predicate holds for each tensor among the arguments, including those in lists.
+// True if a predicate holds for each tensor among the arguments, including those in lists.
 template <class Holds>
 bool every(const Record& record, const Arguments& arguments, Holds holds) {
   for (size_t at = 0; at < record.arguments.size(); at++) {
@@ -205,7 +205,7 @@ bool every(const Record& record, const Arguments& arguments, Holds holds) {
   return true;
 }
 
-// Whether C++ may size the results: all tensors are contiguous, and no size is 0 or 1, for which the reference may
+// True if C++ may size the results: all tensors are contiguous, and no size is 0 or 1, for which the reference may
 // return other strides.
 bool is_sizable(const Record& record, const Arguments& arguments) {
   return every(record, arguments, [](const RawTensor& raw) {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ from opsmith.torch_library.autograd.random_state import RandomState, generators_
 from opsmith.torch_library.flattening import ArgumentFlattening, Flat, ResultFlattening
 
 Dim = int | None
+Dims = Sequence[Dim]
+T = TypeVar("T")
 
 
 class BatchedPrimitive(Primitive):
@@ -72,18 +74,9 @@ class BatchedPrimitive(Primitive):
 
     def vjp(self, plan: BackwardPlan, metadata: CallMetadata, state: RandomState | None) -> VjpFunction:
         """The vector-Jacobian product of the whole batch."""
-        inputs = tuple(
-            _example_metadata(tensor_metadata, dim) if tensor_metadata else None
-            for tensor_metadata, dim in zip(metadata.inputs, self.dims, strict=True)
-        )
-        results = tuple(
-            _example_metadata(tensor_metadata, dim) if tensor_metadata else None
-            for tensor_metadata, dim in zip(metadata.results, self.result_dims, strict=True)
-        )
-        shapes = tuple(
-            _example_shape(shape, dim) if shape is not None else None
-            for shape, dim in zip(metadata.shapes, self.dims, strict=True)
-        )
+        inputs = _of_examples(_example_metadata, metadata.inputs, self.dims)
+        results = _of_examples(_example_metadata, metadata.results, self.result_dims)
+        shapes = _of_examples(_example_shape, metadata.shapes, self.dims)
         product = self.inner.vjp(plan, CallMetadata(inputs, shapes, results, metadata.mixed), state)
 
         def batched(saved: Mapping[str, Any], grads: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -143,6 +136,15 @@ class BatchedPrimitive(Primitive):
         return reduced
 
 
+def _of_examples(
+    convert: Callable[[T, Dim], T], values: Sequence[T | None], dims: Dims
+) -> tuple[T | None, ...]:
+    """Convert metadata of batched tensors to that of one example; None stays None."""
+    return tuple(
+        None if value is None else convert(value, dim) for value, dim in zip(values, dims, strict=True)
+    )
+
+
 def _example_metadata(tensor_metadata: TensorMetadata, dim: Dim) -> TensorMetadata:
     return TensorMetadata(
         _example_shape(tensor_metadata.shape, dim), tensor_metadata.dtype, tensor_metadata.device
@@ -153,9 +155,6 @@ def _example_shape(shape: torch.Size, dim: Dim) -> torch.Size:
     if dim is None:
         return shape
     return torch.Size(size for index, size in enumerate(shape) if index != dim % len(shape))
-
-
-Dims = Sequence[Dim]
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ template <class T, int K, int S, int PB, bool Whole, bool Alone, class A>
   });
 }
 
-// What a block of pixels of one row needs.
+// Arguments of a block of pixels of one row.
 template <class A>
 struct Block {
   const A* pixels;   // the window of the first pixel, from row 0 of taps on
@@ -109,7 +109,7 @@ struct Blocks {
     });
   }
 
-  // Whether lanes hold two rows of taps, and of the image.
+  // True if lanes hold two rows of taps, and of the image.
   bool in_pairs() const { return paired<T> == 2 && wide; }
 
   // Of the pixels of a row, how many the next block computes.
@@ -126,7 +126,7 @@ struct Blocks {
   }
 };
 
-// What the sums of a row begin with. Rows of taps above and below the image are left out; there the reference
+// Initial values of the sums of a row. Rows of taps above and below the image are left out; there the reference
 // multiplies weights with zeros, which is nan where one is not finite.
 template <class T, class A>
 void begin_sums(const T* row, const View<const T, 6>& weight, const Span& inside, A* sums) {
@@ -155,7 +155,7 @@ void begin_sums(const T* row, const View<const T, 6>& weight, const Span& inside
   }
 }
 
-// Whether none of the weights of one group of one image is inf or nan; false also where they do not lie
+// True if none of the weights of one group of one image is inf or nan; false also where they do not lie
 // together.
 template <class T>
 bool all_finite(const T* weights, const View<const T, 6>& weight) {
@@ -188,7 +188,7 @@ void zero_sides(const Pixels<A>& pixels, const Span& rows, const Axis& across) {
   }
 }
 
-// What sizes fit one another is the reference's to say, in words of its own: this asks it where they do not.
+// Sizes of the result; unknown for sizes that do not fit one another, which the reference then refuses.
 template <class T>
 Shape sizes(View<const T, 4> input, View<const T, 6> weight, List<int64_t> stride, List<int64_t> padding,
             List<int64_t> dilation) {
@@ -201,7 +201,7 @@ Shape sizes(View<const T, 4> input, View<const T, 6> weight, List<int64_t> strid
 
 constexpr int64_t SMALL = 1 << 16;  // bytes
 
-// How a call is computed: the path that its steps have, how much of it at a time, and the scratch for that.
+// Plan of a call: the path for its steps, the size of a piece, and the scratch memory.
 template <class T>
 struct Plan {
   using A = Computed<T>;
@@ -252,7 +252,7 @@ struct Turn {
   A* begin;          // what their sums begin with
 };
 
-// What is the same for all rows of a share: its weights, and where these are few, whether all are finite.
+// Values common to all rows of a share: its weights, and, if these are few, a flag that all are finite.
 template <class T, class A>
 void take_weights(const Plan<T>& plan, const View<const T, 6>& weight, const Share& share, Turn<T, A>& turn) {
   turn.weights = weight.data + share.batch * weight.stride(0) + share.group * weight.stride(1);

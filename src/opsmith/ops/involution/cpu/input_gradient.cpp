@@ -1,11 +1,11 @@
 // The gradient of involution by its input: each pixel is the sum of what came for the windows that it is in,
 // weighed by their kernels.
 //
-// Where windows are S pixels apart, pixel x = S t + phase - padding is reached by taps v = phase, phase + S,
+// If windows are S pixels apart, pixel x = S t + phase - padding is reached by taps v = phase, phase + S,
 // ... alone, from windows t, t - 1, ... So each phase is like a gradient with windows one pixel apart, and
 // every S-th tap.
 //
-// Where a processor multiplies pairs and rows of windows are one pixel apart, a lane holds two rows of taps:
+// If a processor multiplies pairs and rows of windows are one pixel apart, a lane holds two rows of taps:
 // u in its second half and u + 1, which reaches the row above in the cotangent, in its first.
 #include "pairs.h"
 
@@ -72,7 +72,7 @@ void run(const Block<A>& it, int64_t width) {
 template <class A>
 using Run = void (*)(const Block<A>&, int64_t);
 
-// What computes a block with `taps` taps in a row; null where there is none for so many.
+// Function that computes a block with `taps` taps in a row; null if there is none for so many.
 template <class T, class A = Computed<T>>
 Run<A> run_of(int64_t taps) {
   static constexpr Run<A> known[] = {nullptr,      run<T, 1, A>, run<T, 2, A>, run<T, 3, A>,
@@ -154,7 +154,7 @@ void pair_taps(const T* weights, const View<const T, 6>& weight, const Axis& dow
   }
 }
 
-// Whether rows of the result are computed phase by phase: each phase of its taps has an unrolled block.
+// True if rows of the result are computed phase by phase: each phase of its taps has an unrolled block.
 template <class T>
 bool in_phases(const Axis& down, const Axis& across) {
   const int64_t S = across.stride, K = across.kernel;
@@ -163,7 +163,7 @@ bool in_phases(const Axis& down, const Axis& across) {
   return all;
 }
 
-// How a call is computed: the path that its steps have, how much of it at a time, and the scratch for that.
+// Plan of a call: the path for its steps, the size of a piece, and the scratch memory.
 template <class T>
 struct Plan {
   using A = Computed<T>;

@@ -1,4 +1,4 @@
-// What the three kernels of involution share: the steps of the window, a group's pixels with its channels in
+// Shared parts of the three kernels of involution: the steps of the window, a group's pixels with its channels in
 // vectors, from a tensor and back into one, its weights as they are computed with, and a thread's share.
 #pragma once
 #include <omp.h>
@@ -29,7 +29,7 @@ struct Axis {
   int64_t size, result, kernel, stride, padding, dilation;
 
   int64_t padded() const { return size + 2 * padding; }
-  // Whether the steps and the sizes belong together, and nothing that follows from them is beyond 64 bits.
+  // True if the steps and the sizes fit one another, and nothing that follows from them is beyond 64 bits.
   bool fits() const {
     if (std::min({size, result, kernel, stride, dilation}) < 1 || padding < 0) return false;
     if (size > FARTHEST || padding > FARTHEST) return false;

@@ -241,7 +241,7 @@ template <class A>
   return size > least ? size : least;
 }
 
-// Whether it is inf or nan.
+// True where it is inf or nan.
 template <class A>
 [[gnu::always_inline]] inline Vector<Bits<A>> infinite(Vector<Bits<A>> size) {
   return size >= (Vector<Bits<A>>)all(std::numeric_limits<A>::infinity());

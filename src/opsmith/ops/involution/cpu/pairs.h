@@ -6,7 +6,7 @@
 
 namespace involution {
 
-// How many numbers of T a lane holds.
+// Number of items of T in a lane.
 template <class T>
 constexpr int paired = 1;
 #if defined(LANES_PAIRED)

@@ -77,7 +77,7 @@ using Run = void (*)(const Block<A, T>&);
 
 constexpr int MOST_ROWS = 4;
 
-// What computes K taps of 1, 2, ... rows of the cotangent at once; null for more rows than it can.
+// Functions that compute K taps of 1, 2, ... rows of the cotangent at once; null for more rows than it can.
 template <int K, int S, class A, class T>
 constexpr Run<A, T> runs[MOST_ROWS] = {block<K, S, 1, A, T>, block<K, S, 2, A, T>, block<K, S, 3, A, T>,
                                        K < 7 ? block<K, S, (K < 7 ? 4 : 1), A, T> : nullptr};
@@ -109,7 +109,7 @@ int64_t odd_lines(int64_t numbers) {
   return (lines | 1) * line;
 }
 
-// How a call is computed: what computes its taps, how much of it at a time, and the scratch for that.
+// Plan of a call: the function that computes its taps, the size of a piece, and the scratch memory.
 template <class T>
 struct Plan {
   using A = Computed<T>;
@@ -261,7 +261,7 @@ void weight_gradient(View<const T, 4> cotangent, View<const T, 4> input, int64_t
     T* const results = result.data + share.batch * result.stride(0) + share.group * result.stride(1);
     for (int64_t start = share.first; start < share.last; start += plan.together) {
       const int64_t end = std::min(start + plan.together, share.last);
-      // Where the results of row `start` go, and how far apart taps are there.
+      // Destination of the results of row `start`, and the distance of taps there.
       T* const target = plan.streamed ? gathered : results + start * result.stride(4);
       const int64_t tap_step = plan.streamed ? plan.tap_pitch : result.stride(3);
       for (int64_t row = start; row < end; row += plan.several)

@@ -1,4 +1,4 @@
-// What the three kernels of involution share: the steps of the window, and tiles of planes in shared memory.
+// Shared parts of the three kernels of involution: the steps of the window, and tiles of planes in shared memory.
 //
 // A thread computes a strip: as many pixels of one row as are 16 bytes of the numbers that it computes in. A
 // tile is read once by a block, zeros stand in it for what is outside the image, and a thread takes from it,
@@ -38,7 +38,7 @@ constexpr int at_once = sizeof(T) > 4 || VECTORS > 15 ? 2 : TRIED ? 5 : 3;
 
 __device__ inline int over(int number, int by) { return (number + by - 1) / by; }
 
-// How a tile lies in shared memory, in vectors of 16 bytes. Its columns are parted by their phase, column %
+// Layout of a tile in shared memory, in vectors of 16 bytes. Its columns are parted by their phase, column %
 // S, as pixels S apart are what one tap meets: so they lie one after the other. `lanes` threads, which differ
 // in their channel, stand before the next strip; a row and a plane are as long as lets eight threads that
 // follow one another meet all 32 banks. The same arithmetic as in tiles.py.
@@ -61,7 +61,7 @@ __device__ inline Layout layout(int vectors, int phases, int rows, int step, int
 __device__ inline int thread() { return (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x; }
 __device__ inline int threads() { return blockDim.x * blockDim.y * blockDim.z; }
 
-// What the block computes: a piece of the channels of a group, the same tile of all of them at about the same
+// The part of the result that a block computes: a piece of the channels of a group, the same tile of all of them at about the same
 // time.
 struct Place {
   int piece, across, down, group, batch;
@@ -78,7 +78,7 @@ struct Place {
   }
 };
 
-// Whether rows of a view can be read or written a strip at a time, from columns that are multiples of one.
+// True if rows of a view can be read or written a strip at a time, from columns that are multiples of one.
 template <int N, class T, int DIM>
 __device__ bool in_strips(const View<T, DIM>& x) {
   if (x.strides[DIM - 1] != 1 || reinterpret_cast<uint64_t>(x.data) % (sizeof(T) * N) != 0) return false;
@@ -192,7 +192,7 @@ struct Window {
         for (int p = 0; p < N; p++) numbers[phase][at * N + p] = read.at[p];
       }
   }
-  // What tap `v` meets at pixel `p` of the strip; both are known to the compiler.
+  // The number that tap `v` meets at pixel `p` of the strip; both are known to the compiler.
   __device__ A of(int v, int p) const { return numbers[(SHIFT + v * D) % S][(SHIFT + v * D) / S + p]; }
 };
 
