@@ -321,6 +321,7 @@ def test_arguments_by_keyword_reach_everyone(measure: Measure) -> None:
     assert measure(windows).cases[-1].arguments[-1] == "times=2"
 
 
+@pytest.mark.slow
 @pytest.mark.compile
 def test_the_compiled_reference_is_timed_and_its_compiling_is_told_apart(measure: Measure) -> None:
     found = measure(gate, compiled=True, sizes={"B M": 9}, memory=True)

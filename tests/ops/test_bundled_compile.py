@@ -14,6 +14,7 @@ def network(image: Tensor, kernels: Tensor, weight: Tensor, bias: Tensor) -> Ten
     return add(mul(exp(linear(hidden, weight, bias)), bias), bias)
 
 
+@pytest.mark.slow
 @pytest.mark.compile
 def test_one_graph_and_gradients() -> None:
     def arguments() -> list[Tensor]:

@@ -168,8 +168,9 @@ def test_gradients_are_the_reference_s() -> None:
     assert record().launches == 1
 
 
+@pytest.mark.slow
 @pytest.mark.compile
-@pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled_code_calls_it(dynamic: bool) -> None:
     compiled = torch.compile(lambda x: pooled(x + 1, 2) - 1, fullgraph=True, dynamic=dynamic)
     for size in (6, 8, 10):
