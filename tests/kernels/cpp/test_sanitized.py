@@ -111,7 +111,7 @@ def test_calls_that_were_not_made_are_no_pass(monkeypatch: pytest.MonkeyPatch) -
         "import os\n"
         + sanitizer_parent.PROGRAM.replace(
             "import main\n",
-            "import main, Child\nChild._forked = lambda self, start: os._exit(0)\n",
+            "import main, SanitizerChild\nSanitizerChild._forked = lambda self, start: os._exit(0)\n",
         ),
     )
     found = outcome(RIGHT["columns"])
