@@ -72,11 +72,6 @@ class Reached:
         """Return the current value."""
         return self.value if self.get is None else self.get()
 
-    @property
-    def is_container(self) -> bool:
-        """True for a dictionary, list, set or deque."""
-        return isinstance(self.value, CONTAINERS)
-
 
 def uses(value: Any) -> Iterator[Reached]:
     """Yield the values that a value uses directly, in an order that is the same in every process."""
