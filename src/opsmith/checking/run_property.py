@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from opsmith.checking.property import Note, Property, Skipped, raised
 from opsmith.checking.report import Failure, Outcome, Status, all_dtypes, with_dtypes
 from opsmith.checking.samples.generate_like import is_symmetric
 from opsmith.checking.samples.sample import Sample
-from opsmith.checking.side_effects.global_settings import without_warnings
+from opsmith.checking.side_effects.global_settings import thread_count, without_warnings
 from opsmith.checking.subject import Subject
 from opsmith.core.call_arguments import tensors_in
 
@@ -43,18 +43,9 @@ def run(known: Property, subject: Subject, limit_s: float) -> Outcome:
     return replace(found, compiles=known.compiles)
 
 
-@contextmanager
-def few_threads(effort: Effort) -> Iterator[None]:
-    """A region with one thread: on tensors of a few elements torch's threads wait longer than they compute.
-
-    A thorough check leaves them as they are, since a kernel may be wrong with several alone.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(before if effort.exhaustive else 1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+def few_threads(effort: Effort) -> AbstractContextManager[None]:
+    """Return a region with one thread, or with all in a thorough check: a kernel may be wrong with several."""
+    return thread_count(torch.get_num_threads() if effort.exhaustive else 1)
 
 
 def _outcome(known: Property, subject: Subject) -> Outcome:
