@@ -44,7 +44,7 @@ def run(known: Property, subject: Subject, limit_s: float) -> Outcome:
 
 
 def few_threads(effort: Effort) -> AbstractContextManager[None]:
-    """Return a region with one thread, or with all in a thorough check: a kernel may be wrong with several."""
+    """Return a region with one thread; a thorough check keeps all, since several may show a wrong kernel."""
     return thread_count(torch.get_num_threads() if effort.exhaustive else 1)
 
 
