@@ -30,7 +30,7 @@ setup: $(SET_UP)  ## create .venv with opsmith and everything that development u
 tour: $(SET_UP)  ## see what opsmith does, on real input, start to end
 	$(VENV)/bin/opsmith tour
 
-test: $(SET_UP)  ## lint, types, tests, examples and documentation: what must pass before a push (ten minutes on two cores)
+test: $(SET_UP)  ## lint, types, tests, examples and documentation: what must pass before a push (six minutes on two cores)
 	$(RUN_PARTS) test
 
 test-all: $(SET_UP) $(if $(filter torch-2.11,$(WITHOUT)),,$(SET_UP_211))  ## all of that, the slow tests, and the oldest torch that we support

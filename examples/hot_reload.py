@@ -42,7 +42,7 @@ def main() -> None:
     torch.testing.assert_close(softsign(x), softsign.reference(x))
 
     file = Path(tempfile.mkdtemp()) / "softsign.cpp"
-    text = softsign.specification.kernels[0].function.text
+    text = softsign.specification.kernels[0].function.source.text
     file.write_text(text.replace("std::fabs(x[i])", "2"))
     softsign.kernel("cpu", cpp_file=file)
     print("in a file:", softsign(x).tolist())

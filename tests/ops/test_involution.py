@@ -191,6 +191,7 @@ def test_gradients_refuse_a_cotangent_of_another_size() -> None:
         involution_weight_gradient(cotangent, input, 2, (3, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_lower_precision_under_autocast(dtype: torch.dtype) -> None:
     input, weight = torch.rand(1, 2, 3, 3, requires_grad=True), torch.rand(1, 1, 3, 3, 3, 3)
