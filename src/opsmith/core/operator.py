@@ -43,13 +43,16 @@ def without_missing(
 
 
 class Registration(Protocol):
-    """The operator as torch knows it, behind a handle."""
+    """The operator in torch's library, behind a handle.
+
+    `DispatcherRegistration` in `torch_library.registration` implements it.
+    """
 
     overload: Any
 
     @property
     def validated(self) -> bool:
-        """True once a call through the dispatcher has succeeded."""
+        """True once a call has passed validation: the next one may be prepared for the fast path."""
         ...
 
     def fast_path(self, call: Callable[..., Any]) -> Callable[..., Any] | None:

@@ -19,7 +19,7 @@ from opsmith.torch_library.torch_messages import quiet_exporter
 
 Table = Mapping[Any, Any]
 
-Translate = Callable[..., Any]
+Translator = Callable[..., Any]
 """Translates a program of torch, or a module with inputs and `dynamic_shapes`, to ONNX."""
 
 TORCH_NAMESPACES = ("aten", "prim", "prims", "higher_order", "_operator")
@@ -30,7 +30,7 @@ FIXED = "set_replacement"
 """Beginning of a line in torch's log about a symbol that was replaced by a number."""
 
 
-def translator(opset: int, table: Table) -> Translate:
+def translator(opset: int, table: Table) -> Translator:
     """Torch's exporter with our operators registered, for all programs of one export.
 
     Args:
@@ -48,7 +48,7 @@ def translator(opset: int, table: Table) -> Translate:
 
 
 def translated_model(
-    model: torch.nn.Module, inputs: Sequence[Tensor], axes: Axes, translate: Translate, table: Table
+    model: torch.nn.Module, inputs: Sequence[Tensor], axes: Axes, translate: Translator, table: Table
 ) -> Any:
     """A model in ONNX, as torch's exporter returns it, with its dynamic axes symbolic.
 

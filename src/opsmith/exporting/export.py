@@ -106,13 +106,13 @@ def export_onnx(
         )
     call = read_call(args, kwargs)
     with evaluating(model):
-        return _written(_captured(model, call, options, dynamic, input_names, output_names), options)
+        return _written(_translated(model, call, options, dynamic, input_names, output_names), options)
 
 
 def export_bodies(
     operator: Operator[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], folder: Path
 ) -> dict[Body, Export | errors.OpsmithError]:
-    """Export a call of an operator with each form of its body, from one capture of its graph.
+    """Export a call of an operator with each form of its body, from one translation of its graph.
 
     Args:
         operator: The operator.
@@ -126,13 +126,13 @@ def export_bodies(
         MissingExtraError: If a package of ONNX is missing.
     """
     exports: dict[Body, Export | errors.OpsmithError] = {}
-    capture: Capture | None = None
+    translated: TranslatedModel | None = None
     for body in get_args(Body):
         options = read_options(folder / f"{body}.onnx", body, None, verify=True)
         try:
-            if capture is None:
-                capture = _captured(operator, read_call(args, kwargs), options, None, None, None)
-            exports[body] = _written(capture.copy(), options)
+            if translated is None:
+                translated = _translated(operator, read_call(args, kwargs), options, None, None, None)
+            exports[body] = _written(translated.copy(), options)
         except errors.MissingExtraError:
             raise
         except errors.OpsmithError as error:
@@ -141,7 +141,7 @@ def export_bodies(
 
 
 @dataclass(frozen=True)
-class Capture:
+class TranslatedModel:
     """A model that is translated to ONNX, before its file is written.
 
     Args:
@@ -161,21 +161,21 @@ class Capture:
         """The onnx_ir model."""
         return self.verification.program.model
 
-    def copy(self) -> Capture:
-        """A capture whose model may be changed."""
+    def copy(self) -> TranslatedModel:
+        """A copy whose model may be changed."""
         program = copy(self.verification.program)
         program.model = self.model.clone()
         return replace(self, verification=replace(self.verification, program=program))
 
 
-def _captured(
+def _translated(
     model: Any,
     call: tuple[tuple[Any, ...], dict[str, Any]],
     options: ExportOptions,
     dynamic: Any,
     given_inputs: Any,
     given_outputs: Any,
-) -> Capture:
+) -> TranslatedModel:
     names, tensors = input_tensors(bound_call(model, *call))
     flat = FlatModel(model, call).eval()
     with torch.no_grad():
@@ -201,7 +201,7 @@ def _captured(
     by_library = options.library is not None and needs_library(calls)
     bodies = None
     if options.body != "node" or (options.verify and not by_library):
-        bodies = Bodies(specifications, lambda traced: translate(traced).model)
+        bodies = Bodies(specifications, lambda program: translate(program).model)
         bodies.attach(program.model)
     if options.verify:
         refuse_random(made.specification for _, made in calls)
@@ -210,39 +210,39 @@ def _captured(
     verification = Verification(
         flat, tensors, expected, axes, outputs, rounding(program.model), program, renamed
     )
-    return Capture(calls, bodies, inputs, verification)
+    return TranslatedModel(calls, bodies, inputs, verification)
 
 
-def _written(capture: Capture, options: ExportOptions) -> Export:
-    """Write the file of a capture, whose model is changed to the form of the body, and compare it."""
-    counts = Counter(made.specification.name for _, made in capture.calls)
-    used = {made.specification.name: made.specification for _, made in capture.calls}
-    add_metadata(capture.model, options.body, used.values())
+def _written(translated: TranslatedModel, options: ExportOptions) -> Export:
+    """Write the file of a translated model, which is changed to the form of the body, and compare it."""
+    counts = Counter(made.specification.name for _, made in translated.calls)
+    used = {made.specification.name: made.specification for _, made in translated.calls}
+    add_metadata(translated.model, options.body, used.values())
     export = Export(
         options.path,
         options.body,
         options.opset,
-        tuple(capture.inputs),
-        tuple(capture.verification.outputs),
+        tuple(translated.inputs),
+        tuple(translated.verification.outputs),
         dict(counts),
         library=options.library,
     )
     with drafted(options.path) as draft:
         if options.body == "inline":
-            inline_bodies(capture.model)
-        if options.verify and capture.bodies is not None:
-            draft.write(capture.model)
-            comparisons, left_out = capture.verification.compare(Runtime(draft.file, options.path.name))
+            inline_bodies(translated.model)
+        if options.verify and translated.bodies is not None:
+            draft.write(translated.model)
+            comparisons, left_out = translated.verification.compare(Runtime(draft.file, options.path.name))
             export = replace(export, comparisons=comparisons, left_out=left_out)
         if options.body == "node":  # it was compared with its bodies
-            remove_bodies(capture.model)
+            remove_bodies(translated.model)
         if options.body == "node" or not options.verify:
-            draft.write(capture.model)
+            draft.write(translated.model)
         if options.library is not None:
-            inner = capture.bodies.inner if capture.bodies and options.body == "function" else ()
-            calls = calls_by_type([*capture.calls, *inner])
+            inner = translated.bodies.inner if translated.bodies and options.body == "function" else ()
+            calls = calls_by_type([*translated.calls, *inner])
             with drafted(options.library, "library") as built:
-                given = capture.verification if options.verify else None
+                given = translated.verification if options.verify else None
                 export = with_library(export, draft.file, built.file, calls, given)
                 built.publish()
         draft.publish()

@@ -160,12 +160,10 @@ class _NodeSource:
         rules = specification.gradients.rules
         self.formulas = {name: rule for name in needed if isinstance(rule := rules[name], Formula)}
         used = {p for formula in self.formulas.values() for p in formula.parameters}
-        used -= set(self.schema.gradient_position)
-        known = (*self.schema.names, *self.schema.result_position, *self.schema.shapes)
-        named = [name for name in known if name in used]
+        saved = backward_plan(specification, frozenset(needed)).saved
         tensors = (*self.schema.tensor_names, *self.schema.result_position)
-        self.tensors = [name for name in named if name in tensors]
-        self.values = [name for name in named if name not in tensors]
+        self.tensors = [name for name in saved if name in tensors]
+        self.values = [name for name in (*saved, *self.schema.shapes) if name in used.difference(tensors)]
 
     def local(self, name: str) -> str:
         """Name of an input, a result or a gradient in the source."""
