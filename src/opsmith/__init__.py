@@ -18,7 +18,9 @@ from opsmith.declaration import declared_operators, find_operator, operator
 if TYPE_CHECKING:
     from opsmith import init as init
     from opsmith import modules as modules
+    from opsmith import onnx as onnx
     from opsmith import ops as ops
+    from opsmith import testing as testing
     from opsmith.adopting import adopt
     from opsmith.benchmarking import Benchmark, benchmark
     from opsmith.checking import Report, check
@@ -44,9 +46,11 @@ __all__ = [
     "modules",
     "non_differentiable",
     "not_implemented",
+    "onnx",
     "operator",
     "ops",
     "page",
+    "testing",
     "zero",
 ]
 
@@ -63,7 +67,7 @@ _FEATURES = {
     "export_onnx": "opsmith.exporting",
     "page": "opsmith.pages",
 }
-_SUBMODULES = ("init", "modules", "ops")
+_SUBMODULES = ("init", "modules", "onnx", "ops", "testing")
 
 
 def __getattr__(name: str) -> Any:

@@ -32,6 +32,8 @@ NAMES = [
     "ONNX Script",
     "ONNX Runtime",
     "pygraphviz",
+    "Jinja2",
+    "matplotlib",
     "scikit-learn",
 ]
 
@@ -115,6 +117,8 @@ def test_a_bare_machine_works_and_is_told_the_commands(opsmith: Run) -> None:
         "ONNX Script": "pip install onnxscript",
         "ONNX Runtime": "pip install onnxruntime",
         "pygraphviz": "pip install '.[draw]' in a checkout of opsmith",
+        "Jinja2": "pip install '.[page]' in a checkout of opsmith",
+        "matplotlib": "pip install '.[benchmark]' in a checkout of opsmith",
         "scikit-learn": "pip install '.[tour]' in a checkout of opsmith",
     }.items():
         assert hints[name].startswith(command)

@@ -52,9 +52,11 @@ USES = {
     "modules": lambda: opsmith.modules.OperatorModule.__name__,
     "non_differentiable": lambda: repr(opsmith.non_differentiable),
     "not_implemented": lambda: repr(opsmith.not_implemented("why")),
+    "onnx": lambda: opsmith.onnx.load.__name__,
     "operator": lambda: repr(opsmith.operator("public::names")(declare)),
     "ops": lambda: opsmith.ops.exp.name,
     "page": lambda: str([file.name for file in opsmith.page(operator, "twice.html", effort="quick")]),
+    "testing": lambda: opsmith.testing.assert_correct.__name__,
     "zero": lambda: repr(opsmith.zero),
 }
 operator = opsmith.operator("public::names")(declare)

@@ -219,9 +219,10 @@ class Report:
 
     def times(self) -> str:
         """One line: the times, the seed and the effort."""
-        apart = [outcome for outcome in self.outcomes if outcome.compiles and not outcome.left_out]
-        compiled = f"; compile checks (apart): {self.compile_seconds:.2f} s" if apart else ""
-        return f"{self.seconds:.2f} s{compiled}; seed {self.seed}, {self.effort} effort"
+        compiled = any(outcome.compiles and outcome.status != "skipped" for outcome in self.outcomes)
+        action = "compiling" if compiled else "loading torch's compiler"
+        beside = f"; {action}: {self.compile_seconds:.2f} s" if compiled or self.loading else ""
+        return f"{self.seconds:.2f} s{beside}; seed {self.seed}, {self.effort} effort"
 
     def looked_at(self) -> list[Outcome]:
         """The requested outcomes, those that compile last."""

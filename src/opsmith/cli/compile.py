@@ -126,7 +126,8 @@ def _architectures(named: list[str] | None, *, by_nvrtc: bool) -> tuple[str, ...
             argument="--arch",
             expected=", ".join(known),
             got=unknown[0],
-            hint="name one of these, or install another NVRTC: `pip install -U nvidia-cuda-nvrtc`",
+            hint="write one of these, as `--arch sm_90`; a newer NVRTC knows more: "
+            "`pip install -U nvidia-cuda-nvrtc`",
         )
     return chosen
 

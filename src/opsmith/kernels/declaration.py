@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -61,11 +62,14 @@ def build_kernel(
     given = [name for name, value in sources.items() if value is not None]
     if len(given) != 1 or function is not None:
         shown = [*(["a function"] if function is not None else []), *(f"`{name}=`" for name in given)]
+        close = [] if given else difflib.get_close_matches(next(iter(options), ""), sources, n=1)
         raise errors.UsageError(
             "a kernel has one source",
             expected=_SOURCES,
             got=" and ".join(shown or [f"`{name}=`" for name in options]) or "`entry=` or `strict=` alone",
-            hint="give each kernel by a call of `op.kernel(...)` of its own",
+            hint=f"did you mean `{close[0]}=`?"
+            if close
+            else "give each kernel by a call of `op.kernel(...)` of its own",
         )
     declared = None if frame is None else frame.f_code.co_filename
     declaration = _Declaration(operator, device, entry, declared, dtypes, options, strict)

@@ -61,7 +61,7 @@ def test_a_page_says_all_that_the_report_says() -> None:
         "– skipped 0.00 s it declares no batching=",
         "12.00 s apart",
         "all but what compiles 1.75 s",
-        "compile checks, apart: much of it is shared by all operators of one run 12.00 s",
+        "compiling: much of it is shared by all operators of one run 12.00 s",
         "The inputs that it was run on: 2, and 1 that it rejects",
         "sample 1 (x [0])",
         "sample 0 with x at 0: ValueError: no",

@@ -64,7 +64,7 @@ def test_compile_checks_come_last_and_their_time_stands_apart() -> None:
     report = Report("demo::op", outcomes, 3, effort="thorough")
     lines = text(report).splitlines()
     assert [line.split()[0] for line in lines[1:4]] == ["forward", "gradient", "compile"]
-    closing = "  0.75 s; compile checks (apart): 12.50 s; seed 3, thorough effort"
+    closing = "  0.75 s; compiling: 12.50 s; seed 3, thorough effort"
     assert lines[4] == closing
     assert str(report).splitlines()[4] == closing
 

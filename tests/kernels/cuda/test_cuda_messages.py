@@ -170,6 +170,12 @@ def test_words_that_do_not_fit(device: str, words: dict[str, Any], problem: str)
     assert caught.value.problem == problem
 
 
+def test_a_source_that_is_misspelt_is_named() -> None:
+    with pytest.raises(errors.UsageError) as caught:
+        declared("misspelt").kernel("cpu", cp="void twice() {}")
+    assert (caught.value.got, caught.value.hint) == ("`cp=`", "did you mean `cpp=`?")
+
+
 def test_dtypes_that_have_no_type_in_cuda() -> None:
     with pytest.raises(errors.KernelDtypeError) as caught:
         declared("dtypes").kernel("cuda", cuda=RIGHT, grid=1, dtypes=[torch.complex64])
