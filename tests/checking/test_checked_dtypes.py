@@ -8,7 +8,10 @@ import torch
 import opsmith
 from opsmith import errors
 from opsmith.checking import Failure, Outcome, Report
+from opsmith.checking import subject as subject_module
+from opsmith.checking.effort import EFFORTS
 from opsmith.checking.output.json import read_reports
+from opsmith.checking.subject_kinds import subject_of
 
 
 @opsmith.operator("tests_dtypes::square")
@@ -90,3 +93,13 @@ def test_what_is_no_report_is_told(text: str, expected: str, got: str) -> None:
         f"the text must be a report of a check\n  expected: {expected}\n  got: {got}\n"
         "  hint: give what `opsmith check --json` printed, or `report.to_json()` gave"
     )
+
+
+def test_a_dtype_is_looked_up_on_the_device_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = subject_of(opsmith.ops.exp, None, 0, EFFORTS["quick"])
+    second = torch.device("cuda:1")
+    subject.__dict__["devices"] = (second,)
+    asked: list[object] = []
+    monkeypatch.setattr(subject_module, "missing_device", lambda device, dtype: asked.append(device))
+    assert subject.devices_with(torch.float64) == (second,)
+    assert asked == [second]

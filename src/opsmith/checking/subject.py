@@ -370,7 +370,7 @@ class Subject:
 
     def devices_with(self, dtype: torch.dtype) -> tuple[torch.device, ...]:
         """Those of the devices that have a dtype: not each has float64."""
-        return tuple(device for device in self.devices if missing_device(device.type, dtype) is None)
+        return tuple(device for device in self.devices if missing_device(device, dtype) is None)
 
     def kernels_on(self, device: torch.device) -> Sequence[Kernel]:
         """The kernels attached for a device."""
@@ -392,10 +392,10 @@ def drawing_operations(subject: Subject, sample: Sample) -> list[tuple[str, bool
     return draws
 
 
-def missing_device(kind: str, dtype: torch.dtype = torch.float32) -> str | None:
-    """The reason why nothing can run in a dtype on a type of device here; None where it can."""
+def missing_device(device: torch.device | str, dtype: torch.dtype = torch.float32) -> str | None:
+    """The reason why nothing can run in a dtype on a device here; None where it can."""
     try:
-        torch.empty(1, dtype=dtype, device=kind).fill_(0)
+        torch.empty(1, dtype=dtype, device=device).fill_(0)
     except (RuntimeError, TypeError, AssertionError, ImportError) as error:
         # torch raises AssertionError ("not compiled with ..."); its first line is the reason.
         return str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__

@@ -110,3 +110,12 @@ def test_a_generator_is_left_out() -> None:
     found = exported(declare(noisy), (X, torch.Generator()))
     assert (found.status, found.reason) == ("skipped", "no sample can be exported")
     assert found.notes == ("a sample with a generator was left out: no exported program takes one",)
+
+
+def test_a_sample_without_a_tensor_is_not_called() -> None:
+    def total(tensors: list[Tensor]) -> Tensor:
+        return torch.stack(tensors).sum(0)
+
+    found = exported(declare(total), ([X, X],), ([],))
+    assert found.status == "passed"
+    assert not any("was left out" in note for note in found.notes)

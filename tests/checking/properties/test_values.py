@@ -12,7 +12,16 @@ from torch.autograd import Function
 from torch.nn import functional
 
 import opsmith
-from opsmith.checking.samples.special_values import ValueGroup, boundaries, value_groups, with_values
+from opsmith.checking.effort import EFFORTS
+from opsmith.checking.properties.numeric.values import _by_reference
+from opsmith.checking.samples.special_values import (
+    SpecialCall,
+    ValueGroup,
+    boundaries,
+    value_groups,
+    with_values,
+)
+from opsmith.checking.subject_kinds import subject_of
 
 Formula = Callable[..., Tensor]
 
@@ -430,3 +439,28 @@ def test_a_write_that_only_nan_brings_about_is_found() -> None:
 
 def doubled(x: Tensor) -> Tensor:
     return 2 * x
+
+
+def test_a_reference_that_does_not_depend_on_an_argument_has_zeros_for_its_gradient() -> None:
+    weight = torch.nn.Parameter(torch.ones(()))
+
+    def constant(x: Tensor) -> Tensor:
+        return x.detach() * 0 + weight
+
+    def by_reference(reference: Callable[[Tensor], Tensor]) -> Any:
+        operator = declared(f"apart_{reference.__name__}", reference)
+        subject = subject_of(operator, None, 0, EFFORTS["quick"])
+        sample = subject.samples[0]
+        flat = sample.at(torch.float64)
+        group = ValueGroup("zeros", (0.0,))
+        call = SpecialCall(subject, sample, 0, flat, {0: 0.0}, group, torch.float64)
+        return _by_reference(call, (0,), [torch.ones_like(flat[0])])[0]
+
+    found = by_reference(constant)
+    assert found is not None
+    assert not found[0].any()
+    assert by_reference(_detached) is None
+
+
+def _detached(x: Tensor) -> Tensor:
+    return x.detach() * 2

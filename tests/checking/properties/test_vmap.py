@@ -12,6 +12,11 @@ from torch.autograd import Function
 
 import opsmith
 from opsmith.checking import Outcome
+from opsmith.checking.effort import EFFORTS
+from opsmith.checking.properties.torch.mapping import BatchDims
+from opsmith.checking.properties.torch.vmap import MappedSample, MappingFlags
+from opsmith.checking.property import Coverage
+from opsmith.checking.subject_kinds import subject_of
 
 X = torch.rand(3, 4, generator=torch.Generator().manual_seed(0)) + 0.5
 Y = torch.rand(3, 4, generator=torch.Generator().manual_seed(1)) + 0.5
@@ -300,3 +305,72 @@ def test_what_takes_positive_matrices_alone_is_scaled() -> None:
         return torch.linalg.cholesky(x)
 
     assert vmap(declare(root), (X @ X.mT + torch.eye(3),)).status == "passed"
+
+
+class RefusesBatches(Function):
+    """The gradients of x * y, with a rule for `vmap` that raises."""
+
+    @staticmethod
+    def forward(grad: Tensor, x: Tensor, y: Tensor) -> Any:
+        return grad * y, grad * x
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Tensor) -> Any:
+        raise IndexError("no batches")
+
+
+class RaisesAndDetaches(Function):
+    """One derivative under `vmap` raises, and the other is wrong by an input called `raises`."""
+
+    @staticmethod
+    def forward(raises: Tensor, y: Tensor) -> Tensor:
+        return raises * y
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return RefusesBatches.apply(grad, *ctx.saved_tensors)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, raises: Tensor, y: Tensor) -> Any:
+        return Product.vmap(info, in_dims, raises.detach(), y)
+
+
+def test_an_input_may_be_called_raises() -> None:
+    found = vmap(RaisesAndDetaches, (X, Y))
+    assert {(failure.input, failure.cause) for failure in found.failures} == {
+        (None, "raises"),
+        ("raises", "kernel-mismatch"),
+    }
+
+
+def test_a_reference_that_refuses_an_empty_batch_is_not_called_again() -> None:
+    subject = subject_of(opsmith.ops.exp, None, 0, EFFORTS["quick"])
+    sample = subject.samples[0]
+    mapped = MappedSample(subject, sample, Coverage(), MappingFlags())
+    called: list[int] = []
+
+    def refusing(flat: Any) -> list[Tensor]:
+        called.append(1)
+        raise RuntimeError("no empty batches")
+
+    mapped.__dict__["reference"] = refusing
+    assert not mapped._torch_loses_form(BatchDims({0: 0}, ("x",), size=0), sample.at())
+    assert len(called) == 1
+
+
+def test_a_reference_must_return_as_many_results_under_vmap() -> None:
+    subject = subject_of(opsmith.ops.exp, None, 0, EFFORTS["quick"])
+    sample = subject.samples[0]
+    mapped = MappedSample(subject, sample, Coverage(), MappingFlags())
+    counts = iter((2, 1))
+    mapped.__dict__["reference"] = lambda flat: [flat[0]] * next(counts)
+    with pytest.raises(ValueError, match="zip"):
+        mapped._torch_loses_form(BatchDims({0: 0}, ("x",), size=0), sample.at())

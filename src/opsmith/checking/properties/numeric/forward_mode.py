@@ -23,7 +23,7 @@ from opsmith.checking.numerics.finite_differences import (
     numerical_gradient,
 )
 from opsmith.checking.numerics.noise import Noise, noise_of
-from opsmith.checking.properties.numeric.differentiable import each_subset
+from opsmith.checking.properties.numeric.differentiable import each_subset, rule_location
 from opsmith.checking.properties.numeric.second_order import DIRECTIONS, SHARE, NumericalDerivatives
 from opsmith.checking.property import Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure
@@ -245,7 +245,9 @@ def _second_order(tangents: Tangents) -> Findings:
         f"the derivative of the tangent by `{label}` differs from finite differences of the tangent: "
         f"{difference}; something that the tangent formula uses is hidden from autograd"
     )
-    yield replace(tangents, argnums=(argnum,)).failure("forward-mode", message, difference.evidence())
+    reference = subject.specification.where
+    found = replace(tangents, argnums=(argnum,))
+    yield found.failure("forward-mode", message, difference.evidence(), default=reference)
 
 
 FORWARD_MODE = Property(
@@ -268,10 +270,20 @@ class Tangents(SampleRun):
         """Names of the inputs in messages."""
         return ", ".join(self.sample.labels[argnum] for argnum in self.argnums)
 
-    def failure(self, cause: str, message: str, evidence: Mapping[str, Any]) -> Failure:
-        """A failure by these inputs."""
+    def failure(
+        self, cause: str, message: str, evidence: Mapping[str, Any], default: str | None = None
+    ) -> Failure:
+        """A failure by these inputs.
+
+        Args:
+            cause: Its cause.
+            message: Its message.
+            evidence: Its evidence.
+            default: `file:line` if there is no tangent formula; None for the rule of the first input.
+        """
         rules = self.subject.specification.tangents.rules.values()
-        where = next((rule.where for rule in rules if isinstance(rule, Formula)), self.backward_location())
+        where = next((rule.where for rule in rules if isinstance(rule, Formula)), default)
+        where = where or rule_location(self.subject, self.sample.names[self.argnums[0]])
         case = case_name(self.sample, torch.float64, self.device)
         return Failure(NAME, self.labels, cause, message, where, {"sample": case, **evidence})
 

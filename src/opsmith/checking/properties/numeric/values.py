@@ -18,7 +18,7 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.checking.exceptions import Overlooking, refuse_own
-from opsmith.checking.numerics.autodiff import vjp
+from opsmith.checking.numerics.autodiff import differentiate, has_gradient, record, vjp
 from opsmith.checking.numerics.cancellation import rounding_of_terms
 from opsmith.checking.numerics.compare import differs, same_bits, unravel
 from opsmith.checking.numerics.finite_differences import numerical_gradient
@@ -231,13 +231,13 @@ def _by_reference(
     try:
         with without_warnings():
             first, above, below = (
-                vjp(subject.plain(sample), values, open_, grads)
+                _through_reference(call, values, open_, grads)
                 for values in (call.fresh(), *call.perturbed_copies())
             )
     except Exception as error:
         refuse_own(error)
         return [None] * len(open_)  # as where the reference has no gradient there
-    if any(all(each is None for each in gradients) for gradients in (first, above, below)):
+    if first is None or above is None or below is None:
         return [None] * len(open_)
     answers: list[tuple[Tensor, Tensor] | None] = []
     for argnum, *three in zip(open_, first, above, below, strict=True):
@@ -245,6 +245,19 @@ def _by_reference(
         spread = torch.maximum((one - right).abs(), (other - right).abs()).nan_to_num(torch.inf, torch.inf)
         answers.append((right, spread))
     return answers
+
+
+def _through_reference(
+    call: SpecialCall, values: Sequence[Any], open_: Sequence[int], grads: Sequence[Tensor | None]
+) -> list[Tensor | None] | None:
+    """The gradient by each argument through the reference; None if no result of it requires a gradient.
+
+    A single gradient may be None as well, which stands for zeros: the result does not depend on the argument.
+    """
+    leaves, _, results = record(call.subject.plain(call.sample), values, open_)
+    if not any(grad is not None and has_gradient(each) for each, grad in zip(results, grads, strict=True)):
+        return None
+    return differentiate(results, [leaves[argnum] for argnum in open_], grads)
 
 
 MOST_SUSPECTS = 8
@@ -323,10 +336,10 @@ def _judged(
     edges = (numbers.kinks | ~numbers.known.isfinite()).reshape(-1)
     odd = next((at for at in suspects if bool(edges[at])), None)
     if right is not None and odd is not None:
-        where = f"`{label}` = {_number(call.flat[argnum], odd)}"
+        where = f"`{label}` = {_shown(call.flat[argnum].reshape(-1)[odd])}"
         yield Note(
-            f"the gradient of `{label}` at {where} is {_number(got, odd)}, and autograd's through the "
-            f"reference {_number(right[0], odd)}: it is a kink or an edge, where both are as good"
+            f"the gradient of `{label}` at {where} is {_shown(got.reshape(-1)[odd])}, and autograd's through the "
+            f"reference {_shown(right[0].reshape(-1)[odd])}: it is a kink or an edge, where both are as good"
         )
 
 
@@ -349,27 +362,24 @@ def _failure(
     else:
         condition = f"`{call.label}` holds {' or '.join(_shown(value) for value in call.where.values())}"
     place_words = f"at {index} " if index else ""
-    numbers = f"it is {_number(got, at)} where {_number(expected, at)} is right"
+    actual, truth = got.reshape(-1)[at], expected.reshape(-1)[at]
+    numbers = f"it is {_shown(actual)} where {_shown(truth)} is right"
     message = f"{what} where {condition}: {place_words}{numbers}"
     cause = "nan" if nan else "region" if argnum is not None else "kernel-mismatch"
     evidence = {
         "sample": case_name(sample, call.dtype, CPU),
         "values": values,
         "index": index,
-        "got": got.reshape(-1)[at].item(),
-        "expected": expected.reshape(-1)[at].item(),
+        "got": actual.item(),
+        "expected": truth.item(),
         "wrong elements": f"{int(wrong.sum())} of {wrong.numel()}",
     }
     where = subject.runs_at(call.flat) if argnum is None else rule_location(subject, sample.names[argnum])
     return Failure(NAME, name, cause, message, where, evidence)
 
 
-def _number(tensor: Tensor, at: int) -> str:
-    return _shown(tensor.detach().reshape(-1)[at].item())
-
-
-def _shown(value: complex) -> str:
-    return f"{value:.6g}"
+def _shown(value: complex | Tensor) -> str:
+    return f"{value.item() if isinstance(value, Tensor) else value:.6g}"
 
 
 VALUES = Property(

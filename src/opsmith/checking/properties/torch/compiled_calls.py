@@ -90,7 +90,10 @@ def call_of(subject: Subject, sample: Sample, flat: Sequence[Any]) -> tuple[tupl
 
 
 def eager_calls(
-    subject: Subject, generators: str, raising: Callable[[Sample, Exception], Finding]
+    subject: Subject,
+    generators: str,
+    raising: Callable[[Sample, Exception], Finding],
+    is_usable: Callable[[Sample], bool] = lambda sample: True,
 ) -> Generator[Finding, None, Flats]:
     """Select the author's samples that the operator runs, and report the others.
 
@@ -98,10 +101,11 @@ def eager_calls(
         subject: The subject of the check.
         generators: Reason to leave out a sample with a generator.
         raising: Makes the finding for a sample on which the operator raises.
+        is_usable: Returns False for a sample to leave out without a call and without a note.
     """
     flats: Flats = []
     for sample in subject.samples:
-        if sample.origin:
+        if sample.origin or not is_usable(sample):
             continue
         if any(isinstance(value, torch.Generator) for value in sample.flat):
             yield Note(f"a sample with a generator was left out: {generators}")
@@ -267,8 +271,11 @@ def faults(
     call = partial(_tensors, partial(subject.call, sample))
     results = _loop(subject, sample, call, flat, plain)
     for position, (name, got, right) in enumerate(zip(names, found.results, eager.results, strict=True)):
-        form = metadata_difference(got, right, strides=False) if draws else None
-        fault = results.fault(position, got.unsqueeze(0)) if not draws else form and ResultFault(*form)
+        if draws:
+            difference = metadata_difference(got, right, strides=False)
+            fault = None if difference is None else ResultFault(*difference)
+        else:
+            fault = results.fault(position, got.unsqueeze(0))
         if fault is not None:
             yield name, f"`{name}`", fault
         elif found.recorded[position] != eager.recorded[position]:

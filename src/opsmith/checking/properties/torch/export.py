@@ -82,8 +82,8 @@ def run(subject: Subject) -> Findings:
         lambda sample, error: Note(
             f"{sample} was left out, since it raises without `torch.export`: {reason_of(error)}"
         ),
+        lambda sample: any(isinstance(value, Tensor) for value in sample.flat),
     )
-    flats = [row for row in flats if any(isinstance(value, Tensor) for value in row[1])]
     ran: list[str] = []
     if flats:
         yield from _static(subject, flats, ran)

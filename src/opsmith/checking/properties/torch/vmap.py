@@ -56,9 +56,6 @@ NAME = "vmap"
 OUTER = 2
 """Number of examples of the outer of two nested `vmap`s."""
 
-SLICES = "slices"
-"""Entry of `Coverage.wrong`: calls without `vmap` are wrong for slices of a batch."""
-
 Mapped = Generator[Finding, None, list[Tensor | None] | None]
 
 
@@ -70,24 +67,38 @@ def run(subject: Subject) -> Findings:
         )
         return
     unchecked, noted = "no sample has a tensor to batch", "a part of it is refused: "
-    yield from covered_samples(NAME, _sample, unchecked, subject, noted=noted)
+    check_sample = partial(_sample, flags=MappingFlags())
+    yield from covered_samples(NAME, check_sample, unchecked, subject, noted=noted)
 
 
-def _sample(subject: Subject, sample: Sample, coverage: Coverage) -> Findings:
+@dataclass
+class MappingFlags:
+    """Observations of one run of the property that are not about one input or result.
+
+    Args:
+        raises: True if a call under `vmap` raised, which is reported once.
+        wrong_for_slices: True if calls without `vmap` are wrong for slices of a batch.
+    """
+
+    raises: bool = False
+    wrong_for_slices: bool = False
+
+
+def _sample(subject: Subject, sample: Sample, coverage: Coverage, flags: MappingFlags) -> Findings:
     if not any(isinstance(value, Tensor) for value in sample.flat):
         return
     if any(isinstance(value, torch.Generator) for value in sample.flat):
         yield Note("a sample with a generator was left out: it is undefined how it serves a batch")
         return
     every = sample.position < subject.effort.transform_samples
-    mapped = MappedSample(subject, sample, coverage)
+    mapped = MappedSample(subject, sample, coverage, flags)
     chosen = [*ways(sample, every=every)]
     if subject.draws or drawing_operations(subject, sample):
         yield from mapped.drawing(chosen[0])
         return
     for batch_dims in chosen:
         yield from mapped.results(batch_dims)
-    if coverage.wrong or not coverage.ran:
+    if coverage.wrong or flags.raises or flags.wrong_for_slices or not coverage.ran:
         return
     argnums = differentiated(subject, sample).argnums
     for batch_dims in chosen if every else chosen[:1]:
@@ -105,11 +116,13 @@ class MappedSample:
         subject: The subject of the check.
         sample: The sample.
         coverage: Progress of the property.
+        flags: Its other observations.
     """
 
     subject: Subject
     sample: Sample
     coverage: Coverage
+    flags: MappingFlags
     loops: dict[tuple[Any, ...], ExampleLoop] = field(default_factory=dict)
 
     @cached_property
@@ -163,7 +176,7 @@ class MappedSample:
             if fault is None or name in self.coverage.wrong:
                 continue
             if self._wrong_for_slices(loop, batch_dims, position):
-                self.coverage.wrong.add(SLICES)
+                self.flags.wrong_for_slices = True
                 yield Note(
                     f"{batch_dims} was left out: a call for one example alone is wrong as well, where its "
                     "arguments are slices of larger tensors"
@@ -256,10 +269,12 @@ class MappedSample:
         """True if `vmap` of the reference, as a plain function, gives another shape as well."""
         if self.reference is None:
             return False
-        found: list[Tensor | None] = []
-        with Overlooking(), without_warnings():  # if it is refused, no shape is lost
+        found: list[Tensor | None] | None = None
+        with Overlooking(), without_warnings():
             found = map_over(self.reference, empty_batch(flat, batch_dims.dims), batch_dims.dims)
-        pairs = zip(found, self.reference([*flat]), strict=False)
+        if found is None:
+            return False  # it is refused, so that no shape is lost
+        pairs = zip(found, self.reference([*flat]), strict=True)
         return any(g is not None and o is not None and list(g.shape) != [0, *o.shape] for g, o in pairs)
 
     def drawing(self, batch_dims: BatchDims) -> Findings:
@@ -296,8 +311,8 @@ class MappedSample:
                 reason = f"of the reference, which raises {type(error).__name__}: {first_line(error)}"
             if reason is not None:
                 self.coverage.refused[reason] = None
-            elif "raises" not in self.coverage.wrong:
-                self.coverage.wrong.add("raises")
+            elif not self.flags.raises:
+                self.flags.raises = True
                 failure = raised(NAME, self.subject, error, str(self.sample))
                 yield Failure(
                     NAME,
