@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Self
+from typing import Any, Self, TypeVar
 
 
 class OpsmithError(Exception):
@@ -76,6 +76,23 @@ def about(operator: str, where: str | None = None) -> Iterator[None]:
     except OpsmithError as error:
         error.of(operator, where)
         raise
+
+
+E = TypeVar("E", bound=OpsmithError)
+
+
+class ErrorSubject:
+    """Base of the parts of an operator that errors are about."""
+
+    @property
+    def _subject(self) -> tuple[str, str]:
+        """Name of the operator, and `file:line` of the part."""
+        raise NotImplementedError
+
+    def error(self, kind: type[E], problem: str, **details: Any) -> E:
+        """Return an error about the operator, at the location of this part unless another one is given."""
+        operator, where = self._subject
+        return kind(problem, **{"operator": operator, "where": where, **details})
 
 
 class NameFormatError(OpsmithError, ValueError):
@@ -358,4 +375,76 @@ class DrawingError(OpsmithError, RuntimeError):
     """Graphviz fails to lay out a graph, or takes too long."""
 
 
-__all__ = sorted(name for name, each in globals().items() if name.endswith("Error"))
+__all__ = [
+    "AliasError",
+    "ArgumentError",
+    "BenchmarkFormatError",
+    "CacheError",
+    "CapturedTensorError",
+    "CompileError",
+    "DefaultError",
+    "DeviceNameError",
+    "DrawingError",
+    "DynamicAxisError",
+    "ExportError",
+    "ExportMismatchError",
+    "FormulaError",
+    "FormulaParameterError",
+    "ForwardModeError",
+    "FreedGraphError",
+    "GradientConflictError",
+    "GradientCountError",
+    "GradientDeviceError",
+    "GradientDtypeError",
+    "GradientNotImplementedError",
+    "GradientShapeError",
+    "GradientTypeError",
+    "GraphCutError",
+    "HiddenResultError",
+    "InitializerError",
+    "IntegerResultError",
+    "KernelDtypeError",
+    "KernelError",
+    "KernelRefusedError",
+    "KernelSignatureError",
+    "KernelSourceError",
+    "LaunchError",
+    "LayoutError",
+    "MissingAnnotationError",
+    "MissingExtraError",
+    "MissingFakeError",
+    "MissingGradientError",
+    "MissingSamplesError",
+    "ModuleDeclarationError",
+    "ModuleImportError",
+    "ModulePicklingError",
+    "MutationError",
+    "NameFormatError",
+    "NameTakenError",
+    "NoGraphError",
+    "NotAFunctionError",
+    "NotDifferentiableError",
+    "NotPassedError",
+    "OnnxRuntimeError",
+    "OperatorNotFoundError",
+    "OpsmithError",
+    "ParameterKindError",
+    "PlacementError",
+    "ReservedNameError",
+    "ResultCountError",
+    "ResultNameError",
+    "ResultTypeError",
+    "SampleError",
+    "SavedTensorModifiedError",
+    "ShapeError",
+    "ShapePatternError",
+    "SignatureMismatchError",
+    "SizeError",
+    "ToolchainError",
+    "TransformError",
+    "UnknownInputError",
+    "UnknownResultError",
+    "UnsupportedTorchError",
+    "UnsupportedTypeError",
+    "UsageError",
+]

@@ -89,7 +89,7 @@ def test_an_operator_without_samples_is_named_and_the_others_are_checked(
 @pytest.mark.parametrize(
     ("samples", "says"),
     [
-        ("5", "its samples are no list of calls"),
+        ("5", "its samples are not a list of calls"),
         ("1 / 0", "its samples cannot be made: ZeroDivisionError: division by zero"),
         (
             "[(make(2), 3)]",

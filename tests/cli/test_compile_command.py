@@ -129,8 +129,8 @@ def test_a_compile_error(kernels: Callable[..., Path], opsmith: Callable[..., Re
 
 def test_constants_that_no_sample_tells(kernels: Callable[..., Path], opsmith: Callable[..., Result]) -> None:
     done = opsmith("compile", str(kernels(samples="")))
-    assert done.exit_code == 1
-    assert "its constants depend on sizes" in done.stderr
+    assert done.exit_code == 2  # there is nothing that could be compiled
+    assert "no sample gives sizes for its CUDA kernel in float32, float64, whose constants" in done.stderr
     assert done.stdout.splitlines()[-1] == "1 of 1 kernel failed"
 
 
@@ -166,8 +166,8 @@ def test_a_dtype_that_no_sample_reaches_and_whose_constants_depend_on_sizes(
 ) -> None:
     file = kernels(samples="twice.samples(lambda: [(torch.ones(3),)])")
     done = opsmith("compile", str(file), "--arch", "sm_90")
-    assert done.exit_code == 1
-    assert "no sample says what its CUDA kernel is compiled for in float64" in done.stderr
+    assert done.exit_code == 2
+    assert "no sample gives sizes for its CUDA kernel in float64" in done.stderr
 
 
 def test_a_kernel_in_triton_needs_no_nvrtc(
@@ -188,6 +188,49 @@ def test_a_kernel_in_triton_needs_no_nvrtc(
     assert (told["passed"], told["nvrtc"]) == (True, None)
     assert {each["architecture"] for each in told["kernels"]} == {"sm_90"}
     assert all(each["registers"] > 0 and each["spill_stores"] == 0 for each in told["kernels"])
+
+
+TRITON = """
+import opsmith, torch, triton, triton.language as tl
+
+@triton.jit
+def doubled(x, result, x_numel, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(result + at, tl.load(x + at, mask=at < x_numel) * 2, mask=at < x_numel)
+
+@opsmith.operator("{space}::double")
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+double.samples(lambda: [({sample},)])
+double.kernel("cuda", triton=doubled, grid=1, constants={{"BLOCK": 64}}, dtypes=[torch.float16])
+"""
+
+
+def test_a_kernel_in_triton_that_takes_no_sample(
+    tmp_path: Path, opsmith: Callable[..., Result], space: str
+) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed: no part of a torch for the CPU")
+    file = tmp_path / f"{space}_complex.py"
+    file.write_text(TRITON.format(space=space, sample="torch.ones(8, dtype=torch.complex64)"))
+    done = opsmith("compile", str(file), "--arch", "sm_90")
+    assert done.exit_code == 2, done.output
+    assert f"{space}::double: its Triton kernel takes none of the samples" in done.stderr
+    assert "got: `x` is complex64, and it takes float16\n" in done.stderr
+    assert "hint: yield arguments that the kernel takes from `@double.samples`" in done.stderr
+    assert done.stdout.splitlines()[-1] == "1 of 1 kernel failed"
+
+
+def test_samples_of_another_dtype_are_cast_to_that_of_a_kernel_in_triton(
+    tmp_path: Path, opsmith: Callable[..., Result], space: str
+) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed: no part of a torch for the CPU")
+    file = tmp_path / f"{space}_half.py"
+    file.write_text(TRITON.format(space=space, sample="torch.ones(8)"))
+    done = opsmith("compile", str(file), "--arch", "sm_90", "--json")
+    assert done.exit_code == 0, done.output
+    [used] = json.loads(done.stdout)["kernels"]
+    assert "x: *fp16, result: *fp16" in used["instance"]
 
 
 @pytest.mark.parametrize(

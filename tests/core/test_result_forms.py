@@ -252,7 +252,7 @@ def test_shapes_hold_every_item(name: str) -> None:
 
     operator = opsmith.operator(name, shapes="x: B M -> 1 M")(halves)
     operator(torch.ones(2, 3), False)
-    with pytest.raises(errors.ShapeError, match=r"`result\[1\]` has not the shape that `shapes=` says"):
+    with pytest.raises(errors.ShapeError, match=r"the shape of `result\[1\]` is not the one in `shapes=`"):
         operator(torch.ones(2, 3), True)
 
 

@@ -102,7 +102,7 @@ DECLARING: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
         lambda: opsmith.adopt(AnyNumber, "refused::number"),
         errors.MissingAnnotationError,
         [
-            "takes `*tensors`, and nothing says what they are",
+            "takes `*tensors`, whose number and types are not declared",
             "give `samples=`",
             '"(*tensors: Tensor) -> Tensor"',
         ],
@@ -115,12 +115,12 @@ DECLARING: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
     "signature of another": (
         lambda: opsmith.adopt(Square, "refused::other", signature="(x: Tensor, y: Tensor) -> Tensor"),
         errors.UsageError,
-        ["does not fit `Square.forward`", "expected: 1 arguments: x", "got: 2: x, y", "without `ctx`"],
+        ["does not fit `Square.forward`", "expected: 1 argument: x", "got: 2: x, y", "without `ctx`"],
     ),
     "unknown result": (
         lambda: opsmith.adopt(FromAfar, "refused::result"),
         errors.MissingAnnotationError,
-        ["nothing says what `FromAfar.forward` returns", "give `samples=`"],
+        ["the results of `FromAfar.forward` are not declared", "give `samples=`"],
     ),
     "result that is no tensor": (
         lambda: opsmith.adopt(ANumber, "refused::integer", samples=lambda: [(torch.ones(2),)]),
@@ -307,7 +307,7 @@ CALLING: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
     "a gradient for a number": (
         lambda: adopted(ForANumber)(x(), 2.0).sum().backward(),
         errors.GradientCountError,
-        ["`ForANumber.backward` gives a gradient for `n`, which is no tensor", "expected: None"],
+        ["`ForANumber.backward` gives a gradient for `n`, which is not a tensor", "expected: None"],
     ),
     "a backward that writes later": (
         later_write,

@@ -52,7 +52,7 @@ def test_shards_of_an_opaque_operator(name: str, place: Place, says: Any, mesh: 
     with says(
         errors.PlacementError,
         f"""
-        {name}: it is opaque: nothing says what becomes of the parts of a tensor
+        {name}: it is opaque, so that its results on parts of a tensor are unknown
           argument: x
           expected: a DTensor that is replicated
           got: a DTensor of shape [3], placed as [Shard(dim=0)]
@@ -72,7 +72,7 @@ def test_random_operator(name: str, place: Place, says: Any, mesh: Any) -> None:
     with says(
         errors.PlacementError,
         f"""
-        {name}: it draws random numbers, and nothing says that every rank draws the right ones
+        {name}: it draws random numbers, and the ranks may draw different ones
           got: a DTensor of shape [3], placed as [Replicate()]
           where: {place(noisy)}
           hint: pass what is drawn as an argument, or call it on this rank's part, `x.to_local()`

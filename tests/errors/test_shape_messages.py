@@ -216,12 +216,12 @@ def test_result_of_another_shape(name: str, place: Place, says: Any) -> None:
     with says(
         errors.ShapeError,
         f"""
-        {name}: `result` has not the shape that `shapes=` says
+        {name}: the shape of `result` is not the one in `shapes=`
           argument: result
           expected: `B`, that is [4]
           got: [4, 2]
           where: {place(linear)}
-          hint: write what the function returns: `_` stands for a size that nothing tells
+          hint: write what the function returns: `_` stands for a size that cannot be inferred
         """,
     ):
         opsmith.operator(name, shapes="x: B M, weight: N M -> B")(linear)(torch.ones(4, 3), torch.ones(2, 3))
@@ -234,7 +234,7 @@ def test_result_of_another_dtype_than_its_fake(name: str, place: Place, says: An
     with says(
         errors.ResultTypeError,
         f"""
-        {name}: `result` has not the dtype of the fake kernel that `shapes=` makes
+        {name}: the dtype of `result` is not that of the fake kernel derived from `shapes=`
           argument: result
           expected: torch.float32, to which its tensors promote
           got: torch.int64

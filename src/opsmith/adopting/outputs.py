@@ -60,7 +60,7 @@ def outputs_of(
         shape = _of_source(function_class) if run is None else _of_run(run, function_class)
     if shape is _UNKNOWN or not list(_leaves(shape)):
         raise errors.MissingAnnotationError(
-            f"nothing says what `{function_class.__qualname__}.forward` returns",
+            f"the results of `{function_class.__qualname__}.forward` are not declared",
             hint='give `samples=`, or declare it: `signature="(x: Tensor) -> tuple[Tensor, Tensor]"`',
         )
     optional: list[bool] = []

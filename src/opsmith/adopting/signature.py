@@ -104,7 +104,7 @@ def arguments_of(
         raise errors.UsageError(
             f"`signature` does not fit `{function_class.__qualname__}.forward`",
             argument="signature",
-            expected=f"{fixed} arguments: {', '.join(p.name for p in written)}",
+            expected=f"{fixed} argument{'s' * (fixed != 1)}: {', '.join(p.name for p in written)}",
             got=f"{len(described)}: {', '.join(p.name for p in described)}",
             hint="name the arguments of forward, without `ctx`, in its order",
         )
@@ -257,7 +257,8 @@ def _refuse_keywords(parameters: Sequence[inspect.Parameter], function_class: ty
 
 def _unknown_rest(parameter: inspect.Parameter, function_class: type) -> errors.MissingAnnotationError:
     return errors.MissingAnnotationError(
-        f"`{function_class.__qualname__}.forward` takes `*{parameter.name}`, and nothing says what they are",
+        f"`{function_class.__qualname__}.forward` takes `*{parameter.name}`, whose number and types "
+        "are not declared",
         argument=parameter.name,
         hint='give `samples=`, all with as many arguments, or `signature="(*tensors: Tensor) -> Tensor"`',
     )

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from opsmith import errors
-from opsmith.cli.guard import FAILED, complain, guarded, waiting
+from opsmith.cli.guard import FAILED, UNUSABLE, complain, guarded, waiting
 from opsmith.cli.options import AsJson, Traceback
 from opsmith.cli.output import Output
 from opsmith.core.operator import Operator
@@ -92,6 +92,7 @@ def compile(
         chosen = _architectures(architectures, by_nvrtc=by_nvrtc)
         used: list[KernelUsage] = []
         refused: list[RejectedKernel] = []
+        judged = False  # True once a compiler has seen a kernel
         for operator, kernel in kernels:
             with waiting(f"compiling {escape(operator.name)}"):
                 try:
@@ -102,6 +103,7 @@ def compile(
                 except errors.ToolchainError:
                     raise
                 except errors.OpsmithError as error:
+                    judged |= not isinstance(error, errors.MissingSamplesError)
                     refused.append(RejectedKernel(operator.name, kernel.where, str(error)))
                     complain(error)
         if as_json:
@@ -110,6 +112,8 @@ def compile(
         else:
             _show(printer.console(), used, refused)
         printer.close()
+    if not used and not judged:
+        raise typer.Exit(UNUSABLE)  # samples are missing: nothing was compiled
     raise typer.Exit(FAILED if refused or any(each.faults for each in used) else 0)
 
 
@@ -151,8 +155,9 @@ def _kernels(targets: list[str]) -> list[tuple[Operator[..., Any], CudaKernel | 
 def _show(console: Console, used: list[KernelUsage], refused: list[RejectedKernel]) -> None:
     rows = Table(box=box.SIMPLE_HEAD, show_edge=False)
     for heading in ("kernel", "for", "", "registers", "spills", "shared", "threads", "occupancy"):
+        is_text = heading in ("kernel", "for", "")
         rows.add_column(
-            heading, overflow="fold", justify="left" if heading in ("kernel", "for", "") else "right"
+            heading, overflow="fold", min_width=len(heading), justify="left" if is_text else "right"
         )
     for each in used:
         shared = f"{each.shared + each.dynamic_shared}"

@@ -8,7 +8,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -23,7 +23,7 @@ class LibraryOperator:
     """An operator that was registered with torch elsewhere, and the parts that it has.
 
     Args:
-        overload: The operator as torch knows it.
+        overload: The operator's `OpOverload`, `torch.ops.namespace.name.default`.
         devices: Device types that it has kernels for; empty if one kernel serves all.
         autograd: Device types on which it has its own autograd.
         autocast: Device types on which it has a rule for autocast.
@@ -41,7 +41,6 @@ class LibraryOperator:
     sources: tuple[Any, ...] = ()
 
 
-E = TypeVar("E", bound=errors.OpsmithError)
 Outputs = int | None | tuple["Outputs", ...]
 """The position of a result, None, or a tuple of such."""
 
@@ -131,7 +130,7 @@ class ObservedFacts:
 
 
 @dataclass(frozen=True)
-class AdoptedFunction:
+class AdoptedFunction(errors.ErrorSubject):
     """An `autograd.Function` class as an operator uses it; the class itself is not changed.
 
     Args:
@@ -248,9 +247,9 @@ class AdoptedFunction:
             if each.kind.is_tensor and (not each.kind.sequence or each.name == last)
         )
 
-    def error(self, kind: type[E], problem: str, **details: Any) -> E:
-        """Return an error about the operator, at its forward unless another location is given."""
-        return kind(problem, **{"operator": self.operator, "where": self.where, **details})
+    @property
+    def _subject(self) -> tuple[str, str]:
+        return self.operator, self.where
 
     def notes(self) -> list[str]:
         """Return the facts observed so far, as text."""

@@ -74,9 +74,9 @@ class Aspects:
             <opsmith operator demo::reciprocal(Tensor x) -> Tensor>
         """
         attach = partial(self._attach_gradients, surrogate=False)
-        return self._give("gradients", "input", joint, rules, formula_rules, joint_rules, attach)
+        return self._attach_rules("gradients", "input", joint, rules, formula_rules, joint_rules, attach)
 
-    def _give(
+    def _attach_rules(
         self,
         aspect: str,
         owner: str,
@@ -167,7 +167,9 @@ class Aspects:
             (tensor(0.5000), tensor(-0.2500))
         """
         attach = self._attach_tangents
-        return self._give("tangents", "result", joint, rules, tangent_rules, joint_tangent_rules, attach)
+        return self._attach_rules(
+            "tangents", "result", joint, rules, tangent_rules, joint_tangent_rules, attach
+        )
 
     def _attach_tangents(self, rules: dict[str, Any]) -> Self:
         return self._replace(tangents=self._specification.tangents.with_rules(rules))

@@ -98,10 +98,9 @@ class KernelSource(Protocol):
 
 
 S = TypeVar("S", bound=KernelSource)
-E = TypeVar("E", bound=errors.OpsmithError)
 
 
-class BuiltKernel(ABC, Generic[S]):
+class BuiltKernel(errors.ErrorSubject, ABC, Generic[S]):
     """A kernel that is built from source when it is first needed, and decides which calls it takes.
 
     Args:
@@ -175,9 +174,9 @@ class BuiltKernel(ABC, Generic[S]):
     def copies(self, values: Sequence[Any]) -> tuple[str, ...]:
         """Return the arguments that it copies in a call with these values, each with the reason."""
 
-    def error(self, kind: type[E], problem: str, **details: str) -> E:
-        """Return an error about the kernel, with its operator and location."""
-        return kind(problem, operator=self.operator.name, where=self.where, **details)
+    @property
+    def _subject(self) -> tuple[str, str]:
+        return self.operator.name, self.where
 
     def reload(self) -> None:
         """Read the source again. If it has changed, it is compiled at the next call."""

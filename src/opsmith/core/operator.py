@@ -198,7 +198,7 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
 
     @property
     def torch_operator(self) -> Any:
-        """The operator as torch knows it: `torch.ops.namespace.name.default`."""
+        """The `OpOverload` that is registered with torch: `torch.ops.namespace.name.default`."""
         return self._registration.overload
 
     def __repr__(self) -> str:

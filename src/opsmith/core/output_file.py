@@ -1,7 +1,9 @@
-"""Output files: checked before the work begins, and replaced as a whole."""
+"""Output files: checked before the work begins, replaced as a whole; hashes for the policies of pages."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -85,3 +87,13 @@ def unwritable(
         got=got,
         hint=hint,
     )
+
+
+def policy_hash(text: str) -> str:
+    """Return the hash by which the content security policy of a page admits a script or a style sheet.
+
+    Example:
+        >>> policy_hash("")
+        'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='
+    """
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

@@ -122,7 +122,7 @@ def read_samples(source: Any, make: Make, operator: str | None, location: str) -
             hint="let the function return a list of tuples of arguments, such as `[(x, weight)]`",
         ) from error
     raise errors.SampleError(
-        "its samples are no list of calls",
+        "its samples are not a list of calls",
         operator=operator,
         expected="a list of tuples of arguments, or a function of `make` or of nothing that gives one",
         got=shown(given),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from opsmith import errors
 from opsmith.core.gradients import GradientRules, TangentRules
@@ -16,12 +16,11 @@ from opsmith.core.shapes import Shapes
 if TYPE_CHECKING:  # imported only if an operator is adopted
     from opsmith.core.adopted import AdoptedFunction, LibraryOperator
 
-E = TypeVar("E", bound=errors.OpsmithError)
 Autocast = Literal["promote", "lower", "float32"]
 
 
 @dataclass(frozen=True)
-class Specification:
+class Specification(errors.ErrorSubject):
     """Specification of an operator.
 
     Args:
@@ -85,6 +84,6 @@ class Specification:
         """Part of the name after `::`."""
         return self.name.partition("::")[2]
 
-    def error(self, kind: type[E], problem: str, **details: Any) -> E:
-        """Return an error about the operator, at its reference unless another location is given."""
-        return kind(problem, **{"operator": self.name, "where": self.where, **details})
+    @property
+    def _subject(self) -> tuple[str, str]:
+        return self.name, self.where

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -56,6 +56,23 @@ def replace_tensors(value: Any, tensors: Iterator[Any]) -> Any:
     return value
 
 
+def map_tensors(function: Callable[[Tensor], Tensor], values: Iterable[Any]) -> list[Any]:
+    """Return argument values with a function applied to each tensor, those in lists too.
+
+    Example:
+        >>> map_tensors(torch.neg, [torch.ones(1), [torch.zeros(1), None], 2])
+        [tensor([-1.]), [tensor([-0.]), None], 2]
+    """
+
+    def mapped(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return function(value)
+        holds_tensors = isinstance(value, list | tuple) and any(isinstance(each, Tensor) for each in value)
+        return [mapped(each) for each in value] if holds_tensors else value
+
+    return [mapped(value) for value in values]
+
+
 def tiled(tensor: Tensor, sizes: Mapping[int, int]) -> Tensor:
     """The tensor at other sizes along some axes: its entries repeated from the first, or fewer of them.
 
@@ -70,6 +87,6 @@ def tiled(tensor: Tensor, sizes: Mapping[int, int]) -> Tensor:
     return tensor
 
 
-def on_meta(tensor: Tensor) -> Tensor:
-    """Return a tensor without data, of the same shape, strides and dtype."""
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+def on_meta(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return a tensor without data, of the same shape and strides; of the same dtype unless one is given."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype or tensor.dtype, device="meta")

@@ -12,6 +12,7 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.core.operator import Operator
 from opsmith.core.samples import Make, samples_of
+from opsmith.core.tensors import map_tensors, on_meta
 from opsmith.kernels.common.gpu_resources import ARCHITECTURES, KernelUsage, occupancy
 from opsmith.kernels.common.parameters import dtype_name
 from opsmith.kernels.cpp.codegen import CPP_TYPES
@@ -111,8 +112,8 @@ def _without_sample(
         named = ", ".join(dtype_name(dtype) for dtype in dtypes if dtype is not None)
         raise kernel.error(
             errors.MissingSamplesError,
-            f"no sample says what its CUDA kernel is compiled for{f' in {named}' if named else ''}: its "
-            "constants depend on sizes",
+            f"no sample gives sizes for its CUDA kernel{f' in {named}' if named else ''}, whose constants "
+            "depend on them",
             hint="write `@op.samples` over a function of `make` that yields arguments which the kernel takes",
         )
     instances = [Instance(dtype, constants) for dtype in dtypes]
@@ -144,7 +145,7 @@ def triton_usage(kernel: TritonKernel, architectures: Sequence[str] = ARCHITECTU
         Resources that each uses.
 
     Raises:
-        MissingSamplesError: If the operator has no samples.
+        MissingSamplesError: If the operator has no samples, or none that the kernel takes.
         ToolchainError: If Triton is not installed.
         UsageError: If Triton does not compile for an architecture.
         CompileError: If Triton refuses the kernel.
@@ -166,8 +167,10 @@ def _triton_usage(kernel: TritonKernel, wanted: Specialization, architecture: st
 def specializations(kernel: TritonKernel) -> list[Specialization]:
     """Return the specializations of the operator's samples, in every dtype that the kernel takes.
 
+    Floating-point tensors of a sample are cast to each of these dtypes.
+
     Raises:
-        MissingSamplesError: If the operator has no samples.
+        MissingSamplesError: If the operator has no samples, or none that the kernel takes.
     """
     specification = kernel.operator.specification
     if specification.samples is None:
@@ -178,26 +181,44 @@ def specializations(kernel: TritonKernel) -> list[Specialization]:
             "of arguments",
         )
     found: dict[str, Specialization] = {}
+    reasons: list[str] = []
     floating = sorted((dtype for dtype in kernel.dtypes if dtype.is_floating_point), key=str)
     for dtype in floating or [torch.float32]:
-        for values in sample_values(kernel.operator, dtype):
-            found |= _specializations(kernel, without_data(specification.schema, values))
+        for given in sample_values(kernel.operator, dtype):
+            values = map_tensors(partial(_cast_on_meta, dtype), without_data(specification.schema, given))
+            refused = kernel.value_refusal(values)
+            if refused is None:
+                found |= _specializations(kernel, values)
+            else:
+                reasons.append(refused)
+    if not found:
+        raise kernel.error(
+            errors.MissingSamplesError,
+            "its Triton kernel takes none of the samples, so that nothing is compiled",
+            got="; ".join(dict.fromkeys(reasons)) or "no samples",
+            hint=f"yield arguments that the kernel takes from `@{specification.short_name}.samples`; only "
+            "floating-point tensors are cast to the dtypes of the kernel",
+        )
     return list(found.values())
+
+
+def _cast_on_meta(dtype: torch.dtype, tensor: Tensor) -> Tensor:
+    """Return a tensor without data, of another dtype if it is a floating-point tensor."""
+    return on_meta(tensor, dtype if tensor.is_floating_point() else None)
 
 
 def _specializations(kernel: TritonKernel, values: Sequence[Any]) -> dict[str, Specialization]:
     """Return the specializations for the values of a call, one for each configuration, by their text."""
     found: dict[str, Specialization] = {}
-    if kernel.value_refusal(values) is None:
-        prepared = kernel.prepare(values)
-        for config in kernel.source.configs or (None,):
-            arguments = dict(prepared.arguments)
-            if config is not None:
-                arguments |= config.all_kwargs()
-            for name, heuristic in kernel.source.heuristics.items():
-                arguments[name] = heuristic(arguments)
-            each = specialization_of(kernel, arguments)
-            found[repr(each)] = each
+    prepared = kernel.prepare(values)
+    for config in kernel.source.configs or (None,):
+        arguments = dict(prepared.arguments)
+        if config is not None:
+            arguments |= config.all_kwargs()
+        for name, heuristic in kernel.source.heuristics.items():
+            arguments[name] = heuristic(arguments)
+        each = specialization_of(kernel, arguments)
+        found[repr(each)] = each
     return found
 
 

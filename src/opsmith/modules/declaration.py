@@ -1,4 +1,4 @@
-"""Arguments of `op.module(...)`: names and shapes, and errors for those that do not fit."""
+"""The plan of a module class, read from the arguments of `op.module(...)`, each of which is checked."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def is_name(name: Any) -> bool:
     return isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name)
 
 
-def read_shapes_of(
+def _read_shapes(
     specification: Specification,
     argument: str,
     given: Any,
@@ -228,7 +228,7 @@ def read_plan(
     numbers = [each for each in options if each.kind.base.annotation == INT and not each.kind.sequence]
     known = (*names, *(each.name for each in numbers if not each.kind.optional))
     shapes = {
-        keyword: read_shapes_of(specification, keyword, given, known, letters)
+        keyword: _read_shapes(specification, keyword, given, known, letters)
         for keyword, given in (("parameters", parameters), ("buffers", buffers))
     }
     _refuse_clashes(specification, names, shapes, options)

@@ -1,4 +1,4 @@
-"""Plan of a generated class, as one frozen value: its tensors, its constructor and its forward."""
+"""`OperatorModule`, the base of generated module classes: its plan, its tensors, and sizes inferred later."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Operators as torch knows them: registration with the dispatcher, and what its keys do."""
+"""Registration of operators with torch's dispatcher, and the kernel of each dispatch key."""

@@ -40,13 +40,13 @@ def inline_reference(
             return mode.__torch_dispatch__(operator, types, args, kwargs)
         now = specification()
         values = received(args, kwargs) if now.kernels else []  # needed for the choice of a kernel only
-        opaque = not is_inlined(now, values)
-        if opaque and (now.inline is False or not now.kernels):
+        inlined = is_inlined(now, values)
+        if not inlined and (now.inline is False or not now.kernels):
             return mode.__torch_dispatch__(operator, types, args, kwargs)
         if not capabilities.only_stand_ins(types):
-            return mode.__torch_dispatch__(operator, types, args, kwargs) if opaque else NotImplemented
+            return NotImplemented if inlined else mode.__torch_dispatch__(operator, types, args, kwargs)
         with mode:
-            if not opaque:
+            if inlined:
                 return reference(*args, **kwargs)
             found = traced_results(now, values)
         return mode.__torch_dispatch__(operator, types, args, kwargs) if found is None else returned(found)

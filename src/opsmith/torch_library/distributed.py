@@ -16,6 +16,7 @@ from opsmith import errors
 from opsmith.core.backward_plan import takes_kernel
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.specification import Specification
+from opsmith.core.tensors import map_tensors
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.random_state import generators_in
 
@@ -51,17 +52,6 @@ def mesh_of(tensor: Tensor) -> Any:
     """The mesh of a DTensor; None for any other tensor."""
     kind = dtensor()
     return tensor.device_mesh if kind is not None and isinstance(tensor, kind) else None
-
-
-def map_tensors(function: Callable[[Tensor], Tensor], values: Iterable[Any]) -> list[Any]:
-    """Argument values, each tensor in them replaced, those in lists too."""
-
-    def replaced(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return function(value)
-        return [replaced(item) for item in value] if tensors_in([value]) else value
-
-    return [replaced(value) for value in values]
 
 
 def local_shard(tensor: Tensor) -> Tensor:
@@ -110,7 +100,7 @@ def validated_placements(specification: Specification, values: list[Any]) -> lis
     if specification.random or generators_in(values):
         raise specification.error(
             errors.PlacementError,
-            "it draws random numbers, and nothing says that every rank draws the right ones",
+            "it draws random numbers, and the ranks may draw different ones",
             got=_described(placed[0]),
             hint="pass what is drawn as an argument, or call it on this rank's part, `x.to_local()`",
         )
@@ -133,7 +123,7 @@ def _refuse_placement(specification: Specification, name: str, tensor: Tensor) -
     if specification.opaque and not all(each.is_replicate() for each in placed.placements):
         raise specification.error(
             errors.PlacementError,
-            "it is opaque: nothing says what becomes of the parts of a tensor",
+            "it is opaque, so that its results on parts of a tensor are unknown",
             argument=name,
             expected="a DTensor that is replicated",
             got=_described(placed),

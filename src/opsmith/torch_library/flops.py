@@ -17,8 +17,7 @@ from opsmith import errors
 from opsmith.core.call_arguments import shown
 from opsmith.core.location import where
 from opsmith.core.specification import Specification
-from opsmith.core.tensors import on_meta
-from opsmith.torch_library.distributed import map_tensors
+from opsmith.core.tensors import map_tensors, on_meta
 
 Flops = Callable[..., int]
 """The author's formula: takes the operator's arguments, with `meta` tensors for tensors."""
@@ -52,7 +51,7 @@ def _given(specification: Specification, formula: Flops, values: list[Any]) -> i
     if isinstance(count, bool) or not isinstance(count, int | torch.SymInt):
         raise specification.error(
             errors.UsageError,
-            "the number of floating-point operations is no whole number",
+            "the number of floating-point operations must be a whole number",
             expected="int",
             got=shown(count),
             where=where(formula),

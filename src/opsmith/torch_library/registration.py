@@ -302,7 +302,7 @@ class DispatcherRegistration:
     ) -> Callable[..., Any] | None:
         """Generate the fast path, a `__call__` that falls back to `call`; None where there is none.
 
-        While torch compiles, it calls `compiled` instead, by default the operator as torch knows it.
+        While torch compiles, it calls `compiled` instead, by default the operator's `OpOverload`.
         """
         specification = self.specification
         if not capabilities.on("fast_path"):

@@ -317,11 +317,11 @@ def refuse_result_shapes(specification: Specification, values: list[Any], result
             shown = ", ".join("_" if size is None or size is NO_SIZE else str(size) for size in wanted)
             raise specification.error(
                 errors.ShapeError,
-                f"`{name}` has not the shape that `shapes=` says",
+                f"the shape of `{name}` is not the one in `shapes=`",
                 argument=name,
                 expected=f"`{dims.text}`, that is [{shown}]",
                 got=str(list(result.shape)),
-                hint="write what the function returns: `_` stands for a size that nothing tells",
+                hint="write what the function returns: `_` stands for a size that cannot be inferred",
             )
     if specification.opaque and specification.fake is None:
         _refuse_dtypes(specification, values, results)
@@ -348,7 +348,7 @@ def _refuse_dtypes(specification: Specification, values: list[Any], results: tup
         if fake.dtype != result.dtype:
             raise specification.error(
                 errors.ResultTypeError,
-                f"`{described.name}` has not the dtype of the fake kernel that `shapes=` makes",
+                f"the dtype of `{described.name}` is not that of the fake kernel derived from `shapes=`",
                 argument=described.name,
                 expected=f"{fake.dtype}, to which its tensors promote",
                 got=str(result.dtype),

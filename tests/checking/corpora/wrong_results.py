@@ -151,7 +151,7 @@ def kernel_index() -> Any:
     return largest.kernel("cpu", kernel)
 
 
-@wrong("forward", "raises", "result", "`result` has not the shape that `shapes=` says")
+@wrong("forward", "raises", "result", "the shape of `result` is not the one in `shapes=`")
 def declared_shape() -> Any:
     return square("declared_shape", shapes="x: B M -> B")
 

@@ -199,6 +199,32 @@ def test_without_samples_nothing_says_what_to_compile() -> None:
         list(triton_usage(kernel_of(operator), ["sm_80"]))
 
 
+def copy_kernel(x, result, x_numel):  # type: ignore[no-untyped-def]
+    at = tl.arange(0, 8)
+    tl.store(result + at, tl.load(x + at, mask=at < x_numel), mask=at < x_numel)
+
+
+def test_floating_samples_are_cast_to_the_dtypes_of_the_kernel() -> None:
+    operator = declared("halves", copy_kernel, dtypes=[torch.float16, torch.bfloat16])
+    operator.samples(lambda: [(torch.ones(8),)])
+    kinds = [each.signature["x"] for each in specializations(kernel_of(operator))]
+    assert sorted(kinds) == ["*bf16", "*fp16"]
+
+
+def test_samples_that_the_kernel_does_not_take_are_refused() -> None:
+    operator = declared("untaken", copy_kernel, dtypes=[torch.float16, torch.bfloat16])
+    operator.samples(lambda: [(torch.ones(8, dtype=torch.complex64),)])
+    with pytest.raises(errors.MissingSamplesError) as caught:
+        list(triton_usage(kernel_of(operator), ["sm_80"]))
+    assert str(caught.value).splitlines() == [
+        "triton_ahead::untaken: its Triton kernel takes none of the samples, so that nothing is compiled",
+        "  got: `x` is complex64, and it takes bfloat16 or float16",
+        f"  where: {kernel_of(operator).where}",
+        "  hint: yield arguments that the kernel takes from `@untaken.samples`; only floating-point tensors "
+        "are cast to the dtypes of the kernel",
+    ]
+
+
 def test_a_compile_error_shows_the_author_s_line_and_column() -> None:
     def wrong_kernel(x, result):  # type: ignore[no-untyped-def]
         at = tl.arange(0, 8)

@@ -28,8 +28,8 @@ class Parameter:
 
     Attributes:
         type: One of `PARAMETER_TYPES`.
-        optional: Whether it takes None.
-        written: Whether it is a view that the kernel writes.
+        optional: True if it takes None.
+        written: True if it is a view that the kernel writes.
         dtype: dtype of a tensor; None for other types.
         dim: Number of dimensions of a tensor; None for any number, and for other types.
         layout: One of `LAYOUTS`.

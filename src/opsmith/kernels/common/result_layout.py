@@ -14,9 +14,8 @@ from torch.overrides import TorchFunctionMode
 from opsmith import errors
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.specification import Specification
-from opsmith.core.tensors import on_meta
+from opsmith.core.tensors import map_tensors, on_meta
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.distributed import map_tensors
 from opsmith.torch_library.validation import fake_by_shapes, run_validated
 
 LAYOUTS = ("any", "contiguous", "channels-last")

@@ -87,7 +87,7 @@ class CppKernel(BuiltKernel[CppSource]):
         operator: The operator that the kernel computes.
         read: Reads the source; again after `reload`.
         dtypes: The dtypes that a template is instantiated for; None for the default ones.
-        strict: Whether a missing compiler, or a call that the kernel does not take, is an error. Otherwise
+        strict: True if a missing compiler, or a call that the kernel does not take, is an error. Otherwise
             the reference runs.
     """
 

@@ -25,7 +25,7 @@ class CppSource:
     Attributes:
         text: Text of the author.
         entry: Name of the function that is the kernel.
-        template: Whether the function is a template over the dtype.
+        template: True if the function is a template over the dtype.
         path: File of the text; `<cpp of demo::linear>` if it is unknown.
         line: Line of the file on which the text begins, from 1.
         at: Line of the file on which the function is named.

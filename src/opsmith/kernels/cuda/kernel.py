@@ -1,4 +1,4 @@
-"""Plan for the CUDA calls of one signature: copies, results, launch and packed parameters."""
+"""CUDA kernels of operators: the choice of an instance, the plan of a call, and its launch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from opsmith.core.kernels import BuiltKernel
 from opsmith.core.operator import Operator
 from opsmith.core.schema import Schema
 from opsmith.core.specification import Specification
-from opsmith.core.tensors import on_meta
+from opsmith.core.tensors import map_tensors, on_meta
 from opsmith.kernels.common.call_cache import CallCache, call_signature, is_symbolic
 from opsmith.kernels.common.parameters import check_written, device_refusal, dtype_refusal
 from opsmith.kernels.common.result_layout import (
@@ -39,7 +39,6 @@ from opsmith.kernels.cuda.parameters import (
     passed_arguments,
 )
 from opsmith.kernels.cuda.source import CudaSource
-from opsmith.torch_library.distributed import map_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +108,7 @@ class CudaKernel(BuiltKernel[CudaSource]):
         read: Reads the source; again after `reload`.
         dtypes: The dtypes that a template is instantiated for; None for the default ones.
         rules: Rules for the launch.
-        strict: Whether a missing NVRTC, or a call that the kernel does not take, is an error. Otherwise the
+        strict: True if a missing NVRTC, or a call that the kernel does not take, is an error. Otherwise the
             reference runs.
 
     Attributes:

@@ -121,7 +121,7 @@ class NvrtcResult:
         image: Cubin or PTX; empty if the source is refused.
         names: Lowered names of the requested functions.
         log: Output of the compiler.
-        refused: Whether the source is refused.
+        refused: True if the source is refused.
     """
 
     image: bytes

@@ -25,8 +25,8 @@ class TemplateParameter:
 
     Attributes:
         name: Name of the parameter.
-        is_type: Whether it is a type: the dtype.
-        default: Whether it has a default.
+        is_type: True if it is a type: the dtype.
+        default: True if it has a default.
     """
 
     name: str

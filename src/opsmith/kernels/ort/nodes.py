@@ -18,7 +18,7 @@ class NodeArgument:
     Attributes:
         name: Name of the argument and of its attribute.
         type: One of `PARAMETER_TYPES`.
-        optional: Whether it may be missing.
+        optional: True if it may be missing.
     """
 
     name: str
@@ -53,7 +53,7 @@ class NodeType:
         domain, op_type: Name of the type.
         operator: The operator that it calls.
         inputs, outputs: ONNX's numbers of element types.
-        optional: For each input, whether it may be missing.
+        optional: For each input, True if it may be missing.
         sizes: Body of a C++ function of `v`, the values, and `r`, the sizes of the results, which it sets
             unless a kernel computes them; may be empty.
     """

@@ -57,7 +57,7 @@ class TritonKernel(BuiltKernel[TritonSource]):
         constants: Values of parameters, or functions of values of the call.
         layouts: Layouts of tensors, where the parameters do not imply them.
         dtypes: The dtypes that it takes; integers are taken too unless some are named.
-        strict: Whether a missing Triton, or a call that the kernel does not take, is an error. Otherwise the
+        strict: True if a missing Triton, or a call that the kernel does not take, is an error. Otherwise the
             reference runs.
 
     Attributes:

@@ -75,9 +75,9 @@ class TritonParameter:
 
     Attributes:
         name: Name of the parameter.
-        constant: Whether it is a `tl.constexpr`.
-        default: Whether it has a default.
-        wide: Whether it is annotated as a float of 64 bits; other floats are passed in 32.
+        constant: True if it is a `tl.constexpr`.
+        default: True if it has a default.
+        wide: True if it is annotated as a float of 64 bits; other floats are passed in 32.
     """
 
     name: str

@@ -111,14 +111,15 @@ def _by_argument(adopted: AdoptedFunction, context: Context, answer: Any, given:
             expected=f"{len(names)} gradients: {', '.join(f'`{name}`' for name in names)}",
             got=f"{len(answers)}",
             where=adopted.backward_where,
-            hint="return one gradient for each argument of forward, in order, and None for what is no tensor",
+            hint="return one gradient for each argument of forward, in order, and None for an argument "
+            "that is not a tensor",
         )
     answers = [*answers[: len(names)], *[None] * (len(names) - len(answers))]
     for name, value, found in zip(names, given, answers, strict=True):
         if found is not None and not isinstance(value, Tensor):
             raise adopted.error(
                 errors.GradientCountError,
-                f"`{adopted.name}.backward` gives a gradient for `{name}`, which is no tensor",
+                f"`{adopted.name}.backward` gives a gradient for `{name}`, which is not a tensor",
                 argument=name,
                 expected="None",
                 got=shown(found),

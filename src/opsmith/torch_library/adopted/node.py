@@ -77,11 +77,11 @@ class AdoptedNode(OperatorNode):
         run, state = None, None
         if adopted.random and not capabilities.recording():
             state = RandomState.now(flat)
-        is_opaque = primitive.specification.opaque and proxy_reason(values) is not None
+        opaque_on_proxies = primitive.specification.opaque and proxy_reason(values) is not None
         if (
             isinstance(primitive, OperatorPrimitive)
             and uses_class_backward(primitive, needs)
-            and not is_opaque
+            and not opaque_on_proxies
         ):
             own = partial(run_forward, adopted, values, needs)
             run = run_or_fall_back(adopted, "forward", values, own, lambda: None)

@@ -86,9 +86,10 @@ class Vjp:
             )
 
     def _set_zeros(self, gradients: list[Tensor | None], names: Sequence[str]) -> None:
-        for index in self._input_indices(names):
+        for index in self.flattening.positions(names):
             expected = self.metadata.inputs[index]
-            gradients[index] = None if expected is None else expected.zeros()
+            if expected is not None:
+                gradients[index] = expected.zeros()
 
     def _run(
         self,

@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 from torch.nn.modules.module import register_module_forward_hook
 
 from opsmith import errors
+from opsmith.core.tensors import on_meta
 from opsmith.torch_library.torch_messages import NO_DUAL_LEVEL, SAVED_WRITTEN, has_message
 
 _AUTOCAST_KEYS = {
@@ -73,8 +74,8 @@ class _MetaMode:
         return None
 
     def from_tensor(self, tensor: Tensor) -> Tensor:
-        """A tensor with the same metadata, without data."""
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+        """Return a tensor with the same metadata, without data."""
+        return on_meta(tensor)
 
 
 def fake_mode() -> _MetaMode:

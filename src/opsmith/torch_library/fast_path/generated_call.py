@@ -33,7 +33,7 @@ def generate_call(
 
     Args:
         specification: The operator.
-        overload: The operator as torch knows it.
+        overload: The operator's `OpOverload`, `torch.ops.namespace.name.default`.
         call: Takes the handle, positional and keyword arguments: the slow path.
     """
     schema = specification.schema

@@ -64,14 +64,14 @@ class GeneratedNodes:
         self._source = _NodeSource(specification, names)
         self._validate = validate
         self._classes: dict[Any, Any] = {}
-        self._writes_excluded = False
+        self._verified_pure = False
 
     def of(self, signature: NodeSignature) -> Any:
         """The node class for calls with this signature, made once."""
         key = signature.key()
         if key not in self._classes:
             self._classes[key] = self._write(signature)
-            if self._writes_excluded:
+            if self._verified_pure:
                 _use_fast_backward(self._classes[key])
         return self._classes[key]
 
@@ -95,7 +95,7 @@ class GeneratedNodes:
             """The backward until a call has shown that no formula writes to saved tensors."""
             gradients = full_backward(context, grad)
             if not torch.compiler.is_dynamo_compiling():  # a traced formula has not run
-                self._exclude_writes()
+                self._mark_verified_pure()
             return gradients
 
         names["_op_first"] = first
@@ -116,9 +116,9 @@ class GeneratedNodes:
         node.recorded_operator = RecordedOperator(specification, tuple(node_source.tensors))
         return node
 
-    def _exclude_writes(self) -> None:
-        """Switch all classes to the fast backward."""
-        self._writes_excluded = True
+    def _mark_verified_pure(self) -> None:
+        """Switch all classes to the fast backward, since no formula writes to saved tensors."""
+        self._verified_pure = True
         for node in self._classes.values():
             _use_fast_backward(node)
 
