@@ -15,7 +15,7 @@ import opsmith
 from opsmith import errors
 from opsmith.checking.effort import EFFORTS
 from opsmith.checking.properties.torch.compiled_calls import load_compiler
-from opsmith.checking.run_property import sample_subset
+from opsmith.checking.samples.selection import sample_subset
 from opsmith.checking.subject import Subject
 from opsmith.checking.subject_kinds import subject_of
 

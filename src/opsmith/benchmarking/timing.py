@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, get_args
 import torch
 
 from opsmith import errors
-from opsmith.checking.side_effects.liveness import without_garbage_collection
+from opsmith.checking.side_effects.global_settings import without_garbage_collection
 from opsmith.core.call_arguments import shown
 
 try:

@@ -1,20 +1,99 @@
-"""Recorded calls: an operator called under autograd, its results, and the gradients of its backward."""
+"""Recorded calls: the inputs to differentiate by, an operator under autograd, and its gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import combinations
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from opsmith.checking.effort import Effort
 from opsmith.checking.numerics.autodiff import dense, differentiate, has_gradient, record
-from opsmith.checking.properties.numeric.differentiable import differentiated, rule_location
-from opsmith.checking.samples.grad_outputs import random_grad_output
+from opsmith.checking.samples.grad_outputs import random_grad_output, results_with_gradient
 from opsmith.checking.samples.sample import Sample, replica
 from opsmith.checking.subject import Subject
+from opsmith.core.formula import Formula, NonDifferentiable, NotImplementedGradient
+from opsmith.core.location import where
+from opsmith.torch_library import capabilities
+
+
+@dataclass(frozen=True)
+class Differentiated:
+    """The flat arguments of a sample that gradients flow to.
+
+    Args:
+        argnums: Those to check.
+        refused: The reason for each input that has no gradient to check.
+    """
+
+    argnums: tuple[int, ...]
+    refused: dict[str, str]
+
+    def subsets(self, effort: Effort | None = None) -> Iterator[tuple[int, ...]]:
+        """Each input alone, then all of them together; with an effort, other choices too.
+
+        Args:
+            effort: Level of effort: every choice of up to four inputs; of more, every pair, and all but one.
+                With `quick`, each alone and all.
+        """
+        for argnum in self.argnums:
+            yield (argnum,)
+        if len(self.argnums) > 1:
+            yield self.argnums
+        if effort is None or not effort.input_choices or len(self.argnums) < 3:
+            return
+        few = len(self.argnums) <= 4
+        sizes = range(2, len(self.argnums)) if few else sorted({2, len(self.argnums) - 1})
+        for size in sizes:
+            yield from combinations(self.argnums, size)
+
+
+def differentiated(subject: Subject, sample: Sample) -> Differentiated:
+    """Select the inputs of a sample to differentiate by: floating tensors with a gradient, derived or given.
+
+    There are none if no result has a dtype with gradients. A floating result without a graph still counts:
+    finite differences must confirm that it is constant.
+    """
+    if not any(results_with_gradient(subject, sample, subject.call(sample, sample.at()))):
+        return Differentiated((), {})
+    rules = subject.specification.gradients
+    argnums: list[int] = []
+    refused: dict[str, str] = {}
+    for argnum in sample.inexact:
+        name = sample.names[argnum]
+        rule = rules.rules.get(name)
+        if isinstance(rule, NotImplementedGradient):
+            refused[name] = f"the gradient of `{name}` is not implemented: {rule.reason}"
+        elif subject.kind.in_library:
+            if not subject.lacks("autograd"):
+                argnums.append(argnum)
+            else:
+                refused[name] = "it has no gradient: `torch.library.register_autograd` gives it one"
+        elif rule is None and subject.specification.opaque and rules.stand_in is None:
+            refused[name] = (
+                f"`{name}` has no gradient: the operator is opaque; write "
+                f"`.gradients({name}=lambda grad: ...)`, or `{name}=opsmith.non_differentiable`"
+            )
+        elif not isinstance(rule, NonDifferentiable):
+            argnums.append(argnum)
+    return Differentiated(tuple(argnums), refused)
+
+
+def rule_location(subject: Subject, name: str) -> str:
+    """`file:line` of what computes the gradient of an input."""
+    specification = subject.specification
+    rule = specification.gradients.rules.get(name)
+    if isinstance(rule, Formula):
+        return rule.where
+    if specification.library_operator is not None and subject.kind.in_library:
+        parts = capabilities.custom_parts(specification.library_operator.overload)
+        return specification.where if parts is None or parts.backward is None else where(parts.backward)
+    stand_in = specification.gradients.stand_in
+    return where(stand_in) if stand_in is not None and rule is None else specification.where
 
 
 @dataclass

@@ -22,14 +22,9 @@ from opsmith.checking.properties.torch.compiled_calls import load_compiler
 from opsmith.checking.property import raised
 from opsmith.checking.report import Failure, Outcome, Report
 from opsmith.checking.root_causes import name_roots
-from opsmith.checking.run_property import (
-    among_symmetric,
-    few_threads,
-    run,
-    sample_subset,
-    subset_remarks,
-    symmetric_remarks,
-)
+from opsmith.checking.run_property import few_threads, run
+from opsmith.checking.samples.selection import sample_subset, subset_remarks
+from opsmith.checking.samples.symmetric import among_symmetric, symmetric_remarks
 from opsmith.checking.samples.variations import Variations, failure_of, variations
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from opsmith.checking.causes import CAUSES, UNKNOWN, first_of
 from opsmith.checking.effort import Effort
-from opsmith.checking.exceptions import Overlooking, refuse_own
+from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.processes.fork import run_isolated
 from opsmith.checking.properties.kernels.sizes import kernels_in_cpp
 from opsmith.checking.property import Note, Property, Skipped, raised
 from opsmith.checking.report import Failure, Outcome, Status, all_dtypes, with_dtypes
-from opsmith.checking.samples.generate_like import is_symmetric
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import thread_count, without_warnings
 from opsmith.checking.subject import Subject
@@ -139,119 +137,3 @@ def _seen(failure: Failure, group: Sequence[Failure]) -> Failure:
         return failure
     evidence = {**failure.evidence, "seen": f"in {len(group)} runs; one is shown"}
     return replace(failure, evidence=evidence, dtypes=all_dtypes(group))
-
-
-def sample_subset(subject: Subject) -> Subject:
-    """Return the subject with a subset of its samples, if the effort limits them.
-
-    First come samples in which other arguments are tensors, or have other numbers of dimensions, or no
-    elements; then the others in turn.
-
-    Example:
-        >>> import opsmith.ops
-        >>> from opsmith.checking.effort import EFFORTS
-        >>> from opsmith.checking.subject_kinds import subject_of
-        >>> len(sample_subset(subject_of(opsmith.ops.linear, None, 0, EFFORTS["quick"])).samples)
-        4
-    """
-    enough = subject.effort.subset
-    if len(subject.samples) <= enough:
-        return subject
-    kinds: dict[tuple[Any, ...], Sample] = {}
-    for sample in subject.samples:
-        kinds.setdefault(_kind(sample), sample)
-    first = [*kinds.values()]
-    chosen = _positions(
-        [*first, *(each for each in subject.samples if each.position not in _positions(first))][:enough]
-    )
-    return replace(subject, samples=tuple(each for each in subject.samples if each.position in chosen))
-
-
-def subset_remarks(subject: Subject, ran: Iterable[str]) -> tuple[str, ...]:
-    """Return the remark for a report.
-
-    Args:
-        subject: The checked operator.
-        ran: Names of the properties that ran on the subset.
-    """
-    few = len(sample_subset(subject).samples)
-    names = ", ".join(f"`{name}`" for name in ran)
-    if few == len(subject.samples) or not names:
-        return ()
-    return (f"{names} looked at {few} of the {len(subject.samples)} samples: the effort is `quick`",)
-
-
-def _positions(samples: Sequence[Sample]) -> set[int]:
-    return {sample.position for sample in samples}
-
-
-def _kind(sample: Sample) -> tuple[Any, ...]:
-    """Return what distinguishes samples: their tensors, ranks and dtypes, and those that are empty."""
-    return tuple(
-        (value.dim(), value.dtype, bool(value.numel())) if isinstance(value, Tensor) else type(value)
-        for value in sample.flat
-    )
-
-
-def among_symmetric(subject: Subject) -> Subject:
-    """Return the subject with the symmetric inputs marked that it reads in one triangle alone.
-
-    Args:
-        subject: The checked operator.
-
-    Example:
-        >>> import opsmith.ops
-        >>> from opsmith.checking.effort import EFFORTS
-        >>> from opsmith.checking.subject_kinds import subject_of
-        >>> among_symmetric(subject_of(opsmith.ops.exp, None, 0, EFFORTS["quick"])).symmetric
-        frozenset()
-    """
-    labels = set[str]()
-    if not subject.draws:
-        every = [_of_one_triangle(subject, sample) for sample in subject.samples]
-        labels = set.intersection(*every)
-    return replace(subject, symmetric=frozenset(labels)) if labels else subject
-
-
-def symmetric_remarks(subject: Subject) -> tuple[str, ...]:
-    """Return the remark for a report."""
-    if not subject.symmetric:
-        return ()
-    names = ", ".join(f"`{label}`" for label in sorted(subject.symmetric))
-    return (
-        f"derivatives by {names} are those among symmetric matrices: every sample has one there, of which "
-        "one triangle alone is read",
-    )
-
-
-def _of_one_triangle(subject: Subject, sample: Sample) -> set[str]:
-    """Return the labels of a sample's symmetric matrices that are read in one triangle alone."""
-    return {
-        sample.labels[argnum]
-        for argnum in sample.inexact
-        if is_symmetric(sample.flat[argnum]) and _reads_one(subject, sample, argnum)
-    }
-
-
-def _reads_one(subject: Subject, sample: Sample, argnum: int) -> bool:
-    wide = sample.at(torch.float64)
-
-    def results(value: Tensor) -> list[Any]:
-        flat = [value if at == argnum else each for at, each in enumerate(wide)]
-        return subject.reference(sample, flat)
-
-    # Suppressed: if it raises for a matrix that is not symmetric, it reads all of it.
-    with Overlooking(), torch.no_grad():
-        matrix = wide[argnum]
-        whole = results(matrix)
-        return _same_results(whole, results(matrix + matrix.triu(1))) or _same_results(
-            whole, results(matrix + matrix.tril(-1))
-        )
-    return False
-
-
-def _same_results(some: list[Any], others: list[Any]) -> bool:
-    return len(some) == len(others) and all(
-        torch.equal(one, other) if isinstance(one, Tensor) and isinstance(other, Tensor) else one is other
-        for one, other in zip(some, others, strict=True)
-    )

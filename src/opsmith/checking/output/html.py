@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -13,6 +11,7 @@ from opsmith.checking.causes import CAUSES
 from opsmith.checking.output.text import folded, shown
 from opsmith.checking.properties import PROPERTIES
 from opsmith.checking.report import Failure, Outcome, Report
+from opsmith.core.output_file import policy_hash
 from opsmith.extras import install
 
 
@@ -98,7 +97,7 @@ def templates(*packages: str) -> Environment:
         "titles": {name: known.title for name, known in PROPERTIES.items()},
         "verdict": verdict,
         "failures": failures,
-        "digest": digest,
+        "policy_hash": policy_hash,
     }
     return made
 
@@ -156,8 +155,3 @@ def source(made: Environment, name: str) -> str:
     """The text of a style sheet or a script among the templates."""
     assert made.loader is not None
     return made.loader.get_source(made, name)[0]
-
-
-def digest(text: str) -> str:
-    """Hash by which the page's content policy admits its script and its style sheet."""
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

@@ -45,18 +45,6 @@ class WatchedMemory:
         return bool(self.reference.expired())
 
 
-@contextmanager
-def without_garbage_collection() -> Iterator[None]:
-    """Disable Python's collection of reference cycles within the context."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
-
-
 def not_freed(watched: Sequence[WatchedMemory]) -> list[WatchedMemory]:
     """Return the memory that was not freed; empty memory is left out."""
     return [each for each in watched if each.nbytes and not each.freed]

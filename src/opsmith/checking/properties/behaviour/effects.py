@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import LiveCall, SampleRun, copies
+from opsmith.checking.calls import LiveCall, SampleRun, copies, rule_location
 from opsmith.checking.exceptions import Overlooking, attribute_exception, by_statement, named_by, refuse_own
 from opsmith.checking.numerics.compare import SavedBits, differ_beyond_rounding
 from opsmith.checking.properties.behaviour.randomness import seeds
-from opsmith.checking.properties.numeric.differentiable import rule_location
 from opsmith.checking.property import Findings, Note, Property, each_sample, first_line
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.sample import Sample

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opsmith.checking.calls import rule_location
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.autodiff import differentiate
 from opsmith.checking.numerics.compare import (
@@ -19,7 +20,6 @@ from opsmith.checking.numerics.compare import (
     metadata_difference,
 )
 from opsmith.checking.numerics.tolerance import LIBRARY, MeasuredFunction, Truth, unit_roundoff
-from opsmith.checking.properties.numeric.differentiable import rule_location
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.batches import replicas
 from opsmith.checking.samples.memory_layouts import Layout

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opsmith.checking.calls import differentiated
 from opsmith.checking.effort import ALL
 from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.output.replay import layout_replay
@@ -24,7 +25,6 @@ from opsmith.checking.properties.behaviour.layout_runs import (
     OddTensor,
     failure_of,
 )
-from opsmith.checking.properties.numeric.differentiable import differentiated
 from opsmith.checking.property import Coverage, Findings, Note, Property, covered_samples, first_line
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, case_name, dtype_name
 from opsmith.checking.samples.grad_outputs import random_grad_outputs, results_with_gradient

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from opsmith.checking.calls import differentiated
 from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.numerics.autodiff import vjp
-from opsmith.checking.properties.numeric.differentiable import differentiated
 from opsmith.checking.property import Findings, Note, Property, each_sample
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.grad_outputs import contiguous_grad_outputs

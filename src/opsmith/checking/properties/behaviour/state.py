@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import CallValues, SampleRun, copies, live_call
+from opsmith.checking.calls import CallValues, SampleRun, copies, differentiated, live_call
 from opsmith.checking.exceptions import Overlooking, refuse_own
 from opsmith.checking.numerics.compare import describe_difference, differ_beyond_rounding, same_bits
 from opsmith.checking.properties.behaviour.randomness import seeds
-from opsmith.checking.properties.numeric.differentiable import differentiated
 from opsmith.checking.property import Findings, Note, Property, each_sample, first_line
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.perturb import other_forms, reversed_numbers, scaled

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from opsmith.checking.calls import SampleRun
+from opsmith.checking.calls import SampleRun, rule_location
 from opsmith.checking.causes import UNKNOWN
 from opsmith.checking.diagnosis import Observation, diagnose
 from opsmith.checking.numerics.autodiff import differentiate, vjp
@@ -23,7 +23,7 @@ from opsmith.checking.numerics.finite_differences import (
     numerical_gradient,
 )
 from opsmith.checking.numerics.noise import Noise, noise_of
-from opsmith.checking.properties.numeric.differentiable import each_subset, rule_location
+from opsmith.checking.properties.numeric.differentiable import each_subset
 from opsmith.checking.properties.numeric.second_order import DIRECTIONS, SHARE, NumericalDerivatives
 from opsmith.checking.property import Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure

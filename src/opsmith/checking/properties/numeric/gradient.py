@@ -10,14 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opsmith.checking.calls import Differentiated, differentiated
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.autodiff import vjp
 from opsmith.checking.numerics.cancellation import is_only_rounding
 from opsmith.checking.numerics.finite_differences import NumericalGradient
 from opsmith.checking.numerics.tolerance import MeasuredFunction
 from opsmith.checking.properties.numeric.differentiable import (
-    Differentiated,
-    differentiated,
     given_instead,
     lacks_floats,
     not_exercised,

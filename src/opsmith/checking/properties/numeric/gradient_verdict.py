@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from opsmith.checking.calls import rule_location
 from opsmith.checking.causes import CAUSES, first_of
 from opsmith.checking.diagnosis import Diagnosis, Observation, diagnose
 from opsmith.checking.diagnosis.observation import Observer
@@ -17,7 +18,6 @@ from opsmith.checking.numerics.cancellation import low_precision_in_backward
 from opsmith.checking.numerics.compare import Difference, is_close, share_of_largest
 from opsmith.checking.output.replay import gradient_replay
 from opsmith.checking.properties.behaviour.state import result_by_need
-from opsmith.checking.properties.numeric.differentiable import rule_location
 from opsmith.checking.properties.numeric.gradient_truth import RightGradient, by_differences
 from opsmith.checking.property import Findings, Note, innermost, raised
 from opsmith.checking.report import Failure, ordered

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opsmith.checking.calls import differentiated, rule_location
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.autodiff import vjp
 from opsmith.checking.numerics.compare import Difference, linearity_difference
 from opsmith.checking.numerics.directional import coordinates
-from opsmith.checking.properties.numeric.differentiable import differentiated, rule_location
 from opsmith.checking.property import Findings, Property, Skipped, each_sample
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.grad_outputs import contiguous_grad_outputs

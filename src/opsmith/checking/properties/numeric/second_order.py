@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.checking.calls import SampleRun
+from opsmith.checking.calls import SampleRun, rule_location
 from opsmith.checking.numerics.autodiff import differentiate, vjp_or_zeros
 from opsmith.checking.numerics.compare import Difference, agree_to_share, unravel
 from opsmith.checking.numerics.directional import PackedTensors, coordinates
 from opsmith.checking.numerics.finite_differences import NumericalGradient, numerical_gradient
-from opsmith.checking.properties.numeric.differentiable import each_subset, rule_location
+from opsmith.checking.properties.numeric.differentiable import each_subset
 from opsmith.checking.property import Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import case_name

@@ -9,17 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opsmith.checking.calls import differentiated, rule_location
 from opsmith.checking.causes import CAUSES, UNKNOWN
 from opsmith.checking.diagnosis import explain_difference
 from opsmith.checking.numerics.autodiff import vjp, vjp_or_zeros
 from opsmith.checking.numerics.compare import metadata_difference
 from opsmith.checking.numerics.tolerance import MeasuredFunction
-from opsmith.checking.properties.numeric.differentiable import (
-    differentiated,
-    given_instead,
-    not_exercised,
-    rule_location,
-)
+from opsmith.checking.properties.numeric.differentiable import given_instead, not_exercised
 from opsmith.checking.properties.numeric.linearity import WHY, KnownBackward, departure
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample
 from opsmith.checking.report import Failure

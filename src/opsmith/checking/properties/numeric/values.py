@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
+from opsmith.checking.calls import differentiated, rule_location
 from opsmith.checking.exceptions import Overlooking, refuse_own
 from opsmith.checking.numerics.autodiff import differentiate, has_gradient, record, vjp
 from opsmith.checking.numerics.cancellation import rounding_of_terms
 from opsmith.checking.numerics.compare import differs, same_bits, unravel
 from opsmith.checking.numerics.finite_differences import numerical_gradient
-from opsmith.checking.properties.numeric.differentiable import differentiated, rule_location
 from opsmith.checking.property import Coverage, Findings, Note, Property, Skipped, covered_samples, raised
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import case_name
@@ -225,7 +225,7 @@ def _by_reference(
     call: SpecialCall, open_: Sequence[int], grads: Sequence[Tensor | None]
 ) -> list[tuple[Tensor, Tensor] | None]:
     """Autograd's gradient by each argument through the reference, and its change as inputs are perturbed."""
-    subject, sample = call.subject, call.sample
+    subject = call.subject
     if subject.kind.in_library or subject.specification.opaque:
         return [None] * len(open_)
     try:
@@ -337,9 +337,10 @@ def _judged(
     odd = next((at for at in suspects if bool(edges[at])), None)
     if right is not None and odd is not None:
         where = f"`{label}` = {_shown(call.flat[argnum].reshape(-1)[odd])}"
+        ours, others = _shown(got.reshape(-1)[odd]), _shown(right[0].reshape(-1)[odd])
         yield Note(
-            f"the gradient of `{label}` at {where} is {_shown(got.reshape(-1)[odd])}, and autograd's through the "
-            f"reference {_shown(right[0].reshape(-1)[odd])}: it is a kink or an edge, where both are as good"
+            f"the gradient of `{label}` at {where} is {ours}, and autograd's through the reference {others}: "
+            "it is a kink or an edge, where both are as good"
         )
 
 

@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 from torch.amp import autocast_mode
 
-from opsmith.checking.calls import record_copies
+from opsmith.checking.calls import differentiated, record_copies, rule_location
 from opsmith.checking.causes import UNKNOWN
 from opsmith.checking.exceptions import Overlooking, refuse_own
 from opsmith.checking.numerics.autodiff import differentiate, has_gradient, vjp
 from opsmith.checking.numerics.compare import Difference, exact_difference, metadata_difference
 from opsmith.checking.numerics.tolerance import Function, RoundedFunction
-from opsmith.checking.properties.numeric.differentiable import differentiated, rule_location
 from opsmith.checking.properties.torch.batched_gradients import gradients_of
 from opsmith.checking.property import Coverage, Findings, Property, covered_samples, first_line
 from opsmith.checking.report import Failure

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import record_copies
+from opsmith.checking.calls import differentiated, record_copies, rule_location
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.autodiff import differentiate, has_gradient, vjp_or_zeros
-from opsmith.checking.properties.numeric.differentiable import differentiated, rule_location
 from opsmith.checking.properties.torch.mapping import SIZE, ExampleLoop, OneByOne, map_over
 from opsmith.checking.property import Coverage, Findings, Property, covered_samples, first_line
 from opsmith.checking.report import Failure

@@ -17,11 +17,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from opsmith import errors
-from opsmith.checking.calls import record_copies
+from opsmith.checking.calls import differentiated, record_copies
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.autodiff import differentiate, has_gradient
 from opsmith.checking.numerics.compare import metadata_difference
-from opsmith.checking.properties.numeric.differentiable import differentiated
 from opsmith.checking.properties.torch.batched_gradients import gradients_of
 from opsmith.checking.properties.torch.mapping import ExampleLoop, OneByOne, ResultFault
 from opsmith.checking.property import Finding, Note

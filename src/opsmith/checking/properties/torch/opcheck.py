@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from opsmith import errors
+from opsmith.checking.calls import differentiated
 from opsmith.checking.causes import UNKNOWN
 from opsmith.checking.numerics.autodiff import vjp
 from opsmith.checking.numerics.compare import SavedBits
-from opsmith.checking.properties.numeric.differentiable import differentiated
 from opsmith.checking.properties.torch.compiled_calls import chain
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample
 from opsmith.checking.report import Failure

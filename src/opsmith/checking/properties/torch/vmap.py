@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opsmith.checking.calls import differentiated
 from opsmith.checking.exceptions import Overlooking, refuse_own
 from opsmith.checking.numerics.compare import exact_difference
-from opsmith.checking.properties.numeric.differentiable import differentiated
 from opsmith.checking.properties.torch.batched_gradients import BatchedDifferentiation
 from opsmith.checking.properties.torch.mapping import (
     SIZE,
