@@ -12,10 +12,13 @@ Example:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from opsmith import errors
 
 __all__ = [
     "Initializer",
@@ -61,6 +64,21 @@ class Initializer:
 
 
 def _of(function: str, **arguments: Any) -> Initializer:
+    """Make an initialiser.
+
+    Raises:
+        UsageError: If an argument is not a number, or a string where a name is due.
+    """
+    for name, value in arguments.items():
+        is_name = name in ("mode", "nonlinearity")
+        if not isinstance(value, str if is_name else Real) or isinstance(value, bool):
+            raise errors.UsageError(
+                f"`init.{function}` takes a {'name' if is_name else 'number'} as `{name}`",
+                argument=name,
+                expected="a string" if is_name else "a number",
+                got=repr(value),
+                hint=f"leave `{name}` out, or give a {'string' if is_name else 'number'}",
+            )
     return Initializer(function, tuple(arguments.items()))
 
 

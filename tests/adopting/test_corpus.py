@@ -97,7 +97,7 @@ def test_gradients_of_each_result_alone(entry: Entry, index: int) -> None:
 
 @chosen(has_gradient)
 def test_hooks(entry: Entry) -> None:
-    def told(function: Any) -> list[Any]:
+    def hook_gradients(function: Any) -> list[Any]:
         """Gradients that hooks of results and inputs receive, and those that they change."""
         seen: list[Any] = []
 
@@ -115,7 +115,7 @@ def test_hooks(entry: Entry) -> None:
         seen.sort(key=lambda grad: (str(grad.shape), str(grad.sum())))
         return [*seen, *(arguments[place].grad for place in places(arguments))]
 
-    assert_same(told(adopted(entry)), told(entry.apply))
+    assert_same(hook_gradients(adopted(entry)), hook_gradients(entry.apply))
 
 
 @chosen(lambda entry: "any number of arguments" not in entry.covers)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from corpora import COMPILED, Corpus, corpora, corpus_of, rightly_named, told
+from corpora import COMPILED, Corpus, corpora, corpus_of, message, rightly_named
 from entries import PLANTED, SOUND
 
 import opsmith
@@ -107,7 +107,7 @@ def test_the_first_fault_of_most_causes_is_named_rightly(corpus: Corpus) -> None
 def assert_named(reports: Mapping[str, opsmith.Report], what: str) -> None:
     wrong = [name for name, report in reports.items() if not rightly_named(PLANTED[name], report)]
     share = 1 - len(wrong) / len(reports)
-    table = "\n".join(told(PLANTED[name], reports[name]) for name in wrong)
+    table = "\n".join(message(PLANTED[name], reports[name]) for name in wrong)
     print(f"{what}: {share:.0%} of {len(reports)} named rightly; not:\n{table}")  # noqa: T201
     assert share >= NAMED
 

@@ -291,7 +291,7 @@ def test_samples_that_are_named(run: Run, file: Path) -> None:
         (("--dtype", "int64"), "`int64` must be a floating dtype"),
         (("--dtype", "complex64"), "`complex64` must be a floating dtype"),
         (("--dtype", "float33"), "`float33` must be a floating dtype"),
-        (("--direction", "up"), "`directions` must be directions"),
+        (("--direction", "up"), "`--direction` must be directions"),
         (("--device", "gpu"), "a device type that torch does not know"),
         (("--device", "meta"), "nothing can be timed on the device `meta` here"),
         (("--threads", "0"), "the number of threads must be positive"),

@@ -263,3 +263,13 @@ def test_without_nvrtc(
     done = opsmith("compile", str(kernels()))
     assert done.exit_code == 2
     assert "there is no NVRTC, which compiles CUDA C++" in done.stderr
+
+
+def test_at_80_columns_no_heading_breaks(
+    kernels: Callable[..., Path], opsmith: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    done = opsmith("compile", str(kernels()), "--arch", "sm_80")
+    assert done.exit_code == 0, done.output
+    headings = done.stdout.splitlines()[0].split()
+    assert headings == ["kernel", "for", "registers", "spills", "shared", "threads", "occupancy"]

@@ -14,6 +14,7 @@ import pytest
 import torch
 from typer.testing import Result
 
+from opsmith import config
 from opsmith.cli import doctor
 from opsmith.torch_library.capabilities.capability import CAPABILITIES, capability_statuses
 
@@ -42,13 +43,16 @@ def entries(done: Result) -> dict[str, dict[str, Any]]:
     return {entry["name"]: entry for entry in json.loads(done.stdout)["entries"]}
 
 
-once = functools.cache(capability_statuses)
+@functools.cache
+def once(conservative: bool) -> Any:
+    """The statuses, computed once in each mode."""
+    return capability_statuses()
 
 
 @pytest.fixture
 def listed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The self-tests of the capabilities run once for all tests of what is installed: they take a second."""
-    monkeypatch.setattr(doctor, "capability_statuses", once)
+    monkeypatch.setattr(doctor, "capability_statuses", lambda: once(config.conservative()))
 
 
 @pytest.fixture

@@ -87,6 +87,7 @@ def test_a_file_about_others_is_refused(
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.splitlines() == [
         f"opsmith: `{file}` has no {what} of these operators",
+        f"  argument: {option}",
         f"  expected: one of `{space}::right`",
         "  got: `others::one`",
         "  hint: name the file that has it, or leave it out",
@@ -104,6 +105,7 @@ def test_a_file_that_cannot_be_read_is_told_with_what_writes_it(
     assert done.exit_code == 2
     assert done.stderr.splitlines() == [
         f"opsmith: `{tmp_path}/no` cannot be read",
+        f"  argument: {option}",
         f"  expected: what `{command} FILE` writes",
         "  got: No such file or directory",
         f"  hint: make it first: `{command} {tmp_path}/no`",

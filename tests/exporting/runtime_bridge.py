@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from opsmith.build.toolchain import find_toolchain
-from opsmith.exporting.packages import ONNX_TYPES
+from opsmith.exporting.dtypes import ONNX_TYPES
 
 STUB = """
 extern "C" {

@@ -175,7 +175,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], type[errors.OpsmithE
           argument: dynamic
           expected: x
           got: y
-          hint: name inputs as the parameters of the model, or as `input_names=` does
+          hint: name one of these inputs
         """,
     ),
     "dynamic-axis": (

@@ -74,11 +74,11 @@ class Case:
         def numbers(*shape: int, order: str) -> Tensor:
             made = torch.randn(shape, generator=generator, dtype=torch.float64).to(device, dtype)
             places = ["bcxy".index(each) if len(shape) == 4 else "bguvij".index(each) for each in order]
-            lying = made.permute(places).contiguous()
-            held = torch.empty(self.offset + lying.numel(), dtype=dtype, device=device)
-            held[self.offset :] = lying.flatten()
+            ordered = made.permute(places).contiguous()
+            held = torch.empty(self.offset + ordered.numel(), dtype=dtype, device=device)
+            held[self.offset :] = ordered.flatten()
             back = [places.index(at) for at in range(len(shape))]
-            return held[self.offset :].view(lying.shape).permute(back)
+            return held[self.offset :].view(ordered.shape).permute(back)
 
         image = "bxyc" if self.last else "bcxy"
         return (

@@ -249,7 +249,7 @@ def test_samples_and_other_sizes_spill_nothing(name: str) -> None:
             assert each.spills == 0, each
 
 
-TELL = {
+LAUNCHES = {
     "forward": tiles.forward,
     "input gradient": tiles.input_gradient,
     "weight gradient": tiles.weight_gradient,
@@ -259,12 +259,12 @@ TELL = {
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_tile_fits(name: str) -> None:
     """It has no more threads than its kernel is compiled for, nor more shared memory than every GPU gives."""
-    tell = TELL[name]
+    launch_of = LAUNCHES[name]
     (bounds,) = re.findall(r"__launch_bounds__\((\d+),", KERNELS[name].source.text)
     most = int(bounds)
     for case in cases(1, 60):
         made = (each.to("meta") for each in case.tensors(torch.float32))
-        problem = tell(*case.calls(*made)[name])
+        problem = launch_of(*case.calls(*made)[name])
         tile = tiles.chosen(problem)
         if tile is None:
             assert case.stride[1] > 4 or case.kernel[1] > 20
@@ -280,4 +280,4 @@ def test_more_channels_than_32_bits_count_have_no_tile(name: str, groups: int, c
     case = Case(1, groups, channels, (1, 1), (1, 1))
     image = torch.empty(1, groups * channels, 1, 1, device="meta", dtype=torch.float16)
     weight = torch.empty(1, groups, 1, 1, 1, 1, device="meta", dtype=torch.float16)
-    assert tiles.chosen(TELL[name](*case.calls(image, weight, image)[name])) is None
+    assert tiles.chosen(LAUNCHES[name](*case.calls(image, weight, image)[name])) is None

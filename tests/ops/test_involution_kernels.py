@@ -60,7 +60,7 @@ class Case:
         return tuple((n + 2 * p - (d * (k - 1) + 1)) // s + 1 for n, k, s, p, d in sizes)
 
 
-def lying(tensor: Tensor, how: str) -> Tensor:
+def with_layout(tensor: Tensor, how: str) -> Tensor:
     """The same numbers in other strides."""
     if how == "channels last":  # a pixel's channels, or its kernel, side by side
         order = (0, *range(tensor.dim() - 2, tensor.dim()), *range(1, tensor.dim() - 2))
@@ -107,7 +107,7 @@ def tensors(case: Case, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
 
     def numbers(how: str, *shape: int) -> Tensor:
-        return lying(torch.randn(*shape, generator=generator).to(dtype), how)
+        return with_layout(torch.randn(*shape, generator=generator).to(dtype), how)
 
     channels = case.groups * case.channels
     image = numbers(case.image_lies, case.batch, channels, *case.size)

@@ -60,7 +60,7 @@ def adopt(
         bool, typer.Option("--verbose", "-v", help="Show the whole report of each check.")
     ] = False,
     seed: Annotated[
-        int, typer.Option(help="Seed of guesses and inputs: the same seed, the same report.")
+        int, typer.Option(help="Seed of all random numbers: the same seed, the same report.")
     ] = 0,
     traceback: Traceback = False,
 ) -> None:

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Mapping
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,8 @@ from opsmith.cli.options import (
     Operators,
     Traceback,
     effort_of,
+    in_options,
+    named_as_options,
     read_file,
     refuse_unrelated,
     value_named,
@@ -159,7 +162,8 @@ def benchmark(
         refuse_unwritable(plot, "picture")
         from opsmith.benchmarking.verdict import refuse_tolerance
 
-        refuse_tolerance(tolerance)
+        with named_as_options(benchmark):
+            refuse_tolerance(tolerance)
         parsed = Target.of(target)
         with waiting(f"importing {escape(target)}"):
             found = parsed.operators()
@@ -168,8 +172,8 @@ def benchmark(
         if against is not None:
             from opsmith.benchmarking.result import benchmarks_in
 
-            before = benchmarks_in(read_file(against, "opsmith benchmark ... -o"))
-            refuse_unrelated(against, before, [each.name for each in found], "benchmark")
+            before = benchmarks_in(read_file(against, "--against", "opsmith benchmark ... -o"))
+            refuse_unrelated(against, "--against", before, [each.name for each in found], "benchmark")
         done: list[Any] = []
         verdicts: list[Any] = []
         unmeasured: list[errors.OpsmithError] = []
@@ -273,7 +277,7 @@ def _value(target: Target, text: str, expected: str) -> Any:
 def _measured(each: Operator[..., Any], options: dict[str, Any]) -> Any:
     from opsmith.benchmarking import benchmark as measure  # torch's compiler is loaded only once it is needed
 
-    with progress_bar(each.name, "check", threaded=False) as progress:
+    with named_as_options(benchmark), progress_bar(each.name, "check", threaded=False) as progress:
         return measure(each, **options, progress=progress)
 
 
@@ -282,7 +286,8 @@ def _show(printer: Output, made: Any, verdict: Any, *, first: bool) -> None:
 
     if not first:
         printer.write("\n")
-    printer.show(rendered(made, verdict))
+    remarks = tuple(in_options(each, benchmark) for each in made.remarks)
+    printer.show(rendered(replace(made, remarks=remarks), verdict))
 
 
 def _plot(made: Any, plot: Path, *, several: bool) -> None:

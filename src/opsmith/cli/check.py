@@ -19,7 +19,7 @@ from opsmith.checking.processes.fork import limit_of, run_isolated
 from opsmith.checking.properties import PROPERTIES
 from opsmith.checking.report import SCHEMA, Outcome, Report
 from opsmith.cli.guard import FAILED, INTERRUPTED, UNUSABLE, complain, fatal_ends_reported, guarded, waiting
-from opsmith.cli.options import AsJson, Traceback, effort_of, value_named
+from opsmith.cli.options import AsJson, Traceback, effort_of, named_as_options, value_named
 from opsmith.cli.output import Output, progress_bar, refuse_unwritable, write_file
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
@@ -206,7 +206,7 @@ def check(
         bool, typer.Option("--thorough", help="Check more: more inputs, more repeats; minutes.")
     ] = False,
     seed: Annotated[
-        int, typer.Option(help="Seed of samples and inputs: the same seed, the same report.")
+        int, typer.Option(help="Seed of all random numbers: the same seed, the same report.")
     ] = 0,
     only: Annotated[
         list[str] | None,
@@ -278,7 +278,8 @@ def check(
     out, run = sys.stdout, CheckRun()
     with guarded(traceback=traceback), redirect_stdout(sys.stderr):  # stdout is for the result alone
         output = Output(out)
-        selected(only or None, skip)
+        with named_as_options(check):
+            selected(only or None, skip)
         options = {
             "only": only or None,
             "skip": skip,
@@ -353,7 +354,7 @@ def _check(
     with fatal_ends_reported() if options["isolate"] is False else nullcontext():
         for at, each in enumerate(subjects):
             try:
-                with progress_bar(each.name) as progress:
+                with named_as_options(check), progress_bar(each.name) as progress:
                     report = _report(each, {**options, "progress": progress})
             except errors.OpsmithError as error:
                 run.unchecked.append(error)

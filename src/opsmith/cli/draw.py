@@ -15,7 +15,7 @@ from rich.markup import escape
 
 from opsmith import errors
 from opsmith.cli.guard import guarded, waiting
-from opsmith.cli.options import AsJson, Traceback, subject_named
+from opsmith.cli.options import AsJson, Traceback, named_as_options, subject_named
 from opsmith.cli.output import Output
 from opsmith.core.operator import Operator
 from opsmith.drawing.graph import Graph, format_bytes
@@ -94,11 +94,16 @@ def draw(
         printer = Output(out)
         from opsmith.drawing.picture import draw_file, output_file
 
-        file = output_file(output, depth)
+        with named_as_options(draw):
+            file = output_file(output, depth)
         with waiting(f"importing {escape(target)}"):
             subject, inputs, kwargs = subject_named(target, "draw")
             _refuse_undrawable(target, subject)
-        with waiting(f"drawing {escape(target)}"), warnings.catch_warnings(record=True) as caught:
+        with (
+            waiting(f"drawing {escape(target)}"),
+            named_as_options(draw),
+            warnings.catch_warnings(record=True) as caught,
+        ):
             warnings.simplefilter("always")
             graph, note = draw_file(
                 subject,

@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from opsmith import errors
 from opsmith.cli.guard import guarded, waiting
-from opsmith.cli.options import AsJson, Traceback, subject_named
+from opsmith.cli.options import AsJson, Traceback, named_as_options, subject_named
 from opsmith.cli.output import Output
 from opsmith.core.operator import Operator
 from opsmith.core.samples import first_call
@@ -97,7 +97,7 @@ def export(
             model, args, kwargs = _model_and_arguments(target)
         from opsmith.exporting import export_onnx  # slow to import
 
-        with waiting(f"exporting {escape(target)}"):
+        with waiting(f"exporting {escape(target)}"), named_as_options(export):
             made = export_onnx(
                 model,
                 args,

@@ -1,14 +1,18 @@
-"""Options of several commands, the objects and the files that they name."""
+"""Options of several commands, the objects and the files that they name, and arguments named as options."""
 
 from __future__ import annotations
 
+import ast
 import inspect
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import torch
 import typer
+from typer.models import OptionInfo
 
 from opsmith import errors
 from opsmith.core.operator import Operator
@@ -92,12 +96,7 @@ def subject_named(text: str, purpose: str) -> tuple[Any, Any, Any]:
         )
     value = getattr(target.module(), target.name, None)
     if isinstance(value, torch.nn.Module):
-        raise errors.UsageError(
-            f"`{text}` is a model, and its arguments are missing",
-            expected="a function that returns a model and its arguments",
-            hint=f"write `def {purpose}_it(): return {target.name}, (torch.zeros(1, 3, 32, 32),)`, and name "
-            "that",
-        )
+        raise _without_arguments(f"`{text}` is a model", target.name, purpose)
     if isinstance(value, torch.Tensor):
         return value, None, None
     if not callable(value) or isinstance(value, Operator | type):
@@ -116,14 +115,32 @@ def subject_named(text: str, purpose: str) -> tuple[Any, Any, Any]:
     made = value()
     if isinstance(made, tuple) and len(made) in (2, 3) and isinstance(made[0], torch.nn.Module | Operator):
         return made[0], made[1], made[2] if len(made) == 3 else None
+    if isinstance(made, torch.nn.Module):
+        raise _without_arguments(f"`{text}` returns a model", f"{target.name}()", purpose)
     return made, None, None
 
 
-def read_file(file: Path, command: str) -> str:
+def _without_arguments(problem: str, model: str, purpose: str) -> errors.UsageError:
+    """Make the error for a model without arguments.
+
+    Args:
+        problem: Start of the message.
+        model: Code that gives the model.
+        purpose: The purpose of the command.
+    """
+    return errors.UsageError(
+        f"{problem}, and its arguments are missing",
+        expected="a function that returns a model and its arguments",
+        hint=f"write `def {purpose}_it(): return {model}, (torch.zeros(1, 3, 32, 32),)`, and name that",
+    )
+
+
+def read_file(file: Path, option: str, command: str) -> str:
     """Return the text of a file that another command writes.
 
     Args:
         file: The file.
+        option: The option that names it, for messages: `--against`.
         command: The command, up to the name of the file.
 
     Raises:
@@ -134,17 +151,21 @@ def read_file(file: Path, command: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise errors.UsageError(
             f"`{file}` cannot be read",
+            argument=option,
             expected=f"what `{command} FILE` writes",
             got=getattr(error, "strerror", None) or str(error),
             hint=f"make it first: `{command} {file}`",
         ) from error
 
 
-def refuse_unrelated(file: Path, results: Mapping[str, T], names: Sequence[str], kind: str) -> None:
+def refuse_unrelated(
+    file: Path, option: str, results: Mapping[str, T], names: Sequence[str], kind: str
+) -> None:
     """Refuse a file that has results of none of these operators.
 
     Args:
         file: The file.
+        option: The option that names it, for messages.
         results: Its content, by operator.
         names: Names of the operators.
         kind: Kind of the content, for the message: `report`.
@@ -155,7 +176,101 @@ def refuse_unrelated(file: Path, results: Mapping[str, T], names: Sequence[str],
     if not results.keys() & {*names}:
         raise errors.UsageError(
             f"`{file}` has no {kind} of these operators",
+            argument=option,
             expected=f"one of {', '.join(f'`{name}`' for name in names)}",
             got=", ".join(f"`{name}`" for name in results) or f"no {kind} at all",
             hint="name the file that has it, or leave it out",
         )
+
+
+@contextmanager
+def named_as_options(command: Callable[..., None]) -> Iterator[None]:
+    """Context in which errors name the arguments of a function as the options of a command.
+
+    Args:
+        command: The function of the command.
+    """
+    try:
+        yield
+    except errors.OpsmithError as error:
+        options = _options(command)
+        texts = {name: getattr(error, name) for name in ("problem", "expected", "got", "hint")}
+        said = {name: text and _in_options(text, command.__name__, options) for name, text in texts.items()}
+        argument = error.argument
+        if isinstance(error, errors.UsageError) and argument in options:
+            argument = _spelled(options[argument])
+            said["problem"] = said["problem"].replace(f"`{error.argument}`", f"`{argument}`")
+        if said == texts and argument == error.argument:
+            raise
+        raise type(error)(**said, operator=error.operator, argument=argument, where=error.where) from error
+
+
+def in_options(text: str, command: Callable[..., None]) -> str:
+    """Replace arguments of a function in a text by the options of a command.
+
+    Args:
+        text: The text; code is between backticks.
+        command: The function of the command. Code that calls a function of its name is replaced as well.
+
+    Example:
+        >>> def tidy(samples: Annotated[str, typer.Option("--samples", metavar="NAME")]) -> None: ...
+        >>> in_options("give `samples=`, or call `tidy(..., samples=[(x, 2.0)])`", tidy)
+        'give `--samples`, or give `--samples NAME`'
+    """
+    return _in_options(text, command.__name__, _options(command))
+
+
+_BACKTICKS = re.compile(r"(?P<verb>call )?`(?P<code>[^`]+)`")
+
+
+def _in_options(text: str, command: str, options: Mapping[str, tuple[str, OptionInfo]]) -> str:
+    def replaced(found: re.Match[str]) -> str:
+        keywords = _keywords(found["code"], command)
+        if not keywords or not keywords.keys() <= options.keys():
+            return found[0]
+        written = " ".join(_spelled(options[name], value) for name, value in keywords.items())
+        return f"{'give ' if found['verb'] else ''}`{written}`"
+
+    return _BACKTICKS.sub(replaced, text)
+
+
+def _keywords(code: str, command: str) -> dict[str, ast.expr | None]:
+    """Return the keyword arguments in code: `a=1`, `a=` or `command(..., a=1)`; none for other code."""
+    if re.fullmatch(r"\w+=", code):
+        return {code[:-1]: None}
+    for text in (f"{command}({code})", code):
+        try:
+            call = ast.parse(text, mode="eval").body
+        except SyntaxError:
+            continue
+        if (
+            isinstance(call, ast.Call)
+            and ast.unparse(call.func).removeprefix("opsmith.") == command
+            and (text is code or not call.args)
+        ):
+            return {each.arg: each.value for each in call.keywords if each.arg is not None}
+    return {}
+
+
+def _options(command: Callable[..., None]) -> dict[str, tuple[str, OptionInfo]]:
+    """Return the options of a command by the name of the argument; one of `sizes` may be `--size`."""
+    found = {}
+    for name, annotation in get_type_hints(command, include_extras=True).items():
+        for each in getattr(annotation, "__metadata__", ()):
+            if isinstance(each, OptionInfo):
+                found |= dict.fromkeys([name, f"{name}s"], (name, each))
+    return found
+
+
+def _spelled(option: tuple[str, OptionInfo], value: ast.expr | None = None) -> str:
+    """Return an option as it is written, with a value if there is one."""
+    name, known = option
+    written = [each for each in known.param_decls or () if each.startswith("--")]
+    on, _, off = (written[0] if written else f"--{name.replace('_', '-')}").partition("/")
+    if value is None:
+        return on
+    if not isinstance(value, ast.Constant) or value.value is Ellipsis:
+        return f"{on} {known.metavar or name.upper()}"
+    if isinstance(value.value, bool):
+        return on if value.value else off or f"--no{on[1:]}"
+    return f"{on} {value.value}"

@@ -100,11 +100,11 @@ def page(
         reports: Any = None
         benchmarks: Any = benchmark
         if checked is not None:
-            reports = read_reports(read_file(checked, "opsmith check ... --json >"))
-            refuse_unrelated(checked, reports, names, "report")
+            reports = read_reports(read_file(checked, "--checked", "opsmith check ... --json >"))
+            refuse_unrelated(checked, "--checked", reports, names, "report")
         if benchmarked is not None:
-            benchmarks = benchmarks_in(read_file(benchmarked, "opsmith benchmark ... -o"))
-            refuse_unrelated(benchmarked, benchmarks, names, "benchmark")
+            benchmarks = benchmarks_in(read_file(benchmarked, "--benchmarked", "opsmith benchmark ... -o"))
+            refuse_unrelated(benchmarked, "--benchmarked", benchmarks, names, "benchmark")
         given: dict[str, Any] = {"architectures": tuple(architectures)} if architectures else {}
         with progress_bar() as progress:
             files = write(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import html
 import json
 import re
@@ -12,6 +10,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from opsmith.core.output_file import policy_hash
 from opsmith.drawing.captions import WORDS, heading, kinds_of, lines, readable
 from opsmith.drawing.graph import Graph, Node, counted, format_bytes
 from opsmith.drawing.grouping import (
@@ -73,8 +72,8 @@ def to_page(graph: Graph, *, depth: int | None = None, show_attrs: bool = False)
     parts = figure(graph, depth=depth, show_attrs=show_attrs)
     filled = {
         "title": _title(graph),
-        "style-hash": _hash(parts.style),
-        "script-hash": _hash(parts.script),
+        "style-hash": policy_hash(parts.style),
+        "script-hash": policy_hash(parts.script),
         "style": parts.style,
         "script": parts.script,
         "figure": parts.markup,
@@ -90,11 +89,6 @@ def _title(graph: Graph) -> str:
 @cache
 def _source(name: str) -> str:
     return (resources.files("opsmith.drawing") / "templates" / name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    """The hash of the script or style sheet that the content security policy permits."""
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
 def _data(graph: Graph, depth: int | None, attributes: bool) -> dict[str, Any]:

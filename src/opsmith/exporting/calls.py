@@ -11,7 +11,8 @@ import torch
 from opsmith import errors
 from opsmith.core.schema import REQUIRED, Argument
 from opsmith.core.specification import Specification
-from opsmith.exporting.packages import DTYPES, onnx, onnx_ir
+from opsmith.exporting.dtypes import DTYPES
+from opsmith.exporting.packages import onnx, onnx_ir
 
 SYMBOLIC_NODE = "opsmith_named"
 """Key of the `SymbolicNode` in the `meta` of an onnx_ir node."""

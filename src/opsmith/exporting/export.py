@@ -111,7 +111,7 @@ def export_onnx(
 
 def export_bodies(
     operator: Operator[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], folder: Path
-) -> dict[Body, Export | errors.OpsmithError]:
+) -> dict[Body, BodyExport]:
     """Export a call of an operator with each form of its body, from one translation of its graph.
 
     Args:
@@ -120,24 +120,45 @@ def export_bodies(
         folder: Folder of the files.
 
     Returns:
-        For each form the export, or the error.
+        The result of each form. Warnings of the translation, which all forms share, are those of each.
 
     Raises:
         MissingExtraError: If a package of ONNX is missing.
     """
-    exports: dict[Body, Export | errors.OpsmithError] = {}
+    exports: dict[Body, BodyExport] = {}
     translated: TranslatedModel | None = None
+    shared: list[warnings.WarningMessage] = []
     for body in get_args(Body):
         options = read_options(folder / f"{body}.onnx", body, None, verify=True)
-        try:
-            if translated is None:
-                translated = _translated(operator, read_call(args, kwargs), options, None, None, None)
-            exports[body] = _written(translated.copy(), options)
-        except errors.MissingExtraError:
-            raise
-        except errors.OpsmithError as error:
-            exports[body] = error
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            caught += shared
+            outcome: Export | errors.OpsmithError
+            try:
+                if translated is None:
+                    translated = _translated(operator, read_call(args, kwargs), options, None, None, None)
+                    shared = [*caught]
+                outcome = _written(translated.copy(), options)
+            except errors.MissingExtraError:
+                raise
+            except errors.OpsmithError as error:
+                outcome = error
+        messages = tuple(str(each.message) for each in caught if each.category is UserWarning)
+        exports[body] = BodyExport(outcome, messages)
     return exports
+
+
+@dataclass(frozen=True)
+class BodyExport:
+    """The result of the export of one form of body.
+
+    Args:
+        outcome: The export, or the error.
+        warnings: Warnings of the translation and of the writing.
+    """
+
+    outcome: Export | errors.OpsmithError
+    warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -165,7 +186,9 @@ class TranslatedModel:
         """A copy whose model may be changed."""
         program = copy(self.verification.program)
         program.model = self.model.clone()
-        return replace(self, verification=replace(self.verification, program=program))
+        copies = dict(zip(self.model.graph.all_nodes(), program.model.graph.all_nodes(), strict=True))
+        calls = [(copies[node], call) for node, call in self.calls]
+        return replace(self, calls=calls, verification=replace(self.verification, program=program))
 
 
 def _translated(

@@ -16,7 +16,8 @@ from opsmith import errors
 from opsmith.core.specification import Specification
 from opsmith.exporting.bodies import subgraphs
 from opsmith.exporting.calls import OperatorCall, size_items
-from opsmith.exporting.packages import ONNX_TYPES, onnx
+from opsmith.exporting.dtypes import ONNX_TYPES
+from opsmith.exporting.packages import onnx
 from opsmith.exporting.report import Export
 from opsmith.exporting.result_sizes import sizes_in_cpp
 from opsmith.exporting.runtime import Runtime

@@ -15,7 +15,7 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.core.operator import Operator
 from opsmith.core.tensors import named_tensors, nested_tensors, replace_tensors, tiled
-from opsmith.exporting.packages import ONNX_TYPES, TYPE_NAMES
+from opsmith.exporting.dtypes import ONNX_TYPES, TYPE_NAMES
 
 SMALLEST = 2
 """A dynamic axis is traced at this size or a larger one: torch specialises sizes of 0 and 1."""
@@ -261,7 +261,7 @@ def read_axes(dynamic: Any, names: Sequence[str], tensors: Sequence[Tensor]) -> 
             argument="dynamic",
             expected=", ".join(names) or "no inputs",
             got=str(unknown[0]),
-            hint="name inputs as the parameters of the model, or as `input_names=` does",
+            hint="name one of these inputs",
         )
     of = tuple(
         _axes_of(given.get(name, {}), name, tensor) for name, tensor in zip(names, tensors, strict=True)

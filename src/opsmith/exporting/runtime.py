@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.exporting.packages import DTYPES, ONNX_TYPES, onnxruntime
+from opsmith.exporting.dtypes import DTYPES, ONNX_TYPES
+from opsmith.exporting.packages import onnxruntime
 
 ERRORS_ONLY = 3
 

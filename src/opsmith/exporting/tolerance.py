@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.exporting.packages import DTYPE_BY_NUMBER
+from opsmith.exporting.dtypes import DTYPE_BY_NUMBER
 
 ONCE, EACH = 16, 4
 """Tolerance in eps: a constant part, and a factor of the square root of the number of nodes."""

@@ -26,7 +26,8 @@ from opsmith.exporting.calls import (
     symbolic_of,
     varies,
 )
-from opsmith.exporting.packages import ONNX_TYPES, TYPE_NAMES, onnx, onnx_ir, onnxscript
+from opsmith.exporting.dtypes import ONNX_TYPES, TYPE_NAMES
+from opsmith.exporting.packages import onnx, onnx_ir, onnxscript
 from opsmith.exporting.symbolic import by_symbolic
 from opsmith.kernels.ort.nodes import BITS
 

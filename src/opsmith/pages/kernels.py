@@ -1,4 +1,4 @@
-"""Kernels of an operator: device, language and dtypes, and the GPU resources of CUDA kernels."""
+"""Kernels of an operator: device, language and dtypes, and the GPU resources of CUDA and Triton kernels."""
 
 from __future__ import annotations
 

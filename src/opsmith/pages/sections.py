@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -132,17 +131,16 @@ def exports_of(operator: Operator[..., Any]) -> tuple[ExportResult, ...]:
     from opsmith.exporting import Export  # the packages of ONNX take a second to import
     from opsmith.exporting.export import export_bodies
 
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with tempfile.TemporaryDirectory() as folder:
         exports = export_bodies(operator, tuple(call.args), call.kwargs, Path(folder))
-    warned = [str(each.message) for each in caught if each.category is UserWarning]
     results = []
-    for body, made in exports.items():
+    for body, each in exports.items():
+        made = each.outcome
         if not isinstance(made, Export):
             results.append(ExportResult(body, BODIES[body], refused=str(made)))
             continue
-        allowed = max((each.allowed for each in made.comparisons), default=0.0)
-        notes = (*made.left_out, *warned)
+        allowed = max((comparison.allowed for comparison in made.comparisons), default=0.0)
+        notes = (*made.left_out, *each.warnings)
         results.append(
             ExportResult(body, BODIES[body], "", made.opset, made.nodes, made.difference, allowed, notes)
         )

@@ -14,8 +14,9 @@ from opsmith.checking.side_effects.global_settings import thread_count
 from opsmith.core.adopted import overrides
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
+from opsmith.surveying.abilities import abilities
 from opsmith.surveying.declarations import Declaration, add_declaration
-from opsmith.surveying.finding import Finding, Verdict, abilities, adopting_line
+from opsmith.surveying.finding import Finding, Verdict, adopting_line
 from opsmith.surveying.guesses import ClassSource, argument_names, placeholder_code, unguessable
 from opsmith.surveying.trials import SECONDS, Trials, has_backward, run_guesses
 

@@ -187,7 +187,7 @@ class Target:
         if self.name is not None:
             known = _known(module, found)
             if self.name not in known:
-                raise self._unknown(known, {})
+                raise self._unadopted(module) or self._unknown(known, {})
             return [known[self.name]]
         if not found:
             raise self._none(module)
@@ -247,6 +247,22 @@ class Target:
             hint="adopt one, `opsmith.adopt(...)`: `opsmith adopt` writes the line for each"
             if classes
             else 'declare one with `@opsmith.operator("mylib::name")`, or name the module that does',
+        )
+
+    def _unadopted(self, module: ModuleType) -> errors.OperatorNotFoundError | None:
+        """Return the error for a Function or a custom op, which is an operator once it is adopted."""
+        value = attribute_of(module, str(self.name))
+        function = is_function_class(value)
+        if not function and not is_operator(value):
+            return None
+        return errors.OperatorNotFoundError(
+            f"`{self.name}` of `{self.source}` is {'an autograd.Function' if function else 'a custom op'}, "
+            "and is not adopted",
+            expected="an operator of opsmith",
+            hint=f"adopt it first, `opsmith adopt {self.source}:{self.name}` writes the line; then name the "
+            "operator"
+            if function
+            else "adopt it first, `opsmith.adopt(...)`; then name the operator",
         )
 
     def _unknown(

@@ -1,4 +1,4 @@
-"""Stages of the tour: context and result of a stage, atomic writing of files, a progress bar, one thread."""
+"""Stages of the tour: context and result of a stage, files of results and weights, a progress bar."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def rightly_named(fault: Planted, report: Report) -> bool:
     return bool(report.failures) and report.failures[0].cause in (fault.cause, *fault.also)
 
 
-def told(fault: Planted, report: Report) -> str:
-    """A line that says what was expected of a report, and what it said."""
+def message(fault: Planted, report: Report) -> str:
+    """Return a line with the expected cause of a report, and its causes."""
     said = [f"{each.property}/{each.input}/{each.cause}" for each in report.failures if each.follows is None]
     return f"{fault.name}: expected {fault.cause} of {fault.input}, got {', '.join(said) or 'nothing'}"

@@ -19,7 +19,7 @@ def rounds_where_a_graph_is_made() -> Any:
     return Rounds, matrix()
 
 
-@mutant("backward_again", "unknown", "x", ", where the arguments are no leaves: at")
+@mutant("backward_again", "unknown", "x", ", where the arguments are not leaves: at")
 def minds_leaves() -> Any:
     class Minds(Twice):
         @staticmethod

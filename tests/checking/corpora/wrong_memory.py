@@ -1,4 +1,4 @@
-"""Function classes that keep tensors alive that nobody needs any more."""
+"""Function classes that keep tensors alive that are no longer needed."""
 
 from typing import Any, ClassVar
 

@@ -1,0 +1,112 @@
+"""Abilities that an adopted Function gains over its class, each tried on the guessed arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from opsmith.checking.numerics.compare import agree_to_share
+from opsmith.checking.report import Report
+from opsmith.core.operator import Operator
+from opsmith.surveying.guesses import Guess
+from opsmith.surveying.trials import leaves, seeded
+
+COARSE = 1e-8
+
+
+def abilities(
+    function_class: type[torch.autograd.Function], operator: Operator[..., Any], report: Report, guess: Guess
+) -> dict[str, str]:
+    """Map each ability of the operator to `new`, or to `kept` if `apply` of the class has it, too.
+
+    Args:
+        function_class: The class.
+        operator: The adopted operator.
+        report: Report of its check.
+        guess: The arguments to try on.
+    """
+    passed = {outcome.property for outcome in report.outcomes if outcome.status == "passed"}
+    complete = {
+        outcome.property for outcome in report.outcomes if outcome.property in passed and not outcome.notes
+    }
+    apply: Callable[..., Any] = function_class.apply
+    found: dict[str, str] = {}
+    if "second_order" in passed:
+        found["second order"] = _new_or_kept(lambda: _second_order(apply, guess))
+    if "forward_mode" in passed:
+        found["jvp"] = _new_or_kept(lambda: _jvp(apply, guess))
+    if not operator.specification.random and _succeeds(lambda: _vmap(operator, guess)):
+        found["vmap"] = _new_or_kept(lambda: _vmap(apply, guess))
+    if "opcheck" in complete:
+        found["torch.compile"] = "kept"
+    return found
+
+
+def _new_or_kept(attempt: Callable[[], None]) -> str:
+    return "kept" if _succeeds(attempt) else "new"
+
+
+def _succeeds(attempt: Callable[[], None]) -> bool:
+    """Return True if an attempt raises no exception of any type."""
+    try:
+        with seeded(0):
+            attempt()
+    except Exception:
+        return False
+    return True
+
+
+def _floating(guess: Guess) -> list[int]:
+    return [
+        index
+        for index, value in enumerate(guess.values)
+        if isinstance(value, Tensor) and value.is_floating_point()
+    ]
+
+
+def _call(function: Callable[..., Any], guess: Guess, tensors: Sequence[Tensor]) -> Tensor:
+    """Call a function with copies of these tensors as its floating arguments; return all results in one."""
+    values = list(guess.values)
+    for index, tensor in zip(_floating(guess), tensors, strict=True):
+        values[index] = tensor.clone()
+    results = [each for each in leaves(function(*values)) if isinstance(each, Tensor)]
+    return torch.cat([each.flatten() for each in results if each.is_floating_point()])
+
+
+def _inputs(guess: Guess) -> list[Tensor]:
+    return [guess.values[index].detach().clone() for index in _floating(guess)]
+
+
+def _second_order(function: Callable[..., Any], guess: Guess) -> None:
+    inputs = [each.requires_grad_() for each in _inputs(guess)]
+    total = _call(function, guess, inputs).square().sum()
+    first: Sequence[Tensor | None] = torch.autograd.grad(total, inputs, create_graph=True, allow_unused=True)
+    squares = [each.square().sum() for each in first if each is not None]
+    torch.autograd.grad(torch.stack(squares).sum(), inputs, allow_unused=True)
+
+
+def _jvp(function: Callable[..., Any], guess: Guess) -> None:
+    with forward_ad.dual_level():
+        duals = [forward_ad.make_dual(each, torch.ones_like(each)) for each in _inputs(guess)]
+        _call(function, guess, duals)
+
+
+def _vmap(function: Callable[..., Any], guess: Guess) -> None:
+    """Compare the results and gradients of vmap over two examples with those of each alone."""
+    inputs = _inputs(guess)
+    batch = [torch.stack([each, each.flip(0) if each.dim() else each]) for each in inputs]
+    argnums = tuple(range(len(batch)))
+
+    def total(*tensors: Tensor) -> Tensor:
+        return _call(function, guess, tensors).square().sum()
+
+    for mapped in (lambda *tensors: _call(function, guess, tensors), torch.func.grad(total, argnums)):
+        together = list(leaves(torch.func.vmap(mapped)(*batch)))
+        alone = [list(leaves(mapped(*(each[row] for each in batch)))) for row in range(2)]
+        for got, *rows in zip(together, *alone, strict=True):
+            if not agree_to_share(got, torch.stack(rows), COARSE):
+                raise ArithmeticError("vmap gives other numbers than a loop")
