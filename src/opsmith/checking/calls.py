@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -199,19 +199,37 @@ class SampleRun:
         """The results and gradients of a new call."""
         return self.call().values()
 
-    def names(self) -> list[tuple[str, str, str]]:
-        """The name, the words in messages and the `file:line` of each tensor of `CallValues.tensors`."""
+    def names(self) -> list[TensorName]:
+        """The name of each tensor of `CallValues.tensors`."""
         labels, where = self.sample.labels, self.subject.runs_at(self.sample.flat)
         results = self.subject.results(self.sample)
         gradients = [
-            (labels[argnum], f"the gradient of `{labels[argnum]}`", self.backward_location(at))
+            TensorName(labels[argnum], "gradient", self.backward_location(at))
             for at, argnum in enumerate(self.argnums)
         ]
-        return [*((each.name, f"`{each.name}`", where) for each in results), *gradients]
+        return [*(TensorName(each.name, "result", where) for each in results), *gradients]
 
     def backward_location(self, at: int = 0) -> str:
         """`file:line` of what computes the gradient by one of the arguments."""
         return rule_location(self.subject, self.sample.names[self.argnums[at]])
+
+
+@dataclass(frozen=True)
+class TensorName:
+    """Name of a result, or of a gradient.
+
+    Args:
+        name: Name of the result, or of the input that the gradient is with respect to.
+        kind: Kind of the tensor.
+        where: `file:line` of what computes it.
+    """
+
+    name: str
+    kind: Literal["result", "gradient"]
+    where: str
+
+    def __str__(self) -> str:
+        return f"`{self.name}`" if self.kind == "result" else f"the gradient of `{self.name}`"
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ def check(
         only: Names of the properties to check, or `integration` for those that use torch's tools; all by
             default.
         skip: Names of properties to leave out.
-        seed: Seed of samples and inputs: the same seed gives the same report.
+        seed: Seed of all random numbers: the same seed gives the same report.
         effort: Level of effort: `quick`, `default` or `thorough`; or an `Effort` of your own.
         progress: Called with a property's name before it runs, how many are done, and how many there are.
         isolate: Run each property in a forked child process, so that the death of one is a failure and not
@@ -126,9 +126,9 @@ def check(
         elif known.compares_runs and (unsteady := _unsteady(found)):
             found[name] = Outcome(name, "skipped", unsteady)
         else:
-            some = every if known.varied else sample_subset(subject) if known.subset else subject
+            tested = every if known.varied else sample_subset(subject) if known.subset else subject
             moved = smooth.symmetric if known.differences else frozenset()
-            found[name] = run(known, replace(some, symmetric=moved) if moved else some, limit_s)
+            found[name] = run(known, replace(tested, symmetric=moved) if moved else tested, limit_s)
     if progress is not None:
         progress("", len(found), len(names))
     before = found["forward"]

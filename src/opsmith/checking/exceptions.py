@@ -195,8 +195,9 @@ class Overlooking:
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
-        ends = isinstance(error, UncheckableError)
-        return isinstance(error, Exception) and not ends and not _is_own(error)
+        if not isinstance(error, Exception) or isinstance(error, UncheckableError):
+            return False  # UncheckableError ends the whole check
+        return not _is_own(error)
 
 
 def _is_own(error: BaseException) -> bool:

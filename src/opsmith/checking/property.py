@@ -126,7 +126,11 @@ def covered_samples(
         noted: Words before each note.
     """
     coverage, failed = Coverage(), False
-    for finding in each_sample(property, lambda some, sample: check_sample(some, sample, coverage), subject):
+
+    def check(subject: Subject, sample: Sample) -> Findings:
+        return check_sample(subject, sample, coverage)
+
+    for finding in each_sample(property, check, subject):
         failed = failed or isinstance(finding, Failure)
         yield finding
     if coverage.ran or failed:

@@ -130,7 +130,7 @@ class Report:
     Args:
         operator: The operator's name.
         outcomes: One for each property, in the order in which they ran.
-        seed: Seed of samples and inputs: the same seed gives the same report.
+        seed: Seed of all random numbers: the same seed gives the same report.
         environment: Versions and devices that the check ran with.
         effort: Level of effort: `quick`, `default` or `thorough`.
         remarks: Notes on the whole report: that the samples were guessed, for example.

@@ -33,8 +33,8 @@ from opsmith.torch_library.validation import run_validated
 
 CPU = torch.device("cpu")
 
-APART = 0x51ED270B
-"""Keeps the numbers of probes apart from those of samples, which are drawn from the same seed."""
+GRAD_OUTPUT_SEED = 0x51ED270B
+"""Added to the seed for grad_outputs, so that their numbers differ from those of samples."""
 
 PERTURBATIONS = 3
 """The stream (see `Subject.generator`) for perturbing inputs."""
@@ -83,7 +83,7 @@ class Subject:
     Args:
         specification: Specification of the operator.
         samples: Its samples.
-        seed: Seed of everything random.
+        seed: Seed of all random numbers.
         effort: Level of effort.
         kind: Its kind, with its truth policy.
         operator: The operator; None for one of torch.library.
@@ -350,14 +350,14 @@ class Subject:
             return not torch.equal(before, torch.get_rng_state())
 
     def generator(self, stream: int = 0) -> torch.Generator:
-        """A generator for probes, at its start; its numbers differ from samples of the same seed.
+        """A new generator for grad_outputs; its numbers differ from those of samples of the same seed.
 
-        A probe with the numbers of the input itself would hide faults: much of the right gradient may vanish.
+        A grad_output equal to an input would hide faults: much of the right gradient may vanish.
 
         Args:
             stream: Number of the stream; each stream gives other numbers.
         """
-        return torch.Generator().manual_seed(self.seed + APART * (stream + 1))
+        return torch.Generator().manual_seed(self.seed + GRAD_OUTPUT_SEED * (stream + 1))
 
     @cached_property
     def devices(self) -> tuple[torch.device, ...]:

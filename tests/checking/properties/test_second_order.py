@@ -225,5 +225,5 @@ class KeepsSigmoid(Function):
 def test_what_a_forward_computed_and_saved_is_named_with_its_hint() -> None:
     (failure,) = opsmith.check(KeepsSigmoid, samples=[(torch.randn(3),)], only=["second_order"]).failures
     assert failure.cause == "second-order"
-    assert "kept, on `ctx` or by `save_for_backward`, and that is no result of it" in failure.message
+    assert "kept, on `ctx` or by `save_for_backward`, and that is not a result of it" in failure.message
     assert "compute it again in the backward" in failure.message

@@ -110,7 +110,7 @@ class Pair:
         return None if found is None else in_double(found)
 
     def equals(self, candidate: Tensor | None) -> bool:
-        """Report whether the computed tensor is the predicted one, in every element."""
+        """Return True if the computed tensor is the predicted one, in every element."""
         if candidate is None or candidate.shape != self.got.shape:
             return False
         return bool(self.agrees_with(candidate).all())
@@ -172,7 +172,7 @@ class Evidence:
         return (self.first, *self.fresh)
 
     def everywhere(self, holds: Callable[[Pair], bool]) -> bool:
-        """Report whether a statement holds for the first pair and for every fresh one."""
+        """Return True if a statement holds for the first pair and for every fresh one."""
         return holds(self.first) and all(holds(pair) for pair in self.fresh)
 
 

@@ -102,7 +102,7 @@ class ElementTable:
         return chances(int(counted.sum()), int(self.wrong.sum()))
 
     def fits(self, chosen: Tensor) -> bool:
-        """Report whether a condition holds for the wrong elements, and for no other that is evidence."""
+        """Return True if a condition holds for the wrong elements, and for no other that is evidence."""
         if bool((self.wrong & ~chosen).any()):
             return False
         extra = int((chosen & ~self.wrong & ~self.excused).sum())

@@ -182,7 +182,7 @@ _NO_OPERATION = frozenset(
 
 
 def _writes(name: str) -> bool:
-    """Report whether an operation writes into its first argument, which cannot be cut."""
+    """Return True if an operation writes into its first argument, which cannot be cut."""
     return (
         name == "__setitem__"
         or (name.startswith("__i") and name != "__invert__")

@@ -143,7 +143,7 @@ class Observer:
         return list(others.values())
 
     def _elsewhere(self, sample: Sample) -> bool:
-        """Report whether another sample has the same arguments at other sizes."""
+        """Return True if another sample has the same arguments at other sizes."""
         empty = any(isinstance(value, Tensor) and not value.numel() for value in sample.flat)
         if empty or sample is self.sample or sample.labels != self.sample.labels:
             return False

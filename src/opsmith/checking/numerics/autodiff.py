@@ -19,7 +19,7 @@ Results = Callable[[Sequence[Any]], Sequence[Tensor]]
 
 
 def has_gradient(result: Tensor) -> bool:
-    """Report whether autograd computes a gradient for a result."""
+    """Return True if autograd computes a gradient for a result."""
     return is_inexact(result) and result.requires_grad
 
 

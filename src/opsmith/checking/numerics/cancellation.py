@@ -55,7 +55,7 @@ def is_only_rounding(
     bound: RoundingBound,
     difference: Difference,
 ) -> bool:
-    """Report whether an element of a gradient is off by rounding alone.
+    """Return True if an element of a gradient is off by rounding alone.
 
     In float64 its error must be tiny, and change when the inputs are perturbed. In another dtype it must
     exceed the operator's error in float64 by no more than the ratio of the eps.

@@ -44,7 +44,7 @@ def is_close(got: Tensor, right: Tensor, bound: Tensor | float) -> Tensor:
 
 
 def all_close(got: Tensor, right: Tensor, bound: Tensor | float) -> bool:
-    """Report whether two tensors have the same shape and every element agrees."""
+    """Return True if two tensors have the same shape and every element agrees."""
     return got.shape == right.shape and bool(is_close(got, right, bound).all())
 
 
@@ -59,13 +59,13 @@ def share_of_largest(share: float, *tensors: Tensor) -> float:
 
 
 def agree_to_share(got: Tensor, right: Tensor, share: float) -> bool:
-    """Report whether two tensors are finite and agree to a share of the largest element of either."""
+    """Return True if two tensors are finite and agree to a share of the largest element of either."""
     finite = bool(got.isfinite().all()) and bool(right.isfinite().all())
     return finite and all_close(got, right, share_of_largest(share, right, got))
 
 
 def within_rounding(one: Tensor, other: Tensor) -> bool:
-    """Report whether rounding explains a difference: finite numbers agree to half of the dtype's digits.
+    """Return True if rounding explains a difference: finite numbers agree to half of the dtype's digits.
 
     Numbers that are not finite must be the same.
     """
@@ -79,7 +79,7 @@ def within_rounding(one: Tensor, other: Tensor) -> bool:
 
 
 def differ_beyond_rounding(one: Tensor | None, other: Tensor | None) -> bool:
-    """Report whether two tensors differ by more than rounding; nan equals nan, and None equals None.
+    """Return True if two tensors differ by more than rounding; nan equals nan, and None equals None.
 
     Example:
         >>> differ_beyond_rounding(torch.tensor(0.1) * 3, torch.tensor(0.3))
@@ -97,7 +97,7 @@ def differ_beyond_rounding(one: Tensor | None, other: Tensor | None) -> bool:
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Report whether two tensors are equal bit for bit: nan equals nan, and -0.0 differs from 0.0.
+    """Return True if two tensors are equal bit for bit: nan equals nan, and -0.0 differs from 0.0.
 
     Example:
         >>> same_bits(torch.tensor(0.0), torch.tensor(-0.0))

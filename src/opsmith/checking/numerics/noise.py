@@ -176,7 +176,7 @@ class SecondEstimate:
         self._line, self._noise, self._generator = line, noise, generator
 
     def excuses(self, coordinate: int, got: float, found: Slope, bound: float) -> bool:
-        """Report whether a gradient that differs may be right: by noise, at a kink, or on a staircase.
+        """Return True if a gradient that differs may be right: by noise, at a kink, or on a staircase.
 
         Args:
             coordinate: Coordinate of the argument.

@@ -70,7 +70,7 @@ def announce(sample: Callable[[], str]) -> None:
 
 
 def in_child() -> bool:
-    """Report whether this is a child process of an isolated check."""
+    """Return True if this is a child process of an isolated check."""
     return _room is not None
 
 

@@ -76,7 +76,7 @@ def replicas(flat: Sequence[Any]) -> list[Any]:
 
 
 def all_finite(results: Sequence[Any]) -> bool:
-    """Report whether every floating result is finite."""
+    """Return True if every floating result is finite."""
     return all(bool(each.isfinite().all()) for each in results if is_inexact(each))
 
 

@@ -214,7 +214,7 @@ def _orthogonal(given: Tensor, shape: Shape, generator: torch.Generator) -> Tens
 
 
 def is_symmetric(tensor: Tensor) -> bool:
-    """Report whether a tensor holds symmetric or Hermitian matrices of more than one element.
+    """Return True if a tensor holds symmetric or Hermitian matrices of more than one element.
 
     Example:
         >>> is_symmetric(torch.eye(2)), is_symmetric(torch.ones(2, 3)), is_symmetric(torch.ones(2).diag(1))

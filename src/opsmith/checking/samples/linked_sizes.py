@@ -194,7 +194,7 @@ def _shown(subject: Subject, sample: Sample) -> tuple[Symbol, ...]:
 def _together(
     size: int, known: Mapping[SizeLocation, Sequence[int | None]], first: SizeLocation, second: SizeLocation
 ) -> bool:
-    """Report whether two equal sizes are equal in every other sample that has both."""
+    """Return True if two equal sizes are equal in every other sample that has both."""
     pairs = [(a, b) for a, b in zip(known[first], known[second], strict=True) if None not in (a, b)]
     if any(a != b for a, b in pairs):
         return False
@@ -230,7 +230,7 @@ def _by_label(sample: Sample) -> dict[tuple[Any, ...], int]:
 
 
 def is_batch_like(subject: Subject, sizes: Sizes, symbol: Symbol) -> bool:
-    """Report whether a slice of a dimension gives a slice of the results, so that its size is arbitrary."""
+    """Return True if a slice of a dimension gives a slice of the results, so that its size is arbitrary."""
     if (
         symbol.size < 2
         or symbol.doubled
@@ -337,7 +337,7 @@ def _whole(sample: Sample) -> tuple[int, ...]:
 
 
 def _pointwise(subject: Subject, sample: Sample) -> bool:
-    """Report whether every result has the broadcast shape of all arguments."""
+    """Return True if every result has the broadcast shape of all arguments."""
     try:
         whole = _whole(sample)
     except RuntimeError:  # not broadcastable

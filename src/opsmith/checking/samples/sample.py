@@ -65,7 +65,7 @@ class Sample:
         return tuple(value.dim() if isinstance(value, Tensor) else None for value in self.flat)
 
     def takes(self, dtype: torch.dtype) -> bool:
-        """Report whether the sample can be cast to a floating dtype: complex numbers have no 16-bit form."""
+        """Return True if the sample can be cast to a floating dtype: complex numbers have no 16-bit form."""
         wide = dtype in (torch.float32, torch.float64)
         return wide or not any(self.flat[argnum].is_complex() for argnum in self.inexact)
 
@@ -112,7 +112,7 @@ def _shown(value: Any) -> str:
 
 
 def is_inexact(value: Any) -> bool:
-    """Report whether a value is a floating or complex tensor, which may have a gradient."""
+    """Return True if a value is a floating or complex tensor, which may have a gradient."""
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 

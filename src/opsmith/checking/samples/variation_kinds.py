@@ -92,7 +92,7 @@ def _empties(subject: Subject, sample: Sample, generator: torch.Generator) -> It
 
 
 def may_vary(subject: Subject, sizes: Sizes, symbol: Symbol) -> bool:
-    """Report whether a size may change: the samples or the author show it, or it is batch-like."""
+    """Return True if a size may change: the samples or the author show it, or it is batch-like."""
     return symbol.varies or is_batch_like(subject, sizes, symbol)
 
 

@@ -202,7 +202,7 @@ def unhandled_empty_input(
 
 
 def _has_form(subject: Subject, sample: Sample, dtype: torch.dtype | None) -> bool:
-    """Report whether torch can infer the results: then it means to support the input, and a library fails.
+    """Return True if torch can infer the results: then it means to support the input, and a library fails.
 
     An example is a Fourier transform of no rows.
     """

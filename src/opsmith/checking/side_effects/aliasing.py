@@ -16,14 +16,14 @@ from opsmith.torch_library import capabilities
 HINT = "return a copy, `.clone()`"
 
 
-def shared_memory(tested: SampleRun, property: str) -> Findings:
+def shared_memory(run: SampleRun, property: str) -> Findings:
     """Detect memory that the results of a call share.
 
     A Function class may return a view of an argument if autograd records it, since autograd then refuses to
     differentiate after a write into either. Otherwise a write changes the other one unnoticed.
     """
-    subject, sample, flat = tested.subject, tested.sample, tested.flat()
-    call = tested.call(flat, leaf=False)
+    subject, sample, flat = run.subject, run.sample, run.flat()
+    call = run.call(flat, leaf=False)
     names = [result.name for result in subject.results(sample)]
     where = subject.runs_at(flat)
     failed = partial(Failure, property, where=where, evidence={"sample": str(sample)})
@@ -41,7 +41,7 @@ def shared_memory(tested: SampleRun, property: str) -> Findings:
             message = f"`{names[at]}` shares memory with {label}{why}; {HINT}"
             yield failed(names[at], "aliases-input", message)
             break
-    again = tested.call(leaf=False)
+    again = run.call(leaf=False)
     for name, one, other in zip(names, call.results, again.results, strict=True):
         if _shared(one, other):
             message = (
@@ -58,7 +58,7 @@ def _shared(one: Any, other: Any) -> bool:
 
 
 def _same_place(one: Tensor, other: Tensor) -> bool:
-    """Report whether two storages overlap: each NumPy array gets a storage of its own."""
+    """Return True if two storages overlap: each NumPy array gets a storage of its own."""
     first, second = one.untyped_storage(), other.untyped_storage()
     return (
         one.device == other.device
@@ -68,7 +68,7 @@ def _same_place(one: Tensor, other: Tensor) -> bool:
 
 
 def _is_recorded_view(result: Tensor, other: Tensor) -> bool:
-    """Report whether autograd records that a write into one changes the other."""
+    """Return True if autograd records that a write into one changes the other."""
     before = capabilities.version(result)
     with torch.no_grad():
         element = other.detach().as_strided((1,), (1,), other.storage_offset())

@@ -86,7 +86,7 @@ def _may_hold_state(each: Reached) -> bool:
 
 
 def _runs_without(values: list[Reached], run: Callable[[], Any]) -> bool:
-    """Report whether two calls in a row succeed without some state."""
+    """Return True if two calls in a row succeed without some state."""
     with HiddenState(tuple(values)).away():
         try:
             run()

@@ -58,36 +58,36 @@ class InterleavedCalls:
     Args:
         subject: The checked operator.
         hidden_state: Hidden state of the operator; cleared before each interleaving.
-        calls: Run of each call: `THIS_CALL`, and others that may disturb it.
+        runs: Run of each call: `THIS_CALL`, and others that may disturb it.
         right: Answer of each call alone.
         arguments: Arguments of the calls, referenced so that no other tensor gets their addresses.
     """
 
     subject: Subject
     hidden_state: HiddenState
-    calls: dict[str, SampleRun]
+    runs: dict[str, SampleRun]
     right: dict[str, CallValues] = field(default_factory=dict)
     arguments: list[Any] = field(default_factory=list)
 
     def prepare(self) -> None:
         """Run each call alone; remove one that raises."""
-        for call, made in list(self.calls.items()):
-            flat = made.flat()
+        for call, run in list(self.runs.items()):
+            flat = run.flat()
             self.hidden_state.clear()
             try:
-                self.right[call] = made.call(flat).values()
+                self.right[call] = run.call(flat).values()
             except Exception as error:
                 refuse_own(error)
                 if call == THIS_CALL:
                     raise
-                del self.calls[call]
+                del self.runs[call]
             else:
                 self.arguments.append(flat)
 
     @property
-    def tested(self) -> SampleRun:
+    def run(self) -> SampleRun:
         """The tested call."""
-        return self.calls[THIS_CALL]
+        return self.runs[THIS_CALL]
 
     def record(self, call: str, when: str, run: Callable[[], CallValues], **how: Any) -> InterleavedAnswer:
         """Run a call, and record its answer or its exception."""
@@ -99,46 +99,46 @@ class InterleavedCalls:
 
     def answer(self, call: str) -> CallValues:
         """Make a call, forward and backward."""
-        return self.calls[call].values()
+        return self.runs[call].values()
 
 
-def one_after_another(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
+def one_after_another(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
     """Make each call after each other call, and after itself."""
-    for first in stage.calls:
-        for second in stage.calls:
+    for first in calls.runs:
+        for second in calls.runs:
             if THIS_CALL not in (first, second):
                 continue
-            stage.hidden_state.clear()
+            calls.hidden_state.clear()
             with Overlooking():
-                stage.answer(first)
+                calls.answer(first)
             when = "again" if first == second else f"after {first}"
-            yield stage.record(second, when, partial(stage.answer, second))
+            yield calls.record(second, when, partial(calls.answer, second))
 
 
-def two_graphs(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
+def two_graphs(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
     """Keep two graphs at once, and run their backwards in both orders."""
-    for other in stage.calls:
+    for other in calls.runs:
         for early in (True, False):
             if other == THIS_CALL:
                 continue
-            stage.hidden_state.clear()
-            pairs = [(THIS_CALL, stage.tested.call()), (other, stage.calls[other].call())]
+            calls.hidden_state.clear()
+            pairs = [(THIS_CALL, calls.run.call()), (other, calls.runs[other].call())]
             for call, graph in pairs if early else reversed(pairs):
                 beside = other if call == THIS_CALL else THIS_CALL
                 when = f"when {beside} comes between its forward and its backward"
-                yield stage.record(call, when, graph.values)
+                yield calls.record(call, when, graph.values)
 
 
-def in_rewritten_tensors(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
+def in_rewritten_tensors(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
     """Write other numbers into the same tensors, as an optimizer does; then reuse freed memory."""
-    if OTHER_CALL not in stage.calls or any(
-        isinstance(each, Tensor) and 0 in each.stride() for each in stage.tested.flat()
+    if OTHER_CALL not in calls.runs or any(
+        isinstance(each, Tensor) and 0 in each.stride() for each in calls.run.flat()
     ):
         return
-    stage.hidden_state.clear()
-    first = stage.tested.call()
+    calls.hidden_state.clear()
+    first = calls.run.call()
     first.values()
-    leaves = stage.calls[OTHER_CALL].flat()
+    leaves = calls.runs[OTHER_CALL].flat()
     with torch.no_grad():
         for at, leaf in enumerate(first.leaves):
             if isinstance(leaf, Tensor):
@@ -147,42 +147,42 @@ def in_rewritten_tensors(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]
     def again() -> CallValues:
         with torch.enable_grad():
             given = leaves if first.given is first.leaves else [_copy(each) for each in leaves]
-            results = stage.subject.call(first.sample, given)
+            results = calls.subject.call(first.sample, given)
         return replace(first, leaves=leaves, given=given, results=results).values()
 
-    yield stage.record(OTHER_CALL, "in the same tensors, after other numbers were in them", again)
-    stage.hidden_state.clear()
+    yield calls.record(OTHER_CALL, "in the same tensors, after other numbers were in them", again)
+    calls.hidden_state.clear()
     for call in (THIS_CALL, OTHER_CALL) * 2:
-        yield stage.record(call, "in memory that another call has freed", partial(stage.answer, call))
+        yield calls.record(call, "in memory that another call has freed", partial(calls.answer, call))
 
 
 def _copy(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 
 
-def after_freed_graph(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
+def after_freed_graph(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
     """Keep the results of a call after its graph is freed."""
-    stage.hidden_state.clear()
-    results = stage.tested.call().results
+    calls.hidden_state.clear()
+    results = calls.run.call().results
     with Overlooking():
-        stage.answer(OTHER_CALL if OTHER_CALL in stage.calls else THIS_CALL)
-    answer = CallValues(copies(results), stage.right[THIS_CALL].gradients)
+        calls.answer(OTHER_CALL if OTHER_CALL in calls.runs else THIS_CALL)
+    answer = CallValues(copies(results), calls.right[THIS_CALL].gradients)
     yield InterleavedAnswer(THIS_CALL, "when its graph is gone and another call has been made", answer)
 
 
-def interrupted(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
+def interrupted(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
     """Make a call after one in which an operation of torch failed: the first, the second, and so on."""
     for last in range(1, INTERRUPTIONS + 1):
-        stage.hidden_state.clear()
-        if not _stops(stage, last):
+        calls.hidden_state.clear()
+        if not _stops(calls, last):
             return
         for call in (OTHER_CALL, THIS_CALL):
-            if call in stage.calls:
+            if call in calls.runs:
                 when = "after a call in which an operation of torch failed"
-                yield stage.record(call, when, partial(stage.answer, call))
+                yield calls.record(call, when, partial(calls.answer, call))
 
 
-def _stops(stage: InterleavedCalls, last: int) -> bool:
+def _stops(calls: InterleavedCalls, last: int) -> bool:
     """Make a call in which an operation fails; report whether it has that many operations."""
     seen = 0
 
@@ -192,19 +192,19 @@ def _stops(stage: InterleavedCalls, last: int) -> bool:
         if seen == last:
             raise InterruptedOperationError(str(operator))
 
-    graph = stage.tested.call(leaf=False)
+    graph = calls.run.call(leaf=False)
     grads = graph.grads()
     with Overlooking():  # the operator may raise another exception instead
         with capabilities.observe_operators(see), torch.enable_grad():
-            graph.results = stage.subject.call(graph.sample, graph.given)
+            graph.results = calls.subject.call(graph.sample, graph.given)
         with capabilities.observe_operators(see):
             graph.backward(grads)
     return seen >= last
 
 
-def in_modes(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
+def in_modes(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
     """Make the call without gradients, and with gradients after a call without."""
-    right = stage.right[THIS_CALL]
+    right = calls.right[THIS_CALL]
     modes: list[tuple[str, Mode]] = [
         ("`torch.no_grad()`", torch.no_grad),
         ("`torch.inference_mode()`", torch.inference_mode),
@@ -213,43 +213,43 @@ def in_modes(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
 
         def inside(mode: Mode = mode) -> CallValues:
             with mode():
-                results = copies(stage.subject.call(stage.tested.sample, stage.tested.flat()))
+                results = copies(calls.subject.call(calls.run.sample, calls.run.flat()))
             return CallValues(tuple(_plain(each) for each in results), right.gradients)
 
-        stage.hidden_state.clear()
-        yield stage.record(THIS_CALL, f"under {name}", inside, modes=True, alone=True, mode=mode)
+        calls.hidden_state.clear()
+        yield calls.record(THIS_CALL, f"under {name}", inside, modes=True, alone=True, mode=mode)
         for call in (THIS_CALL, OTHER_CALL):
-            if call in stage.calls:
-                stage.hidden_state.clear()
+            if call in calls.runs:
+                calls.hidden_state.clear()
                 with Overlooking():
                     inside()
                 when = f"after {THIS_CALL} was made under {name}"
-                yield stage.record(call, when, partial(stage.answer, call))
-        yield stage.record(THIS_CALL, f"under {name}, after the same with gradients", inside, modes=True)
+                yield calls.record(call, when, partial(calls.answer, call))
+        yield calls.record(THIS_CALL, f"under {name}, after the same with gradients", inside, modes=True)
 
     def single() -> CallValues:
         with torch.autograd.set_multithreading_enabled(False):
-            return stage.answer(THIS_CALL)
+            return calls.answer(THIS_CALL)
 
-    stage.hidden_state.clear()
+    calls.hidden_state.clear()
     when = "under `torch.autograd.set_multithreading_enabled(False)`"
-    yield stage.record(THIS_CALL, when, single, modes=True, alone=True)
+    yield calls.record(THIS_CALL, when, single, modes=True, alone=True)
 
 
 def _plain(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.clone()
 
 
-def in_threads(stage: InterleavedCalls) -> Iterator[InterleavedAnswer]:
+def in_threads(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
     """Make calls in four threads at once, each with tensors of its own, forwards first, then backwards."""
-    calls = [call for call in (THIS_CALL, OTHER_CALL) if call in stage.calls] * 2
-    calls = (calls * 2)[:4]
-    runs = [stage.calls[call] for call in calls]
+    names = [call for call in (THIS_CALL, OTHER_CALL) if call in calls.runs] * 2
+    names = (names * 2)[:4]
+    runs = [calls.runs[call] for call in names]
     jobs = [(lambda _, run=run: run.flat(), run.call, _grads, _back) for run in runs]
     for in_step in (True, False):
-        stage.hidden_state.clear()
+        calls.hidden_state.clear()
         answers = at_once(jobs, in_step=in_step)
-        for call, given in zip(calls, answers, strict=True):
+        for call, given in zip(names, answers, strict=True):
             if isinstance(given, BaseException):
                 refuse_own(given)
             if given is not None:

@@ -77,7 +77,7 @@ def holders(subject: Subject, watched: WatchedMemory) -> list[str]:
 
 
 def _has_memory(tensor: Tensor, watched: WatchedMemory) -> bool:
-    """Report whether a tensor has the watched memory."""
+    """Return True if a tensor has the watched memory."""
     try:
         return tensor.untyped_storage().data_ptr() == watched.address
     except (NotImplementedError, RuntimeError):  # a tensor without memory

@@ -149,7 +149,7 @@ class _TensorSnapshot:
         return None
 
     def differs(self, now: _TensorSnapshot) -> bool:
-        """Report whether it is another tensor, or has other numbers."""
+        """Return True if it is another tensor, or has other numbers."""
         return now.tensor is not self.tensor or self.change(now) is not None
 
 

@@ -40,7 +40,7 @@ class Detector:
     last_resort: bool = False
 
     def applies(self, pair: Pair, found: Mapping[str, Detection]) -> bool:
-        """Report whether to run it on a pair after some detections, by cause."""
+        """Return True if to run it on a pair after some detections, by cause."""
         if not pair.same_shape:
             return self.any_shape
         if pair.is_small and not self.any_size:

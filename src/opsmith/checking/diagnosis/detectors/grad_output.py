@@ -140,7 +140,7 @@ def _reason(a: float, b: float, off: float) -> str:
 
 
 def _as_if(pair: Pair, take: Callable[[Tensor], Tensor]) -> bool:
-    """Report whether a gradient is right for a grad_output that is made uniform."""
+    """Return True if a gradient is right for a grad_output that is made uniform."""
     grads = pair.observation.grads
     if not any(grad is not None and grad.numel() > 1 and grad.dim() for grad in grads.values()):
         return False
@@ -297,7 +297,7 @@ def _table(pair: Pair, name: str) -> JacobianRows | None:
 
 
 def _either(got: Tensor, expected: Tensor) -> bool:
-    """Report whether each weight is roughly right or zero, so that the other rows are worth computing."""
+    """Return True if each weight is roughly right or zero, so that the other rows are worth computing."""
     bound = share_of_largest(ROUGH_WEIGHT, got, expected)
     return bool((is_close(got, torch.zeros_like(got), bound) | is_close(got, expected, bound)).all())
 
@@ -323,7 +323,7 @@ RELATIONS = MappingProxyType(
 
 
 def _separates(table: JacobianRows, related: Related) -> bool:
-    """Report whether a relation holds for all missing weights, and for no present one."""
+    """Return True if a relation holds for all missing weights, and for no present one."""
     held = related(table).expand(table.pair.expected.shape)
     return bool(held[table.missing].all()) and not bool(held[table.there].any())
 

@@ -80,7 +80,7 @@ def _tested(evidence: Evidence, words: str, term: Term, *, missing: bool) -> Det
 
 
 def _trivial(pair: Pair, term: Tensor) -> bool:
-    """Report whether a term is zero, or the whole gradient: then it explains nothing."""
+    """Return True if a term is zero, or the whole gradient: then it explains nothing."""
     return (
         largest_magnitude(term) <= pair.rounding or largest_magnitude(term - pair.expected) <= pair.rounding
     )

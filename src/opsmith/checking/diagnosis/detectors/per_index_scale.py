@@ -76,7 +76,7 @@ def _fitted(rights: Tensor, mines: Tensor, *dims: int) -> Tensor:
 
 
 def _varied(factors: Tensor) -> bool:
-    """Report whether there is more than one factor."""
+    """Return True if there is more than one factor."""
     low, high = (float(each) for each in factors.aminmax()) if factors.numel() else (1.0, 1.0)
     return not math.isclose(low, high, rel_tol=CLOSE)
 
@@ -148,7 +148,7 @@ def _beside(counts: Tensor, pair: Pair, dim: int, dims: int) -> Tensor:
 
 
 def _has(pair: Pair, counts: Counts, take: Callable[[Tensor], Tensor]) -> bool:
-    """Report whether these factors, if they differ, explain the gradient."""
+    """Return True if these factors, if they differ, explain the gradient."""
     found = counts(pair)
     return (
         found is not None and _varied(found[pair.expected != 0]) and pair.equals(pair.expected * take(found))

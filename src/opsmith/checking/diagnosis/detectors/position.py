@@ -51,7 +51,7 @@ class Shift:
         return inner.reshape(shape)
 
     def fits(self, shape: torch.Size) -> bool:
-        """Report whether a tensor of this shape is large enough for the shift."""
+        """Return True if a tensor of this shape is large enough for the shift."""
         if self.whole:
             return abs(self.steps[0][1]) < shape.numel()
         return all(dim < len(shape) and abs(by) < shape[dim] for dim, by in self.steps)
@@ -111,7 +111,7 @@ def _inside(pair: Pair, shift: Shift) -> bool:
 
 
 def _is_evidence(pair: Pair, shift: Shift) -> bool:
-    """Report whether enough elements have moved; two elements fit a transpose as well as a shift."""
+    """Return True if enough elements have moved; two elements fit a transpose as well as a shift."""
     inside = shift.inside(pair.expected.shape)
     moved = inside & pair.wrong & (pair.got != 0)
     longer = all(dim < 0 or pair.expected.shape[dim] > 2 for dim, _ in shift.steps)
@@ -119,7 +119,7 @@ def _is_evidence(pair: Pair, shift: Shift) -> bool:
 
 
 def _is_evidence_at_other_sizes(evidence: Evidence, shift: Shift) -> bool:
-    """Report whether larger tensors decide between shifts that small ones leave open."""
+    """Return True if larger tensors decide between shifts that small ones leave open."""
     larger = [pair for pair in evidence.other_sizes if pair.same_shape and shift.fits(pair.expected.shape)]
     informative = [pair for pair in larger if _is_evidence(pair, shift)]
     return bool(informative) and all(_inside(pair, shift) for pair in informative)

@@ -69,7 +69,7 @@ def _of(pair: Pair, dtype: torch.dtype) -> bool:
 
 
 def _telling(evidence: Evidence) -> bool:
-    """Report whether enough right numbers are not numbers of any lower precision."""
+    """Return True if enough right numbers are not numbers of any lower precision."""
     digits = sum(
         int((pair.expected.real.float().double() != pair.expected.real).sum()) for pair in evidence.pairs
     )
@@ -77,7 +77,7 @@ def _telling(evidence: Evidence) -> bool:
 
 
 def _spread(pair: Pair) -> bool:
-    """Report whether most elements are off, as in rounding, and not a few."""
+    """Return True if most elements are off, as in rounding, and not a few."""
     return 2 * int((pair.error > 0).sum()) >= int((pair.expected != 0).sum())
 
 

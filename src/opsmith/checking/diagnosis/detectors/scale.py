@@ -59,7 +59,7 @@ def scale(evidence: Evidence) -> Iterator[Detection]:
 
 
 def _whole(shown: str) -> bool:
-    """Report whether a factor is a whole number, or one over it."""
+    """Return True if a factor is a whole number, or one over it."""
     return shown.lstrip("-").removeprefix("1/").isdigit()
 
 

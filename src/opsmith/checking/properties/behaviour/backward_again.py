@@ -24,35 +24,35 @@ Gradients = tuple[Tensor | None, ...]
 
 def _sample(subject: Subject, sample: Sample, coverage: Coverage) -> Findings:
     """Compute the gradients of every sample by each method, and compare with `torch.autograd.grad`."""
-    for tested in SampleRun.of(subject, sample):
-        if tested.argnums and tested.call().open:
+    for run in SampleRun.of(subject, sample):
+        if run.argnums and run.call().open:
             coverage.ran += 1
-            yield from _compared(tested)
+            yield from _compared(run)
 
 
-def _once(tested: SampleRun) -> Gradients:
+def _once(run: SampleRun) -> Gradients:
     """The gradients of `torch.autograd.grad`."""
-    return copies(tested.call().backward())
+    return copies(run.call().backward())
 
 
-def _twice(tested: SampleRun) -> Gradients:
+def _twice(run: SampleRun) -> Gradients:
     """Twice these gradients: the sum of two backwards."""
-    return tuple(None if each is None else 2 * each for each in _once(tested))
+    return tuple(None if each is None else 2 * each for each in _once(run))
 
 
-def _of_doubled(tested: SampleRun) -> Gradients:
+def _of_doubled(run: SampleRun) -> Gradients:
     """The gradients for grad_outputs that are twice as large."""
-    call = tested.call()
+    call = run.call()
     return copies(call.backward([2 * each for each in call.grads()]))
 
 
-def _compared(tested: SampleRun) -> Findings:
+def _compared(run: SampleRun) -> Findings:
     expected: dict[Callable[[SampleRun], Gradients], Gradients] = {}
     for method, (cause, compute, right) in METHODS.items():
         if right not in expected:
-            expected[right] = right(tested)
+            expected[right] = right(run)
         try:
-            given = compute(tested)
+            given = compute(run)
         except Exception as error:
             refuse_own(error)
             if method == CREATE_GRAPH:  # `second_order` reports a missing second order
@@ -62,19 +62,17 @@ def _compared(tested: SampleRun) -> Findings:
                 f"{method}: it raises {type(error).__name__}: {first_line(error)}; by `torch.autograd.grad` "
                 "it succeeds"
             )
-            yield Failure(
-                NAME, None, "raises", message, tested.backward_location(), {"sample": str(tested.sample)}
-            )
+            yield Failure(NAME, None, "raises", message, run.backward_location(), {"sample": str(run.sample)})
             return
         for at, (one, other) in enumerate(zip(expected[right], given, strict=True)):
             if differ_beyond_rounding(one, other):
-                label = tested.sample.labels[tested.argnums[at]]
+                label = run.sample.labels[run.argnums[at]]
                 message = (
                     f"the gradient of `{label}` differs from that of `torch.autograd.grad`, {method}: "
                     f"{describe_difference(one, other)}"
                 )
-                evidence = {"sample": str(tested.sample), "method": method}
-                yield Failure(NAME, label, cause, message, tested.backward_location(at), evidence)
+                evidence = {"sample": str(run.sample), "method": method}
+                yield Failure(NAME, label, cause, message, run.backward_location(at), evidence)
                 return
 
 
@@ -86,19 +84,19 @@ def _accumulated(call: LiveCall) -> Gradients:
     return copies([call.leaves[argnum].grad for argnum in call.argnums])
 
 
-def _backward(tested: SampleRun) -> Gradients:
-    call = tested.call()
+def _backward(run: SampleRun) -> Gradients:
+    call = run.call()
     torch.autograd.backward(*_results(call))
     return _accumulated(call)
 
 
-def _backward_twice(tested: SampleRun) -> Gradients:
+def _backward_twice(run: SampleRun) -> Gradients:
     """Accumulate the gradients of two calls in the same leaves, as for two batches."""
-    call = tested.call()
+    call = run.call()
     torch.autograd.backward(*_results(call))
     with torch.enable_grad():
         given = call.leaves if call.given is call.leaves else [_recorded_copy(each) for each in call.leaves]
-        again = replace(call, given=given, results=tested.subject.call(call.sample, given))
+        again = replace(call, given=given, results=run.subject.call(call.sample, given))
     torch.autograd.backward(*_results(again))
     return _accumulated(call)
 
@@ -107,46 +105,46 @@ def _recorded_copy(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) and value.requires_grad else value
 
 
-def _creating(tested: SampleRun) -> Gradients:
-    call = tested.call()
+def _creating(run: SampleRun) -> Gradients:
+    call = run.call()
     return copies(call.backward([each.requires_grad_() for each in call.grads()], create_graph=True))
 
 
-def _through_copies(tested: SampleRun) -> Gradients:
+def _through_copies(run: SampleRun) -> Gradients:
     """Pass arguments that autograd has computed, as in the middle of a model."""
-    return copies(tested.call(leaf=False).backward())
+    return copies(run.call(leaf=False).backward())
 
 
-def _used_twice(tested: SampleRun) -> Gradients:
+def _used_twice(run: SampleRun) -> Gradients:
     """Use each result in two sums, so that torch adds up their grad_outputs."""
-    call = tested.call()
+    call = run.call()
     results, grads = _results(call)
-    leaves = [call.leaves[argnum] for argnum in tested.argnums]
+    leaves = [call.leaves[argnum] for argnum in run.argnums]
     return copies(torch.autograd.grad([*results, *results], leaves, [*grads, *grads], allow_unused=True))
 
 
-def _seen_by_hooks(tested: SampleRun) -> Gradients:
+def _seen_by_hooks(run: SampleRun) -> Gradients:
     """The gradients that hooks on the arguments see."""
-    call = tested.call()
+    call = run.call()
     seen: dict[int, Tensor] = {}
     handles = [
         call.leaves[argnum].register_hook(partial(seen.__setitem__, argnum))
-        for argnum in tested.argnums
+        for argnum in run.argnums
         if call.leaves[argnum].requires_grad
     ]
     torch.autograd.backward(*_results(call))
     for handle in handles:
         handle.remove()
-    return copies([seen.get(argnum) for argnum in tested.argnums])
+    return copies([seen.get(argnum) for argnum in run.argnums])
 
 
-def _changed_by_hooks(tested: SampleRun) -> Gradients:
+def _changed_by_hooks(run: SampleRun) -> Gradients:
     """Double grad_output by hooks on the results."""
-    call = tested.call()
+    call = run.call()
     results, grads = _results(call)
     for result in {id(each): each for each in results}.values():  # a class may return one tensor twice
         result.register_hook(_doubled)
-    leaves = [call.leaves[argnum] for argnum in tested.argnums]
+    leaves = [call.leaves[argnum] for argnum in run.argnums]
     return copies(torch.autograd.grad(results, leaves, grads, allow_unused=True))
 
 
@@ -161,7 +159,7 @@ METHODS: dict[str, Method] = {
     "by `.backward()`": ("side-effect", _backward, _once),
     "by two `.backward()`s into the same `.grad`": ("side-effect", _backward_twice, _twice),
     CREATE_GRAPH: ("stale-state", _creating, _once),
-    "where the arguments are no leaves": ("unknown", _through_copies, _once),
+    "where the arguments are not leaves": ("unknown", _through_copies, _once),
     "as a hook on the argument sees it": ("side-effect", _seen_by_hooks, _once),
     "where each result is used twice": ("unknown", _used_twice, _of_doubled),
     "where hooks on the results double grad_output": ("unknown", _changed_by_hooks, _of_doubled),
@@ -171,7 +169,7 @@ METHODS: dict[str, Method] = {
 
 BACKWARD_AGAIN = Property(
     NAME,
-    "every way to ask for the gradients gives the same",
+    "every method of computing the gradients gives the same",
     partial(covered_samples, NAME, _sample, "there is nothing to differentiate"),
     subset=True,
     sends_gradients=True,

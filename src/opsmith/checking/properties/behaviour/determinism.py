@@ -30,48 +30,48 @@ BYTES = (0xFF, 0x41)
 
 def _sample(subject: Subject, sample: Sample) -> Findings:
     """Run forward and backward several times from the same random state, and in memory that was filled."""
-    for tested in SampleRun.of(subject, sample):
+    for run in SampleRun.of(subject, sample):
         runs = []
         for repeat in range(subject.effort.repeats):
             if repeat % 2:  # an extra call, so that state that alternates is not in step with the runs
-                subject.call(sample, tested.flat())
-            runs.append(_run(tested))
+                subject.call(sample, run.flat())
+            runs.append(_values(run))
         dirtied, filled = [], []
         for byte in BYTES:
             fill_freed_memory([*runs[0].tensors, *sample.flat], byte)
-            dirtied.append(_run(tested))
+            dirtied.append(_values(run))
             with poison_new_memory():
-                filled.append(_run(tested))
+                filled.append(_values(run))
         results = len(subject.results(sample))
-        names = tested.names()
+        names = run.names()
         twice = len(runs[0].results) > results  # without gradients enabled, and with them
-        for at, (name, words, where) in enumerate([*names[: results * twice], *names]):
-            by = "backward" if words.startswith("the gradient of ") else "call"
+        for at, named in enumerate([*names[: results * twice], *names]):
+            name, by = named.name, "backward" if named.kind == "gradient" else "call"
             what = f"two {by}s give different {'gradients of ' * (by == 'backward')}`{name}`"
-            columns = [[each.tensors[at] for each in some] for some in (runs, dirtied, filled)]
-            yield from _look(tested, (name, what, by, where), *columns)
+            columns = [[each.tensors[at] for each in values] for values in (runs, dirtied, filled)]
+            yield from _look(run, (name, what, by, named.where), *columns)
 
 
-def _run(tested: SampleRun) -> CallValues:
+def _values(run: SampleRun) -> CallValues:
     """Results without gradients enabled, and, where there are gradients, results and gradients with them."""
-    flat = tested.flat()
+    flat = run.flat()
     with torch.no_grad():
-        alone = copies(tested.subject.call(tested.sample, flat))
-    if not tested.argnums:
+        alone = copies(run.subject.call(run.sample, flat))
+    if not run.argnums:
         return CallValues(alone)
-    found = tested.values()
+    found = run.values()
     return CallValues((*alone, *found.results), found.gradients)
 
 
 def _look(
-    tested: SampleRun,
+    run: SampleRun,
     named: tuple[str, str, str, str],
     plain: Sequence[Tensor | None],
     dirtied: Sequence[Tensor | None],
     filled: Sequence[Tensor | None],
 ) -> Findings:
     name, what, by, where = named
-    evidence: dict[str, Any] = {"sample": str(tested.sample)}
+    evidence: dict[str, Any] = {"sample": str(run.sample)}
     reads = _reads_unwritten(plain, dirtied, filled)
     if reads is not None:
         message = (
@@ -96,7 +96,7 @@ def _look(
         if within_rounding(one, other):
             yield Note(f"{what}, by rounding alone: a sum whose order changes from run to run does this")
             return
-        seeded = " though both drew from the same random state" if tested.subject.draws else ""
+        seeded = " though both drew from the same random state" if run.subject.draws else ""
         message = (
             f"{what}{seeded}: {difference}; the second run is shown as wrong, the first as right. A global "
             "that changes, a clock, or threads that write in any order do this"

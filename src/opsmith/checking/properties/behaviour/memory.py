@@ -32,19 +32,19 @@ CALLS = 3
 
 def _sample(subject: Subject, sample: Sample) -> Findings:
     """Drop each sample's graph, and check that memory is freed, without and with the cycle collector."""
-    for tested in SampleRun.of(subject, sample):
-        leaks = [*_leaks(tested)]
+    for run in SampleRun.of(subject, sample):
+        leaks = [*_leaks(run)]
         yield from leaks
-        if tested.argnums and not leaks:
-            yield from _on_context(tested)
-        if tested.argnums:
-            yield from _saved(tested)
+        if run.argnums and not leaks:
+            yield from _on_context(run)
+        if run.argnums:
+            yield from _saved(run)
 
 
-def _leaks(tested: SampleRun) -> Findings:
+def _leaks(run: SampleRun) -> Findings:
     """Check for memory that stays after several calls when all of their tensors are dropped."""
     with without_garbage_collection():
-        calls = [each for _ in range(CALLS) for each in _watched(tested)]
+        calls = [each for _ in range(CALLS) for each in _watched(run)]
         left = not_freed(calls)
         if not left:
             return
@@ -52,25 +52,25 @@ def _leaks(tested: SampleRun) -> Findings:
         stays = [each for each in left_over if each.label]
         constants = {each.address: each for each in left_over if not each.label}
         circle = [each for each in left if each.freed]
-        where = tested.backward_location() if tested.argnums else tested.subject.specification.where
+        where = run.backward_location() if run.argnums else run.subject.specification.where
         if stays or len(constants) > 1:
-            yield _kept_for_ever(tested, stays or list(constants.values()), where)
+            yield _kept_for_ever(run, stays or list(constants.values()), where)
         elif circle:
-            yield _in_a_circle(tested, circle, where)
+            yield _in_a_circle(run, circle, where)
 
 
-def _watched(tested: SampleRun) -> list[WatchedMemory]:
+def _watched(run: SampleRun) -> list[WatchedMemory]:
     """Make a call and its backward, drop both, and return the watched memory.
 
     A saved tensor that is not an argument, result or gradient has an empty label: it may be a constant.
     """
-    sample = tested.sample
+    sample = run.sample
     with record_saved_tensors() as saved:
-        call = tested.call()
+        call = run.call()
     grads = call.grads()
     found = call.backward(grads)
-    results = [each.name for each in tested.subject.results(sample)]
-    gradients = [f"the gradient of `{sample.labels[argnum]}`" for argnum in tested.argnums]
+    results = [each.name for each in run.subject.results(sample)]
+    gradients = [f"the gradient of `{sample.labels[argnum]}`" for argnum in run.argnums]
     named = [
         *((f"`{label}`", value) for label, value in zip(sample.labels, call.given, strict=True)),
         *((f"the result `{name}`", value) for name, value in zip(results, call.results, strict=True)),
@@ -86,15 +86,15 @@ def _watched(tested: SampleRun) -> list[WatchedMemory]:
     return list(watched.values())
 
 
-def _kept_for_ever(tested: SampleRun, stays: Sequence[WatchedMemory], where: str) -> Failure:
-    who = holders(tested.subject, stays[0])
-    by = f" by {', '.join(who)}" if who else ", and Python does not know by whom: C++ holds it"
+def _kept_for_ever(run: SampleRun, stays: Sequence[WatchedMemory], where: str) -> Failure:
+    who = holders(run.subject, stays[0])
+    by = f" by {', '.join(who)}" if who else " by an object that Python cannot list, as one in C++"
     message = (
         f"the memory of {_what(stays)} of a call is kept for ever{by}: it is not freed when the results and "
         "the graph are gone. Keep tensors by `ctx.save_for_backward` alone; a cache holds constants, not "
-        "what calls brought"
+        "arguments or results of calls"
     )
-    return _failure(tested, stays, message, where)
+    return _failure(run, stays, message, where)
 
 
 def _what(stays: Sequence[WatchedMemory]) -> str:
@@ -107,14 +107,14 @@ def _name(watched: WatchedMemory) -> str | None:
     return parts[1] if len(parts) == 3 else None
 
 
-def _failure(tested: SampleRun, kept: Sequence[WatchedMemory], message: str, where: str) -> Failure:
+def _failure(run: SampleRun, kept: Sequence[WatchedMemory], message: str, where: str) -> Failure:
     size = sum(each.nbytes for each in kept) // CALLS
-    evidence = {"sample": str(tested.sample), "kept": _what(kept), "bytes": size}
+    evidence = {"sample": str(run.sample), "kept": _what(kept), "bytes": size}
     return Failure(NAME, _name(kept[0]), "leak", message, where, evidence)
 
 
-def _in_a_circle(tested: SampleRun, circle: Sequence[WatchedMemory], where: str) -> Failure:
-    attributes = _circular(tested)
+def _in_a_circle(run: SampleRun, circle: Sequence[WatchedMemory], where: str) -> Failure:
+    attributes = _circular(run)
     by = f" (`ctx.{attributes[0]}` holds it)" if attributes else ""
     circle = sorted(circle, key=lambda each: "result" not in each.label)
     message = (
@@ -122,26 +122,26 @@ def _in_a_circle(tested: SampleRun, circle: Sequence[WatchedMemory], where: str)
         "looks for circles, which takes its time: memory fills up meanwhile. Keep results by "
         "`ctx.save_for_backward`, which closes no circle"
     )
-    failure = _failure(tested, circle, message, where)
+    failure = _failure(run, circle, message, where)
     shown = {"attributes": ", ".join(f"ctx.{name}" for name in attributes)} if attributes else {}
     return replace(failure, evidence={**failure.evidence, **shown})
 
 
-def _circular(tested: SampleRun) -> list[str]:
+def _circular(run: SampleRun) -> list[str]:
     """The attributes of a context that lead back to it."""
-    call = tested.call()
+    call = run.call()
     own = set(nodes(call.results))
     found = [name for name, tensor in attribute_tensors(call.results) if tensor.grad_fn in own]
     return list(dict.fromkeys(found))
 
 
-def _on_context(tested: SampleRun) -> Findings:
+def _on_context(run: SampleRun) -> Findings:
     """Report arguments and results that a context keeps after the backward has freed the saved tensors."""
-    sample, call = tested.sample, tested.call(leaf=False)
+    sample, call = run.sample, run.call(leaf=False)
     if not call.open:
         return
     labels: dict[int, str] = {}
-    names = [each.name for each in tested.subject.results(sample)]
+    names = [each.name for each in run.subject.results(sample)]
     for label, value in (
         *zip(sample.labels, call.given, strict=True),
         *zip(names, call.results, strict=True),
@@ -156,19 +156,19 @@ def _on_context(tested: SampleRun) -> Findings:
         label = labels[address]
         message = (
             f"`{label}` is left on the context as `ctx.{name}` after the backward, and stays in memory as "
-            "long as the graph; nobody sees, either, if it is written into before. Keep it by "
+            "long as the graph; autograd does not detect writes into it either. Keep it by "
             f"`ctx.save_for_backward({label})`, which lets go of it"
         )
         evidence = {"sample": str(sample), "bytes": tensor.untyped_storage().nbytes()}
-        yield Failure(NAME, label, "leak", message, tested.backward_location(), evidence)
+        yield Failure(NAME, label, "leak", message, run.backward_location(), evidence)
         return
 
 
-def _saved(tested: SampleRun) -> Findings:
+def _saved(run: SampleRun) -> Findings:
     """Compare the tensors that are saved for the backward with those that its formulas name."""
-    subject, sample = tested.subject, tested.sample
+    subject, sample = run.subject, run.sample
     with record_saved_tensors() as saved:
-        call = tested.call()
+        call = run.call()
     if not call.open:
         return
     names = {
@@ -212,5 +212,5 @@ def _bytes(count: int) -> str:
 
 
 MEMORY = Property(
-    NAME, "nothing is kept alive that nobody needs", partial(each_sample, NAME, _sample), subset=True
+    NAME, "memory that is no longer needed is freed", partial(each_sample, NAME, _sample), subset=True
 )

@@ -45,40 +45,40 @@ def run(subject: Subject) -> Findings:
 
 
 def _sample(subject: Subject, sample: Sample, every: Sequence[Sample]) -> Findings:
-    for tested in SampleRun.of(subject, sample):
-        memory = HiddenState.of(subject, tested.values)
+    for run in SampleRun.of(subject, sample):
+        memory = HiddenState.of(subject, run.values)
         with memory.away():
-            unsteady = _unsteady(tested, memory)
+            unsteady = _unsteady(run, memory)
             if unsteady is not None:
                 yield unsteady
                 continue
-            stage = InterleavedCalls(subject, memory, {THIS_CALL: tested, **dict(_others(tested, every))})
-            stage.prepare()
-            yield from _compared(stage, INTERLEAVINGS if sample is subject.samples[0] else INTERLEAVINGS[:2])
+            calls = InterleavedCalls(subject, memory, {THIS_CALL: run, **dict(_others(run, every))})
+            calls.prepare()
+            yield from _compared(calls, INTERLEAVINGS if sample is subject.samples[0] else INTERLEAVINGS[:2])
 
 
-def _unsteady(tested: SampleRun, memory: HiddenState) -> Failure | None:
+def _unsteady(run: SampleRun, memory: HiddenState) -> Failure | None:
     """The failure if two runs of the same call differ, though hidden state was reset."""
     runs = []
     for _ in range(2):
         memory.clear()
-        runs.append(tested.values().tensors)
+        runs.append(run.values().tensors)
     for one, other in zip(*runs, strict=True):
         if differ_beyond_rounding(one, other):
             message = (
                 "the same call gives something else the second time: "
                 f"{describe_difference(one, other)}; the first time is taken as right"
             )
-            evidence, where = {"sample": str(tested.sample)}, tested.subject.specification.where
+            evidence, where = {"sample": str(run.sample)}, run.subject.specification.where
             return Failure(NAME, None, "nondeterministic", message, where, evidence)
     return None
 
 
-def _others(tested: SampleRun, every: Sequence[Sample]) -> Iterator[tuple[str, SampleRun]]:
+def _others(run: SampleRun, every: Sequence[Sample]) -> Iterator[tuple[str, SampleRun]]:
     """Calls that may disturb the tested call: with other numbers, layouts and shapes."""
-    subject, sample, device = tested.subject, tested.sample, tested.device
+    subject, sample, device = run.subject, run.sample, run.device
     for change in (reversed_numbers, scaled) if sample.inexact else ():
-        other = replace(tested, changed=change)
+        other = replace(run, changed=change)
         try:
             other.values()
         except Exception as error:
@@ -89,7 +89,7 @@ def _others(tested: SampleRun, every: Sequence[Sample]) -> Iterator[tuple[str, S
     if not subject.effort.neighbours:
         return
     for form, make in other_forms(sample, device):
-        yield f"a call {form}", replace(tested, changed=make)
+        yield f"a call {form}", replace(run, changed=make)
     beside = [each for each in every if each is not sample and _shapes(each) == _shapes(sample)]
     apart = [each for each in every if _shapes(each) != _shapes(sample)]
     for each in (*beside[:1], *apart[: subject.effort.neighbours]):
@@ -102,24 +102,24 @@ def _shapes(sample: Sample) -> list[Any]:
     return [value.shape if isinstance(value, Tensor) else None for value in sample.flat]
 
 
-def _compared(stage: InterleavedCalls, interleavings: Sequence[Interleaving]) -> Findings:
+def _compared(calls: InterleavedCalls, interleavings: Sequence[Interleaving]) -> Findings:
     for interleaving in interleavings:
-        if interleaving is in_threads and (stage.subject.draws or seeds(stage.subject, stage.tested.sample)):
+        if interleaving is in_threads and (calls.subject.draws or seeds(calls.subject, calls.run.sample)):
             yield Note("threads were left out: they draw from one random state, in any order")
             continue
-        for interleaved in interleaving(stage):
-            if interleaved.call not in stage.right:
+        for interleaved in interleaving(calls):
+            if interleaved.call not in calls.right:
                 continue
-            failure = _failure(stage, interleaved)
+            failure = _failure(calls, interleaved)
             if failure is not None:
                 yield failure
                 return  # the other interleavings would report the same
-            yield from _rounding(stage, interleaved)
+            yield from _rounding(calls, interleaved)
 
 
-def _failure(stage: InterleavedCalls, interleaved: InterleavedAnswer) -> Failure | None:
-    evidence = {"sample": str(stage.tested.sample)}
-    holders = stage.hidden_state.filled()
+def _failure(calls: InterleavedCalls, interleaved: InterleavedAnswer) -> Failure | None:
+    evidence = {"sample": str(calls.run.sample)}
+    holders = calls.hidden_state.filled()
     by = f" It keeps something in {', '.join(holders)}." if holders else ""
     if holders:
         evidence["kept in"] = ", ".join(holders)
@@ -130,20 +130,19 @@ def _failure(stage: InterleavedCalls, interleaved: InterleavedAnswer) -> Failure
             f"well.{by} What a call needs belongs on its own context, or among its arguments"
         )
         cause = "raises" if interleaved.alone else "stale-state"
-        return Failure(NAME, None, cause, message, stage.subject.specification.where, evidence)
-    right, given = stage.right[interleaved.call].tensors, interleaved.given.tensors
-    named_pairs = zip(stage.calls[interleaved.call].names(), right, given, strict=False)
+        return Failure(NAME, None, cause, message, calls.subject.specification.where, evidence)
+    right, given = calls.right[interleaved.call].tensors, interleaved.given.tensors
+    named_pairs = zip(calls.runs[interleaved.call].names(), right, given, strict=False)
     for position, (named, one, other) in enumerate(named_pairs):
         if differ_beyond_rounding(one, other) and interleaved.mode is not None:
-            return by_mode(stage, interleaved, position)
+            return by_mode(calls, interleaved, position)
         if differ_beyond_rounding(one, other):
-            name, what, where = named
             message = (
-                f"{what} of {_called(interleaved)} is another one than alone: "
+                f"{named} of {_called(interleaved)} is another one than alone: "
                 f"{describe_difference(one, other)}.{by} What a call needs belongs on its own context, or "
                 "among its arguments"
             )
-            return Failure(NAME, name, "stale-state", message, where, evidence)
+            return Failure(NAME, named.name, "stale-state", message, named.where, evidence)
     return None
 
 
@@ -151,14 +150,14 @@ def _called(interleaved: InterleavedAnswer) -> str:
     return f"{interleaved.call}, made {interleaved.when},"
 
 
-def _rounding(stage: InterleavedCalls, interleaved: InterleavedAnswer) -> Findings:
+def _rounding(calls: InterleavedCalls, interleaved: InterleavedAnswer) -> Findings:
     """Note another rounding in another mode, in which another kernel may run."""
     if not interleaved.modes or isinstance(interleaved.given, BaseException):
         return
-    right, given = stage.right[interleaved.call].tensors, interleaved.given.tensors
-    for named, one, other in zip(stage.calls[interleaved.call].names(), right, given, strict=False):
+    right, given = calls.right[interleaved.call].tensors, interleaved.given.tensors
+    for named, one, other in zip(calls.runs[interleaved.call].names(), right, given, strict=False):
         if one is not None and other is not None and not same_bits(one, other):
-            yield Note(f"{named[1]} rounds otherwise {interleaved.when} than with gradients in one thread")
+            yield Note(f"{named} rounds otherwise {interleaved.when} than with gradients in one thread")
 
 
 STATE = Property(NAME, "no state is carried between calls, modes and threads", run, varied=True, first=True)
@@ -167,30 +166,30 @@ STATE = Property(NAME, "no state is carried between calls, modes and threads", r
 BESIDE_GRADIENTS = "That with gradients is taken as right"
 
 
-def by_mode(stage: InterleavedCalls, interleaved: InterleavedAnswer, position: int) -> Failure:
+def by_mode(calls: InterleavedCalls, interleaved: InterleavedAnswer, position: int) -> Failure:
     """The failure for a result that a mode alone has changed.
 
     If the result also changes with gradients enabled and no input requiring one, that is the cause, not the
     mode. Otherwise, if the reference does not change, a kernel or another part is the cause.
 
     Args:
-        stage: The calls.
+        calls: Calls on the sample.
         interleaved: The call in that mode.
         position: Position of the visible result that differs.
     """
     assert isinstance(interleaved.given, CallValues)
-    subject, sample = stage.subject, stage.tested.sample
-    right = stage.right[THIS_CALL].results[position]
+    subject, sample = calls.subject, calls.run.sample
+    right = calls.right[THIS_CALL].results[position]
     given = interleaved.given.results[position]
     name = subject.results(sample)[position].name
     evidence = {"sample": str(sample), "mode": interleaved.when.removeprefix("under ").strip("`")}
-    where = subject.runs_at(stage.tested.flat())
-    plain = _requiring(stage, (), position)
+    where = subject.runs_at(calls.run.flat())
+    plain = _requiring(calls, (), position)
     if plain is not None and differ_beyond_rounding(right, plain):
         needed = [
             at
-            for at in stage.tested.argnums
-            if not differ_beyond_rounding(right, _requiring(stage, (at,), position))
+            for at in calls.run.argnums
+            if not differ_beyond_rounding(right, _requiring(calls, (at,), position))
         ]
         labels = " and ".join(f"`{sample.labels[at]}`" for at in needed)
         which = f"where {labels} requires no gradient" if len(needed) == 1 else "where no input requires one"
@@ -204,21 +203,21 @@ def by_mode(stage: InterleavedCalls, interleaved: InterleavedAnswer, position: i
     changed = f"`{name}` of a call that is made {interleaved.when} is another one"
     difference = describe_difference(right, given)
     off = f"{difference}. {BESIDE_GRADIENTS}; inputs that require none make no difference"
-    if _reference_stays(stage, interleaved, position):
+    if _reference_stays(calls, interleaved, position):
         message = f"{changed}, and the reference's is not: {off}. Its implementation depends on the mode"
         return Failure(NAME, name, "kernel-mismatch", message, where, evidence)
     return Failure(NAME, name, "unknown", f"{changed}: {off}, so that the mode decides", where, evidence)
 
 
-def _requiring(stage: InterleavedCalls, argnums: tuple[int, ...], position: int) -> Tensor | None:
+def _requiring(calls: InterleavedCalls, argnums: tuple[int, ...], position: int) -> Tensor | None:
     """The result where these inputs alone require a gradient, with gradients enabled; None if it raises."""
-    stage.hidden_state.clear()
-    made = stage.tested
+    calls.hidden_state.clear()
+    made = calls.run
 
     def run() -> CallValues:
-        return CallValues(copies(live_call(stage.subject, made.sample, made.flat(), argnums).results))
+        return CallValues(copies(live_call(calls.subject, made.sample, made.flat(), argnums).results))
 
-    interleaved = stage.record(THIS_CALL, "", run)
+    interleaved = calls.record(THIS_CALL, "", run)
     return None if isinstance(interleaved.given, BaseException) else interleaved.given.results[position]
 
 
@@ -249,9 +248,9 @@ def result_by_need(
     return None
 
 
-def _reference_stays(stage: InterleavedCalls, interleaved: InterleavedAnswer, position: int) -> bool:
+def _reference_stays(calls: InterleavedCalls, interleaved: InterleavedAnswer, position: int) -> bool:
     """True if there is a separate reference, and the mode does not change its result."""
-    subject, made = stage.subject, stage.tested
+    subject, made = calls.subject, calls.run
     if subject.apply is not None or subject.specification.opaque or interleaved.mode is None:
         return False
     plain = subject.plain(made.sample)

@@ -79,7 +79,7 @@ def _kernel(subject: Subject, kernel: Kernel) -> Findings:
     if answer.left and failures:
         yield Note(f"{answer.left} {what} were left out, after so many deaths")
     elif answer.left:
-        yield Skipped(f"{answer.left} {what} were not made: their process ended, and nothing says why")
+        yield Skipped(f"{answer.left} {what} were not made: their process ended without a report")
     if raised:
         words = f"{len(raised)} {what} raised: {raised[0].splitlines()[0]}"
         yield Note(words) if len(raised) < len(answer.runs) else Skipped(words)
@@ -119,7 +119,9 @@ def _calls(subject: Subject, kernel: Kernel, sample: Sample, at: int) -> Iterato
         words = f"{sample}" if dtype is None else f"{sample} in {dtype_name(dtype)}"
         yield from _accepted(subject, kernel, sample, flat, SanitizedCall(at, dtype, (), (), words))
         if at < subject.effort.sanitized_samples and sample.elements <= MOST_ELEMENTS:
-            for argnum, layout in ((at, each) for at, each in layouts_of(flat) if each.name not in BITS):
+            for argnum, layout in layouts_of(flat):
+                if layout.name in BITS:
+                    continue
                 laid = list(flat)
                 laid[argnum] = layout.of(flat[argnum].contiguous())
                 odd = f"`{sample.labels[argnum]}` {layout.name}"

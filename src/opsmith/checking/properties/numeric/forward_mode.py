@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from opsmith.checking.calls import SampleRun, rule_location
+from opsmith.checking.calls import rule_location
 from opsmith.checking.causes import UNKNOWN
 from opsmith.checking.diagnosis import Observation, diagnose
 from opsmith.checking.numerics.autodiff import differentiate, vjp
@@ -262,8 +262,20 @@ FORWARD_MODE = Property(
 
 
 @dataclass(frozen=True)
-class Tangents(SampleRun):
-    """Forward mode by some inputs of a sample, in float64."""
+class Tangents:
+    """Forward mode by some inputs of a sample, in float64.
+
+    Args:
+        subject: The subject of the check.
+        sample: The sample.
+        argnums: The inputs.
+        device: The device.
+    """
+
+    subject: Subject
+    sample: Sample
+    argnums: tuple[int, ...]
+    device: torch.device
 
     @property
     def labels(self) -> str:

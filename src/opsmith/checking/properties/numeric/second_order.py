@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.checking.calls import SampleRun, rule_location
+from opsmith.checking.calls import rule_location
 from opsmith.checking.numerics.autodiff import differentiate, vjp_or_zeros
 from opsmith.checking.numerics.compare import Difference, agree_to_share, unravel
 from opsmith.checking.numerics.directional import PackedTensors, coordinates
@@ -55,9 +55,9 @@ def _check_subset(
 
 
 def _against_differences(gradients: SecondOrderGradients) -> Findings:
-    weights = gradients.random_weights()
+    weights = gradients.weights()
     found = gradients.differentiated(weights)
-    if not all(bool(each.isfinite().all()) for each in gradients(gradients.numbers)):
+    if not all(bool(each.isfinite().all()) for each in gradients(gradients.inputs_and_grads)):
         yield Skipped(f"{gradients.sample.brief} was left out: the gradient itself is infinite or nan there")
         return
     numbers = gradients.numerically(weights)
@@ -126,7 +126,7 @@ def _failure(
 CUT = (
     "Something that the gradient depends on is hidden from autograd, as by `.detach()`, `.data`, NumPy, "
     "`no_grad`, or a value that the forward computed and kept, on `ctx` or by `save_for_backward`, and that "
-    "is no result of it: compute it again in the backward; or what is used has a wrong backward of its own"
+    "is not a result of it: compute it again in the backward; or what is used has a wrong backward of its own"
 )
 
 
@@ -137,7 +137,7 @@ def _listed(labels: Sequence[str]) -> str:
 def _against_all(gradients: SecondOrderGradients, together: SecondOrderGradients) -> Findings:
     """The derivatives of one gradient alone, beside those of it where every input requires one."""
     (argnum,) = gradients.argnums
-    weights = together.random_weights()
+    weights = together.weights()
     weight_alone = [
         weight if at == argnum else None for at, weight in zip(together.argnums, weights, strict=True)
     ]
@@ -145,7 +145,7 @@ def _against_all(gradients: SecondOrderGradients, together: SecondOrderGradients
     got = gradients.differentiated([weights[together.argnums.index(argnum)]])
     for by in gradients.by:
         alone, right = got[by], expected[by]
-        like = gradients.numbers[by]
+        like = gradients.inputs_and_grads[by]
         alone, right = (torch.zeros_like(like) if each is None else each for each in (alone, right))
         both = alone.isnan() & right.isnan()  # as where a sample has nan
         alone, right = alone.masked_fill(both, 0), right.masked_fill(both, 0)
@@ -183,17 +183,25 @@ others: a backward costs more than a call, and a wrong second order is rarely wr
 
 
 @dataclass(frozen=True)
-class SecondOrderGradients(SampleRun):
+class SecondOrderGradients:
     """The gradients by some inputs of a sample, to be differentiated again.
 
     Args:
-        chosen: The only entry of `numbers` to differentiate them by; None for all.
+        subject: The subject of the check.
+        sample: The sample.
+        argnums: The inputs.
+        device: The device.
+        chosen: The only entry of `inputs_and_grads` to differentiate them by; None for all.
     """
 
+    subject: Subject
+    sample: Sample
+    argnums: tuple[int, ...]
+    device: torch.device
     chosen: int | None = None
 
     @cached_property
-    def numbers(self) -> list[Any]:
+    def inputs_and_grads(self) -> list[Any]:
         """The inputs, and after them the grad_outputs, in float64."""
         flat = self.sample.at(torch.float64, self.device)
         with torch.no_grad():
@@ -205,30 +213,33 @@ class SecondOrderGradients(SampleRun):
 
     @cached_property
     def by(self) -> tuple[int, ...]:
-        """Positions in `numbers` to differentiate the gradients by: inputs and grad_outputs."""
+        """Positions in `inputs_and_grads` to differentiate the gradients by: inputs and grad_outputs."""
         if self.chosen is not None:
             return (self.chosen,)
         count = len(self.sample.flat)
-        return (*self.argnums, *(p for p in range(count, len(self.numbers)) if self.numbers[p] is not None))
+        return (
+            *self.argnums,
+            *(p for p in range(count, len(self.inputs_and_grads)) if self.inputs_and_grads[p] is not None),
+        )
 
     def only(self, by: int) -> SecondOrderGradients:
-        """The same gradients, to be differentiated by one entry of `numbers` alone."""
+        """The same gradients, to be differentiated by one entry of `inputs_and_grads` alone."""
         return replace(self, chosen=by)
 
     def label(self, argnum: int) -> str:
-        """Name of an entry of `numbers` in messages."""
+        """Name of an entry of `inputs_and_grads` in messages."""
         count = len(self.sample.flat)
         if argnum < count:
             return self.sample.labels[argnum]
         return self.subject.results(self.sample)[argnum - count].gradient_name()
 
-    def random_weights(self) -> list[Tensor]:
+    def weights(self) -> list[Tensor]:
         """A random direction for each gradient, in which it is differentiated."""
         generator = self.subject.generator(1)
         wide = {True: torch.complex128, False: torch.float64}
         return [
             torch.randn(value.shape, generator=generator, dtype=wide[value.is_complex()]).to(self.device)
-            for value in (self.numbers[argnum] for argnum in self.argnums)
+            for value in (self.inputs_and_grads[argnum] for argnum in self.argnums)
         ]
 
     def __call__(self, values: Sequence[Any]) -> list[Tensor]:
@@ -251,7 +262,7 @@ class SecondOrderGradients(SampleRun):
         with torch.enable_grad():
             leaves = [
                 value.detach().requires_grad_(argnum in self.by) if is_inexact(value) else value
-                for argnum, value in enumerate(self.numbers)
+                for argnum, value in enumerate(self.inputs_and_grads)
             ]
             copies = [value.clone() if is_inexact(value) else value for value in leaves]
             inputs = [leaves[argnum] for argnum in self.argnums]
@@ -276,7 +287,7 @@ class SecondOrderGradients(SampleRun):
 
     def numerically(self, weights: Sequence[Tensor | None]) -> NumericalDerivatives:
         """Differentiate the gradients by finite differences."""
-        packed = PackedTensors(self.numbers, self.by)
+        packed = PackedTensors(self.inputs_and_grads, self.by)
         found = numerical_gradient(
             lambda flat: self(packed.unpacked(flat[0])),
             [packed.row],
