@@ -71,7 +71,7 @@ def _of(function: str, **arguments: Any) -> Initializer:
     """
     for name, value in arguments.items():
         is_name = name in ("mode", "nonlinearity")
-        if not isinstance(value, str if is_name else Real) or isinstance(value, bool):
+        if isinstance(value, bool) or not isinstance(value, str if is_name else Real):
             raise errors.UsageError(
                 f"`init.{function}` takes a {'name' if is_name else 'number'} as `{name}`",
                 argument=name,

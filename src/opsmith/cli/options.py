@@ -254,7 +254,7 @@ def _keywords(code: str, command: str) -> dict[str, ast.expr | None]:
 
 def _options(command: Callable[..., None]) -> dict[str, tuple[str, OptionInfo]]:
     """Return the options of a command by the name of the argument; one of `sizes` may be `--size`."""
-    found = {}
+    found: dict[str, tuple[str, OptionInfo]] = {}
     for name, annotation in get_type_hints(command, include_extras=True).items():
         for each in getattr(annotation, "__metadata__", ()):
             if isinstance(each, OptionInfo):
@@ -273,4 +273,4 @@ def _spelled(option: tuple[str, OptionInfo], value: ast.expr | None = None) -> s
         return f"{on} {known.metavar or name.upper()}"
     if isinstance(value.value, bool):
         return on if value.value else off or f"--no{on[1:]}"
-    return f"{on} {value.value}"
+    return f"{on} {value.value!s}"
