@@ -86,7 +86,6 @@ def test_public_names_have_examples() -> None:
     without = [
         name
         for name, described in _public().items()
-        if not isinstance(described, ModuleType)
-        and ">>>" not in (getattr(described, "__doc__", None) or "")
+        if not isinstance(described, ModuleType) and ">>>" not in (getattr(described, "__doc__", None) or "")
     ]
     assert without == []
