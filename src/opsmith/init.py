@@ -71,6 +71,8 @@ def _of(function: str, **arguments: Any) -> Initializer:
     """
     for name, value in arguments.items():
         is_name = name in ("mode", "nonlinearity")
+        if isinstance(value, Tensor):
+            continue  # the parameter itself, where `init.uniform` was given uncalled: the module refuses that
         if isinstance(value, bool) or not isinstance(value, str if is_name else Real):
             raise errors.UsageError(
                 f"`init.{function}` takes a {'name' if is_name else 'number'} as `{name}`",

@@ -54,6 +54,6 @@ def lambda_free(x: Tensor, weight: Tensor) -> Tensor:
 def test_a_count_is_a_whole_number(answer: Any) -> None:
     operator = opsmith.operator("flops::whole")(lambda_free)
     operator.flops(lambda x, weight: answer)
-    with pytest.raises(opsmith.errors.UsageError, match="no whole number") as caught:
+    with pytest.raises(opsmith.errors.UsageError, match="must be a whole number") as caught:
         _count(operator, X, WEIGHT)
     assert "expected: int" in str(caught.value)
