@@ -152,7 +152,7 @@ def test_no_objcopy(
     packaged_anew(monkeypatch, tmp_path_factory.mktemp("cache"))
     monkeypatch.setattr(packaging, "_objcopy", lambda: None)
     assert fails(errors.ToolchainError, of.single, verify=False) == (
-        "a kernel cannot be packaged without `objcopy`, which comes with GNU's linker\n"
+        "a kernel cannot be linked without `objcopy`, which comes with GNU's linker\n"
         "  expected: `objcopy` in PATH\n"
         "  got: none of that name\n"
         "  hint: install it, on Debian or Ubuntu by `apt-get install binutils`"
