@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from hypothesis import strategies as some
 from torch import Tensor
 
 import opsmith
+from opsmith.checking.side_effects.global_settings import thread_count
 from opsmith.ops.involution import involution, involution_input_gradient, involution_weight_gradient
 
 pytestmark = [
@@ -121,20 +121,10 @@ def calls(case: Case, image: Tensor, weight: Tensor, came: Tensor) -> Iterator[t
     yield involution_weight_gradient, (came, image, case.groups, case.kernel, *case.steps)
 
 
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def hold(case: Case, dtype: torch.dtype) -> None:
     """Hold the three kernels to their references in float64."""
     for operator, arguments in calls(case, *tensors(case, dtype)):
-        with threads(case.threads):
+        with thread_count(case.threads):
             found = operator(*arguments)
         wide = [each.double() if isinstance(each, Tensor) else each for each in arguments]
         right = operator.reference(*wide)
@@ -244,7 +234,7 @@ def test_what_is_not_finite_goes_where_the_reference_has_it(
     for at in which:
         given[at][place(given[at], where)] = odd
     for operator, arguments in calls(case, *given):
-        with threads(case.threads):
+        with thread_count(case.threads):
             found = operator(*arguments)
         right = operator.reference(*arguments)
         assert torch.equal(found.isfinite(), right.isfinite()), (operator, case)
@@ -256,7 +246,7 @@ def test_the_same_numbers_with_any_number_of_threads(several: int) -> None:
     case = Case(2, 3, 16, (30, 29), (7, 7), padding=(3, 3))
     found = []
     for count in (1, several):
-        with threads(count):
+        with thread_count(count):
             found.append([operator(*given) for operator, given in calls(case, *tensors(case, torch.float32))])
     assert all(map(torch.equal, *found))
 
