@@ -64,7 +64,9 @@ _CUDNN = torch.backends.cudnn
 
 
 def _put_cudnn(state: tuple[bool, bool, bool]) -> None:
-    _CUDNN.enabled, _CUDNN.benchmark, _CUDNN.deterministic = state
+    # An assignment is refused after `torch.backends.disable_global_flags()`. None leaves a flag as it is.
+    enabled, benchmark, deterministic = state
+    _CUDNN.set_flags(enabled, benchmark, None, deterministic, None, None)
 
 
 SETTINGS = (

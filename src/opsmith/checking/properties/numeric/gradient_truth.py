@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.exceptions import refuse_own
+from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.numerics.autodiff import has_gradient, vjp_or_zeros
 from opsmith.checking.numerics.finite_differences import NumericalGradient, numerical_gradient
 from opsmith.checking.samples.grad_outputs import GradOutputs
@@ -56,25 +56,24 @@ class RightGradient:
         """True if autograd records the reference, and the reference is not the operator itself."""
         if self.subject.specification.opaque:
             return False
+        if not self.subject.kind.own_forward:
+            return self._is_recorded()
+        # torch runs a class's forward without grad mode: it may call `.numpy()`, or work in place.
+        with torch.no_grad():
+            results = self.subject.plain(self.sample)(self.sample.at(torch.float64))
+        grads = [torch.ones_like(result) if is_inexact(result) else None for result in results]
+        with Overlooking():
+            if self._is_recorded():
+                self.by_reference(self.sample.at(torch.float64), grads)
+                return True
+        return False
+
+    def _is_recorded(self) -> bool:
         with torch.enable_grad():
             flat = self.sample.at(torch.float64)
             for argnum in self.argnums:
                 flat[argnum].requires_grad_()
-            if not any(has_gradient(result) for result in self.subject.plain(self.sample)(flat)):
-                return False
-        return not self.subject.kind.own_forward or self._runs_under_autograd()
-
-    def _runs_under_autograd(self) -> bool:
-        """True if autograd runs through a forward that was not written for it, and that may work in place."""
-        with torch.no_grad():
-            results = self.subject.plain(self.sample)(self.sample.at(torch.float64))
-        grads = [torch.ones_like(result) if is_inexact(result) else None for result in results]
-        try:
-            self.by_reference(self.sample.at(torch.float64), grads)
-        except RuntimeError as error:
-            refuse_own(error)
-            return False
-        return True
+            return any(has_gradient(result) for result in self.subject.plain(self.sample)(flat))
 
     def by_reference(self, flat: Sequence[Any], grads: Grads) -> list[Tensor]:
         """Autograd's gradients through the reference, by each of `argnums`; zeros where it has none."""

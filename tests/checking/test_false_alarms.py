@@ -1,0 +1,59 @@
+"""Right operators that look odd to a check: their authors would not call any finding a fault."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+import opsmith
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+class SineByNumpy(Function):
+    """Its forward is run by torch without grad mode, in which alone `.numpy()` takes such a tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.save_for_backward(x)
+        return torch.from_numpy(np.sin(x.numpy()))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return grad * x.cos()
+
+
+class Tripled(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return 3 * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return 3 * grad
+
+
+def test_a_forward_runs_without_grad_mode() -> None:
+    report = opsmith.check(SineByNumpy, samples=[(drawn(3, 4),)], only=["forward", "gradient"])
+    assert report.passed, report
+    notes = " ".join(str(outcome) for outcome in report.outcomes)
+    assert "it does not go through it: finite differences decide" in notes
+
+
+def test_settings_that_may_not_be_assigned_are_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    freeze = torch.backends.disable_global_flags  # which importing torch's own test utilities calls
+    monkeypatch.setitem(freeze.__globals__, "__allow_nonbracketed_mutation_flag", True)
+    freeze()
+    assert torch.backends.flags_frozen()
+    before = torch.backends.cudnn.benchmark
+    report = opsmith.check(Tripled, samples=[(drawn(3, 4),)], only=["effects"], effort="quick")
+    assert not report.failures, report
+    assert torch.backends.cudnn.benchmark == before
