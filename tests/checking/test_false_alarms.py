@@ -57,3 +57,36 @@ def test_settings_that_may_not_be_assigned_are_no_finding(monkeypatch: pytest.Mo
     report = opsmith.check(Tripled, samples=[(drawn(3, 4),)], only=["effects"], effort="quick")
     assert not report.failures, report
     assert torch.backends.cudnn.benchmark == before
+
+
+def norm_declared(name: str, *, scaled_reference: bool) -> opsmith.Operator[..., Any]:
+    """A division by the norm, whose squares overflow unless they are scaled, or computed in float64."""
+
+    def squared(x: Tensor) -> Tensor:
+        return x / (x * x).sum(-1, keepdim=True).sqrt()
+
+    def scaled(x: Tensor) -> Tensor:
+        largest = x.abs().amax(-1, keepdim=True)
+        return x / largest / ((x / largest) ** 2).sum(-1, keepdim=True).sqrt()
+
+    operator = opsmith.operator(name)(scaled if scaled_reference else squared)
+
+    @operator.kernel("cpu")
+    def kernel(x: Tensor) -> Tensor:
+        return squared(x) if scaled_reference else squared(x.double()).to(x.dtype)
+
+    return operator
+
+
+def test_a_kernel_more_exact_than_the_reference_is_right() -> None:
+    operator = norm_declared("alarms::unit_in_double", scaled_reference=False)
+    report = opsmith.check(operator, samples=[(drawn(3, 5),)], only=["forward", "values"])
+    assert not report.failures, report
+
+
+def test_a_kernel_that_overflows_where_the_reference_does_not_is_found() -> None:
+    operator = norm_declared("alarms::unit_overflowing", scaled_reference=True)
+    report = opsmith.check(operator, samples=[(drawn(3, 5),)], only=["forward", "values"])
+    (failure,) = report.failures
+    assert (failure.property, failure.cause) == ("values", "kernel-mismatch")
+    assert "8.50706e+37" in failure.message or "4.49423e+307" in failure.message

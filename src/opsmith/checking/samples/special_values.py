@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -145,6 +145,20 @@ class SpecialCall:
     def fresh(self) -> list[Any]:
         """The arguments, which a call may write into."""
         return [value.clone() if isinstance(value, Tensor) else value for value in self.flat]
+
+    def in_float32(self) -> SpecialCall | None:
+        """The same call with float32's values of its group; None where these are the same in each dtype."""
+        alike = [each for each in value_groups(torch.float32, ()) if each.name == self.group.name]
+        if len(alike) != 1 or alike[0].values == self.group.values:
+            return None
+        numbers = dict(zip(self.group.values, alike[0].values, strict=True))
+        where = {position: numbers[value] for position, value in self.where.items()}
+        flat = self.sample.at(torch.float32)
+        other = flat[self.argnum].clone(memory_format=torch.contiguous_format)
+        for position, value in where.items():
+            other.view(-1)[position] = value
+        flat[self.argnum] = other
+        return replace(self, flat=flat, where=where, group=alike[0], dtype=torch.float32)
 
     def perturbed_copies(self) -> Iterator[list[Any]]:
         """The arguments, each number moved by a few rounding units up or down, in several ways."""

@@ -23,6 +23,7 @@ from opsmith.checking.numerics.autodiff import differentiate, has_gradient, reco
 from opsmith.checking.numerics.cancellation import rounding_of_terms
 from opsmith.checking.numerics.compare import differs, same_bits, unravel
 from opsmith.checking.numerics.finite_differences import numerical_gradient
+from opsmith.checking.properties.numeric.special_results import wrong_results
 from opsmith.checking.property import Coverage, Findings, Note, Property, Skipped, covered_samples, raised
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import case_name
@@ -174,28 +175,9 @@ def _written(call: SpecialCall, given: Sequence[Any]) -> Findings:
 
 
 def _results(call: SpecialCall, got: Sequence[Any]) -> Findings:
-    subject, sample = call.subject, call.sample
-    try:
-        with torch.no_grad(), without_warnings():
-            right = subject.plain(sample)(call.fresh())
-            beside = [subject.plain(sample)(values) for values in call.perturbed_copies()]
-    except Exception as error:
-        refuse_own(error)
-        return  # the reference rejects the arguments: there is nothing to compare with
-    every = zip(subject.results(sample), got, right, *beside, strict=True)
-    for result, actual, expected, above, below in every:
-        if not is_inexact(actual) or not is_inexact(expected) or actual.shape != expected.shape:
-            continue
-        if above.shape != expected.shape or below.shape != expected.shape:
-            continue  # the perturbation changes the shape
-        spread = torch.maximum((above - expected).abs(), (below - expected).abs()).nan_to_num(torch.inf)
-        given = call.flat[call.argnum]
-        wrong = differs(actual, expected, spread, hold_nan=not bool(given.isfinite().all()))
-        if given.isnan().any():  # nan may spread further than in the reference, but not be hidden
-            wrong &= expected.isnan()
-        if wrong.any():
-            yield _failure(call, result.name, actual, expected, wrong, f"`{result.name}` is wrong", None)
-            return
+    for name, actual, expected, wrong in wrong_results(call, got):
+        yield _failure(call, name, actual, expected, wrong, f"`{name}` is wrong", None)
+        return
 
 
 def _gradients(call: SpecialCall, results: Sequence[Any], open_: Sequence[int]) -> Findings:
