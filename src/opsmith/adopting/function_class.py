@@ -342,6 +342,18 @@ def _kinds(kind: str | Iterable[str], operator: str) -> frozenset[str]:
     return kinds
 
 
+def keeps_state_in_init(function_class: type[torch.autograd.Function]) -> bool:
+    """Return True if a class has an `__init__` of its own, and methods that take the instance as `self`.
+
+    `apply` makes no instance, so a static or class method cannot depend on `__init__`, which torch's own
+    `InplaceFunction` has, too.
+    """
+    own = inspect.getattr_static(function_class, "__init__")
+    if own in (torch.autograd.Function.__init__, torch.autograd.function.InplaceFunction.__init__):
+        return False
+    return inspect.isfunction(inspect.getattr_static(function_class, "forward"))
+
+
 def _refuse_unfit(function_class: Any, operator: str) -> None:
     def refused(what: str, hint: str) -> errors.UsageError:
         return errors.UsageError(
@@ -350,7 +362,7 @@ def _refuse_unfit(function_class: Any, operator: str) -> None:
 
     if not overrides(function_class, "forward"):
         raise refused("has no `forward`", "write `forward(ctx, x)` as a static method")
-    if inspect.getattr_static(function_class, "__init__") is not torch.autograd.Function.__init__:
+    if keeps_state_in_init(function_class):
         raise refused(
             "has an `__init__`, whose state torch's `apply` has not taken since 1.3",
             "give what it is made with to `forward` as arguments",

@@ -8,6 +8,7 @@ import re
 import torch
 
 from opsmith import errors
+from opsmith.adopting.function_class import keeps_state_in_init
 from opsmith.checking.properties import GROUPS
 from opsmith.checking.report import Failure, Report
 from opsmith.checking.side_effects.global_settings import thread_count
@@ -68,7 +69,7 @@ def _survey(function_class: type[torch.autograd.Function], seed: int, seconds: f
         reason = "it has no `forward`, so there is nothing to adopt; if others derive from it, adopt those"
         return Finding(name, _where(function_class), "needs a declaration", (reason,))
     source = ClassSource.of(function_class, name)
-    if inspect.getattr_static(function_class, "__init__") is not torch.autograd.Function.__init__:
+    if keeps_state_in_init(function_class):
         reason = (
             "it has an `__init__`, whose state torch's `apply` has not passed on since 1.3: let forward "
             "take as arguments what it is made with"

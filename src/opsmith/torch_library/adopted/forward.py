@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -137,9 +138,13 @@ def forward_function(adopted: AdoptedFunction) -> Callable[..., Any]:
     return forward
 
 
-def returned_by(function_class: type, given: Sequence[Any]) -> Any:
+def returned_by(function_class: type[torch.autograd.Function], given: Sequence[Any]) -> Any:
     """Call a class's forward with copies of these arguments, and return its results."""
     adopted = AdoptedFunction("", Schema((), (), single=True), function_class, 0)
+    if adopted.has_setup_context:  # `apply` then binds defaults, which `setup_context` unpacks
+        bound = inspect.signature(function_class.forward).bind(*given)
+        bound.apply_defaults()
+        given = bound.args
     copies = [value.clone() if isinstance(value, Tensor) else value for value in given]
     with torch.no_grad():
         return _call(adopted, Context(adopted, [False] * len(copies)), copies)
