@@ -14,6 +14,7 @@ from opsmith import errors
 from opsmith.checking.causes import CAUSES
 from opsmith.checking.effort import Effort, Level, effort_named
 from opsmith.checking.exceptions import UncheckableError
+from opsmith.checking.first_calls import runnable_samples, unrunnable
 from opsmith.checking.output.cause_replays import with_replays
 from opsmith.checking.processes.fork import limit_of, refuse_isolation, run_isolated
 from opsmith.checking.properties import GROUPS, PROPERTIES, USUAL
@@ -30,7 +31,6 @@ from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
 from opsmith.checking.subject_kinds import ForwardRaisedError, GivenSamples, subject_of
 from opsmith.core.call_arguments import shown
-from opsmith.core.location import where
 from opsmith.core.operator import Operator
 
 Progress = Callable[[str, int, int], None]
@@ -87,11 +87,10 @@ def check(
     limit_s = limit_of(isolate)
     _refuse_seed(seed)
     refuse_hooks()
-    loading = load_compiler() if only is None else 0.0  # a single property may need no compiler
     if limit_s:
-        fallen = _fallen(operator, samples, seed, level, limit_s)
-        if fallen is not None:
-            return fallen
+        first = unrunnable(operator, samples, seed, level, limit_s)
+        if first.status != "passed":
+            return _unrun(operator, first, seed, level)
     try:
         subject = subject_of(operator, samples, seed, level)
     except ForwardRaisedError as raised_:
@@ -106,14 +105,21 @@ def check(
             found[name] = run(PROPERTIES[name], replace(subject, limit_s=limit_s or subject.limit_s), 0.0)
         except UncheckableError as error:
             raise error.reason from None
+    given, derived, loading = subject, Variations((), ()), 0.0
+    deaths = refused = NO_FAILURES
+    smooth = subject
     if not limit_s and _damaging(found):
         found |= {name: Outcome(name, "skipped", PROCESS_DAMAGED) for name in USUAL if name in wanted}
-        derived, deaths, smooth = Variations((), ()), NO_FAILURES, subject
     else:
-        safe = subject.by_reference() if limit_s else subject
-        with few_threads(level):
-            derived, deaths = _derived(safe, limit_s)
-            smooth = safe if deaths else among_symmetric(safe)
+        subject, refused = runnable_samples(given, limit_s)
+        if subject.samples:
+            loading = load_compiler() if only is None else 0.0  # a single property may need no compiler
+            safe = subject.by_reference() if limit_s else subject
+            with few_threads(level):
+                derived, deaths = _derived(safe, limit_s)
+                smooth = safe if deaths else among_symmetric(safe)
+        else:
+            found |= {name: Outcome(name, "skipped", NOT_RUN) for name in USUAL if name in wanted}
     every = replace(subject, samples=(*subject.samples, *derived.samples))
     for name in sorted(names, key=lambda name: not PROPERTIES[name].first):
         known = PROPERTIES[name]
@@ -132,15 +138,19 @@ def check(
     if progress is not None:
         progress("", len(found), len(names))
     before = found["forward"]
+    if refused:  # also where results were not asked for: no property runs on these samples
+        before = replace(before, status="failed", failures=(*refused, *before.failures), left_out=False)
+        found["forward"] = before
     more = [failure_of("forward", subject, each) for each in derived.unserved]
     if not any(each.cause == "raises" for each in before.failures):
         more += deaths
     if more and not before.left_out:
         found["forward"] = replace(before, status="failed", failures=(*before.failures, *more))
     replaying = not limit_s and not _leaves(found)
+    tried = replace(given, samples=(*given.samples, *derived.samples))
     with without_warnings(), few_threads(level):
-        outcomes = tuple(with_replays(name_roots([found[name] for name in names]), every, run=replaying))
-    inputs = tuple(map(str, every.samples))
+        outcomes = tuple(with_replays(name_roots([found[name] for name in names]), tried, run=replaying))
+    inputs = tuple(map(str, tried.samples))
     ran = [name for name in names if found[name].status != "skipped"]
     about = {
         "inputs": inputs,
@@ -152,6 +162,8 @@ def check(
 
 
 NO_FAILURES: tuple[Failure, ...] = ()
+
+NOT_RUN = "it could not be run at all: see `forward`"
 
 SEEDS = range(-(2**32), 2**32)
 """Seeds that torch takes, with room for the separate streams of a seed."""
@@ -216,34 +228,12 @@ def _derived(subject: Subject, limit_s: float) -> tuple[Variations, tuple[Failur
         return Variations((), ()), (raised("forward", subject, error, "an input derived from the samples"),)
 
 
-def _fallen(operator: Any, samples: GivenSamples, seed: int, level: Effort, limit_s: float) -> Report | None:
-    """The report on an operator that ends the process before any property runs; None where it does not.
-
-    A class may, since it is run to find its types.
-    """
-
-    def begin() -> Outcome:
-        try:
-            subject_of(operator, samples, seed, level)
-        except ForwardRaisedError as raised_:
-            return raised_.outcome
-        return Outcome("forward", "passed")
-
-    forward = getattr(operator, "forward", None)
-    location = operator.specification.where if isinstance(operator, Operator) else where(forward or operator)
-    first = run_isolated("forward", begin, where=location, limit_s=limit_s)
-    return None if first.status == "passed" else _unrun(operator, first, seed, level)
-
-
 def _unrun(operator: Any, first: Outcome, seed: int, level: Effort) -> Report:
     """The report on an operator that cannot run at all, as one property found."""
     others = (Outcome(name, "skipped", NOT_RUN) for name in USUAL if name != first.property)
     name = operator.name if isinstance(operator, Operator) else getattr(operator, "__qualname__", operator)
     found = {each.property: each for each in (first, *others)}
     return Report(str(name), tuple(found[name] for name in USUAL), seed, environment(), level.name)
-
-
-NOT_RUN = "it could not be run at all: see `forward`"
 
 
 def selected(

@@ -92,6 +92,7 @@ class Subject:
         shown_as: Name in the report, if not the operator's name.
         symmetric: Labels of the inputs that are made symmetric before it sees them.
         limit_s: Seconds that a call may take in a process that is watched.
+        dropped: Positions of the author's samples on which a call raises.
         ran: The dtypes in which it was run.
     """
 
@@ -105,6 +106,7 @@ class Subject:
     shown_as: str | None = None
     symmetric: frozenset[str] = frozenset()
     limit_s: float = 60.0
+    dropped: frozenset[int] = frozenset()
     ran: SeenDtypes = field(default_factory=SeenDtypes, compare=False, repr=False)
 
     @property
@@ -128,6 +130,10 @@ class Subject:
     def by_reference(self) -> Subject:
         """The subject with the reference instead of the operator: no kernel runs that may end the process."""
         return replace(self, apply=self.specification.reference) if self.apply is None else self
+
+    def rank(self, sample: Sample) -> int:
+        """Rank of a sample among those on which a call does not raise."""
+        return sample.position - sum(position < sample.position for position in self.dropped)
 
     def lacks(self, rule: Literal["autograd", "fake", "vmap"]) -> bool:
         """True if it is an operator of torch.library without a registered rule."""

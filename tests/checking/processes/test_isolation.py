@@ -197,7 +197,7 @@ def test_check_goes_on_after_a_kernel_has_died() -> None:
     told: list[str] = []
     report = opsmith.check(sinking, only=FAST, isolate=30, progress=lambda *event: told.append(event[0]))
     outcomes = {outcome.property: outcome for outcome in report.outcomes}
-    assert [outcomes[name].status for name in FAST] == ["failed", "failed"], str(report)
+    assert [outcomes[name].status for name in FAST] == ["failed", "passed"], str(report)  # on sample 0
     first = outcomes["forward"].failures[0]
     assert first.message.startswith("the process dies of SIGSEGV")
     assert "sample 1 (x [5])" in first.message

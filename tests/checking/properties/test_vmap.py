@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -164,12 +165,57 @@ class GeneratedAndAsking(Generated):
         return x * 2 if x.sum().item() > -9 else x
 
 
+class GeneratedAndLeavingTorch(Generated):
+    """The forward can be mapped, and the backward cannot."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.sin()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return grad * torch.from_numpy(np.cos(x.detach().numpy()))
+
+
+class RuleThatRefuses(NoRule):
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor) -> Any:
+        raise NotImplementedError("not for a batch")
+
+
+class RuleOfOldStyle(OldStyle):
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor) -> Any:
+        return x * 2, in_dims[0]
+
+
+@pytest.mark.parametrize(
+    ("promising", "by", "says"),
+    [
+        (GeneratedAndAsking, "`generate_vmap_rule = True`", "vmap: It looks like you're calling .item()"),
+        (GeneratedAndLeavingTorch, "`generate_vmap_rule = True`", "Cannot access data pointer"),
+        (RuleOfOldStyle, "its own `vmap`", "it must override the setup_context staticmethod"),
+    ],
+)
+def test_a_class_that_says_it_can_be_mapped_and_cannot_is_found(promising: Any, by: str, says: str) -> None:
+    (failure,) = vmap(promising, (X,)).failures
+    begins = f"by {by} it says that it can be mapped, and torch cannot map it: RuntimeError: "
+    assert failure.message.startswith(begins)
+    assert says in failure.message
+    assert failure.cause == "raises"
+
+
 @pytest.mark.parametrize(
     ("refused", "says"),
     [
         (OldStyle, "In order to use an autograd.Function with functorch transforms"),
         (NoRule, "does not have vmap support"),
-        (GeneratedAndAsking, "vmap: It looks like you're calling .item()"),
+        (RuleThatRefuses, "not for a batch"),
     ],
 )
 def test_a_class_that_torch_cannot_map_is_skipped_with_the_reason(refused: Any, says: str) -> None:

@@ -71,7 +71,7 @@ def variations(subject: Subject) -> Variations:
     for change in _in_turn(subject):
         if len(accepted) == subject.effort.variations or not attempts:
             break
-        sample = change.sample(len(subject.samples) + len(accepted))
+        sample = change.sample(len(subject.samples) + len(subject.dropped) + len(accepted))
         form = form_of(sample)
         if _too_large(sample, change.of) or (form in seen and not change.fresh_numbers):
             continue

@@ -110,7 +110,7 @@ class CppKernel(BuiltKernel[CppSource]):
         if self._loaded is not None:
             self._loaded.remove()
         self._loaded = None
-        self._missing: errors.ToolchainError | None = None
+        self._refused: errors.OpsmithError | None = None
         self._serves = False
 
     @property
@@ -229,8 +229,8 @@ class CppKernel(BuiltKernel[CppSource]):
         return self._loaded
 
     def _build(self) -> DispatchedKernel:
-        if self._missing is not None:
-            raise self._missing
+        if self._refused is not None:
+            raise self._refused.with_traceback(None)
         specification = self.operator.specification
         schema = specification.schema
         arguments = cpp_arguments(self)
@@ -243,8 +243,9 @@ class CppKernel(BuiltKernel[CppSource]):
             text = schema.text("", with_hidden=True)
             results = len(schema.results)
             return DispatchedKernel(library, text, arguments, results, self._without_plan, self._failed)
-        except errors.ToolchainError as error:
-            self._missing = error
+        except (errors.CompileError, errors.KernelSignatureError, errors.ToolchainError) as error:
+            # Until `reload`: a call looks at no file.
+            self._refused = error
             raise
 
     def _shapes_in_cpp(self) -> str:

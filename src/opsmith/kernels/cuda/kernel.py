@@ -133,6 +133,7 @@ class CudaKernel(BuiltKernel[CudaSource]):
 
     def _forget(self) -> None:
         self._missing: errors.ToolchainError | None = None
+        self._wrong: dict[Any, errors.OpsmithError] = {}
         self._described: dict[Any, tuple[tuple[CudaParameter, ...], ...]] = {}
         # Loaded kernels stay loaded: a launch may be pending in some stream.
         self._functions: dict[tuple[Instance, int], _LoadedFunction] = {}
@@ -312,14 +313,19 @@ class CudaKernel(BuiltKernel[CudaSource]):
         key = (*instances, architecture)
         with self._lock:
             if self._missing is not None:
-                raise self._missing
+                raise self._missing.with_traceback(None)
+            if key in self._wrong:
+                raise self._wrong[key].with_traceback(None)
             if key not in self._described:
                 try:
                     found = describe_instances(self.source, self.operator.name, instances, architecture)
+                    check_cuda_parameters(self, found)
                 except errors.ToolchainError as error:
                     self._missing = error
                     raise
-                check_cuda_parameters(self, found)
+                except (errors.CompileError, errors.KernelSignatureError) as error:
+                    self._wrong[key] = error  # until `reload`: a call looks at no file
+                    raise
                 self._described[key] = found
             return self._described[key]
 

@@ -133,8 +133,8 @@ DTYPES = (torch.bfloat16, torch.float16)
 
 def _sample(subject: Subject, sample: Sample, coverage: Coverage) -> Findings:
     """Run every sample in float32 under autocast, and its backward outside."""
-    first = not sample.position
-    if not sample.inexact or sample.position >= subject.effort.samples:
+    first = not subject.rank(sample)
+    if not sample.inexact or subject.rank(sample) >= subject.effort.samples:
         return
     for device in subject.devices:
         for dtype in DTYPES if subject.effort.exhaustive else DTYPES[:1]:

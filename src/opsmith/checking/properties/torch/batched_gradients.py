@@ -28,7 +28,7 @@ NAME = "batched_gradients"
 
 def _sample(subject: Subject, sample: Sample, coverage: Coverage) -> Findings:
     """Differentiate every sample with a batch of grad_outputs, and with each of them alone."""
-    late = sample.position >= subject.effort.batched_samples
+    late = subject.rank(sample) >= subject.effort.batched_samples
     argnums = () if late else differentiated(subject, sample).argnums
     if not argnums:
         return

@@ -52,7 +52,7 @@ def _sample(subject: Subject, sample: Sample) -> Findings:
         yield from found
         if any(isinstance(finding, Failure) for finding in found):
             return  # other cases would report the same
-    if sample.position < subject.effort.transform_samples:
+    if subject.rank(sample) < subject.effort.transform_samples:
         flat = sample.at()
         try:
             results = subject.call(sample, flat)
@@ -67,14 +67,14 @@ def _cases(subject: Subject, sample: Sample) -> Iterator[tuple[str, str, list[An
 
     All dtypes are tried on the first sample alone, since other samples depend on them likewise.
     """
-    every = subject.effort.exhaustive or not sample.position
+    every = subject.effort.exhaustive or not subject.rank(sample)
     for device in subject.devices:
         for dtype in _dtypes(subject) if sample.inexact and every else ():
             if sample.takes(dtype):
                 yield dtype_name(dtype), case_name(sample, dtype, device), sample.at(dtype, device)
         if not (sample.inexact and every):
             yield str(sample), f"{sample} on {device.type}", sample.at(device=device)
-    if sample.origin or (sample.position > 1 and not every):
+    if sample.origin or (subject.rank(sample) > 1 and not every):
         return
     flat = [_turned(value) for value in sample.at()]
     yield f"{sample} transposed in memory", f"{sample}, transposed in memory", flat

@@ -120,6 +120,17 @@ def rule_words(subject: Subject) -> str:
     return "the rule for `vmap` that follows from the reference"
 
 
+def declares_rule(subject: Subject) -> bool:
+    """True if a class that is called through `apply` says that it can be mapped.
+
+    It has a rule of its own, or `generate_vmap_rule = True`.
+    """
+    adopted = subject.specification.adopted
+    if adopted is None or not subject.kind.applied:
+        return False
+    return adopted.vmap is not None or bool(getattr(adopted.function_class, "generate_vmap_rule", False))
+
+
 def own_rule(subject: Subject) -> bool:
     """True if its author wrote a rule for batches, or declares that one call serves a batch."""
     specification = subject.specification
@@ -145,17 +156,19 @@ def refusal(subject: Subject, error: Exception, *, empty: bool) -> str | None:
         error: The exception.
         empty: True if a tensor has no elements, which not all of torch's own rules support.
     """
-    if isinstance(error, NotImplementedError):
+    if isinstance(error, NotImplementedError) and (stated(error) or not declares_rule(subject)):
         return first_line(error)
     # The messages below are torch's only if torch raises them.
-    if _inside_own_rule(subject, error) or stated(error):
+    if inside_own_rule(subject, error) or stated(error):
         return None
+    if declares_rule(subject) and not empty:
+        return None  # it promises what torch refuses
     if has_message(error, NO_BATCHING_RULE) or (empty and not own_rule(subject)):
         return f"{type(error).__name__}: {first_line(error)}"
     return None
 
 
-def _inside_own_rule(subject: Subject, error: Exception) -> bool:
+def inside_own_rule(subject: Subject, error: Exception) -> bool:
     """True if an exception passed through the author's own rule for `vmap`."""
     adopted = subject.specification.adopted
     code = getattr(getattr(adopted, "vmap", None), "__code__", None)

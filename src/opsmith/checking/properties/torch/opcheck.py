@@ -56,7 +56,7 @@ def run(subject: Subject) -> Findings:
 def _sample(subject: Subject, sample: Sample) -> Findings:
     exhaustive = subject.effort.exhaustive
     for test, promise in TESTS.items():
-        if test in TRACED and (not subject.effort.compiled or (sample.position and not exhaustive)):
+        if test in TRACED and (not subject.effort.compiled or (subject.rank(sample) and not exhaustive)):
             continue  # `compile` traces every sample
         if test in TRACED and any(isinstance(value, torch.Generator) for value in sample.flat):
             yield Note(f"{test} was left out for a sample with a generator, which it would draw from twice")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.calls import differentiated
-from opsmith.checking.exceptions import Overlooking, refuse_own
+from opsmith.checking.exceptions import Overlooking, refuse_own, stated
 from opsmith.checking.numerics.compare import exact_difference
 from opsmith.checking.properties.torch.batched_gradients import BatchedDifferentiation
 from opsmith.checking.properties.torch.mapping import (
@@ -20,6 +20,8 @@ from opsmith.checking.properties.torch.mapping import (
     ExampleLoop,
     OneByOne,
     ResultFault,
+    declares_rule,
+    inside_own_rule,
     map_over,
     own_rule,
     refusal,
@@ -90,7 +92,7 @@ def _sample(subject: Subject, sample: Sample, coverage: Coverage, flags: Mapping
     if any(isinstance(value, torch.Generator) for value in sample.flat):
         yield Note("a sample with a generator was left out: it is undefined how it serves a batch")
         return
-    every = sample.position < subject.effort.transform_samples
+    every = subject.rank(sample) < subject.effort.transform_samples
     mapped = MappedSample(subject, sample, coverage, flags)
     chosen = [*ways(sample, every=every)]
     if subject.draws or drawing_operations(subject, sample):
@@ -318,14 +320,20 @@ class MappedSample:
                     NAME,
                     failure.input,
                     failure.cause,
-                    f"{rule_words(self.subject)} raises where calls for each example do not: "
-                    f"{failure.message}",
+                    f"{self._raising(error)}: {failure.message}",
                     rule_location(self.subject),
                     {**failure.evidence, "mapped over": str(batch_dims)},
                 )
             return None
         self.coverage.ran += 1
         return found
+
+    def _raising(self, error: Exception) -> str:
+        """Words before an exception of a call under `vmap`."""
+        if declares_rule(self.subject) and not inside_own_rule(self.subject, error) and not stated(error):
+            by = "its own `vmap`" if own_rule(self.subject) else "`generate_vmap_rule = True`"
+            return f"by {by} it says that it can be mapped, and torch cannot map it"
+        return f"{rule_words(self.subject)} raises where calls for each example do not"
 
     def _reference_refused(self, batch_dims: BatchDims) -> bool:
         """True if `vmap` of the reference, as a plain function, raises as well."""
