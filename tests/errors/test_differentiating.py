@@ -393,6 +393,12 @@ def routine(x: Tensor) -> Tensor:
     return torch.from_numpy(x.numpy() ** 2)
 
 
+WRITE_FAKE = (
+    "write `@op.fake` over a function that returns `x.new_empty(shape)` for each result; a size that "
+    "depends on data is `torch.library.get_ctx().new_dynamic_size()`"
+)
+
+
 @pytest.mark.parametrize("way", ["meta", "fake"])
 def test_opaque_operator_traced_without_a_fake_kernel(way: str, name: str, place: Place, says: Any) -> None:
     from torch._subclasses import FakeTensorMode
@@ -404,7 +410,7 @@ def test_opaque_operator_traced_without_a_fake_kernel(way: str, name: str, place
         f"""
         {name}: it is opaque and has no fake kernel, which tracing, compiling and `meta` tensors need
           where: {place(routine)}
-          hint: write `@op.fake` over a function that returns `x.new_empty(shape)` for each result
+          hint: {WRITE_FAKE}
         """,
     ):
         operator(x)

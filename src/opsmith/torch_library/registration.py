@@ -327,7 +327,8 @@ class DispatcherRegistration:
             raise specification.error(
                 errors.MissingFakeError,
                 "it is opaque and has no fake kernel, which tracing, compiling and `meta` tensors need",
-                hint="write `@op.fake` over a function that returns `x.new_empty(shape)` for each result",
+                hint="write `@op.fake` over a function that returns `x.new_empty(shape)` for each result; a "
+                "size that depends on data is `torch.library.get_ctx().new_dynamic_size()`",
             )
         return run_validated(specification, specification.fake or specification.computed_by, values)
 

@@ -77,6 +77,9 @@ NO_DUAL_LEVEL = ("no level exists",)
 NO_ACCELERATOR = ("not an accelerator",)
 """A generator requested for a device that has none."""
 
+NO_SIZES_ON_META = ("data-dependent shape", "data-independent implementation does not exist")
+"""A result on the device `meta` whose size depends on data."""
+
 RECOMPILED = ("recompile",)
 """A call that compiled code does not take, under `fail_on_recompile`."""
 

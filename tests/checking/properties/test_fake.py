@@ -13,6 +13,7 @@ from torch.autograd import Function
 
 import opsmith
 from opsmith.checking import Outcome
+from opsmith.torch_library import capabilities
 
 X = torch.rand(3, 4) + 0.5
 names = itertools.count()
@@ -172,3 +173,73 @@ def test_a_dtype_in_which_it_does_not_run_is_noted(custom_op: Any) -> None:
     found = fake(custom_op(narrow, torch.empty_like), (X,))
     assert found.status == "passed"
     assert found.notes == ("float16 was left out, since it does not run there: not in float16",)
+
+
+def places(x: Tensor) -> Tensor:
+    return (x > 1).nonzero()
+
+
+def of_any_count(x: Tensor, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+    return x.new_empty(torch.library.get_ctx().new_dynamic_size(), *shape, dtype=dtype)
+
+
+needs_symbols = pytest.mark.skipif(
+    not capabilities.on("fake_tensors"), reason="sizes that depend on data need fake tensors"
+)
+
+
+@needs_symbols
+@pytest.mark.parametrize(
+    "reference", [lambda x: (x > 1).nonzero(), lambda x: x[x > 1]], ids=["places", "mask"]
+)
+def test_a_size_that_depends_on_data_is_derived(reference: Any) -> None:
+    def chosen(x: Tensor) -> Tensor:
+        found: Tensor = reference(x)
+        return found
+
+    found = fake(opsmith.operator(f"test_fake::chosen{next(names)}")(chosen), (X,))
+    assert (found.status, found.notes) == ("passed", ())
+
+
+@needs_symbols
+def test_a_size_that_depends_on_data_is_declared(custom_op: Any) -> None:
+    assert fake(custom_op(places, lambda x: of_any_count(x, x.dim())), (X,)).status == "passed"
+    opaque = opsmith.operator(f"test_fake::opaque{next(names)}", opaque=True)(places)
+    assert (
+        fake(opaque, (X,))
+        .notes[0]
+        .endswith("a size that depends on data is `torch.library.get_ctx().new_dynamic_size()`")
+    )
+    opaque.fake(lambda x: of_any_count(x, x.dim()))
+    assert fake(opaque, (X,)).status == "passed"
+
+
+@needs_symbols
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda x: of_any_count(x, 3), "the shape [any, 3], and the real one ["),
+        (lambda x: of_any_count(x), "the shape [any], and the real one ["),
+        (
+            lambda x: of_any_count(x, 2, dtype=torch.int32),
+            "the dtype torch.int32, and the real one torch.int64",
+        ),
+        (lambda x: of_any_count(x, 2).to("meta"), "the device meta, and the real one cpu"),
+    ],
+)
+def test_beside_a_size_that_depends_on_data_the_rest_is_compared(
+    custom_op: Any, wrong: Any, says: str
+) -> None:
+    (failure,) = fake(custom_op(places, wrong), (X,)).failures
+    assert (failure.cause, failure.input) == ("fake-mismatch", "result")
+    assert says in failure.message
+
+
+def test_on_meta_a_size_that_depends_on_data_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    from opsmith.torch_library.capabilities import public
+
+    monkeypatch.setattr(capabilities, "symbolic_mode", public.symbolic_mode)
+    monkeypatch.setattr(capabilities, "fake_mode", public.fake_mode)
+    found = fake(opsmith.operator(f"test_fake::places{next(names)}")(places), (X,))
+    assert "sizes that depend on data were left out: they need the capability `fake_tensors`" in found.notes
+    assert found.status == "passed"

@@ -101,7 +101,8 @@ def result_layouts(specification: Specification, values: Sequence[Any]) -> tuple
                 errors.MissingFakeError,
                 "the layouts of its results are unknown before a native kernel runs: the reference "
                 f"needs data for them ({type(error).__name__})",
-                hint="write `@op.fake` over a function that returns `x.new_empty(shape)` for each result",
+                hint="write `@op.fake` over a function that returns `x.new_empty(shape)` for each result, as "
+                "large as it may become: a kernel writes into memory that is there before it runs",
             ) from error
 
 

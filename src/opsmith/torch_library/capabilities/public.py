@@ -83,7 +83,7 @@ def fake_mode() -> _MetaMode:
     return _MetaMode()
 
 
-def symbolic_mode() -> None:
+def symbolic_mode(*, inputs: bool = True) -> None:
     """Return None: tensors of the device `meta` have no symbolic sizes."""
     return
 

@@ -22,7 +22,7 @@ from opsmith.checking.samples.variations import form_of
 from opsmith.checking.subject import Subject
 from opsmith.core.location import where
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.torch_messages import NO_ACCELERATOR, has_message
+from opsmith.torch_library.torch_messages import NO_ACCELERATOR, NO_SIZES_ON_META, has_message
 
 NAME = "fake"
 
@@ -118,8 +118,9 @@ def compare_fake(
         case: Sample, dtype and device, in words.
     """
     location = fake_location(subject)
-    on_meta = not capabilities.on("fake_tensors")  # devices are unknown there
-    mode = capabilities.fake_mode()
+    symbolic = capabilities.symbolic_mode(inputs=False)
+    on_meta = symbolic is None  # devices are unknown there
+    mode = capabilities.fake_mode() if on_meta else symbolic
     faked = [mode.from_tensor(value) if isinstance(value, Tensor) else value for value in flat]
     try:
         with _silent(), mode:
@@ -132,6 +133,9 @@ def compare_fake(
         refuse_own(error)
         if on_meta and has_message(error, NO_ACCELERATOR):  # torch, of a generator for this device
             yield Note("the fake kernel was left out: it makes a generator, and the device `meta` has none")
+            return
+        if on_meta and has_message(error, NO_SIZES_ON_META):
+            yield Note("sizes that depend on data were left out: they need the capability `fake_tensors`")
             return
         reason = _no_fake(subject, error)
         if reason is not None:
@@ -155,7 +159,11 @@ def compare_fake(
                 {"sample": case},
             )
             continue
-        fault = metadata_difference(fake, real.to("meta") if on_meta else real, strides=True)
+        sizes = [*fake.shape] if on_meta else [mode.size(size) for size in fake.shape]
+        if None in sizes:
+            fault = _difference_by_data(fake, real, sizes)
+        else:
+            fault = metadata_difference(fake, real.to("meta") if on_meta else real, strides=True)
         if fault is None:
             continue
         aspect, actual, right = fault
@@ -173,6 +181,28 @@ def compare_fake(
             location,
             {"sample": case, "fake": actual, "real": right},
         )
+
+
+def _difference_by_data(
+    fake: Tensor, real: Tensor, sizes: Sequence[int | None]
+) -> tuple[str, str, str] | None:
+    """The first difference of a fake result some of whose sizes (None) depend on data, and may be any.
+
+    The names are those of `metadata_difference`; strides follow from sizes, and are not compared.
+    """
+    if not _fits(sizes, real):
+        return "shape", str([*sizes]).replace("None", "any"), str([*real.shape])
+    with_sizes = torch.empty(real.shape, dtype=fake.dtype, device="meta")
+    found = metadata_difference(with_sizes, real.to("meta"), strides=False)
+    if found is None and fake.device.type != real.device.type:
+        return "device", str(fake.device), str(real.device)
+    return found
+
+
+def _fits(sizes: Sequence[int | None], real: Tensor) -> bool:
+    """True if the known sizes of a fake result are those of the real one."""
+    pairs = zip(sizes, real.shape, strict=False)
+    return len(sizes) == real.dim() and all(size in (None, right) for size, right in pairs)
 
 
 def _by_torch(subject: Subject, sample: Sample, flat: Sequence[Any], name: str, real: Tensor) -> bool:
@@ -225,10 +255,7 @@ def compare_symbolic(
         if real is None or fake is None:
             continue
         sizes = [mode.size(size) for size in fake.shape]
-        known = len(sizes) == real.dim() and all(
-            size is None or size == right for size, right in zip(sizes, real.shape, strict=True)
-        )
-        if not known:
+        if not _fits(sizes, real):
             yield Failure(
                 NAME,
                 result.name,

@@ -16,13 +16,19 @@ def fake_mode() -> Any:
     return FakeTensorMode()
 
 
-def symbolic_mode() -> Any:
-    """Fake mode in which every size but 0 and 1 is a symbol, as in code compiled for dynamic sizes."""
-    return _Symbolic()
+def symbolic_mode(*, inputs: bool = True) -> Any:
+    """Fake mode in which every size but 0 and 1 is a symbol, as in code compiled for dynamic sizes.
+
+    Args:
+        inputs: False to leave the sizes of the given tensors as they are: then the only symbols are
+            sizes of results that depend on data.
+    """
+    return _Symbolic(inputs)
 
 
 class _Symbolic:
-    def __init__(self) -> None:
+    def __init__(self, inputs: bool) -> None:
+        self.inputs = inputs
         # Equal sizes get different symbols; a guard shows which must be equal.
         self.mode = FakeTensorMode(shape_env=ShapeEnv(duck_shape=False))
 
@@ -36,7 +42,9 @@ class _Symbolic:
         self.mode.__exit__(kind, error, trace)
 
     def from_tensor(self, tensor: Tensor) -> Tensor:
-        """A tensor with the same metadata and symbolic sizes."""
+        """A tensor with the same metadata, and symbolic sizes if inputs have them."""
+        if not self.inputs:
+            return self.mode.from_tensor(tensor, static_shapes=True)
         context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * tensor.dim())
         return self.mode.from_tensor(tensor, static_shapes=False, symbolic_context=context)
 
@@ -67,3 +75,7 @@ def self_test() -> None:
         grown = y.new_empty(int(y.shape[0]), y.shape[1] * 2)
     assert [symbolic.size(size) for size in grown.shape] == [3, 4]
     assert [symbolic.fixed(size) for size in y.shape] == [True, False]
+    by_data = symbolic_mode(inputs=False)
+    with by_data:
+        places = by_data.from_tensor(torch.ones(3, 2)).nonzero()
+    assert [by_data.size(size) for size in places.shape] == [None, 2]
