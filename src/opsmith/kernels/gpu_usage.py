@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -19,9 +19,8 @@ from opsmith.kernels.cpp.codegen import CPP_TYPES
 from opsmith.kernels.cuda.compiler import Instance
 from opsmith.kernels.cuda.kernel import CudaChoice, CudaKernel, without_data
 from opsmith.kernels.cuda.launch import Geometry
-from opsmith.kernels.triton.compiler import Specialization, compile_specialization
+from opsmith.kernels.triton.compiler import Specialization, compile_specialization, specialization_of
 from opsmith.kernels.triton.kernel import TritonKernel
-from opsmith.kernels.triton.source import LAUNCH_OPTIONS
 
 K = TypeVar("K", bound=CudaKernel | TritonKernel)
 SampleValues = Callable[[torch.dtype], Iterable[list[Any]]]
@@ -127,10 +126,6 @@ def _larger(first: Geometry | None, second: Geometry | None) -> Geometry | None:
     return max(both, key=lambda each: (each.threads, each.shared), default=None)
 
 
-DIVISOR = 16
-"""Triton specializes kernels for numbers that are divisible by this, and then vectorizes loads."""
-
-
 def triton_usage(kernel: TritonKernel, architectures: Sequence[str] = ARCHITECTURES) -> Iterator[KernelUsage]:
     """Compile a Triton kernel for each specialization of the operator's samples. No GPU is needed.
 
@@ -217,39 +212,6 @@ def _specializations(kernel: TritonKernel, values: Sequence[Any]) -> dict[str, S
             arguments |= config.all_kwargs()
         for name, heuristic in kernel.source.heuristics.items():
             arguments[name] = heuristic(arguments)
-        each = specialization_of(kernel, arguments)
+        each = specialization_of(kernel.source, arguments)
         found[repr(each)] = each
     return found
-
-
-def specialization_of(kernel: TritonKernel, arguments: Mapping[str, Any]) -> Specialization:
-    """Return the specialization for values of the parameters, as Triton chooses it at a launch."""
-    signature: dict[str, str] = {}
-    constants: dict[str, Any] = {}
-    divisible: list[str] = []
-    jit = kernel.source.compiled_by()
-    defaults = {each.name: each.default for each in jit.params if each.has_default}
-    for parameter, described in zip(kernel.source.parameters, jit.params, strict=True):
-        name = parameter.name
-        value = arguments[name] if name in arguments else defaults[name]
-        fixed = described.do_not_specialize
-        if parameter.constant or value is None or (_is_whole(value) and value == 1 and not fixed):
-            signature[name], constants[name] = "constexpr", value
-            continue
-        signature[name] = described.annotation_type or kind_of(value)
-        if isinstance(value, Tensor) or (_is_whole(value) and value % DIVISOR == 0 and not fixed):
-            divisible.append(name)
-    options = {name: value for name, value in arguments.items() if name in LAUNCH_OPTIONS}
-    return Specialization(signature, constants, tuple(divisible), options)
-
-
-def kind_of(value: Any) -> str:
-    """Return Triton's name for the type of an argument: `*fp32`, `i32`, `i64`, `fp32`, `u1`."""
-    from triton.runtime.jit import mangle_type
-
-    on_cpu = torch.empty(1, dtype=value.dtype) if isinstance(value, Tensor) else value
-    return str(mangle_type(on_cpu))
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

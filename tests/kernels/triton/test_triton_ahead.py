@@ -25,12 +25,11 @@ from triton_operators import OPERATORS, picked, pixel_sums, product, softmax, ti
 from opsmith.core.samples import samples_of  # noqa: E402
 from opsmith.kernels.gpu_usage import (  # noqa: E402
     gpu_kernels,
-    kind_of,
-    specialization_of,
     specializations,
     triton_usage,
 )
 from opsmith.kernels.triton import compiler  # noqa: E402
+from opsmith.kernels.triton.compiler import specialization_of, triton_type  # noqa: E402
 from opsmith.kernels.triton.kernel import TritonKernel  # noqa: E402
 from opsmith.kernels.triton.source import POINTED  # noqa: E402
 
@@ -113,8 +112,8 @@ def test_addresses_that_are_divisible_are_loaded_several_at_once(cache: Path) ->
 
 def test_types_are_called_as_triton_calls_them() -> None:
     names = {1: "i32", 2**31 - 1: "i32", 2**31: "i64", 2**40: "i64", 0.5: "fp32"}
-    assert {value: kind_of(value) for value in names} == names
-    kinds = {dtype: kind_of(torch.empty(2, dtype=dtype, device="meta")) for dtype in POINTED}
+    assert {value: triton_type(value) for value in names} == names
+    kinds = {dtype: triton_type(torch.empty(2, dtype=dtype, device="meta")) for dtype in POINTED}
     assert kinds[torch.bfloat16] == "*bf16"
     assert kinds[torch.int64] == "*i64"
     assert kinds[torch.uint8] == "*u8"
@@ -292,7 +291,7 @@ def test_it_is_what_triton_would_compile_at_a_launch(name: str, monkeypatch: pyt
         values = operator.specification.schema.call_values(call.args, call.kwargs)
         arguments = kernel.prepare(values).arguments
         launched = JITFunction(kernel.source.function).run(grid=(1,), warmup=True, **arguments)
-        mine = specialization_of(kernel, arguments)
+        mine = specialization_of(kernel.source, arguments)
         constants = {(list(mine.signature).index(name),): value for name, value in mine.constants.items()}
         divisible = {(list(mine.signature).index(name),) for name in mine.divisible}
         assert launched.src.signature == mine.signature

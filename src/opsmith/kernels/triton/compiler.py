@@ -13,11 +13,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+from torch import Tensor
+
 from opsmith import errors
 from opsmith.build.cache import cache_on_disk
 from opsmith.build.toolchain import file_identity
 from opsmith.kernels.common.gpu_resources import Resources, read_resources
-from opsmith.kernels.triton.source import LANGUAGE, TritonSource, triton_module
+from opsmith.kernels.triton.source import LANGUAGE, LAUNCH_OPTIONS, TritonSource, triton_module
 
 SHOWN = 6
 """Quoted lines of the compiler's message."""
@@ -98,6 +101,43 @@ class Specialization:
         types = [f"{name}: {kind}" for name, kind in self.signature.items() if kind != "constexpr"]
         constants = [f"{name}={value}" for name, value in {**self.constants, **self.options}.items()]
         return ", ".join([*types, *constants])
+
+
+DIVISOR = 16
+"""Triton specializes kernels for numbers that are divisible by this, and then vectorizes loads."""
+
+
+def specialization_of(source: TritonSource, arguments: Mapping[str, Any]) -> Specialization:
+    """Return the specialization for values of the parameters, as Triton chooses it at a launch."""
+    signature: dict[str, str] = {}
+    constants: dict[str, Any] = {}
+    divisible: list[str] = []
+    jit = source.compiled_by()
+    defaults = {each.name: each.default for each in jit.params if each.has_default}
+    for parameter, described in zip(source.parameters, jit.params, strict=True):
+        name = parameter.name
+        value = arguments[name] if name in arguments else defaults[name]
+        fixed = described.do_not_specialize
+        if parameter.constant or value is None or (_is_whole(value) and value == 1 and not fixed):
+            signature[name], constants[name] = "constexpr", value
+            continue
+        signature[name] = described.annotation_type or triton_type(value)
+        if isinstance(value, Tensor) or (_is_whole(value) and value % DIVISOR == 0 and not fixed):
+            divisible.append(name)
+    options = {name: value for name, value in arguments.items() if name in LAUNCH_OPTIONS}
+    return Specialization(signature, constants, tuple(divisible), options)
+
+
+def triton_type(value: Any) -> str:
+    """Return Triton's name for the type of an argument: `*fp32`, `i32`, `i64`, `fp32`, `u1`."""
+    from triton.runtime.jit import mangle_type
+
+    on_cpu = torch.empty(1, dtype=value.dtype) if isinstance(value, Tensor) else value
+    return str(mangle_type(on_cpu))
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, slots=True)

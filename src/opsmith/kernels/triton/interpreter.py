@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
-import linecache
+import ctypes
 import traceback
-import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from opsmith import errors
+from opsmith.kernels.triton.compiler import compile_specialization, specialization_of
+from opsmith.kernels.triton.interpreted_language import interpreted_language
 from opsmith.kernels.triton.source import LANGUAGE, TritonSource, triton_module
 
 MEMORY = "_interpreter"
 """Name of the interpreter's memory access in Triton's module."""
 FIRST = (3, 7)
 """First version of Triton whose interpreter is supported."""
+ARCHITECTURE = "sm_90"
+"""GPU for which a kernel is compiled, to learn if the interpreter lacks something or the kernel is wrong."""
+
+
+Span = tuple[str, int, int]
+"""Memory of a parameter: its name, the first address, and the one behind the end."""
 
 
 class OutOfBoundsError(Exception):
@@ -35,12 +41,12 @@ class OutOfBoundsError(Exception):
 
 
 @contextlib.contextmanager
-def bounds_checked(arguments: Mapping[str, Any]) -> Iterator[None]:
-    """Context manager in which accesses outside of these tensors raise `OutOfBoundsError`."""
+def bounds_checked(spans: Sequence[Span]) -> Iterator[None]:
+    """Context manager in which accesses outside of this memory raise `OutOfBoundsError`."""
     from triton.runtime import interpreter
 
     real = vars(interpreter)[MEMORY]
-    setattr(interpreter, MEMORY, _CheckedMemory(real, arguments))
+    setattr(interpreter, MEMORY, _CheckedMemory(real, spans))
     try:
         yield
     finally:
@@ -57,9 +63,8 @@ def out_of_bounds(error: BaseException | None) -> OutOfBoundsError | None:
 class _CheckedMemory:
     """Memory access of the interpreter, with a check of every address."""
 
-    def __init__(self, real: Any, arguments: Mapping[str, Any]) -> None:
-        self._real = real
-        self._spans = [(name, *_span(each)) for name, each in arguments.items() if isinstance(each, Tensor)]
+    def __init__(self, real: Any, spans: Sequence[Span]) -> None:
+        self._real, self._spans = real, spans
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
@@ -109,8 +114,47 @@ class _CheckedMemory:
         return OutOfBoundsError(f"{verb} {size} bytes", name, location)
 
 
-def _span(tensor: Tensor) -> tuple[int, int]:
-    """Return the first address of a tensor's memory, and the one behind its end."""
+class _Memory:
+    """Memory of the tensors of a launch.
+
+    NumPy has no bfloat16: a storage in bfloat16 is copied to float32, and what was written is copied back.
+
+    Args:
+        bounded: True if a kernel may access the elements of a tensor alone; else all of its storage.
+    """
+
+    def __init__(self, *, bounded: bool) -> None:
+        self._bounded = bounded
+        self._copies: dict[int, tuple[Any, Any, Any]] = {}
+        self.spans: list[Span] = []
+
+    def add(self, name: str, tensor: Tensor) -> int:
+        """Add the tensor of a parameter, and return its address."""
+        storage = tensor.untyped_storage()
+        start, first = tensor.data_ptr(), storage.data_ptr()
+        low, high = _extent(tensor) if self._bounded else (first, first + storage.nbytes())
+        if tensor.dtype != torch.bfloat16 or low == high:
+            self.spans.append((name, low, high))
+            return start
+        if first not in self._copies:
+            self._copies[first] = _as_float32(first, storage.nbytes())
+        moved = int(self._copies[first][1].ctypes.data)
+        low, high, start = (moved + 2 * (address - first) for address in (low, high, start))
+        self.spans.append((name, low, high))
+        return start
+
+    def write_back(self) -> None:
+        """Write what has changed in float32 into the storages in bfloat16, rounded."""
+        for bits, numbers, before in self._copies.values():
+            raw = numbers.view("uint32")
+            changed = raw != before.view("uint32")
+            rounded = (raw + 0x7FFF + ((raw >> 16) & 1)) >> 16  # to nearest, ties to even
+            rounded[numbers != numbers] = 0x7FC0
+            bits[changed] = rounded[changed]
+
+
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    """Return the first address of a tensor's elements, and the one behind their end."""
     start = tensor.data_ptr()
     if not tensor.numel():
         return start, start
@@ -118,8 +162,22 @@ def _span(tensor: Tensor) -> tuple[int, int]:
     return start, start + (last + 1) * tensor.element_size()
 
 
+def _as_float32(address: int, size: int) -> tuple[Any, Any, Any]:
+    """Return the bits of numbers in bfloat16 at an address, the numbers in float32, and a copy of these."""
+    import numpy
+
+    bits = numpy.ctypeslib.as_array((ctypes.c_uint16 * (size // 2)).from_address(address))
+    numbers = (bits.astype(numpy.uint32) << 16).view(numpy.float32)
+    return bits, numbers, numbers.copy()
+
+
 def interpret(
-    source: TritonSource, grid: tuple[int, ...], arguments: Mapping[str, Any], operator: str
+    source: TritonSource,
+    grid: tuple[int, ...],
+    arguments: Mapping[str, Any],
+    operator: str,
+    *,
+    bounded: bool = True,
 ) -> None:
     """Run every program of a grid, on tensors of the CPU.
 
@@ -131,29 +189,77 @@ def interpret(
         grid: Number of programs in each of up to three dimensions.
         arguments: Values of its parameters, by name.
         operator: Name of the operator, for messages.
+        bounded: True if the kernel may access the elements of its tensors alone; else all of their storages.
 
     Raises:
         ToolchainError: If Triton or NumPy is not installed.
         KernelError: If the kernel raises, or accesses memory outside of its arguments.
     """
     numpy = _numpy()
-    exact = {parameter.name for parameter in source.parameters if parameter.wide or parameter.constant}
-    given, converted_back = {}, []
-    for name, value in arguments.items():
-        given[name] = value if name in exact else _rounded(value)
-        if isinstance(value, Tensor) and value.dtype == torch.bfloat16:
-            given[name], storage, converted = _converted(value)
-            converted_back.append((storage, converted))
-    with LANGUAGE, _restored_language(), numpy.errstate(all="ignore"):
-        from triton.runtime.interpreter import InterpretedFunction
-
+    wide = {parameter.name for parameter in source.parameters if parameter.wide}
+    constants = {parameter.name for parameter in source.parameters if parameter.constant}
+    memory = _Memory(bounded=bounded)
+    with LANGUAGE, interpreted_language() as rewrite, numpy.errstate(all="ignore"):
+        given = {
+            name: value if name in constants else _argument(name, value, memory, wide=name in wide)
+            for name, value in arguments.items()
+        }
         try:
-            with _original_source(source.function, source.text), bounds_checked(given):
-                InterpretedFunction(_with_own_globals(source.function))[grid](**given)
+            with bounds_checked(memory.spans):
+                _programs(rewrite(source.function, source.text), constants, grid, given)
         except Exception as error:
-            raise _kernel_error(error, source, operator) from error
-    for storage, converted in converted_back:
-        storage.copy_(converted)
+            raised: Exception | None = error
+        else:
+            raised = None
+            memory.write_back()
+    if raised is not None:  # outside of the interpreter's language, in which nothing compiles
+        limit = _interpreter_limit(raised, source, arguments, operator)
+        raise (limit or _kernel_error(raised, source, operator)) from raised
+
+
+def _argument(name: str, value: Any, memory: _Memory, *, wide: bool) -> Any:
+    """Return the value of a parameter in Triton's language: a pointer, or a scalar.
+
+    The interpreter leaves floats as they are, which have no `.to`, and fails on bools.
+    """
+    import numpy
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+    from triton.runtime.jit import mangle_type
+
+    if isinstance(value, tuple):
+        return tuple(_argument(name, each, memory, wide=wide) for each in value)
+    if isinstance(value, bool):
+        return tl.tensor(TensorHandle(numpy.array([value]), tl.int1), tl.int1)
+    if isinstance(value, float):
+        kind, number = (tl.float64, numpy.float64) if wide else (tl.float32, numpy.float32)
+        return tl.tensor(TensorHandle(numpy.array([value], number), kind), kind)
+    if isinstance(value, Tensor):
+        narrow = value.dtype == torch.bfloat16
+        pointer = tl.pointer_type(tl.float32) if narrow else tl.str_to_ty(mangle_type(value), None)
+        address = numpy.array([memory.add(name, value)], numpy.uint64)
+        return tl.tensor(TensorHandle(address, pointer), pointer)
+    return value
+
+
+def _programs(
+    function: Callable[..., Any], constants: Iterable[str], grid: tuple[int, ...], given: dict[str, Any]
+) -> None:
+    """Run a rewritten function for each program of a grid."""
+    from triton.runtime.interpreter import GridExecutor
+
+    class CpuGrid(GridExecutor):  # type: ignore[misc]
+        """Grid whose tensors are on the CPU: copies of them would stay alive in a reference cycle."""
+
+        def _init_args_hst(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+            return args, kwargs
+
+        def _restore_args_dev(self, *copies: Any) -> None:
+            pass
+
+    executor = CpuGrid(function, list(given), tuple(grid))
+    executor.constexprs = list(constants)  # it does not read every way to write the annotation
+    executor(**given)
 
 
 def missing_interpreter() -> str | None:
@@ -187,119 +293,34 @@ def _numpy() -> Any:
     return numpy
 
 
-def _rounded(value: Any) -> Any:
-    """Return a number as a GPU gets it; a bool as an int, because the interpreter fails on bools."""
-    if isinstance(value, bool):
-        return int(value)
-    return torch.tensor(value, dtype=torch.float32).item() if isinstance(value, float) else value
+def _interpreter_limit(
+    error: Exception, source: TritonSource, arguments: Mapping[str, Any], operator: str
+) -> errors.ToolchainError | None:
+    """Return the error if the interpreter lacks what a kernel needs, so that Triton compiles the kernel.
 
-
-def _converted(value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Convert a tensor to float32 with the same strides.
-
-    All of its storage is converted, so that sliced and expanded tensors keep their strides.
-
-    Returns:
-        The converted tensor, the storage, and the converted storage.
+    An access outside of the arguments and a failed assertion are the kernel's own.
     """
-    plain = value.data  # writes by the interpreter do not count as in-place operations, as on a GPU
-    stored = plain.untyped_storage().nbytes() // plain.element_size()
-    storage = plain.as_strided((stored,), (1,), 0)
-    converted = storage.float()
-    return converted.as_strided(plain.shape, plain.stride(), plain.storage_offset()), storage, converted
-
-
-def _with_own_globals(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Copy a function with its own globals, which the interpreter modifies.
-
-    The variables of its closure are among them, because the interpreter compiles the function alone.
-    """
-    names = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
-    language = triton_module().language
-    # The interpreter patches the modules that it finds among these during a launch.
-    names |= {"__triton_language__": language, "__triton_core__": language.core}
-    copy = types.FunctionType(
-        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
+    innermost = _innermost(error)
+    if isinstance(innermost, OutOfBoundsError | AssertionError):
+        return None
+    try:
+        compile_specialization(source, operator, specialization_of(source, arguments), ARCHITECTURE)
+    except errors.CompileError:
+        if not triton_module().knobs.runtime.interpret:  # then Triton's own functions do not compile either
+            return None
+    return errors.ToolchainError(
+        "Triton's interpreter cannot run the kernel",
+        operator=operator,
+        expected="a kernel whose functions the interpreter has",
+        got=f"{type(innermost).__name__}: {innermost}",
+        where=_location(error, source),
+        hint="check the kernel on a GPU",
     )
-    copy.__annotations__ = dict(function.__annotations__)
-    copy.__module__, copy.__qualname__ = function.__module__, function.__qualname__
-    return copy
-
-
-@contextlib.contextmanager
-def _original_source(function: Callable[..., Any], text: str) -> Iterator[None]:
-    """Context manager in which `linecache` returns the source of a function as it was when it was defined.
-
-    The interpreter reads the file again, which may have been edited since.
-    """
-    file, first = function.__code__.co_filename, function.__code__.co_firstlineno
-    lines = text.splitlines(keepends=True)
-    linecache.checkcache(file)
-    if linecache.getlines(file, function.__globals__)[first - 1 : first - 1 + len(lines)] == lines:
-        yield
-        return
-    before = linecache.cache.get(file)
-    whole = ["\n"] * (first - 1) + lines
-    # Without a time, it is not checked against the file.
-    linecache.cache[file] = (len(text), None, whole, file)
-    try:
-        yield
-    finally:
-        del linecache.cache[file]
-        if before is not None:
-            linecache.cache[file] = before
-
-
-@contextlib.contextmanager
-def _restored_language() -> Iterator[None]:
-    """Context manager in which interpreted functions can call functions under `triton.jit`.
-
-    It restores Triton's language afterwards; the interpreter itself restores only a part of it.
-    """
-    language = triton_module().language
-    from triton.runtime.interpreter import InterpretedFunction
-    from triton.runtime.jit import JITFunction
-
-    core = language.core
-    changed = (language, core, language.math, core.tensor, core.dtype, core.tensor_descriptor_base)
-    before = [(owner, dict(vars(owner))) for owner in changed]
-    call, known = JITFunction.__call__, set(InterpretedFunction.rewritten_fn)
-    rewritten: dict[Callable[..., Any], Callable[..., Any]] = {}
-
-    def interpreted(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.fn not in rewritten:
-            with _original_source(self.fn, "".join(self.raw_src)):
-                rewritten[self.fn] = InterpretedFunction(_with_own_globals(self.fn)).rewrite()
-        return rewritten[self.fn](*args, **kwargs)
-
-    JITFunction.__call__ = interpreted
-    try:
-        yield
-    finally:
-        JITFunction.__call__ = call
-        for function in set(InterpretedFunction.rewritten_fn) - known:
-            del InterpretedFunction.rewritten_fn[function]
-        for owner, names in before:
-            for name in set(vars(owner)) - set(names) - {"__annotations__"}:
-                delattr(owner, name)
-            for name, value in names.items():
-                if vars(owner)[name] is not value:
-                    setattr(owner, name, value)
 
 
 def _kernel_error(error: Exception, source: TritonSource, operator: str) -> errors.KernelError:
     """Return the error for an exception of a kernel, at the author's line."""
-    file = source.function.__code__.co_filename
-    innermost: BaseException = error
-    at = source.where
-    while True:
-        lines = [
-            frame.lineno for frame in traceback.extract_tb(innermost.__traceback__) if frame.filename == file
-        ]
-        at = f"{file}:{lines[-1]}" if lines else at
-        if innermost.__cause__ is None:
-            break
-        innermost = innermost.__cause__
+    innermost, at = _innermost(error), _location(error, source)
     access = out_of_bounds(error)
     if access is not None:
         return errors.KernelError(
@@ -316,3 +337,21 @@ def _kernel_error(error: Exception, source: TritonSource, operator: str) -> erro
         where=at,
         hint="correct the kernel; where it needs what the interpreter lacks, check it on a GPU",
     )
+
+
+def _innermost(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _location(error: BaseException, source: TritonSource) -> str:
+    """Return the innermost line of the author's file that an exception passed through."""
+    file, at = source.function.__code__.co_filename, source.where
+    inner: BaseException | None = error
+    while inner is not None:
+        frames = traceback.extract_tb(inner.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == file]
+        at = f"{file}:{lines[-1]}" if lines else at
+        inner = inner.__cause__
+    return at

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opsmith import errors
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.compare import SavedBits
 from opsmith.checking.numerics.tolerance import MeasuredFunction
@@ -27,6 +29,8 @@ from opsmith.kernels.triton.interpreter import missing_interpreter, out_of_bound
 from opsmith.kernels.triton.kernel import TritonKernel
 
 NAME = "triton"
+TRIALS = 3
+"""Calls that the interpreter may fail to run before a kernel is given up."""
 
 
 @dataclass
@@ -41,18 +45,22 @@ class Interpreted:
         ran: Number of calls in each dtype.
         left_out: Number of calls left out, since they have too many programs, or none was left.
         unfit: Reasons why the kernel refused some of them.
+        limits: Reasons why the interpreter could not run some of them, with their number.
     """
 
     kernel: TritonKernel
     left: int
-    ran: dict[torch.dtype, int] = field(default_factory=dict)
+    ran: Counter[torch.dtype] = field(default_factory=Counter)
     left_out: int = 0
     unfit: dict[str, None] = field(default_factory=dict)
+    limits: Counter[str] = field(default_factory=Counter)
 
     def interpret(self, case: Case, flat: list[Any]) -> Findings:
         """Run one call, and compare its results with the truth."""
         subject, sample = case.subject, case.sample
         values = [_undone(value) for value in sample.flattening.pack(flat)]
+        if self.limits.total() >= TRIALS and not self.ran:
+            return
         misfit = self.kernel.value_refusal(values)
         if misfit is not None:
             self.unfit[misfit] = None
@@ -64,13 +72,17 @@ class Interpreted:
                 self.left_out += 1
                 return
             self.left -= programs
-            self.ran[case.dtype] = self.ran.get(case.dtype, 0) + 1
             results = subject.kernel(sample, sample.flattening.flatten(values), self._function())
+        except errors.ToolchainError as error:
+            self.limits[f"{error.problem}: {error.got} at {error.where}"] += 1
+            return
         except Exception as error:
+            self.ran[case.dtype] += 1
             refuse_own(error)
             failure = raised(NAME, subject, error, str(case))
             yield failure if out_of_bounds(error) is None else replace(failure, cause="out-of-bounds")
             return
+        self.ran[case.dtype] += 1
         for label, kept in before:
             written = kept.written()
             if written is not None:
@@ -89,6 +101,9 @@ class Interpreted:
 
     def summary(self) -> Findings:
         """Notes on the calls that ran, or a failure if none did."""
+        if self.limits and not self.ran:
+            yield Skipped("; ".join(self.limits))
+            return
         if not self.ran:
             yield Failure(
                 NAME,
@@ -100,9 +115,11 @@ class Interpreted:
             )
             return
         dtypes = ", ".join(dtype_name(dtype) for dtype in self.ran)
-        calls = sum(self.ran.values())
+        calls = self.ran.total()
         wider = ", bfloat16 computed in float32" if torch.bfloat16 in self.ran else ""
         yield Note(f"interpreted on the CPU, not on a GPU: {calls} calls in {dtypes}{wider}")
+        for limit, times in self.limits.items():
+            yield Note(f"{times} calls were not interpreted: {limit}")
         if self.left_out:
             yield Note(f"{self.left_out} calls were not interpreted: they have too many programs for a check")
         if self.kernel.source.configs[1:]:

@@ -1,0 +1,142 @@
+"""Triton's language while the interpreter runs it: completed where it lacks something, and restored."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import linecache
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from opsmith.kernels.triton import libdevice
+from opsmith.kernels.triton.source import triton_module
+
+LIBDEVICE = tuple(f"triton.language.extra.{part}libdevice" for part in ("", "cuda.", "hip."))
+"""Modules whose functions the interpreter has no code for."""
+
+
+@contextlib.contextmanager
+def interpreted_language() -> Iterator[Callable[[Callable[..., Any], str], Callable[..., Any]]]:
+    """Context manager in which interpreted functions run, and can call functions under `triton.jit`.
+
+    It yields a function that rewrites one for the interpreter, given its text. Afterwards it restores
+    Triton's language; the interpreter itself restores only a part of it.
+    """
+    language = triton_module().language
+    from triton.runtime import interpreter
+    from triton.runtime.jit import JITFunction
+
+    core = language.core
+    modules = [sys.modules[name] for name in LIBDEVICE if name in sys.modules]
+    missing = [
+        (module, name, function)
+        for module in modules
+        for name, function in vars(module).items()
+        if inspect.isfunction(function) and function.__module__ in LIBDEVICE
+    ]
+    bridged: dict[Callable[..., Any], Callable[..., Any]] = {
+        function: libdevice.bridged(name) for _, name, function in missing
+    }
+    changed = (
+        *(language, core, language.math, core.tensor, core.dtype, core.tensor_descriptor_base, *modules),
+        *(interpreter.interpreter_builder, JITFunction, interpreter.InterpretedFunction),
+    )
+    before = [(owner, dict(vars(owner))) for owner in changed]
+    rewritten: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+    def rewrite(function: Callable[..., Any], text: str) -> Callable[..., Any]:
+        if function not in rewritten:
+            with _original_source(function, text):
+                own = _with_own_globals(function, bridged)
+                rewritten[function] = interpreter.FunctionRewriter(own).rewrite_ast()
+        return rewritten[function]
+
+    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+        text = self.raw_src if isinstance(self, JITFunction) else inspect.getsourcelines(self.fn)[0]
+        return rewrite(self.fn, "".join(text))(*args, **kwargs)
+
+    try:
+        JITFunction.__call__ = called
+        interpreter.InterpretedFunction.__call__ = called
+        core.dtype.__call__ = _cast
+        _compute_bfloat16_in_float32(interpreter.interpreter_builder, language)
+        for module, name, function in missing:
+            setattr(module, name, bridged[function])
+        yield rewrite
+    finally:
+        for owner, names in before:
+            for name in set(vars(owner)) - set(names) - {"__annotations__"}:
+                delattr(owner, name)
+            for name, value in names.items():
+                if vars(owner)[name] is not value:
+                    setattr(owner, name, value)
+
+
+def _cast(self: Any, value: Any) -> Any:
+    """Cast a value, as `tl.float32(value)` does."""
+    from triton.runtime.interpreter import interpreter_semantic
+
+    return interpreter_semantic.to_tensor(value).to(self)
+
+
+def _compute_bfloat16_in_float32(builder: Any, language: Any) -> None:
+    """Let the interpreter hold bfloat16 in float32: it would compute with the bits, without an error."""
+    bitcast = builder.create_bitcast
+
+    def same_width(source: Any, wanted: Any) -> Any:
+        if source.dtype.scalar == language.float32 and wanted.scalar.primitive_bitwidth != 32:
+            raise NotImplementedError("Triton's interpreter has no bits of a bfloat16")
+        return bitcast(source, wanted)
+
+    builder.get_bf16_ty = builder.get_float_ty
+    builder.get_bf16 = builder.get_fp32
+    builder.create_bitcast = same_width
+
+
+def _with_own_globals(
+    function: Callable[..., Any], bridged: dict[Callable[..., Any], Callable[..., Any]]
+) -> Callable[..., Any]:
+    """Copy a function with its own globals, which the interpreter modifies.
+
+    The variables of its closure are among them, because the interpreter compiles the function alone.
+    """
+    given = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
+    names = {
+        name: bridged.get(value, value) if inspect.isfunction(value) else value
+        for name, value in given.items()
+    }
+    language = triton_module().language
+    # The interpreter patches the modules that it finds among these during a launch.
+    names |= {"__triton_language__": language, "__triton_core__": language.core}
+    copy = types.FunctionType(
+        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
+    )
+    copy.__annotations__ = dict(function.__annotations__)
+    copy.__module__, copy.__qualname__ = function.__module__, function.__qualname__
+    return copy
+
+
+@contextlib.contextmanager
+def _original_source(function: Callable[..., Any], text: str) -> Iterator[None]:
+    """Context manager in which `linecache` returns the source of a function as it was when it was defined.
+
+    The interpreter reads the file again, which may have been edited since.
+    """
+    file, first = function.__code__.co_filename, function.__code__.co_firstlineno
+    lines = text.splitlines(keepends=True)
+    linecache.checkcache(file)
+    if linecache.getlines(file, function.__globals__)[first - 1 : first - 1 + len(lines)] == lines:
+        yield
+        return
+    before = linecache.cache.get(file)
+    whole = ["\n"] * (first - 1) + lines
+    # Without a time, it is not checked against the file.
+    linecache.cache[file] = (len(text), None, whole, file)
+    try:
+        yield
+    finally:
+        del linecache.cache[file]
+        if before is not None:
+            linecache.cache[file] = before
