@@ -18,12 +18,12 @@ from opsmith.checking.first_calls import runnable_samples, unrunnable
 from opsmith.checking.output.cause_replays import with_replays
 from opsmith.checking.processes.fork import limit_of, refuse_isolation, run_isolated
 from opsmith.checking.properties import GROUPS, PROPERTIES, USUAL
-from opsmith.checking.properties.kernels.sizes import kernels_in_cpp
+from opsmith.checking.properties.kernels.sizes import DeadlySizes, deadly_sizes, kernels_in_cpp
 from opsmith.checking.properties.torch.compiled_calls import load_compiler
 from opsmith.checking.property import raised
 from opsmith.checking.report import Failure, Outcome, Report
 from opsmith.checking.root_causes import name_roots
-from opsmith.checking.run_property import few_threads, run
+from opsmith.checking.run_property import few_threads, merged, run
 from opsmith.checking.samples.selection import sample_subset, subset_remarks
 from opsmith.checking.samples.symmetric import among_symmetric, symmetric_remarks
 from opsmith.checking.samples.variations import Variations, failure_of, variations
@@ -107,7 +107,7 @@ def check(
             raise error.reason from None
     given, derived, loading = subject, Variations((), ()), 0.0
     deaths = refused = NO_FAILURES
-    smooth = subject
+    smooth, fatal = subject, DeadlySizes(())
     if not limit_s and _damaging(found):
         found |= {name: Outcome(name, "skipped", PROCESS_DAMAGED) for name in USUAL if name in wanted}
     else:
@@ -118,6 +118,8 @@ def check(
             with few_threads(level):
                 derived, deaths = _derived(safe, limit_s)
                 smooth = safe if deaths else among_symmetric(safe)
+                fatal = deadly_sizes("forward", subject, derived.samples)
+                derived = replace(derived, samples=fatal.survived)
         else:
             found |= {name: Outcome(name, "skipped", NOT_RUN) for name in USUAL if name in wanted}
     every = replace(subject, samples=(*subject.samples, *derived.samples))
@@ -144,6 +146,9 @@ def check(
     more = [failure_of("forward", subject, each) for each in derived.unserved]
     if not any(each.cause == "raises" for each in before.failures):
         more += deaths
+    more += merged(fatal.deaths)
+    if fatal.note:
+        before = found["forward"] = replace(before, notes=(*before.notes, fatal.note))
     if more and not before.left_out:
         found["forward"] = replace(before, status="failed", failures=(*before.failures, *more))
     replaying = not limit_s and not _leaves(found)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import opsmith
 from opsmith.checking.effort import EFFORTS
+from opsmith.checking.properties.kernels import sizes
 from opsmith.checking.properties.kernels.sizes import MOST_ELEMENTS, kernel_sizes
 from opsmith.checking.subject_kinds import subject_of
 
@@ -94,3 +95,73 @@ def test_nothing_is_made_that_memory_would_not_hold() -> None:
     found = kernel_sizes(subject_of(operator, None, 0, EFFORTS["default"]))
     assert found
     assert all(sum(value.numel() for value in sample.flat) <= MOST_ELEMENTS for sample in found)
+
+
+def row_means(name: str, block: str) -> Any:
+    def means(matrix: Tensor) -> Tensor:
+        return matrix.mean(-1)
+
+    operator = opsmith.operator(f"kernel_sizes::{name}")(means)
+    operator.samples(lambda: [(torch.rand(3, 5),), (torch.rand(2, 7),)])
+    text = """
+    template <class T>
+    void means(Contiguous<const T, 2> x, Contiguous<T, 1> y) {
+      const int64_t width = x.size(1), rows = BLOCK;
+      for (int64_t first = 0; first < x.size(0); first += rows)
+        for (int64_t i = first; i < x.size(0) && i < first + rows; i++) {
+          T sum = 0;
+          for (int64_t j = 0; j < width; j++) sum += x(i, j);
+          y[i] = sum / T(width);
+        }
+    }
+    """
+    return operator.kernel("cpu", cpp=text.replace("BLOCK", block), entry="means")
+
+
+@pytest.mark.parametrize("effort", ["quick", "default"])
+def test_a_kernel_that_divides_by_a_size_of_0_is_found_and_the_check_goes_on(effort: Any) -> None:
+    report = opsmith.check(
+        row_means(f"divides_{effort}", "1024 / width"), only=["forward", "gradient"], effort=effort
+    )
+    (failure,) = report.failures
+    assert (failure.property, failure.cause, failure.evidence["signal"]) == ("forward", "raises", "SIGFPE")
+    assert "dies of SIGFPE (an arithmetic error, such as a whole number divided by zero)" in failure.message
+    assert "`matrix.shape[1]` at 0" in failure.message
+    assert failure.evidence["line"] == "const int64_t width = x.size(1), rows = 1024 / width;"
+
+
+def test_a_kernel_that_has_no_answer_for_a_size_of_0_and_lives_passes() -> None:
+    operator = row_means("lives", "width ? 1024 / width : 1")  # the mean of nothing is nan
+    assert opsmith.check(operator, only=["forward", "gradient"], effort="quick").passed_as_asked
+
+
+def test_an_accepted_input_without_elements_that_is_fatal_is_left_out_of_the_other_properties() -> None:
+    def doubled(matrix: Tensor) -> Tensor:
+        return 2 * matrix
+
+    operator = opsmith.operator("kernel_sizes::fatal")(doubled)
+    operator.samples(lambda: [(torch.rand(3, 5),), (torch.rand(2, 7),)])
+    text = """
+    template <class T>
+    void doubled(Contiguous<const T, 2> x, Contiguous<T, 2> y) {
+      const int64_t width = x.numel() / x.size(0);
+      for (int64_t i = 0; i < x.size(0); i++)
+        for (int64_t j = 0; j < width; j++) y(i, j) = 2 * x(i, j);
+    }
+    """
+    operator = operator.kernel("cpu", cpp=text, entry="doubled")
+    report = opsmith.check(operator, only=["forward", "gradient"], effort="quick")
+    (failure,) = report.failures
+    assert (failure.cause, failure.evidence["signal"]) == ("raises", "SIGFPE")
+    assert not [text for text in report.inputs if "matrix [0, 5]" in text]
+
+
+def test_a_kernel_that_never_returns_from_an_input_without_elements_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sizes, "EMPTY_LIMIT_S", 1.0)
+    operator = row_means("endless", "width > 4 ? width : 0")
+    report = opsmith.check(operator, samples=[(torch.rand(3, 5),)], only=["forward"], effort="quick")
+    (failure,) = report.failures
+    assert (failure.cause, failure.evidence["limit"]) == ("raises", "1 s")
+    assert "it did not finish within 1 s, on sample" in failure.message

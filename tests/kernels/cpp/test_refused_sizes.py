@@ -103,15 +103,19 @@ def notes(monkeypatch: pytest.MonkeyPatch, answer: Any) -> tuple[str, ...]:
 
 def test_where_no_process_can_be_forked_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     error = errors.UsageError("a check cannot be isolated once CUDA has been used", hint="none")
-    (note,) = notes(monkeypatch, error)
-    words = "what a kernel does with sizes that the reference refuses was not tried: "
-    assert note == words + "a check cannot be isolated once CUDA has been used"
+    assert notes(monkeypatch, error) == (
+        "what a kernel does with sizes that the reference refuses was not tried: a check cannot be isolated "
+        "once CUDA has been used",
+        "sizes of 0 were not tried in a process of their own: a check cannot be isolated once CUDA has been "
+        "used",
+    )
 
 
 def test_what_takes_too_long_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     late = Failure("forward", None, "raises", "it did not finish within 60 s", evidence={"limit": "60 s"})
     assert notes(monkeypatch, late) == (
         "not all sizes that the reference refuses were tried: it did not finish within 60 s",
+        "not all sizes of 0 were tried: it did not finish within 60 s",
     )
 
 

@@ -83,7 +83,7 @@ def _large_sizes(subject: Subject, sample: Sample, generator: torch.Generator) -
                 yield from resized(sizes, {symbol.name: size}, generator, silent=True)
 
 
-def _empties(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Variation]:
+def empties(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Variation]:
     """Set each size alone to 0."""
     sizes = sizes_of(subject, sample)
     for symbol in sizes.symbols:
@@ -295,7 +295,7 @@ def _broadcasts(subject: Subject, sample: Sample, generator: torch.Generator) ->
 
 KINDS: tuple[VariationKind, ...] = (
     _sizes,
-    _empties,
+    empties,
     _values,
     _numbers,
     _optional,

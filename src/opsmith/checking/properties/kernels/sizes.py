@@ -1,9 +1,9 @@
-"""Sizes for kernels: samples of other sizes, and sizes that the reference refuses."""
+"""Sizes for kernels: samples of other sizes, sizes that the reference refuses, and sizes that are fatal."""
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.checking.exceptions import refuse_own
+from opsmith.checking.calls import differentiated, live_call
+from opsmith.checking.exceptions import Overlooking, refuse_own
 from opsmith.checking.output.replay import check_again
 from opsmith.checking.processes.fork import announce, in_child, run_isolated
 from opsmith.checking.property import Findings, Note, first_line
@@ -21,8 +22,8 @@ from opsmith.checking.report import Failure, Outcome
 from opsmith.checking.samples.generate_like import generate_like, repeated
 from opsmith.checking.samples.linked_sizes import sizes_of
 from opsmith.checking.samples.sample import Sample
-from opsmith.checking.samples.variation_kinds import LARGE_SIZES, Variation, may_vary, resized
-from opsmith.checking.samples.variations import refusal
+from opsmith.checking.samples.variation_kinds import LARGE_SIZES, Variation, empties, may_vary, resized
+from opsmith.checking.samples.variations import form_of, refusal
 from opsmith.checking.subject import Subject
 from opsmith.core.kernels import Kernel, choose
 from opsmith.core.specification import Specification
@@ -137,27 +138,14 @@ def taken_though_refused(property: str, subject: Subject) -> Findings:
         property: Name of the property.
         subject: The subject of the check.
     """
-    try:
-        computes = [_computes_sizes(kernel) for kernel in subject.kernels_on(CPU)]
-    except (errors.ToolchainError, errors.CompileError):  # which is reported where kernels run
-        return
-    if not any(computes):
+    if not any(_built(subject)):
         return
     if in_child():
         yield from _taken(property, subject, bytearray(1))
         return
     taking = mmap.mmap(-1, 1)  # both processes see it
-
-    def run() -> Outcome:
-        # OpenMP in the forked thread still counts the parent's worker threads, and would wait for them for
-        # ever if a kernel uses several. A new thread has none.
-        with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as thread:
-            failures = thread.submit(lambda: tuple(_taken(property, subject, taking))).result()
-        return Outcome(property, "passed", failures=failures)
-
-    kernels, location = kernels_in_cpp(subject.specification), subject.specification.where
     try:
-        found = run_isolated(property, run, where=location, limit_s=subject.limit_s, kernels=kernels)
+        found = _watched(property, subject, lambda: tuple(_taken(property, subject, taking)))
     except errors.UsageError as error:
         yield Note(f"what a kernel does with sizes that the reference refuses was not tried: {error.problem}")
         return
@@ -169,6 +157,32 @@ def taken_though_refused(property: str, subject: Subject) -> Findings:
             yield replace(failure, cause=CAUSE, message=f"{failure.message}, {words}")
         else:  # it exceeds the time limit, or dies of a fault that another property reports
             yield Note(f"not all sizes that the reference refuses were tried: {failure.message}")
+
+
+def _built(subject: Subject) -> list[bool]:
+    """One item for each kernel in C++ for the CPU, built here: True if it computes sizes."""
+    kernels = [each.function for each in subject.kernels_on(CPU) if isinstance(each.function, CppKernel)]
+    try:
+        return [kernel.computes_sizes for kernel in kernels]
+    except (errors.ToolchainError, errors.CompileError):  # which is reported where kernels run
+        return []
+
+
+def _watched(property: str, subject: Subject, run: Callable[[], tuple[Failure, ...]]) -> Outcome:
+    """Run kernels in C++ in a child process, whose death is a failure.
+
+    Raises:
+        UsageError: As of `run_isolated`.
+    """
+
+    def outcome() -> Outcome:
+        # OpenMP in the forked thread still counts the parent's worker threads, and would wait for them for
+        # ever if a kernel uses several. A new thread has none.
+        with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as thread:
+            return Outcome(property, "passed", failures=thread.submit(run).result())
+
+    kernels, location = kernels_in_cpp(subject.specification), subject.specification.where
+    return run_isolated(property, outcome, where=location, limit_s=subject.limit_s, kernels=kernels)
 
 
 def _taken(property: str, subject: Subject, taking: Flag) -> Iterator[Failure]:
@@ -283,3 +297,88 @@ def _called(
         taking[0] = before
         return None
     return " and ".join(f"a result of the shape {list(each.shape)}" for each in results if each is not None)
+
+
+@dataclass(frozen=True)
+class DeadlySizes:
+    """Sizes of 0 that end the process in a kernel.
+
+    Args:
+        survived: The accepted variations that may run.
+        deaths: A failure for each input that ends the process.
+        note: The reason why they were not tried; empty where they were.
+    """
+
+    survived: tuple[Sample, ...]
+    deaths: tuple[Failure, ...] = ()
+    note: str = ""
+
+
+EMPTY_LIMIT_S = 20.0
+"""Seconds for all calls without elements: a kernel may never return from one."""
+
+
+def deadly_sizes(property: str, subject: Subject, derived: Sequence[Sample]) -> DeadlySizes:
+    """Find inputs without elements that end the process in a kernel in C++, in child processes.
+
+    A kernel is called with sizes of 0 for which the reference has an answer of any kind, such as the nan of a
+    mean: dividing a whole number by such a size is fatal.
+
+    Args:
+        property: Name of the property that reports them.
+        subject: The subject of the check.
+        derived: Accepted variations, of which those that end the process are left out.
+    """
+    if not _built(subject):
+        return DeadlySizes(tuple(derived))
+    own, hurried = authored(subject), replace(subject, limit_s=min(subject.limit_s, EMPTY_LIMIT_S))
+    tried = [sample for sample in derived if _without_elements(sample)]
+    known = {form_of(sample) for sample in tried}
+    position = 1 + max(each.position for each in (*subject.samples, *derived))
+    for sample in forms(own):
+        for change in empties(own, sample, subject.generator()):
+            made = change.sample(position)
+            if form_of(made) not in known:
+                tried.append(made)
+                known.add(form_of(made))
+    deaths: list[Failure] = []
+    deadly: set[str] = set()
+    note = ""
+    while tried:
+        try:
+            found = _watched(property, hurried, partial(_call_all, subject, tuple(tried)))
+        except errors.UsageError as error:
+            note = f"sizes of 0 were not tried in a process of their own: {error.problem}"
+            break
+        if not found.failures:
+            break
+        (death,) = found.failures
+        fatal = next((sample for sample in tried if _named(sample, death)), None)
+        if fatal is None:
+            note = f"not all sizes of 0 were tried: {death.message}"
+            break
+        deaths.append(death)
+        deadly.add(str(fatal))
+        tried = tried[tried.index(fatal) + 1 :]
+    survived = tuple(each for each in derived if str(each) not in deadly)
+    return DeadlySizes(survived, tuple(deaths), note)
+
+
+def _without_elements(sample: Sample) -> bool:
+    return any(isinstance(value, Tensor) and not value.numel() for value in sample.flat)
+
+
+def _named(sample: Sample, death: Failure) -> bool:
+    return str(death.evidence.get("sample", "")).startswith(str(sample))
+
+
+def _call_all(subject: Subject, samples: Sequence[Sample]) -> tuple[Failure, ...]:
+    """Call the operator on each sample, and its backward; what they raise is reported elsewhere."""
+    for sample in samples:
+        for dtype in DTYPES if sample.inexact else DTYPES[:1]:
+            # `seeded` may run the author's samples; the sample that is announced last is the one that dies.
+            with Overlooking(), torch.no_grad(), subject.seeded():
+                subject.call(sample, sample.at(dtype))
+        with Overlooking():
+            live_call(subject, sample, sample.at(), differentiated(subject, sample).argnums).backward()
+    return ()
