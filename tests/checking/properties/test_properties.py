@@ -254,6 +254,22 @@ def test_a_random_operator_with_formulas_on_what_it_drew_has_all_but_forward_mod
     assert report.passed, str(report)
 
 
+def test_numbers_from_a_seed_of_its_own_are_no_randomness() -> None:
+    def rotated(x: Tensor) -> Tensor:
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(7)
+            return x * torch.randn(x.shape).sign()
+
+    assert outcome(declare(rotated), "randomness", (X,)).status == "passed"
+
+    def noisy(x: Tensor) -> Tensor:
+        with torch.random.fork_rng(devices=()):
+            return x * torch.rand(x.shape)  # from the caller's state, which it puts back
+
+    (failure,) = outcome(declare(noisy), "randomness", (X,)).failures
+    assert failure.cause == "nondeterministic"
+
+
 def test_rounding_that_differs_from_run_to_run_is_noted() -> None:
     calls = itertools.count()
     operator = declare(square).kernel("cpu", lambda x: x * x * (1 + 2.0**-50 * (next(calls) % 2)))

@@ -195,6 +195,17 @@ def test_a_gradient_that_is_nan_is_left_to_first_order() -> None:
     assert (found.status, found.reason, found.notes) == ("passed", "", (reason,))
 
 
+def test_an_input_without_a_derivative_in_torch_leaves_the_other_one() -> None:
+    @opsmith.operator("second_order::incomplete_gamma")
+    def gamma(a: Tensor, x: Tensor) -> Tensor:
+        return torch.special.gammainc(a, x)  # by `a`, torch has no derivative
+
+    gamma.samples(lambda make: [(make(3, low=0.5), make(3, low=0.5))])
+    found = outcome(gamma, "second_order")
+    assert found.status == "passed"
+    assert "the derivative for 'igamma: input' is not implemented" in found.notes[0]
+
+
 def test_a_formula_in_numpy_says_that_it_cuts_the_graph() -> None:
     @opsmith.operator("second_order::numpy")
     def square(x: Tensor) -> Tensor:

@@ -330,6 +330,24 @@ def test_every_dtype_is_drawn(dtype: torch.dtype) -> None:
             assert generate_like(given.to(dtype), shape, generator()).dtype is dtype
 
 
+def test_sizes_that_give_another_number_of_results_are_rejected() -> None:
+    def unbound(x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.unbind_copy(x)
+
+    found = derived(declared(unbound, [(torch.rand(2),), (torch.rand(2, 3),), (torch.rand(2, 5),)]))
+    assert {sample.flat[0].shape[0] for sample in found.samples} == {2}
+    assert any("it returns 0 tensors, where its declaration says 2" in each for each in found.rejected)
+
+
+def test_a_flag_that_gives_more_results_is_rejected() -> None:
+    def max_pooled(x: Tensor, with_indices: bool) -> Tensor:
+        return torch.nn.functional.max_pool1d(x, 2, return_indices=with_indices)  # type: ignore[no-any-return]
+
+    found = derived(declared(max_pooled, [(torch.rand(3, 4), False)]))
+    assert {sample.flat[1] for sample in found.samples} == {False}
+    assert any("it returns 0 tensors, 2 values, where" in each for each in found.rejected)
+
+
 def test_only_mere_numbers_are_made_larger_or_smaller() -> None:
     assert scale_factors(A) == (4.0, 1 / 16)
     assert scale_factors(A.abs() + 0.5) == (4.0,)

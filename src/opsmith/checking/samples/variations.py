@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.exceptions import Overlooking, attribute_exception, refuse_own
+from opsmith.checking.exceptions import Overlooking, attribute_exception, refuse_own, structure_of
 from opsmith.checking.output.replay import replay, target_of
 from opsmith.checking.property import first_line, innermost
 from opsmith.checking.report import Failure
@@ -132,6 +132,8 @@ def refusal(subject: Subject, sample: Sample, change: Variation) -> str | Unhand
             refuse_own(error)
             fault = unhandled_empty_input(subject, change, sample, error, dtype)
             return fault or f"{type(error).__name__}: {first_line(error)}"
+        if _kinds(after) != _kinds(before) and subject.specification.schema.always_tensors:
+            return f"it returns {_kinds(after)}, where its declaration says {_kinds(before)}"
         results = [each for each in after if isinstance(each, Tensor)]
         if sum(each.numel() for each in results) > MOST_RESULTS:
             return f"its results have more than {MOST_RESULTS} elements"
@@ -139,6 +141,13 @@ def refusal(subject: Subject, sample: Sample, change: Variation) -> str | Unhand
             return "its results are not finite"
         return next((f"it warns: {text}" for text in warned if text not in known), None)
     return "the reference does not take the sample itself"
+
+
+def _kinds(results: Sequence[Any]) -> str:
+    """What a call returned, without the numbers."""
+    tensors = sum(isinstance(each, Tensor) for each in results)
+    others = [structure_of(each) for each in results if not isinstance(each, Tensor)]
+    return ", ".join([f"{tensors} tensor{'s' * (tensors != 1)}", *others])
 
 
 def _warned(subject: Subject, sample: Sample, dtype: torch.dtype | None) -> tuple[Sequence[Any], list[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from opsmith.checking.samples.grad_outputs import contiguous_grad_outputs
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject, drawing_operations
+from opsmith.core.call_arguments import tensors_in
 
 NAME = "randomness"
 
@@ -30,6 +31,8 @@ def run(subject: Subject) -> Findings:
         nonlocal drew
         draws = [name for name, own_generator in drawing_operations(subject, sample) if not own_generator]
         moved = _states_moved(subject, sample)
+        if draws and "torch" not in moved and _same_from_any_state(subject, sample):
+            draws = []  # in a region that keeps torch's state, from a seed of its own
         drew = drew or bool(draws) or "torch" in moved
         # An operator that sets the random state changes it too, which `effects` reports.
         if not subject.specification.random and (draws or "torch" in moved) and not seeds(subject, sample):
@@ -180,12 +183,25 @@ def seeds(subject: Subject, sample: Sample) -> bool:
         subject: The subject of the check.
         sample: The sample.
     """
-    after = []
-    with torch.random.fork_rng():
-        for seed in SEEDS:
+    first, second = (state for _, state in _from_each_seed(subject, sample))
+    return torch.equal(first, second)
+
+
+def _same_from_any_state(subject: Subject, sample: Sample) -> bool:
+    """True if the results are the same bits from two random states."""
+    first, second = (results for results, _ in _from_each_seed(subject, sample))
+    return len(first) == len(second) > 0 and all(
+        torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(first, second, strict=True)
+    )
+
+
+def _from_each_seed(subject: Subject, sample: Sample) -> Iterator[tuple[list[torch.Tensor], torch.Tensor]]:
+    """Results of a call from each of two random states, none where it raises, and the state after it."""
+    for seed in SEEDS:
+        results: list[torch.Tensor] = []
+        with torch.random.fork_rng():
             torch.manual_seed(seed)
             args, kwargs = sample.arguments(sample.at())
             with Overlooking():  # the properties report what it raises
-                subject.called(args, kwargs)
-            after.append(torch.get_rng_state())
-    return torch.equal(*after)
+                results = tensors_in([subject.called(args, kwargs)])
+            yield results, torch.get_rng_state()

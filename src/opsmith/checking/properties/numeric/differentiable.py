@@ -96,7 +96,8 @@ def each_subset(name: str, check_subset: SubsetCheck, subject: Subject) -> Findi
         name: Name of the property.
         subject: The subject of the check.
         check_subset: Takes the subject, a sample, the inputs to differentiate by, and those found right
-            together. It yields `Skipped` with the reason if it compares nothing, which is not a pass.
+            together, if those are among them. It yields `Skipped` with the reason if it compares nothing,
+            which is not a pass.
     """
     if subject.specification.gradients.surrogate:
         yield Skipped("the gradients are surrogates, wrong on purpose; the property `surrogate` holds them")
@@ -107,8 +108,9 @@ def each_subset(name: str, check_subset: SubsetCheck, subject: Subject) -> Findi
         refused.update(dict.fromkeys(inputs.refused.values()))
         right: tuple[int, ...] = ()
         for subset in reversed([*inputs.subsets()]):
+            known = right if {*subset} <= {*right} else ()  # all together may be refused, and some alone not
             try:
-                found = [*check_subset(subject, sample, subset, right)]
+                found = [*check_subset(subject, sample, subset, known)]
             except Exception as error:
                 if not refuses(error):
                     raise
@@ -116,7 +118,7 @@ def each_subset(name: str, check_subset: SubsetCheck, subject: Subject) -> Findi
                 continue
             reasons = [finding.reason for finding in found if isinstance(finding, Skipped)]
             refused.update(dict.fromkeys(reasons))
-            coverage.ran += not (reasons or right)  # a comparison with `right` alone does not count
+            coverage.ran += not (reasons or known)  # a comparison with `known` alone does not count
             yield from (finding for finding in found if not isinstance(finding, Skipped))
             if any(isinstance(finding, Failure) for finding in found):
                 return  # the other subsets of this sample would report the same
