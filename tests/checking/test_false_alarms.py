@@ -90,3 +90,40 @@ def test_a_kernel_that_overflows_where_the_reference_does_not_is_found() -> None
     (failure,) = report.failures
     assert (failure.property, failure.cause) == ("values", "kernel-mismatch")
     assert "8.50706e+37" in failure.message or "4.49423e+307" in failure.message
+
+
+class SigmoidInPlace(Function):
+    """Both passes write into what they are given, as a class that calls `mark_dirty` must."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        x.sigmoid_()
+        ctx.mark_dirty(x)
+        ctx.save_for_backward(x)
+        ctx.save_for_forward(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        (y,) = ctx.saved_tensors
+        return grad * y * (1 - y)
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Any) -> Any:
+        (y,) = ctx.saved_tensors
+        return tangent.mul_(y * (1 - y))
+
+
+def test_a_jvp_may_work_in_place() -> None:
+    (outcome,) = (
+        each
+        for each in opsmith.check(SigmoidInPlace, samples=[(drawn(3, 4),)], only=["forward_mode"]).outcomes
+        if each.property == "forward_mode"
+    )
+    assert (outcome.status, outcome.notes) == ("passed", ()), outcome
+
+
+@pytest.mark.slow
+def test_traced_calls_are_compared_on_the_same_numbers_although_each_writes() -> None:
+    report = opsmith.check(SigmoidInPlace, samples=[(drawn(3, 4),)], only=["compile", "export", "vmap"])
+    assert not report.failures, report

@@ -347,8 +347,9 @@ class Tangents:
         # they silently return zeros.
         with torch.enable_grad(), without_warnings(), forward_ad.dual_level():
             for argnum in self.argnums:
-                value = flat[argnum] if values is not None else flat[argnum].detach().requires_grad_().clone()
-                flat[argnum] = forward_ad.make_dual(value, steps[argnum].to(value.device).contiguous())
+                value = flat[argnum] if values is not None else flat[argnum].detach().requires_grad_()
+                tangent = steps[argnum].to(value.device, copy=True).contiguous()
+                flat[argnum] = forward_ad.make_dual(value.clone(), tangent)  # it may write into both
             results = self.subject.call(self.sample, flat)
             found = [forward_ad.unpack_dual(r).tangent if is_inexact(r) else None for r in results]
         return found if values is not None else [None if each is None else each.detach() for each in found]

@@ -97,7 +97,8 @@ def _boundaries(subject: Subject, sample: Sample, argnum: int) -> list[float]:
     flat = sample.at(torch.float64)
     position = flat[argnum].numel() // 2
     with torch.no_grad():
-        grads = contiguous_grad_outputs(subject, sample, subject.call(sample, flat)).grads
+        results = subject.call(sample, sample.at(torch.float64))
+        grads = contiguous_grad_outputs(subject, sample, results).grads
 
     def derivative(value: float) -> float:
         moved = flat[argnum].clone(memory_format=torch.contiguous_format)

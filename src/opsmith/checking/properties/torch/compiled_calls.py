@@ -24,7 +24,7 @@ from opsmith.checking.numerics.compare import metadata_difference
 from opsmith.checking.properties.torch.batched_gradients import gradients_of
 from opsmith.checking.properties.torch.mapping import ExampleLoop, OneByOne, ResultFault
 from opsmith.checking.property import Finding, Note
-from opsmith.checking.samples.batches import own_dtype
+from opsmith.checking.samples.batches import own_dtype, replicas
 from opsmith.checking.samples.grad_outputs import random_grad_outputs
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import without_warnings
@@ -207,7 +207,7 @@ def tensors_inside(value: Any) -> Iterator[Tensor]:
 def names_of(subject: Subject, sample: Sample, flat: Sequence[Any]) -> list[str]:
     """The names of the results that are tensors, in the order of a step."""
     with torch.no_grad():
-        values = subject.call(sample, flat)
+        values = subject.call(sample, replicas(flat))
     pairs = zip(subject.results(sample), values, strict=True)
     return [result.name for result, value in pairs if isinstance(value, Tensor)]
 

@@ -23,6 +23,7 @@ from opsmith.checking.properties.torch.compiled_calls import (
 )
 from opsmith.checking.property import Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure
+from opsmith.checking.samples.batches import replicas
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
@@ -61,8 +62,8 @@ def _filled(value: Any, given: Any) -> Any:
 
 
 def _inputs(subject: Subject, flats: Flats) -> tuple[Tensor, ...]:
-    """The tensors of several calls, as `Calls` takes them."""
-    calls = [call_of(subject, sample, flat) for sample, flat in flats]
+    """Copies of the tensors of several calls, as `Calls` takes them: the program may write into them."""
+    calls = [call_of(subject, sample, replicas(flat)) for sample, flat in flats]
     return tuple(
         tensor
         for args, kwargs in calls

@@ -21,7 +21,7 @@ from opsmith.checking.numerics.compare import (
 from opsmith.checking.numerics.tolerance import MeasuredFunction, Truth
 from opsmith.checking.property import first_line
 from opsmith.checking.samples.batches import batched
-from opsmith.checking.samples.sample import Sample, is_inexact
+from opsmith.checking.samples.sample import Sample, is_inexact, replica
 from opsmith.checking.subject import Subject
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.location import where
@@ -222,7 +222,7 @@ class ExampleLoop:
         each = [
             function(
                 [
-                    value[row].clone() if argnum in self.argnums else value
+                    value[row].clone() if argnum in self.argnums else replica(value)  # it may write into both
                     for argnum, value in enumerate(batch)
                 ]
             )
