@@ -127,3 +127,31 @@ def test_a_jvp_may_work_in_place() -> None:
 def test_traced_calls_are_compared_on_the_same_numbers_although_each_writes() -> None:
     report = opsmith.check(SigmoidInPlace, samples=[(drawn(3, 4),)], only=["compile", "export", "vmap"])
     assert not report.failures, report
+
+
+class Scaled(Function):
+    """Rows of norm one, by an operation whose backward torch does not differentiate again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        if not x.numel():
+            raise ValueError("no rows")
+        rows, norms = torch.ops.aten._weight_norm_interface(x, x.new_ones(x.shape[0], 1), 0)
+        ctx.save_for_backward(x, norms)
+        return rows
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        x, norms = ctx.saved_tensors
+        ones = x.new_ones(x.shape[0], 1)
+        return torch.ops.aten._weight_norm_interface_backward(grad.contiguous(), x, ones, norms, 0)[0]
+
+
+def test_a_second_order_that_torch_lacks_is_a_refusal() -> None:
+    report = opsmith.check(
+        Scaled, samples=[(drawn(3, 4),)], only=["gradient", "second_order"], effort="quick"
+    )
+    assert not report.failures, report
+    outcome = next(each for each in report.outcomes if each.property == "second_order")
+    assert outcome.status == "skipped"
+    assert "derivative for aten::_weight_norm_interface_backward is not implemented" in str(outcome.reason)

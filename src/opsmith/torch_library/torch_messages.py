@@ -22,8 +22,13 @@ SAVED_WRITTEN = ("modified by an inplace operation",)
 GRAPH_FREED = ("freed",)
 """Saved tensors of a graph whose backward has run."""
 
-NO_DERIVATIVE = ("marked with @once_differentiable", "more than one element of the written-to tensor")
-"""A second order through `once_differentiable`; forward mode into a result whose elements share memory."""
+NO_DERIVATIVE = (
+    "marked with @once_differentiable",
+    "derivative for aten::",
+    "more than one element of the written-to tensor",
+)
+"""A second order through `once_differentiable`, or an operation of torch that has no derivative; forward mode
+into a result whose elements share memory."""
 
 NO_DTYPE_KERNEL = ("not implemented for", "unsupported ScalarType")
 """An operation without a kernel for a dtype."""
