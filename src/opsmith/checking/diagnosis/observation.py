@@ -17,6 +17,7 @@ from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.autodiff import vjp
 from opsmith.checking.numerics.compare import largest_magnitude
 from opsmith.checking.samples.batches import all_finite
+from opsmith.checking.samples.linked_values import links_of, relinked
 from opsmith.checking.samples.sample import Sample, is_inexact, replica
 from opsmith.checking.samples.variations import variations
 from opsmith.checking.subject import Subject
@@ -160,9 +161,10 @@ class Observer:
 
     def draw(self, flat: Sequence[Any], grads: Grads, seed: int) -> Observation | None:
         """Observe on fresh inputs, drawn closer to the sample's where the operator rejects them."""
+        links = links_of(self.subject.samples)
         for method in METHODS if seed % 2 else ("mixed", "like", "scaled"):
             generator = torch.Generator().manual_seed(APART + self.subject.seed * 1000 + seed)
-            values = draw_fresh(flat, generator, method)
+            values = relinked(links, self.sample.labels, draw_fresh(flat, generator, method))
             try:
                 results = self.subject.plain(self.sample)([replica(value) for value in values])
                 if not all_finite(results):

@@ -23,6 +23,7 @@ from opsmith.checking.report import Failure
 from opsmith.checking.samples.batches import all_finite
 from opsmith.checking.samples.cases import refuse_unfit_results
 from opsmith.checking.samples.linked_sizes import Symbol, is_batch_like, sizes_of
+from opsmith.checking.samples.linked_values import links_of, relinked
 from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.samples.variation_kinds import KINDS, Variation
 from opsmith.checking.subject import Subject
@@ -67,11 +68,12 @@ def variations(subject: Subject) -> Variations:
     rejected: dict[str, None] = {}
     faults: dict[str, UnhandledEmptyInput] = {}
     seen = {form_of(sample) for sample in subject.samples}
-    attempts = 4 * subject.effort.variations
+    attempts, links = 4 * subject.effort.variations, links_of(subject.samples)
     for change in _in_turn(subject):
         if len(accepted) == subject.effort.variations or not attempts:
             break
         sample = change.sample(len(subject.samples) + len(subject.dropped) + len(accepted))
+        sample = replace(sample, flat=tuple(relinked(links, sample.labels, sample.flat)))
         form = form_of(sample)
         if _too_large(sample, change.of) or (form in seen and not change.fresh_numbers):
             continue
