@@ -155,3 +155,37 @@ def test_a_second_order_that_torch_lacks_is_a_refusal() -> None:
     outcome = next(each for each in report.outcomes if each.property == "second_order")
     assert outcome.status == "skipped"
     assert "derivative for aten::_weight_norm_interface_backward is not implemented" in str(outcome.reason)
+
+
+class MaskedLogSoftmax(Function):
+    """Results of -inf, to which no loss sends a gradient: its backward relies on that."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, mask: Any) -> Any:
+        y = torch.log_softmax(x.masked_fill(~mask, -torch.inf), -1)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        (y,) = ctx.saved_tensors
+        return grad - y.exp() * grad.sum(-1, keepdim=True), None
+
+
+class MaskedLogSoftmaxWithoutSum(MaskedLogSoftmax):
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        (y,) = ctx.saved_tensors
+        return grad - y.exp() * grad, None
+
+
+MASK = torch.tensor([[1, 1, 0, 1], [0, 1, 1, 1], [1, 1, 1, 1]]).bool()
+
+
+def test_no_gradient_is_sent_to_results_of_minus_infinity() -> None:
+    report = opsmith.check(MaskedLogSoftmax, samples=[(drawn(3, 4), MASK)], effort="quick")
+    assert report.passed, report
+    wrong = opsmith.check(
+        MaskedLogSoftmaxWithoutSum, samples=[(drawn(3, 4), MASK)], only=["gradient"], effort="quick"
+    )
+    assert [(each.property, each.input) for each in wrong.failures] == [("gradient", "x")], wrong

@@ -76,6 +76,8 @@ def results_with_gradient(subject: Subject, sample: Sample, results: Sequence[Te
 def random_grad_output(like: Tensor, generator: torch.Generator) -> Tensor:
     """Draw a contiguous grad_output for a result, of its dtype and on its device.
 
+    It is 0 where the result is not finite, as the -inf of a mask: no loss sends a gradient there.
+
     Example:
         >>> import torch
         >>> random_grad_output(torch.ones(2, 3), torch.Generator()).stride()
@@ -83,7 +85,9 @@ def random_grad_output(like: Tensor, generator: torch.Generator) -> Tensor:
     """
     wide = torch.complex128 if like.is_complex() else torch.float64
     shape: Sequence[int] = like.shape
-    return torch.randn(tuple(shape), generator=generator, dtype=wide).to(like.device, like.dtype)
+    drawn = torch.randn(tuple(shape), generator=generator, dtype=wide).to(like.device, like.dtype)
+    finite = like.detach().isfinite()
+    return drawn if bool(finite.all()) else drawn.masked_fill(~finite, 0)
 
 
 def random_grad_outputs(

@@ -388,9 +388,10 @@ class Tangents:
 
 
 def weighed(results: Sequence[Tensor | None], weights: Sequence[Tensor | None]) -> float:
-    """The real inner product of tensors and their weights; None counts as zeros."""
-    return sum(
-        float(coordinates(result).double() @ coordinates(weight).double())
+    """The real inner product of tensors and their weights; None counts as zeros, and so does 0 times nan."""
+    pairs = [
+        (coordinates(result).double(), coordinates(weight).double())
         for result, weight in zip(results, weights, strict=True)
         if result is not None and weight is not None
-    )
+    ]
+    return sum(float(result.masked_fill(weight == 0, 0) @ weight) for result, weight in pairs)
