@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import keyword
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar, get_args, overload
 
 from opsmith import errors
@@ -16,6 +16,7 @@ from opsmith.core.schema import schema_of
 from opsmith.core.shapes import check_batching, read_shapes
 from opsmith.core.specification import Autocast, Specification
 
+Accepting = Mapping[tuple[str, ...], str]
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -35,6 +36,7 @@ def operator(
     inline: bool | None = ...,
     shapes: str | None = ...,
     batching: str | None = ...,
+    accept: Accepting | None = ...,
 ) -> Callable[[Callable[P, R]], Operator[P, R]]: ...
 @overload
 def operator(
@@ -49,6 +51,7 @@ def operator(
     inline: bool | None = ...,
     shapes: str | None = ...,
     batching: str | None = ...,
+    accept: Accepting | None = ...,
 ) -> Callable[[Callable[P, Any]], Operator[P, Any]]: ...
 def operator(
     name: str,
@@ -62,6 +65,7 @@ def operator(
     inline: bool | None = None,
     shapes: str | None = None,
     batching: str | None = None,
+    accept: Accepting | None = None,
 ) -> Callable[[Callable[P, Any]], Operator[P, Any]]:
     """Declare an operator: the decorated function is its reference, the mathematics in plain PyTorch.
 
@@ -81,6 +85,7 @@ def operator(
         shapes: Shapes in letters, `"x: B M, weight: N M -> B N"`, to which calls are checked.
         batching: Rule by which one call computes a batch under `vmap`: `"elementwise"`, or the dimension of
             `shapes` that holds independent examples, a letter or `"..."`.
+        accept: Findings of `check` to accept: the reason by `(property, cause)`, as `("vmap", "raises")`.
 
     Raises:
         NameFormatError, NameTakenError, NotAFunctionError, MissingAnnotationError, UnsupportedTypeError,
@@ -138,6 +143,7 @@ def operator(
             inline=inline,
             shapes=pattern,
             batching=rule,
+            accept=dict(accept or {}),
         )
         handle: Operator[P, Any] = declare_specified(specification)
         return handle

@@ -42,6 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="Run kernels in C++ under the compiler's sanitizers, too.",
     )
+    group.addoption("--opsmith-strict", action="store_true", help="Let warnings fail, as errors do.")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -219,7 +219,7 @@ def test_tangents_differ_from_a_forward_that_rounds_by_no_more_than_its_rounding
     assert "the tangents and differences of the forward differ" in " ".join(
         outcome(right, "forward_mode").notes
     )
-    assert outcome(wrong, "forward_mode").status == "failed"
+    assert outcome(wrong, "forward_mode").word() == "warning"
 
 
 @pytest.mark.parametrize("values", [matrix(), matrix().abs() + 0.5], ids=["any", "positive"])

@@ -22,6 +22,27 @@ from opsmith.checking.causes import CAUSES
 CORPORA = corpora()
 RUNS = [*((seed, "quick") for seed in range(6)), (1, "default")]
 """Seeds and efforts; in all but the first, every case is slow."""
+WARNINGS = {
+    # Wrong at special values alone.
+    "binary_cross_entropy_that_overflows",
+    "exp_with_truncated_gradient",
+    "h_sinc_at_zero",
+    "log_sigmoid_of_large_numbers",
+    "logsumexp_whose_backward_overflows",
+    # Wrong in a second order that the class does not promise.
+    "cross_entropy_detached",
+    "h_gelu_with_a_stored_slope",
+    "h_product_that_detaches_one",
+    "layer_norm_of_saved_statistics",
+    "potential_with_a_force_without_graph",
+    "similarity_of_detached_norms",
+    "sort_that_detaches",
+    "swish_keeps_sigmoid_on_ctx",
+    # Computed in float32 where float64 comes in.
+    "gelu_backward_in_float32",
+    "h_gaussian_with_a_constant_in_float32",
+}
+"""Planted faults that are warnings, by the table of severities."""
 NAMED = 0.9
 """The share of faults whose cause must be the right one."""
 
@@ -81,13 +102,14 @@ RIGHT = cases(SOUND, lambda name: corpus_of(SOUND[name]), [*SOUND][::3])
 @pytest.mark.parametrize(("name", "seed", "effort"), FAULTS)
 def test_a_planted_fault_is_found(name: str, seed: int, effort: str) -> None:
     report = report_on(name, seed, effort)
-    assert report.failures, str(report)
+    assert report.warnings if name in WARNINGS else report.errors, str(report)
 
 
 @pytest.mark.parametrize(("name", "seed", "effort"), RIGHT)
 def test_a_right_operator_passes(name: str, seed: int, effort: str) -> None:
     report = report_on(name, seed, effort)
     assert report.passed, str(report)
+    assert not report.warnings, str(report)
 
 
 @pytest.mark.parametrize(("corpus", "seed", "effort"), cases(CORPORA, str, ()))

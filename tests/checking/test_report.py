@@ -97,7 +97,7 @@ def test_a_report_in_text() -> None:
     )
     lines = str(Report("demo::op", outcomes, seed=0)).splitlines()
     assert lines[:5] == [
-        "demo::op: FAILED: gradient",
+        "demo::op: FAILED: gradient; 1 error",
         "  forward           passed     0.25 s",
         "    bfloat16 was left out",
         "  gradient          failed     1.00 s",
@@ -117,7 +117,7 @@ def test_json_holds_everything_and_is_json() -> None:
     )
     made = Report("demo::op", outcomes, seed=7, environment={"torch": "2"})
     read = json.loads(made.to_json())
-    assert read["schema"] == 3
+    assert read["schema"] == 4
     assert (read["operator"], read["passed"], read["seed"]) == ("demo::op", False, 7)
     assert read["environment"] == {"torch": "2"}
     assert read["outcomes"][1] == {
@@ -142,6 +142,8 @@ def test_json_holds_everything_and_is_json() -> None:
             "replay": None,
             "follows": None,
             "dtypes": [],
+            "severity": "error",
+            "accepted": None,
         }
     ]
 

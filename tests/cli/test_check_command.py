@@ -31,6 +31,49 @@ def test_what_fails_has_status_1_and_a_panel(opsmith: Run, write: Write, space: 
     assert "gradient of `x`: sign" in done.stdout
 
 
+def test_a_baseline_lets_what_is_known_pass(opsmith: Run, write: Write, space: str, tmp_path: Path) -> None:
+    baseline = tmp_path / "baseline.json"
+    target = f"{write()}:wrong"
+    baseline.write_text(opsmith("check", target, "--json", *FAST).stdout)
+    done = opsmith("check", target, "--baseline", str(baseline), *FAST)
+    assert done.exit_code == 0, done.output
+    assert f"{space}::wrong: passed; 1 accepted" in done.stdout
+    assert "accepted: it stands in the baseline" in done.stdout
+    missing = opsmith("check", target, "--baseline", str(tmp_path / "none.json"), *FAST)
+    assert missing.exit_code == 2
+    assert "the baseline cannot be read" in missing.stderr
+
+
+def test_strict_lets_warnings_fail(opsmith: Run, tmp_path: Path) -> None:
+    file = tmp_path / "narrow.py"
+    file.write_text(NARROW)
+    options = (f"{file}:Narrow", "--samples", "SAMPLES", *FAST)
+    assert opsmith("check", *options).exit_code == 0
+    done = opsmith("check", *options, "--strict")
+    assert done.exit_code == 1
+    assert "Narrow: FAILED: gradient; 1 warning" in done.stdout
+    assert "warning: gradient of `x`: precision" in done.stdout
+
+
+NARROW = """
+import torch
+
+SAMPLES = [(torch.linspace(0.1, 1.3, 12).reshape(3, 4).sin(),)]
+
+
+class Narrow(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return (grad.float() * x.float().cos()).to(x.dtype)
+"""
+
+
 @pytest.mark.parametrize("name", ["wrong", "other_name", "{space}::wrong"])
 def test_an_operator_is_named_by_variable_or_by_its_own_name(
     opsmith: Run, write: Write, space: str, name: str
@@ -53,7 +96,7 @@ def test_json_is_one_object_and_nothing_else(opsmith: Run, write: Write, space: 
     done = opsmith("check", str(file), "--json", "--seed", "5", *FAST)
     assert done.exit_code == 1
     read = json.loads(done.stdout)
-    assert (read["schema"], read["passed"], read["unchecked"]) == (3, False, [])
+    assert (read["schema"], read["passed"], read["unchecked"]) == (4, False, [])
     assert [report["operator"] for report in read["reports"]] == [f"{space}::right", f"{space}::wrong"]
     assert [report["passed"] for report in read["reports"]] == [True, False]
     assert read["reports"][0]["seed"] == 5

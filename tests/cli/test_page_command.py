@@ -26,7 +26,7 @@ def checked(tmp_path: Path, space: str) -> Path:
     outcomes = (Outcome("forward", "passed"), Outcome("gradient", "passed"))
     reports = [Report(f"{space}::{name}", outcomes, seed=0).to_dict() for name in ("right", "wrong")]
     file = tmp_path / "report.json"
-    file.write_text(json.dumps({"schema": 3, "reports": reports}))
+    file.write_text(json.dumps({"schema": 4, "reports": reports}))
     return file
 
 

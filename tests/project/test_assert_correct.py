@@ -42,7 +42,7 @@ def test_the_message_is_the_whole_report() -> None:
         assert_correct(Backwards, samples=SAMPLES, only=FAST, seed=3, effort="quick")
     message = str(raised.value)
     report = opsmith.check(Backwards, samples=SAMPLES, only=FAST, seed=3, effort="quick")
-    assert message.splitlines()[0] == "Backwards: FAILED: gradient" == str(report).splitlines()[0]
+    assert message.splitlines()[0] == "Backwards: FAILED: gradient; 1 error" == str(report).splitlines()[0]
     for failure in report.failures:
         assert str(failure) in message
     assert "seed 3, quick effort" in message

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ def adopt(
     signature: Signature = None,
     kind: str | Iterable[str] = "true",
     opaque: bool = False,
+    accept: Mapping[tuple[str, ...], str] | None = None,
 ) -> Operator[..., Any]:
     """Make an operator of an `autograd.Function` class, or of an operator of torch.library.
 
@@ -45,6 +46,7 @@ def adopt(
         kind: Kind of its backward: `"true"` (the derivative), `"surrogate"`, `"approximate"`,
             `"nonlinear"` in grad_output, `"stochastic"` or `"float32"`; or several of them.
         opaque: True if its code is not made of torch operations, so that it is never run on fake tensors.
+        accept: Findings of `check` to accept: the reason by `(property, cause)`, as `("vmap", "raises")`.
 
     Raises:
         NameFormatError, NameTakenError, UsageError, ParameterKindError, MissingAnnotationError,
@@ -77,6 +79,7 @@ def adopt(
             signature=signature,
             kind=kind,
             opaque=opaque,
+            accept=accept,
             module=module,
         )
     if is_operator(subject):
@@ -87,7 +90,7 @@ def adopt(
             kind=(kind, "true"),
             opaque=(opaque, False),
         )
-        return adopt_registered(subject, reference=reference, samples=samples, module=module)
+        return adopt_registered(subject, reference=reference, samples=samples, accept=accept, module=module)
     raise errors.UsageError(
         "only a Function class, or an operator that torch knows, can be adopted",
         operator=name,

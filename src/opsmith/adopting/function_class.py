@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -203,6 +203,7 @@ def adopt_function(
     opaque: bool,
     module: str,
     run: Runner = first_returned,
+    accept: Mapping[tuple[str, ...], str] | None = None,
 ) -> Operator[..., Any]:
     """Make an operator of a Function class, which is not changed; see `opsmith.adopt`.
 
@@ -214,6 +215,7 @@ def adopt_function(
     with errors.about(name, where(function_class.forward)):
         adopted = _describe(function_class, name, kinds, reference, given, signature, run)
     specification = _specification(adopted, given, module, opaque=opaque)
+    specification = replace(specification, accept=dict(accept or {}))
     return declare_specified(specification, AdoptedOperator)
 
 

@@ -58,6 +58,7 @@ def adopt_registered(
     reference: Callable[..., Any] | None,
     samples: Samples | Iterable[Any] | None,
     module: str,
+    accept: Mapping[tuple[str, ...], str] | None = None,
 ) -> Operator[..., Any]:
     """Add the missing kernels and rules to an operator of torch, and return its handle.
 
@@ -66,6 +67,7 @@ def adopt_registered(
         reference: The mathematics in plain PyTorch, with type hints.
         samples: Function that yields representative inputs, or a list of them.
         module: The module that adopts.
+        accept: Findings of a check to accept.
     """
     overload = _overload(capabilities.overloads_of(subject) or {}, subject)
     signature = capabilities.signature_of(overload)
@@ -88,6 +90,7 @@ def adopt_registered(
         where=where(reference),
         random=torch.Tag.nondeterministic_seeded in overload.tags,
         inline=False,
+        accept=dict(accept or {}),
     )
     specification = replace(specification, library_operator=library_operator_of(overload))
     handle = declare_specified(specification, register=LibraryOperatorRegistration)

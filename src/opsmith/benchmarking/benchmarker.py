@@ -234,7 +234,7 @@ def _passed(operator: Operator[..., Any], report: Any, smallest: SizedCall, seed
     """Return the report of a check without failures.
 
     Raises:
-        NotPassedError: If something failed, or the results could not be checked.
+        NotPassedError: If there is an error, or the results could not be checked.
         UsageError: If it is the report of another operator.
     """
     if report is None:
@@ -250,8 +250,8 @@ def _passed(operator: Operator[..., Any], report: Any, smallest: SizedCall, seed
             got=f"a report on `{report.operator}`" if isinstance(report, Report) else shown(report),
             hint="leave `report=` out, and it is checked",
         )
-    if report.failures or not _was_checked(report, ("forward",)):
-        failed = "\n".join(f"    {failure.heading()}" for failure in report.failures)
+    if report.errors or not _was_checked(report, ("forward",)):
+        failed = "\n".join(f"    {failure.heading()}" for failure in report.errors)
         raise errors.NotPassedError(
             "it fails its check, and the speed of a wrong result means nothing",
             operator=operator.name,

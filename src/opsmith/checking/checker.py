@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from opsmith import errors
+from opsmith.checking.accepting import Accepting, accepted_findings, mark_accepted, unused_remarks
 from opsmith.checking.causes import CAUSES
 from opsmith.checking.effort import Effort, Level, effort_named
 from opsmith.checking.exceptions import UncheckableError
@@ -27,6 +28,7 @@ from opsmith.checking.run_property import few_threads, merged, run
 from opsmith.checking.samples.selection import sample_subset, subset_remarks
 from opsmith.checking.samples.symmetric import among_symmetric, symmetric_remarks
 from opsmith.checking.samples.variations import Variations, failure_of, variations
+from opsmith.checking.severity import graded
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
 from opsmith.checking.subject_kinds import ForwardRaisedError, GivenSamples, subject_of
@@ -49,6 +51,8 @@ def check(
     progress: Progress | None = None,
     isolate: bool | float = False,
     sanitize: bool = False,
+    strict: bool = False,
+    accept: Accepting | None = None,
 ) -> Report:
     """Check an operator: results, gradients, second order, side effects and more, each against its reference.
 
@@ -67,13 +71,16 @@ def check(
             the end; a number is the limit of each in seconds.
         sanitize: Run kernels in C++ under the compiler's sanitizers too, which is the property `sanitized`;
             otherwise it runs where `only` names it.
+        strict: Let the report pass only if there is no warning either.
+        accept: Findings to accept, beside those that the operator's declaration accepts: the reason by
+            `(property, cause)`, or by `(property, cause, input)`. They are listed, and do not count.
 
     Raises:
         MissingSamplesError: If there are no samples.
         SampleError: If a sample does not fit the arguments, or holds or gives what cannot be compared.
         UsageError: If `operator` is not an operator, a name in `only` or `skip` is not a property, they leave
-            nothing to check, `effort` is not a level, `seed` is not an integer that torch takes, or hooks on
-            saved tensors are set.
+            nothing to check, `accept` names no finding, `effort` is not a level, `seed` is not an integer
+            that torch takes, or hooks on saved tensors are set.
         ToolchainError: If kernels are to be sanitised, and there are no sanitizers here.
 
     Example:
@@ -95,6 +102,10 @@ def check(
         subject = subject_of(operator, samples, seed, level)
     except ForwardRaisedError as raised_:
         return _unrun(operator, raised_.outcome, seed, level)
+    findings = (
+        *accepted_findings(subject.specification.accept, subject.name),
+        *accepted_findings(accept, subject.name),
+    )
     if limit_s and subject.devices:  # `devices` initializes an accelerator
         refuse_isolation()
     found: dict[str, Outcome] = {}
@@ -151,19 +162,24 @@ def check(
         before = found["forward"] = replace(before, notes=(*before.notes, fatal.note))
     if more and not before.left_out:
         found["forward"] = replace(before, status="failed", failures=(*before.failures, *more))
+    found = {name: graded(outcome, subject) for name, outcome in found.items()}
     replaying = not limit_s and not _leaves(found)
     tried = replace(given, samples=(*given.samples, *derived.samples))
     with without_warnings(), few_threads(level):
-        outcomes = tuple(with_replays(name_roots([found[name] for name in names]), tried, run=replaying))
+        rooted = mark_accepted(name_roots([found[name] for name in names]), findings)
+        outcomes = tuple(with_replays(rooted, tried, run=replaying))
     inputs = tuple(map(str, tried.samples))
     ran = [name for name in names if found[name].status != "skipped"]
     about = {
         "inputs": inputs,
         "rejected": derived.rejected,
         "remarks": subset_remarks(subject, [name for name in ran if PROPERTIES[name].subset])
-        + symmetric_remarks(smooth),
+        + symmetric_remarks(smooth)
+        + unused_remarks(outcomes, findings),
     }
-    return Report(subject.name, outcomes, seed, environment(), level.name, **about, loading=loading)
+    return Report(
+        subject.name, outcomes, seed, environment(), level.name, **about, loading=loading, strict=strict
+    )
 
 
 NO_FAILURES: tuple[Failure, ...] = ()

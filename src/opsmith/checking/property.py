@@ -54,6 +54,8 @@ class Property:
         about_gradients: A wrong gradient explains its failures about the same input.
         explains_gradients: Its failure for an input explains what others find of the gradient by that input.
         sends_gradients: Passes a gradient of the right shape to every result.
+        refusable: An exception in it is a limit, as in what transforms the operator.
+        special: Looks at special values, where a wrong result is a warning.
         transforms: Traces, maps, copies or compiles the operator, so that any earlier failure may explain
             one of its own.
         gradcheck: Call of torch that shows a wrong derivative, for replays; `{names}` stands for the inputs,
@@ -75,6 +77,8 @@ class Property:
     about_gradients: bool = True
     explains_gradients: bool = False
     sends_gradients: bool = False
+    refusable: bool = False
+    special: bool = False
     transforms: bool = False
     gradcheck: str = ""
 

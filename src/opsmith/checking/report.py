@@ -7,14 +7,14 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
 from opsmith.checking.output.text import folded, rows
 from opsmith.core.call_arguments import tensors_in
 
-SCHEMA = 3
+SCHEMA = 4
 """Version of the format of `Report.to_json`; it changes when a key changes its meaning or is removed."""
 
 WIDTH = 80
@@ -24,6 +24,11 @@ WIDEST = frozenset({"float64", "complex128"})
 """Widest dtypes: a result in a narrower one is held to that in these."""
 
 Status = Literal["passed", "failed", "skipped"]
+
+Severity = Literal["error", "warning", "limit"]
+
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
+"""The severities, the worst first."""
 
 REQUIRED = (("forward",), ("gradient", "surrogate"))
 """A check only passes if one property of each group was really run and passed."""
@@ -43,6 +48,8 @@ class Failure:
         replay: A few lines of Python that show the failure again, where that is possible.
         follows: Name of the property whose failure is the root cause of this one.
         dtypes: The dtypes in which it was seen; empty where it is bound to none.
+        severity: `error`, `warning` or `limit`; the table in docs/checking.md decides it.
+        accepted: The reason why the author accepts it; None if it counts.
     """
 
     property: str
@@ -54,15 +61,35 @@ class Failure:
     replay: str | None = None
     follows: str | None = None
     dtypes: tuple[str, ...] = ()
+    severity: Severity = "error"
+    accepted: str | None = None
+
+    def is_error(self) -> bool:
+        """True if it is an error that nobody accepted."""
+        return self.severity == "error" and self.accepted is None
+
+    def ends_process(self) -> bool:
+        """True if the process that ran it died, or did not return in time."""
+        return bool({"signal", "status", "limit"} & {*self.evidence})
+
+    def is_whole(self) -> bool:
+        """True if reports show all of it: no other failure explains it, and nobody accepted it."""
+        return self.follows is None and self.accepted is None
+
+    def rank(self) -> tuple[bool, bool, int]:
+        """Key for sorting: what another failure explains and what is accepted last, then by severity."""
+        return self.follows is not None, self.accepted is not None, SEVERITIES.index(self.severity)
 
     def heading(self) -> str:
-        """One line: the property, the input and the cause."""
+        """One line: the severity if it is no error, the property, the input and the cause."""
+        severity = "" if self.severity == "error" else f"{self.severity}: "
         subject = f" of `{self.input}`" if self.input else ""
         after = f", which follows from `{self.follows}`" if self.follows else ""
-        return f"{self.property}{subject}: {self.cause}{after}"
+        accepted = f", accepted: {self.accepted}" if self.accepted is not None else ""
+        return f"{severity}{self.property}{subject}: {self.cause}{after}{accepted}"
 
     def __str__(self) -> str:
-        if self.follows:
+        if not self.is_whole():
             return self.heading()
         lines = [self.heading(), *_indented(self.message)]
         if self.where:
@@ -80,10 +107,10 @@ class Outcome:
 
     Args:
         property: Its name.
-        status: `passed`, `failed` or `skipped`; skipped is never success.
+        status: `failed` if a failure is an error, else `passed`, or `skipped`, which is never success.
         reason: The reason for skipping it.
         seconds: Seconds that it took.
-        failures: Everything that is wrong.
+        failures: Everything that is wrong: errors, warnings and limits.
         notes: Parts of it that did not run, each with its reason.
         left_out: True if the caller left it out.
         compiles: True if it compiles: its time is reported apart, since all later checks of a process share
@@ -101,22 +128,31 @@ class Outcome:
     compiles: bool = False
     dtypes: tuple[str, ...] = ()
 
-    def in_dtype(self, dtype: str) -> Literal["passed", "failed", "unclear", ""]:
+    def word(self) -> Literal["passed", "failed", "skipped", "warning", "limit"]:
+        """The status, or the worst severity where nothing is worse than a warning or a limit."""
+        found = {failure.severity for failure in self.failures if failure.accepted is None} - {"error"}
+        if self.status != "passed" or not found:
+            return self.status
+        return "warning" if "warning" in found else "limit"
+
+    def in_dtype(self, dtype: str) -> Literal["passed", "failed", "warning", "limit", "unclear", ""]:
         """Status of the property in a dtype.
 
         Args:
             dtype: As torch calls it, without `torch.`.
 
         Returns:
-            `unclear` if it ran in this dtype, and a failure names no dtype, or names float64 or complex128,
-            after which lower precision is not reported; empty if it did not run in this dtype.
+            The worst severity, with `failed` for an error; `unclear` if it ran in this dtype, and a failure
+            names no dtype, or names float64 or complex128, after which lower precision is not reported;
+            empty if it did not run in this dtype.
 
         Example:
             >>> Outcome("forward", "passed", dtypes=("float32",)).in_dtype("float32")
             'passed'
         """
-        if any(dtype in failure.dtypes for failure in self.failures):
-            return "failed"
+        found = {failure.severity for failure in self.failures if dtype in failure.dtypes}
+        if found:
+            return "failed" if "error" in found else "warning" if "warning" in found else "limit"
         if dtype not in self.dtypes or self.status == "skipped":
             return ""
         below_float64 = all(failure.dtypes and not WIDEST & {*failure.dtypes} for failure in self.failures)
@@ -137,6 +173,7 @@ class Report:
         inputs: Every input that it was run on: the author's samples, and those that were derived from them.
         rejected: Derived inputs that the operator rejects by an error of its own, which is not a fault.
         loading: Seconds that torch took to load its compiler, which it does once in a process.
+        strict: True if warnings count as errors do.
 
     Example:
         >>> Report("demo::twice", (Outcome("forward", "passed"),), seed=0).passed  # no gradient was run
@@ -152,27 +189,52 @@ class Report:
     inputs: tuple[str, ...] = ()
     rejected: tuple[str, ...] = ()
     loading: float = 0.0
+    strict: bool = False
 
     @property
     def failures(self) -> tuple[Failure, ...]:
-        """Every failure; those that another one explains come last."""
+        """Every failure: errors, warnings, limits; then those that another one explains."""
         every = [failure for outcome in self.outcomes for failure in outcome.failures]
-        return tuple(sorted(every, key=lambda failure: failure.follows is not None))
+        return tuple(sorted(every, key=Failure.rank))
+
+    def counted(self, severity: Severity) -> tuple[Failure, ...]:
+        """The failures of a severity that no other explains and nobody accepted."""
+        return tuple(each for each in self.failures if each.is_whole() and each.severity == severity)
+
+    @property
+    def errors(self) -> tuple[Failure, ...]:
+        """The errors: wrong values or gradients, corrupted memory, crashes, hangs, undeclared randomness."""
+        return self.counted("error")
+
+    @property
+    def warnings(self) -> tuple[Failure, ...]:
+        """The warnings: wrong at special values, in low precision, in derivatives that nobody promised."""
+        return self.counted("warning")
+
+    @property
+    def limits(self) -> tuple[Failure, ...]:
+        """The limits: what is refused by an error, and what no sample exercises."""
+        return self.counted("limit")
 
     @property
     def passed(self) -> bool:
-        """True if nothing failed, and results and gradients were really checked."""
-        return not self._any("failed", self._names) and all(self._any("passed", group) for group in REQUIRED)
+        """True if there is no error (strict: no warning), and results and gradients were really checked."""
+        return not self.failed and all(self._any("passed", group) for group in REQUIRED)
 
     @property
     def passed_as_asked(self) -> bool:
         """True as `passed` is, but not missing results or gradients that the caller left out."""
         left_out = {outcome.property for outcome in self.outcomes if outcome.left_out}
         return (
-            not self._any("failed", self._names)
+            not self.failed
             and self._any("passed", self._names)
             and all(self._any("passed", group) or group[0] in left_out for group in REQUIRED)
         )
+
+    @property
+    def failed(self) -> bool:
+        """True if there is an error; strict: or a warning."""
+        return self._any("failed", self._names) or (self.strict and bool(self.warnings))
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -202,6 +264,10 @@ class Report:
             "schema": SCHEMA,
             "operator": self.operator,
             "passed": self.passed,
+            "strict": self.strict,
+            "errors": len(self.errors),
+            "warnings": len(self.warnings),
+            "limits": len(self.limits),
             "seed": self.seed,
             "effort": self.effort,
             "seconds": round(self.seconds, 6),
@@ -238,22 +304,35 @@ class Report:
         """One line: the derived inputs that the operator rejects; empty where there is none."""
         return f"not used as inputs: {'; '.join(self.rejected)}" if self.rejected else ""
 
+    def counts(self) -> str:
+        """The numbers of errors, warnings, limits and accepted failures, such as `2 errors, 1 limit`."""
+        accepted = [each for each in self.failures if each.follows is None and each.accepted is not None]
+        numbers = [(len(self.counted(severity)), severity) for severity in SEVERITIES]
+        parts = [f"{number} {word}{'s' if number > 1 else ''}" for number, word in numbers if number]
+        return ", ".join(parts + ([f"{len(accepted)} accepted"] if accepted else []))
+
     def verdict(self) -> str:
-        """One line: passed or failed, and the reason where it is neither."""
-        failed = [outcome.property for outcome in self.outcomes if outcome.status == "failed"]
-        if failed:
-            return f"{self.operator}: FAILED: {', '.join(failed)}"
+        """One line: passed or failed, how many errors, warnings and limits, and what could not be checked."""
+        counts = self.counts()
+        beside = f"; {counts}" if counts else ""
+        if self.failed:
+            wrong = [
+                outcome.property
+                for outcome in self.outcomes
+                if outcome.status == "failed" or (self.strict and outcome.word() == "warning")
+            ]
+            return f"{self.operator}: FAILED: {', '.join(wrong)}{beside}"
         if self.passed:
-            return f"{self.operator}: passed"
+            return f"{self.operator}: passed{beside}"
         missing = [group[0] for group in REQUIRED if not self._any("passed", group)]
         if self.passed_as_asked:
-            return f"{self.operator}: passed as far as asked; not checked: {', '.join(missing)}"
-        return f"{self.operator}: NOT PASSED: {' and '.join(missing)} could not be checked"
+            return f"{self.operator}: passed as far as asked{beside}; not checked: {', '.join(missing)}"
+        return f"{self.operator}: NOT PASSED: {' and '.join(missing)} could not be checked{beside}"
 
     def __str__(self) -> str:
         lines = [self.verdict(), *(f"  note: {remark}" for remark in self.remarks)]
         for outcome in self.looked_at():
-            row = f"  {outcome.property:<17} {outcome.status:<8} {outcome.seconds:6.2f} s"
+            row = f"  {outcome.property:<17} {outcome.word():<8} {outcome.seconds:6.2f} s"
             lines.append(f"{row}  {outcome.reason}".rstrip())
             lines += [f"    {note}" for note in outcome.notes]
         lines += [f"  {line}" for line in (self.omissions(), self.times(), self.rejections()) if line]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from opsmith.checking.causes import CAUSES, UNKNOWN
 from opsmith.checking.properties import PROPERTIES
-from opsmith.checking.report import Failure, Outcome
+from opsmith.checking.report import SEVERITIES, Failure, Outcome
 
 
 def name_roots(outcomes: Sequence[Outcome]) -> list[Outcome]:
@@ -36,11 +36,16 @@ def explained_by(failure: Failure, before: Sequence[Failure], every: Sequence[Fa
     """
     others = [each for each in before if each.property != failure.property]
     for rule in RULES:
-        roots = every if rule is wrong_gradient else others
+        roots = [each for each in (every if rule is wrong_gradient else others) if _as_severe(each, failure)]
         found = next(rule(failure, roots), None)
         if found is not None:
             return found.property
     return None
+
+
+def _as_severe(root: Failure, failure: Failure) -> bool:
+    """True if a failure may explain another: a warning or a limit explains no error."""
+    return SEVERITIES.index(root.severity) <= SEVERITIES.index(failure.severity)
 
 
 def same_words(failure: Failure, before: Sequence[Failure]) -> Iterator[Failure]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +13,10 @@ import typer
 from rich.markup import escape
 
 from opsmith import checking, errors
+from opsmith.adopting.library_operator import name_of
+from opsmith.checking.accepting import project_findings, with_baseline
 from opsmith.checking.checker import selected
+from opsmith.checking.output.json import read_reports
 from opsmith.checking.output.terminal import rendered
 from opsmith.checking.processes.fork import limit_of, run_isolated
 from opsmith.checking.properties import PROPERTIES
@@ -45,6 +48,13 @@ class CheckSubject:
     value: Any
     target: Target
     samples: Any = None
+
+    @property
+    def reported_name(self) -> str:
+        """Its name in reports: of a class the qualified name."""
+        if isinstance(self.value, Operator):
+            return self.value.name
+        return self.value.__qualname__ if is_function_class(self.value) else name_of(self.value)
 
     def guess(self, seed: int, limit_s: float) -> GuessedSamples | None:
         """Guess the arguments of a Function that has no samples; return None for all else.
@@ -247,6 +257,15 @@ def check(
             help="Run kernels in C++ under the compiler's sanitizers, too: property `sanitized`.",
         ),
     ] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Let warnings fail, as errors do.")] = False,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="An earlier output of `--json`: what it has does not count, only what is new.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: AsJson = False,
     html: Annotated[
         Path | None,
@@ -271,9 +290,9 @@ def check(
 
     - `opsmith check mypackage.ops:mylib::linear --json > report.json`
 
-    Exit status: 0 all that was asked for passed, 1 something did not, 2 something could not be checked or
-    written, 130 interrupted. A crash ends the command with the status of its signal, after a traceback of the
-    line on stderr; with `--isolate` it is a finding.
+    Exit status: 0 no error in what was asked for (`--strict`: and no warning), 1 otherwise, 2 something could
+    not be checked or written, 130 interrupted. A crash ends the command with the status of its signal, after
+    a traceback of the line on stderr; with `--isolate` it is a finding.
     """
     out, run = sys.stdout, CheckRun()
     with guarded(traceback=traceback), redirect_stdout(sys.stderr):  # stdout is for the result alone
@@ -287,14 +306,16 @@ def check(
             "effort": effort_of(quick=quick, thorough=thorough),
             "isolate": _isolation(isolate=isolate, limit=limit),
             "sanitize": sanitize,
+            "strict": strict,
         }
         if html is not None:
             from opsmith.checking.output.html import page  # a missing package is reported before the check
         refuse_unwritable(html, "page")
+        known = {} if baseline is None else read_baseline(baseline)
         parsed = Target.of(target)
         with waiting(f"importing {escape(target)}"):
             found = subjects_of(parsed, samples)
-        _check(found, run, None if as_json else output, options)
+        _check(found, run, None if as_json else output, options, known)
         if not run.interrupted:
             for line in _unchecked_remarks(parsed, parsed.unadopted()):
                 typer.echo(line, err=True)
@@ -345,7 +366,11 @@ def _unchecked_remarks(target: Target, others: dict[str, Any]) -> Iterator[str]:
 
 
 def _check(
-    subjects: list[CheckSubject], run: CheckRun, output: Output | None, options: dict[str, Any]
+    subjects: list[CheckSubject],
+    run: CheckRun,
+    output: Output | None,
+    options: dict[str, Any],
+    known: Mapping[str, Report],
 ) -> None:
     """Check subjects one after the other, and print each report at once.
 
@@ -363,12 +388,33 @@ def _check(
             except KeyboardInterrupt:
                 run.interrupted += [left.name for left in subjects[at:]]
                 return
+            if report.operator in known:
+                report = with_baseline(report, known[report.operator])
             run.reports.append(report)
             if output is not None:
                 output.show(rendered(report))
 
 
+def read_baseline(file: Path) -> dict[str, Report]:
+    """Read the reports of an earlier check.
+
+    Raises:
+        UsageError: If it is not there, or holds something else.
+    """
+    try:
+        return read_reports(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise errors.UsageError(
+            "the baseline cannot be read",
+            argument="--baseline",
+            expected="the output of an earlier `opsmith check --json`",
+            got=f"{file}: {error.strerror}",
+            hint=f"write it first: `opsmith check ... --json > {file}`",
+        ) from error
+
+
 def _report(subject: CheckSubject, options: dict[str, Any]) -> Report:
+    options = {**options, "accept": project_findings(subject.reported_name)}
     guessed = subject.guess(options["seed"], limit_of(options["isolate"]))
     if guessed is None:
         return subject.check(options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -43,6 +43,7 @@ class Specification(errors.ErrorSubject):
         samples: Function that yields representative inputs.
         flops: Function that counts the floating-point operations of a call, if the author gave one.
         library_operator: Its own kernels and rules, if it was registered elsewhere and adopted.
+        accept: Findings of a check that the author accepts: the reason by property and cause.
         adopted: The `autograd.Function` class that it was adopted from, if it was.
         forward: The forward of that class, which runs in place of the reference.
     """
@@ -65,6 +66,7 @@ class Specification(errors.ErrorSubject):
     fake: Callable[..., Any] | None = None
     samples: Samples | None = None
     flops: Callable[..., int] | None = None
+    accept: Mapping[tuple[str, ...], str] = field(default_factory=dict)
     library_operator: LibraryOperator | None = None
     adopted: AdoptedFunction | None = None
     forward: Callable[..., Any] | None = None

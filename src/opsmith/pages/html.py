@@ -74,7 +74,7 @@ def verdict_on(aspect: Aspect, report: Report | AbsentSection) -> tuple[str, str
         return "", f"{name}: not checked"
     if aspect.where and any(aspect.where in note and "did not run" in note for note in found.notes):
         return "skipped", f"{name}: did not run here"
-    return found.status, f"{name} {found.status}"
+    return found.word(), f"{name} {found.word()}"
 
 
 def _templates() -> Environment:

@@ -29,7 +29,7 @@ def abilities(
         report: Report of its check.
         guess: The arguments to try on.
     """
-    passed = {outcome.property for outcome in report.outcomes if outcome.status == "passed"}
+    passed = {outcome.property for outcome in report.outcomes if outcome.word() == "passed"}
     complete = {
         outcome.property for outcome in report.outcomes if outcome.property in passed and not outcome.notes
     }

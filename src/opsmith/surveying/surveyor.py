@@ -111,9 +111,9 @@ def _check_and_declare(declaration: Declaration) -> Finding:
         operator = declaration.operator()
         report = declaration.check(operator)
     faults = _faults(report)
-    if faults and all(map(_is_cut, report.failures)):
+    if faults and all(map(_is_cut, report.errors)):
         reasons.append(CUT)
-    elif faults and "float32" in declaration.kinds and all(map(_is_rounding, report.failures)):
+    elif faults and "float32" in declaration.kinds and all(map(_is_rounding, report.errors)):
         reasons.append(
             "its gradients are right as far as float32 goes, and `opsmith.check` compares in float64"
         )
@@ -289,7 +289,7 @@ TITLES = {"second_order": "second order", "forward_mode": "forward mode"}
 
 def _faults(report: Report) -> list[str]:
     """Describe the failures, merged by property, cause and location."""
-    failures = [failure for failure in report.failures if failure.follows is None]
+    failures = list(report.errors)
     if any(failure.property not in GROUPS["integration"] for failure in failures):
         failures = [failure for failure in failures if failure.property not in GROUPS["integration"]]
     if any("state" in failure.evidence for failure in failures):

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from opsmith import errors
-from opsmith.checking import Outcome, Report, check
+from opsmith.checking import Failure, Outcome, Report, check
+from opsmith.checking.accepting import project_findings
 from opsmith.checking.properties import PROPERTIES, USUAL
 from opsmith.checking.report import REQUIRED
 from opsmith.core.operator import Operator
@@ -119,6 +120,8 @@ class OperatorCollector(pytest.Collector):
             seed=option.opsmith_seed,
             effort=option.opsmith_effort,
             isolate=option.opsmith_isolate,
+            strict=option.opsmith_strict,
+            accept=project_findings(self.operator.name, self.config.rootpath),
         )
         return report, _of(report, name)
 
@@ -168,8 +171,11 @@ class PropertyItem(pytest.Item):
         self.user_properties.append(("seconds", round(outcome.seconds, 3)))
         for note in outcome.notes:
             self.add_report_section("call", "notes", f"{note}\n")
-        if outcome.status == "failed":
-            raise PropertyFailedError("\n\n".join(str(failure) for failure in outcome.failures))
+        failures = sorted(outcome.failures, key=Failure.rank)
+        if outcome.status == "failed" or (report.strict and outcome.word() == "warning"):
+            raise PropertyFailedError("\n\n".join(map(str, failures)))
+        for failure in failures:
+            self.add_report_section("call", failure.severity, f"{failure}\n")
         if outcome.status == "skipped":
             if self._is_missed(report):
                 raise PropertyFailedError(f"it could not be checked: {outcome.reason}")

@@ -171,7 +171,7 @@ STATUSES = ("passed", "skipped")
 def _table(reports: dict[str, Report], seconds: dict[str, float]) -> Table:
     table = Table("operator", "check", "passed", "skipped", "seconds")
     for name, report in reports.items():
-        counts = [str(sum(outcome.status == status for outcome in report.outcomes)) for status in STATUSES]
+        counts = [str(sum(outcome.word() == status for outcome in report.outcomes)) for status in STATUSES]
         verdict = "[green]passed" if report.passed else "[red]failed"
         table.add_row(name, verdict, *counts, f"{seconds[name]:.1f}")
     return table

@@ -37,7 +37,7 @@ def test_a_failure_has_a_panel_with_all_of_it() -> None:
     )
     lines = text(Report("demo::op", outcomes, 0, remarks=("guessed",))).splitlines()
     lines = [line.rstrip() for line in lines]
-    assert lines[:2] == ["demo::op: FAILED: gradient, effects", "  note: guessed"]
+    assert lines[:2] == ["demo::op: FAILED: gradient, effects; 1 error", "  note: guessed"]
     assert lines[2].split(maxsplit=4) == ["forward", "passed", "0.25", "s", "bfloat16 was [left] out"]
     assert lines[5].split(maxsplit=4) == ["second_order", "skipped", "0.00", "s", "nobody needed it"]
     assert lines[6] == "  1.25 s; seed 0, default effort"

@@ -306,7 +306,7 @@ def test_what_cannot_be_compared_is_skipped_and_says_where_to_look() -> None:
     report = opsmith.check(operator, samples=[(X,)], skip=["integration"])
     skipped = {outcome.property: outcome.reason for outcome in report.outcomes if not outcome.left_out}
     assert skipped["forward"] == "not compared: two runs give different numbers (see `determinism`)"
-    assert report.verdict().endswith("FAILED: determinism")
+    assert report.verdict().endswith("FAILED: determinism; 1 error")
 
 
 @pytest.mark.gpu

@@ -15,9 +15,6 @@ from opsmith.checking.report import Failure, Outcome
 from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject
 
-DEADLY = frozenset({"signal", "status", "limit"})
-"""Keys of evidence of a process that died or was killed."""
-
 
 def with_replays(outcomes: Sequence[Outcome], subject: Subject, *, run: bool) -> list[Outcome]:
     """Give a replay to each failure that no other explains.
@@ -34,11 +31,11 @@ def with_replays(outcomes: Sequence[Outcome], subject: Subject, *, run: bool) ->
 
 
 def _with_replay(failure: Failure, subject: Subject, run: bool) -> Failure:
-    if failure.replay is not None or failure.follows is not None:
+    if failure.replay is not None or not failure.is_whole():
         return failure
     found = _by_cause(failure, subject) if run else None
-    deadly = not DEADLY.isdisjoint(failure.evidence)
-    return replace(failure, replay=found or check_again(subject, failure.property, isolate=deadly))
+    again = found or check_again(subject, failure.property, isolate=failure.ends_process())
+    return replace(failure, replay=again)
 
 
 def _by_cause(failure: Failure, subject: Subject) -> str | None:

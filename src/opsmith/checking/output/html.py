@@ -64,7 +64,15 @@ except ModuleNotFoundError as error:
         hint=f"{install('page')}; or `report.to_json()`, which needs nothing",
     ) from error
 
-SIGNS = {"passed": "✓", "failed": "✗", "skipped": "–", "unclear": "?"}
+SIGNS = {
+    "passed": "✓",
+    "failed": "✗",
+    "error": "✗",
+    "warning": "!",
+    "limit": "○",
+    "skipped": "–",
+    "unclear": "?",
+}
 """Signs beside each status, so that it does not depend on colour."""
 
 
@@ -109,7 +117,7 @@ def verdict(report: Report) -> str:
 
 def state(report: Report) -> str:
     """Key of `SIGNS` for a whole report."""
-    return "passed" if report.passed_as_asked else "failed" if report.failures else "skipped"
+    return "passed" if report.passed_as_asked else "failed" if report.failed else "skipped"
 
 
 def short(dtype: str) -> str:
@@ -123,16 +131,17 @@ def short(dtype: str) -> str:
 
 
 def failures(report: Report) -> list[tuple[Outcome, list[Failure], list[Failure]]]:
-    """Failed properties, each with the failures to show in full and those that follow from others."""
-    return [
+    """Properties with failures, the worst first: each with those to show in full, and all others."""
+    found = [
         (
             outcome,
-            [failure for failure in outcome.failures if failure.follows is None],
-            [failure for failure in outcome.failures if failure.follows is not None],
+            sorted((each for each in outcome.failures if each.is_whole()), key=Failure.rank),
+            sorted((each for each in outcome.failures if not each.is_whole()), key=Failure.rank),
         )
         for outcome in report.outcomes
         if outcome.failures
     ]
+    return sorted(found, key=lambda one: min(each.rank() for each in one[0].failures))
 
 
 def _kind(value: Any) -> str:

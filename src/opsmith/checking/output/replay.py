@@ -243,7 +243,7 @@ def check_again(subject: Subject, property: str, *, isolate: bool = False) -> st
     if subject.specification.samples is None or subject.specification.namespace in TEMPORARY:
         options, samples = f"samples=samples, {options}", _given(subject)
     name = "operator" if target is None else target.checked
-    checked = [f"report = opsmith.check({name}, {options})", "assert report.passed_as_asked, report"]
+    checked = [f"report = opsmith.check({name}, {options})", "assert not report.failures, report"]
     return script(target, samples, checked)
 
 

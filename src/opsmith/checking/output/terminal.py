@@ -23,7 +23,15 @@ except ModuleNotFoundError as error:
         hint=f"{install('cli')}; or print(report), which needs nothing",
     ) from error
 
-STYLES = {"passed": "green", "failed": "bold red", "skipped": "yellow"}
+STYLES = {
+    "passed": "green",
+    "failed": "bold red",
+    "warning": "bold yellow",
+    "limit": "cyan",
+    "skipped": "yellow",
+}
+
+TONES = {"error": "red", "warning": "yellow", "limit": "cyan"}
 
 
 def rendered(report: Report) -> RenderableType:
@@ -37,9 +45,9 @@ def rendered(report: Report) -> RenderableType:
           forward  passed    0.00 s
           0.00 s; seed 0, default effort
     """
-    style = "bold red" if report.failures else "bold green" if report.passed_as_asked else "bold yellow"
-    causes = [failure for failure in report.failures if failure.follows is None]
-    followers = [failure for failure in report.failures if failure.follows is not None]
+    style = "bold red" if report.failed else "bold green" if report.passed_as_asked else "bold yellow"
+    whole = [failure for failure in report.failures if failure.is_whole()]
+    headings = [failure for failure in report.failures if not failure.is_whole()]
     return Group(
         Text(report.verdict(), style=style),
         *(Padding(Text(f"note: {remark}", style="yellow"), (0, 0, 0, 2)) for remark in report.remarks),
@@ -49,8 +57,8 @@ def rendered(report: Report) -> RenderableType:
             for line in (report.omissions(), report.times(), report.rejections())
             if line
         ),
-        *(_panel(failure) for failure in causes),
-        *(Text(failure.heading(), style="red") for failure in followers),
+        *(_panel(failure) for failure in whole),
+        *(Text(failure.heading(), style=TONES[failure.severity]) for failure in headings),
     )
 
 
@@ -67,7 +75,7 @@ def _table(outcomes: Sequence[Outcome]) -> Table:
         remarks = [*filter(None, [outcome.reason]), *outcome.notes]
         lines.add_row(
             Text(f"  {outcome.property}"),
-            Text(outcome.status, style=STYLES[outcome.status]),
+            Text(outcome.word(), style=STYLES[outcome.word()]),
             Text(f"{outcome.seconds:.2f} s"),
             *([Text("\n".join(remarks))] if remarked else []),
         )
@@ -76,6 +84,7 @@ def _table(outcomes: Sequence[Outcome]) -> Table:
 
 def _panel(failure: Failure) -> RenderableType:
     """A failure between two rules: message, location, evidence and replay."""
+    tone = TONES[failure.severity]
     parts: list[RenderableType] = [Text(failure.message)]
     if failure.where:
         parts.append(Text(f"where: {failure.where}", style="cyan", overflow="fold"))
@@ -84,10 +93,10 @@ def _panel(failure: Failure) -> RenderableType:
     # The code begins in the first column, so that it can be copied.
     code: list[RenderableType] = [Text(), _Code(failure.replay)] if failure.replay else []
     return Group(
-        rich.rule.Rule(Text(failure.heading(), style="bold red"), align="left", style="red"),
+        rich.rule.Rule(Text(failure.heading(), style=f"bold {tone}"), align="left", style=tone),
         Padding(Group(*parts), (0, 0, 0, 2)),
         *code,
-        rich.rule.Rule(style="red"),
+        rich.rule.Rule(style=tone),
     )
 
 

@@ -173,6 +173,7 @@ SECOND_ORDER = Property(
     differences=True,
     sends_gradients=True,
     gradcheck="torch.autograd.gradgradcheck(lambda {names}: {call}, ({names},))",
+    refusable=True,
 )
 
 

@@ -372,4 +372,5 @@ VALUES = Property(
     run,
     differences=True,
     sends_gradients=True,
+    special=True,
 )

@@ -1,0 +1,222 @@
+"""Accepted findings: failures that an author knows of and leaves as they are, each with the reason."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from opsmith import errors
+from opsmith.checking.causes import CAUSES
+from opsmith.checking.properties import PROPERTIES
+from opsmith.checking.report import Failure, Outcome, Report
+from opsmith.checking.severity import with_status
+from opsmith.core.call_arguments import shown
+
+Accepting = Mapping[tuple[str, ...], str]
+"""Reasons by `(property, cause)`, or by `(property, cause, input)` for one argument or result alone."""
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """An accepted finding.
+
+    Args:
+        property: The property that fails.
+        cause: The cause.
+        input: The argument or result; None for any.
+        reason: The reason for accepting it.
+        alone: True if `input` None stands for a failure that names none.
+    """
+
+    property: str
+    cause: str
+    input: str | None
+    reason: str
+    alone: bool = False
+
+    def covers(self, failure: Failure) -> bool:
+        """True if a failure is this finding."""
+        return (failure.property, failure.cause) == (self.property, self.cause) and (
+            failure.input == self.input or (self.input is None and not self.alone)
+        )
+
+    def __str__(self) -> str:
+        beside = f" of `{self.input}`" if self.input else ""
+        return f"{self.property}{beside}: {self.cause}"
+
+
+def accepted_findings(given: Any, operator: str) -> tuple[Accepted, ...]:
+    """Read what an author accepts.
+
+    Args:
+        given: Reasons by `(property, cause)` or `(property, cause, input)`; None for none.
+        operator: Name of the operator, for messages.
+
+    Raises:
+        UsageError: If it is no such mapping, or a name is no property or cause.
+
+    Example:
+        >>> [str(each) for each in accepted_findings({("vmap", "raises"): "it reads numbers"}, "demo::op")]
+        ['vmap: raises']
+    """
+    if given is None:
+        return ()
+    if not isinstance(given, Mapping):
+        raise _unusable(given, operator)
+    return tuple(_finding(key, reason, operator) for key, reason in given.items())
+
+
+def _finding(key: Any, reason: Any, operator: str) -> Accepted:
+    parts = list(key) if isinstance(key, tuple) else [key]
+    if len(parts) not in (2, 3) or not all(isinstance(part, str) for part in parts):
+        raise _unusable(key, operator)
+    if not isinstance(reason, str) or not reason.strip():
+        raise errors.UsageError(
+            "an accepted finding needs its reason",
+            operator=operator,
+            argument="accept",
+            expected="a text that says why it is accepted",
+            got=shown(reason),
+            hint=f"write `accept={{{key!r}: 'it reads numbers'}}`",
+        )
+    for word, known, what in ((parts[0], PROPERTIES, "property"), (parts[1], CAUSES, "cause")):
+        if word not in known:
+            close = difflib.get_close_matches(word, known, n=1)
+            raise errors.UsageError(
+                f"there is no {what} `{word}`",
+                operator=operator,
+                argument="accept",
+                expected=", ".join(f"`{name}`" for name in known),
+                got=repr(key),
+                hint=f"write `{close[0]}`" if close else f"take a {what} from the report of a check",
+            )
+    return Accepted(parts[0], parts[1], parts[2] if len(parts) == 3 else None, reason)
+
+
+def _unusable(given: Any, operator: str) -> errors.UsageError:
+    return errors.UsageError(
+        "accepted findings are given by property and cause",
+        operator=operator,
+        argument="accept",
+        expected="a dict from `(property, cause)`, or `(property, cause, input)`, to the reason",
+        got=shown(given),
+        hint='write `accept={("vmap", "raises"): "it reads numbers"}`',
+    )
+
+
+def mark_accepted(outcomes: Sequence[Outcome], findings: Sequence[Accepted]) -> list[Outcome]:
+    """Mark failures as accepted, and those that follow from accepted ones alone.
+
+    Args:
+        outcomes: With severities and root causes.
+        findings: What the author accepts.
+    """
+    marked = [
+        replace(one, failures=tuple(_marked(each, findings) for each in one.failures)) for one in outcomes
+    ]
+    roots: dict[str, list[Failure]] = {
+        one.property: [each for each in one.failures if each.follows is None] for one in marked
+    }
+    return [
+        with_status(replace(one, failures=tuple(_explained(each, roots) for each in one.failures)))
+        for one in marked
+    ]
+
+
+def _marked(failure: Failure, findings: Sequence[Accepted]) -> Failure:
+    reason = next((each.reason for each in findings if each.covers(failure)), None)
+    return failure if reason is None else replace(failure, accepted=reason)
+
+
+def _explained(failure: Failure, roots: Mapping[str, Sequence[Failure]]) -> Failure:
+    """The failure; accepted if all that it may follow from is."""
+    if failure.follows is None or failure.accepted is not None:
+        return failure
+    found = [each.accepted for each in roots.get(failure.follows, ())]
+    return replace(failure, accepted=found[0]) if found and None not in found else failure
+
+
+def unused_remarks(outcomes: Iterable[Outcome], findings: Iterable[Accepted]) -> tuple[str, ...]:
+    """A remark on each accepted finding that no longer occurs, although its property ran."""
+    every = list(outcomes)
+    ran = {each.property for each in every if each.status != "skipped"}
+    failures = [failure for each in every for failure in each.failures]
+    return tuple(
+        f"`{each}` is accepted ({each.reason}), and no longer occurs: take it out of `accept`"
+        for each in findings
+        if each.property in ran and not any(each.covers(failure) for failure in failures)
+    )
+
+
+def with_baseline(report: Report, baseline: Report) -> Report:
+    """The report with the failures accepted that an earlier report has as well.
+
+    Args:
+        report: The report.
+        baseline: The earlier report on the same operator.
+    """
+    known = [
+        Accepted(each.property, each.cause, each.input, BASELINE, alone=True) for each in baseline.failures
+    ]
+    return replace(report, outcomes=tuple(mark_accepted(report.outcomes, known)))
+
+
+BASELINE = "it stands in the baseline"
+
+
+def project_findings(operator: str, folder: Path | None = None) -> dict[tuple[str, ...], str]:
+    """Read what a project accepts of an operator: `accept` in `[tool.opsmith]` of its pyproject.toml.
+
+    Args:
+        operator: Name of the operator, as its report has it.
+        folder: Folder in which the file is looked for, and then in its parents; the current one by default.
+
+    Raises:
+        UsageError: If the file, or an entry, cannot be read.
+    """
+    start = (folder or Path.cwd()).resolve()
+    file = next((each / NAME for each in (start, *start.parents) if (each / NAME).is_file()), None)
+    if file is None:
+        return {}
+    try:
+        entries = (
+            tomllib.loads(file.read_text(encoding="utf-8"))
+            .get("tool", {})
+            .get("opsmith", {})
+            .get("accept", [])
+        )
+    except (OSError, ValueError) as error:
+        raise _bad_entry(file, str(error)) from error
+    if not isinstance(entries, list):
+        raise _bad_entry(file, shown(entries))
+    found: dict[tuple[str, ...], str] = {}
+    for entry in entries:
+        match entry:
+            case {
+                "operator": str(name),
+                "property": str(known),
+                "cause": str(cause),
+                "reason": str(reason),
+                **rest,
+            } if not rest or ({*rest} == {"input"} and isinstance(rest["input"], str)):
+                if name == operator:
+                    found[known, cause, *map(str, rest.values())] = reason
+            case _:
+                raise _bad_entry(file, shown(entry))
+    return found
+
+
+NAME = "pyproject.toml"
+
+
+def _bad_entry(file: Path, got: str) -> errors.UsageError:
+    return errors.UsageError(
+        f"`accept` in the table `[tool.opsmith]` of {file} cannot be read",
+        expected="a list of tables with `operator`, `property`, `cause` and `reason`, and perhaps `input`",
+        got=got,
+        hint='write `accept = [{operator = "ns::op", property = "vmap", cause = "raises", reason = "..."}]`',
+    )

@@ -1,0 +1,150 @@
+"""Severity of failures: an error, a warning or a limit, by one table of rules."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+
+import torch
+
+from opsmith.checking.causes import CAUSES
+from opsmith.checking.properties import PROPERTIES
+from opsmith.checking.report import SEVERITIES, WIDEST, Failure, Outcome, Severity
+from opsmith.checking.subject import Subject
+
+LOW_PRECISION = frozenset({"bfloat16", "float16", "complex32"})
+"""Dtypes of few digits, in which a wrong result alone is a warning."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule of the table.
+
+    Args:
+        failures: The failures that it is for, as the documentation names them.
+        severity: Their severity.
+        applies: Decides whether a failure of a subject is one of them.
+    """
+
+    failures: str
+    severity: Severity
+    applies: Callable[[Failure, Subject], bool]
+
+
+def _damages(failure: Failure, subject: Subject) -> bool:
+    if failure.cause == "raises":
+        return failure.ends_process()
+    return CAUSES[failure.cause].damaging
+
+
+def _unexercised(failure: Failure, subject: Subject) -> bool:
+    return failure.cause == "not-exercised"
+
+
+def _refused(failure: Failure, subject: Subject) -> bool:
+    known = PROPERTIES[failure.property]
+    refusable = known.refusable or known.transforms or known.special
+    if failure.cause != "raises" or _promised(failure, subject) is True:
+        return False
+    return refusable or _seen_only_in(LOW_PRECISION, failure)
+
+
+def _at_special_values(failure: Failure, subject: Subject) -> bool:
+    return PROPERTIES[failure.property].special
+
+
+def _in_low_precision(failure: Failure, subject: Subject) -> bool:
+    return _seen_only_in(LOW_PRECISION, failure)
+
+
+def _float32_in_float64(failure: Failure, subject: Subject) -> bool:
+    narrower = {f"eps of {dtype}" for dtype in LOW_PRECISION}  # as the detector of `precision` names it
+    return (
+        failure.cause == "precision"
+        and _seen_only_in(WIDEST, failure)
+        and narrower.isdisjoint(failure.evidence)
+    )
+
+
+def _unpromised(failure: Failure, subject: Subject) -> bool:
+    return failure.property in ("second_order", "forward_mode") and _promised(failure, subject) is False
+
+
+def _promised(failure: Failure, subject: Subject) -> bool | None:
+    """True if the author of a class promises what a property checks, False if not; None for all else."""
+    function = torch.autograd.Function
+    if subject.kind.has_reference:
+        return None
+    adopted = subject.specification.adopted
+    if adopted is None:
+        return False
+    own = adopted.function_class
+    match failure.property:
+        case "second_order":
+            return _applies_another(own.backward)
+        case "forward_mode":
+            return own.jvp is not function.jvp
+        case "vmap":
+            return own.vmap is not function.vmap or own.generate_vmap_rule
+        case _:
+            return None
+
+
+def _applies_another(backward: Callable[..., object]) -> bool:
+    """True if a backward applies a Function: its author wrote a second order."""
+    code = getattr(inspect.unwrap(backward), "__code__", None)
+    return code is not None and "apply" in code.co_names
+
+
+def _seen_only_in(dtypes: Collection[str], failure: Failure) -> bool:
+    return bool(failure.dtypes) and {*failure.dtypes} <= {*dtypes}
+
+
+def _any(failure: Failure, subject: Subject) -> bool:
+    return True
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("memory that is not its own is used, or the process dies or hangs", "error", _damages),
+    Rule("no sample reaches a formula, a kernel or a claim (`not-exercised`)", "limit", _unexercised),
+    Rule(
+        "an exception (`raises`) at special values, in low-precision dtypes alone, in second order, in "
+        "forward mode, under autocast, or where it is traced, mapped, copied, compiled or exported; not of a "
+        "class that promises it by its own `jvp`, rule for `vmap` or second Function",
+        "limit",
+        _refused,
+    ),
+    Rule("wrong at special values alone (`values`)", "warning", _at_special_values),
+    Rule("wrong in low-precision dtypes alone: bfloat16, float16, complex32", "warning", _in_low_precision),
+    Rule("computed in float32 where float64 comes in (`precision`)", "warning", _float32_in_float64),
+    Rule(
+        "wrong second order, or forward mode, of a class that does not promise it: it has no `jvp`, and its "
+        "backward applies no Function",
+        "warning",
+        _unpromised,
+    ),
+    Rule("all else: wrong values, gradients, shapes, dtypes; side effects; exceptions", "error", _any),
+)
+"""The table: the first rule that applies to a failure decides."""
+
+
+def graded(outcome: Outcome, subject: Subject) -> Outcome:
+    """The outcome with the severity of each failure; without an error, it is not failed."""
+    failures = tuple(replace(each, severity=_severity(each, subject)) for each in outcome.failures)
+    return with_status(replace(outcome, failures=failures))
+
+
+def with_status(outcome: Outcome) -> Outcome:
+    """The outcome with the status that its failures give."""
+    if any(failure.is_error() for failure in outcome.failures):
+        return replace(outcome, status="failed")
+    if outcome.status != "failed":
+        return outcome
+    return replace(outcome, status="skipped" if outcome.reason else "passed")
+
+
+def _severity(failure: Failure, subject: Subject) -> Severity:
+    """The severity by the table, or the lower one that the property gave."""
+    rule = next(rule for rule in RULES if rule.applies(failure, subject))
+    return max(rule.severity, failure.severity, key=SEVERITIES.index)

@@ -1,0 +1,306 @@
+"""Severity: errors, warnings and limits, by the table of the documentation."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import opsmith
+from opsmith.checking import Failure, Outcome, Report
+from opsmith.checking.severity import RULES
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class WrongGradient(torch.autograd.Function):
+    """Its gradient has the other sign."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return -grad * ctx.saved_tensors[0].cos()
+
+
+class DetachedSecondOrder(torch.autograd.Function):
+    """Its gradient is right, and cannot be differentiated rightly."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.slope = x.cos().detach()
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        slope: Tensor = ctx.slope
+        return grad * slope
+
+
+class Slope(torch.autograd.Function):
+    """Backward of `HandwrittenSecondOrder`, whose own backward is wrong."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, x: Tensor) -> Tensor:
+        ctx.save_for_backward(grad, x)
+        return grad * x.cos()
+
+    @staticmethod
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, Tensor]:
+        grad, x = ctx.saved_tensors
+        return outer * x.cos(), outer * grad * x.sin()  # the sign of the second is wrong
+
+
+class HandwrittenSecondOrder(torch.autograd.Function):
+    """It promises a second order, since its backward applies a Function, and gives a wrong one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        found: Tensor = Slope.apply(grad, *ctx.saved_tensors)
+        return found
+
+
+class WrongTangent(torch.autograd.Function):
+    """It has a `jvp`, which is wrong."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.sin()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return grad * x.cos()
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return -tangent * x.cos()
+
+
+class NanAtZero(torch.autograd.Function):
+    """Its gradient is nan at zero."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.abs()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return grad * x / x.abs()
+
+
+class Float32Inside(torch.autograd.Function):
+    """Its backward computes in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return (grad.float() * x.float().cos()).to(x.dtype)
+
+
+class LowPrecisionInside(torch.autograd.Function):
+    """Its backward computes in bfloat16, whatever comes in."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return (grad.bfloat16() * x.bfloat16().cos()).to(x.dtype)
+
+
+class OwnRuleRaises(torch.autograd.Function):
+    """Its own rule for `vmap` raises."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.sin()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return grad * x.cos()
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor) -> Any:
+        raise ValueError("no rule after all")
+
+
+@opsmith.operator("severity::scaled")
+def scaled(x: Tensor, weight: Tensor) -> Tensor:
+    return x.sin() * weight
+
+
+never_reached = scaled.gradients(weight=lambda grad, x: grad * x.sin())
+
+
+def report_on(function_class: type, *only: str) -> Report:
+    torch.manual_seed(0)
+    samples = [(torch.randn(3, 4),)]
+    return opsmith.check(function_class, samples=samples, only=["forward", "gradient", *only], effort="quick")
+
+
+@pytest.mark.parametrize(
+    ("function_class", "property", "cause", "severity"),
+    [
+        (WrongGradient, "gradient", "sign", "error"),
+        (LowPrecisionInside, "gradient", "precision", "error"),
+        (HandwrittenSecondOrder, "second_order", "second-order", "error"),
+        (WrongTangent, "forward_mode", "forward-mode", "error"),
+        (DetachedSecondOrder, "second_order", "second-order", "warning"),
+        (NanAtZero, "values", "nan", "warning"),
+        (Float32Inside, "gradient", "precision", "warning"),
+        (OwnRuleRaises, "vmap", "raises", "error"),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_severity_of_a_failure(function_class: type, property: str, cause: str, severity: str) -> None:
+    report = report_on(function_class, property)
+    found = {(each.property, each.cause): each.severity for each in report.failures}
+    assert found.get((property, cause)) == severity, report
+    assert report.passed is (severity != "error")
+    assert not replace(report, strict=True).passed
+
+
+def test_a_formula_that_no_sample_reaches_is_a_limit() -> None:
+    samples = [(torch.randn(3, 4), torch.arange(4))]
+    report = opsmith.check(never_reached, samples=samples, only=["forward", "gradient"], effort="quick")
+    assert [(each.cause, each.severity) for each in report.failures] == [("not-exercised", "limit")]
+    assert report.passed
+    assert replace(report, strict=True).passed
+
+
+def test_an_error_of_forward_in_a_dtype_of_few_digits_alone_is_a_limit() -> None:
+    class Float32Only(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            if x.dtype in (torch.bfloat16, torch.float16):
+                x = x.new_zeros(2, 3) @ x.new_zeros(2, 3)  # raises
+            ctx.save_for_backward(x)
+            return x.sin()
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            (x,) = ctx.saved_tensors
+            return grad * x.cos()
+
+    report = report_on(Float32Only)
+    assert not report.errors, report
+    assert report.passed, report
+
+
+def counted(*severities: str, **options: Any) -> Report:
+    made = [
+        Failure("gradient", None, "sign", str(number), severity=each)  # type: ignore[arg-type]
+        for number, each in enumerate(severities)
+    ]
+    status = "failed" if "error" in severities else "passed"
+    outcomes = (Outcome("forward", "passed"), Outcome("gradient", status, failures=tuple(made)))  # type: ignore[arg-type]
+    return Report("demo::op", outcomes, seed=0, **options)
+
+
+@pytest.mark.parametrize(
+    ("severities", "strict", "verdict"),
+    [
+        ((), False, "passed"),
+        (("limit",), True, "passed; 1 limit"),
+        (("warning", "limit", "limit"), False, "passed; 1 warning, 2 limits"),
+        (("warning",), True, "FAILED: gradient; 1 warning"),
+        (("limit", "error", "warning", "error"), False, "FAILED: gradient; 2 errors, 1 warning, 1 limit"),
+    ],
+)
+def test_the_verdict_counts_each_severity(severities: tuple[str, ...], strict: bool, verdict: str) -> None:
+    report = counted(*severities, strict=strict)
+    assert report.verdict() == f"demo::op: {verdict}"
+    assert report.passed is verdict.startswith("passed")
+
+
+def test_errors_come_first_and_what_another_failure_explains_comes_last() -> None:
+    report = counted("limit", "error", "warning")
+    outcome = report.outcomes[1]
+    follower = Failure("gradient", None, "sign", "follower", follows="forward")
+    every = replace(outcome, failures=(follower, *outcome.failures))
+    report = replace(report, outcomes=(report.outcomes[0], every))
+    assert [each.severity for each in report.failures] == ["error", "warning", "limit", "error"]
+    assert report.failures[-1] is follower
+    assert len(report.errors) == 1
+    text = str(report)
+    assert text.index("\ngradient: sign") < text.index("\nwarning: gradient: sign")
+    assert text.index("\nwarning: gradient: sign") < text.index("\nlimit: gradient: sign")
+    assert {key: report.to_dict()[key] for key in ("errors", "warnings", "limits")} == {
+        "errors": 1,
+        "warnings": 1,
+        "limits": 1,
+    }
+
+
+def test_a_warning_explains_no_error() -> None:
+    from opsmith.checking.root_causes import name_roots
+
+    def outcomes(severity: str) -> list[Outcome]:
+        root = Failure("forward", "x", "shape", "root", severity=severity)  # type: ignore[arg-type]
+        late = Failure("compile", "x", "shape", "late")
+        return [
+            Outcome("forward", "failed", failures=(root,)),
+            Outcome("compile", "failed", failures=(late,)),
+        ]
+
+    def follows(severity: str) -> str | None:
+        return name_roots(outcomes(severity))[1].failures[0].follows
+
+    assert follows("error") == "forward"
+    assert follows("warning") is None
+
+
+@pytest.mark.parametrize(
+    ("status", "severities", "word"),
+    [
+        ("passed", (), "passed"),
+        ("passed", ("limit",), "limit"),
+        ("passed", ("limit", "warning"), "warning"),
+        ("failed", ("error", "limit"), "failed"),
+        ("skipped", ("limit",), "skipped"),
+    ],
+)
+def test_the_word_for_a_property(status: Any, severities: tuple[Any, ...], word: str) -> None:
+    failures = tuple(Failure("vmap", None, "raises", "m", severity=each) for each in severities)
+    assert Outcome("vmap", status, failures=failures).word() == word
+
+
+def test_the_documentation_has_the_table() -> None:
+    text = (ROOT / "docs" / "checking.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (.+) \| (error|warning|limit) \|$", text, re.MULTILINE)
+    assert rows == [(rule.failures, rule.severity) for rule in RULES]
