@@ -304,3 +304,24 @@ def test_the_documentation_has_the_table() -> None:
     text = (ROOT / "docs" / "checking.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (.+) \| (error|warning|limit) \|$", text, re.MULTILINE)
     assert rows == [(rule.failures, rule.severity) for rule in RULES]
+
+
+def test_a_reference_that_looks_at_data_is_a_limit_and_an_authors_fake_that_does_is_an_error() -> None:
+    @opsmith.operator("severity::branching")
+    def branching(x: Tensor) -> Tensor:
+        return x.sin() if bool(x.sum() > 0) else x.cos()
+
+    options: dict[str, Any] = {"only": ["forward", "gradient", "fake"], "effort": "quick"}
+    derived = opsmith.check(branching, samples=[(torch.randn(3, 4),)], **options)
+    assert [(each.property, each.cause, each.severity) for each in derived.failures] == [
+        ("fake", "raises", "limit")
+    ]
+    assert derived.passed
+
+    def fake(x: Tensor) -> Tensor:
+        return x.new_empty(x.shape) if bool(x.sum() > 0) else x
+
+    own = opsmith.check(branching.fake(fake), samples=[(torch.randn(3, 4),)], **options)
+    assert [(each.property, each.cause, each.severity) for each in own.failures] == [
+        ("fake", "fake-mismatch", "error")
+    ]
