@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
+import pytest
 import torch
 from torch import Tensor
 from torch.autograd import Function
@@ -66,3 +68,141 @@ def test_an_init_that_apply_never_calls() -> None:
         assert x.grad is not None
         assert torch.equal(x.grad, torch.full((3,), 2.0))
         x.grad = None
+
+
+class Anything(Function):
+    """No annotation: a tensor, a number or None in one place, flags that choose the results, any *others."""
+
+    @staticmethod
+    def forward(ctx: Any, x, scale, mode, *others):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(x, scale if isinstance(scale, Tensor) else None)
+        ctx.number = None if isinstance(scale, Tensor) else scale
+        ctx.count = len(others)
+        y = x if scale is None else x * scale
+        return (y, None if mode == "alone" else (x > 0))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Any) -> Any:
+        x, scale = ctx.saved_tensors
+        factor = scale if ctx.number is None else ctx.number
+        grads = (grad if factor is None else grad * factor, None if scale is None else grad * x)
+        return (*grads, None, *[None] * ctx.count)
+
+
+def calls_of_anything() -> list[tuple[Any, ...]]:
+    x = torch.randn(3, dtype=wide)
+    return [
+        (x, 2.0, "alone"),
+        (x, torch.randn(3, dtype=wide), "both"),
+        (x, None, "alone", x, x),
+        (x, 3, "both", x, 4, [x, "name"]),
+    ]
+
+
+def gradients(function: Any, call: tuple[Any, ...]) -> list[Any]:
+    given = [v.clone().requires_grad_() if isinstance(v, Tensor) else v for v in call[:2]]
+    results = function(*given, *call[2:])
+    asked = [value for value in given if isinstance(value, Tensor)]
+    weights = torch.arange(1.0, 4.0, dtype=wide)
+    return [*results, *torch.autograd.grad((results[0] * weights).sum(), asked)]
+
+
+def test_a_class_without_annotations_and_samples_learns_from_its_calls() -> None:
+    operator = opsmith.adopt(Anything, "foreign::anything")
+    for call in [*calls_of_anything(), *calls_of_anything()]:
+        torch.testing.assert_close(gradients(operator, call), gradients(Anything.apply, call))
+    assert repr(operator) == (
+        "<opsmith operator foreign::anything(Tensor x, Tensor? scale, int? scale_value, str mode, "
+        "Tensor[] others, int? others_value) -> (Tensor, Tensor)>"
+    )
+    sampled = opsmith.adopt(Anything, "foreign::anything_sampled", samples=calls_of_anything)
+    for call in calls_of_anything():
+        torch.testing.assert_close(gradients(sampled, call), gradients(Anything.apply, call))
+
+
+def test_a_call_that_fails_teaches_nothing() -> None:
+    operator = opsmith.adopt(Scaled, "foreign::taught")
+    before = repr(operator)
+    with pytest.raises(TypeError, match="can't multiply"):
+        operator("text")
+    with pytest.raises(RuntimeError, match="must match the size"):
+        operator(torch.ones(3), torch.ones(4))
+    assert repr(operator) == before
+
+
+class Misleading(Function):
+    """Annotations that its callers do not keep, and a callable annotated as such."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, low: float, name: str, act: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.save_for_backward(x)
+        return act(x).clamp(low)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad, None, None, None
+
+
+def test_a_call_outranks_annotations() -> None:
+    x = torch.randn(4)
+    operator = opsmith.adopt(Misleading, "foreign::misleading", kind="surrogate")
+    for low, name in ((-0.5, "a"), (torch.tensor(-0.5), None), (0.0, "b")):
+        assert torch.equal(operator(x, low, name, torch.tanh), torch.tanh(x).clamp(low))
+
+
+class Pair(NamedTuple):
+    tensor: Tensor
+    number: int
+
+
+class Holds(Function):
+    """Tensors in a list, a dict and a named tuple, which have no gradient, as under `apply`."""
+
+    @staticmethod
+    def forward(ctx: Any, x, parts, table, pair):  # type: ignore[no-untyped-def]
+        ctx.factor = sum(parts) * table["w"] * pair.tensor * pair.number
+        assert type(parts) is list
+        return x * ctx.factor
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad * ctx.factor, None, None, None
+
+
+def test_containers_of_tensors() -> None:
+    x, w = torch.randn(3, requires_grad=True), torch.randn(3)
+    operator = opsmith.adopt(Holds, "foreign::holds")
+    for table in ({"w": w}, {"w": w, "n": 3}):
+        call = (x, [w, w], table, Pair(w, 2))
+        result = operator(*call)
+        assert torch.equal(result, Holds.apply(*call))
+        assert torch.equal(*(torch.autograd.grad(each.sum(), x)[0] for each in (result, Holds.apply(*call))))
+    assert (
+        torch.vmap(lambda x, w: operator(x, [w, w], {"w": w}, Pair(w, 2)))(
+            torch.ones(2, 3), torch.ones(2, 3)
+        )[0, 0].item()
+        == 4.0
+    )
+
+
+class Clips(Function):
+    """Writes into its input where a flag says so."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, inplace: bool = False) -> Tensor:
+        if inplace:
+            ctx.mark_dirty(x)
+            return x.clamp_(0)
+        return x.clamp(0)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad, None
+
+
+def test_a_flag_chooses_to_write() -> None:
+    operator = opsmith.adopt(Clips, "foreign::clips", kind="surrogate")
+    for inplace in (False, True, False, True):
+        x = torch.tensor([-1.0, 2.0])
+        assert operator(x, inplace).tolist() == [0.0, 2.0]
+        assert x.tolist() == [-1.0, 2.0]

@@ -367,10 +367,6 @@ REFUSED = {
         opsmith.errors.UnsupportedTypeError,
         "declares a type of result",
     ),
-    "(x: Tensor, a: Tensor | float, b: float) -> Tensor": (
-        opsmith.errors.UnsupportedTypeError,
-        "`a` is a tensor in some calls and something else in others",
-    ),
 }
 
 

@@ -46,16 +46,10 @@ class ByKeyword(Function):
         return x * factor
 
 
-class AnyNumber(Function):
-    @staticmethod
-    def forward(ctx: Any, *tensors):  # type: ignore[no-untyped-def]
-        return tensors[0] * 2
-
-
-class FromAfar(Function):
+class Nothing(Function):
     @staticmethod
     def forward(ctx: Any, x):  # type: ignore[no-untyped-def]
-        return [row * 2 for row in x]
+        return None
 
 
 class ANumber(Function):
@@ -101,15 +95,6 @@ DECLARING: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
         errors.ParameterKindError,
         ["`ByKeyword.forward` takes `factor` by keyword", "which `apply` never gives", "by position"],
     ),
-    "any number": (
-        lambda: opsmith.adopt(AnyNumber, "refused::number"),
-        errors.MissingAnnotationError,
-        [
-            "takes `*tensors`, whose number and types are not declared",
-            "give `samples=`",
-            '"(*tensors: Tensor) -> Tensor"',
-        ],
-    ),
     "signature that cannot be read": (
         lambda: opsmith.adopt(Square, "refused::text", signature="x: Tensor"),
         errors.UsageError,
@@ -121,9 +106,9 @@ DECLARING: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
         ["does not fit `Square.forward`", "expected: 1 argument: x", "got: 2: x, y", "without `ctx`"],
     ),
     "unknown result": (
-        lambda: opsmith.adopt(FromAfar, "refused::result"),
+        lambda: opsmith.adopt(Nothing, "refused::result"),
         errors.MissingAnnotationError,
-        ["the results of `FromAfar.forward` are not declared", "give `samples=`"],
+        ["the results of `Nothing.forward` are not declared", "give `samples=`"],
     ),
     "result that is no tensor": (
         lambda: opsmith.adopt(ANumber, "refused::integer", samples=lambda: [(torch.ones(2),)]),
@@ -167,7 +152,7 @@ def x() -> Tensor:
 
 class TwoWays(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, write: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, write: int) -> Tensor:
         return x.mul_(2).clone() if write else x * 2
 
 
@@ -284,7 +269,7 @@ CALLING: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
         ["refused::square: `x` has the wrong type", "expected: Tensor", "float 2.0", "adopt(..., signature="],
     ),
     "a write that comes later": (
-        lambda: other_calls(adopted(TwoWays), (torch.ones(2), False), (torch.ones(2), True)),
+        lambda: other_calls(adopted(TwoWays), (torch.ones(2), 0), (torch.ones(2), 1)),
         errors.MutationError,
         [
             "`TwoWays.forward` wrote into an input into which earlier runs did not",

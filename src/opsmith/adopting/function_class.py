@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from opsmith import errors
-from opsmith.adopting.outputs import outputs_of
+from opsmith.adopting.outputs import learned_outputs, outputs_of
 from opsmith.adopting.signature import (
     Signature,
     arguments_of,
@@ -21,9 +23,21 @@ from opsmith.adopting.signature import (
     stated_signature,
     without_defaults,
 )
-from opsmith.core.adopted import KINDS, AdoptedFunction, Outputs, leaves, overrides, side_by_side
+from opsmith.core.adopted import (
+    KINDS,
+    AdoptedFunction,
+    ClassFormula,
+    ObservedFacts,
+    Origin,
+    Outputs,
+    leaves,
+    overrides,
+    side_by_side,
+)
+from opsmith.core.argument_types import VALUE_TYPES
 from opsmith.core.call_arguments import CallArguments, check_attached
 from opsmith.core.formula import non_differentiable, not_implemented
+from opsmith.core.forward_arguments import ForwardArguments
 from opsmith.core.gradients import GradientRules, Rule, TangentRule, TangentRules
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
@@ -43,18 +57,85 @@ from opsmith.torch_library.adopted.fallback import declare_opaque
 from opsmith.torch_library.adopted.forward import forward_function, returned_by
 from opsmith.torch_library.adopted.gradients import gradient_formula, tangent_formula
 
+if TYPE_CHECKING:
+    from opsmith.core.explanation import Explanation
+
+
+_LEARNING = threading.RLock()
+_MISFITS = (errors.ArgumentError, errors.ResultTypeError, errors.ResultCountError)
+
+
+def _is_of_class(rule: Rule) -> bool:
+    return isinstance(rule, ClassFormula) or rule is non_differentiable
+
 
 class AdoptedOperator(Operator[..., Any]):
     """Handle of an adopted Function class, with the arguments and results of `apply`."""
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Compute the operator."""
+        """Compute the operator; a call that shows other types or results than were assumed changes them."""
+        if torch.compiler.is_compiling():
+            return self._computed(args, kwargs)
+        before, first = self._specification, None
+        while True:
+            try:
+                return self._computed(args, kwargs)
+            except errors.OpsmithError as error:
+                first = first or error
+                if isinstance(error, _MISFITS) and error.operator == self.name and self._learn(args, kwargs):
+                    continue
+                self._unlearn(before)
+                raise first from None
+            except Exception:
+                self._unlearn(before)
+                raise
+
+    def _computed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         adopted = self._specification.adopted
         if adopted is None:
             return super().__call__(*args, **kwargs)
         args, kwargs = adopted.completed(args, kwargs)
         results = super().__call__(*args, **kwargs)
         return adopted.structured(results if isinstance(results, tuple) else (results,))
+
+    def _learn(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Take over the types and results of a call; return False if they show nothing new."""
+        with _LEARNING:
+            adopted = self._specification.adopted
+            learned = None if adopted is None else learned_from(adopted, args, kwargs)
+            if learned is None:
+                return False
+            gradients, tangents = self._specification.gradients, self._specification.tangents
+            by_class = _gradients(learned)
+            kept = {
+                name: rule
+                for name, rule in gradients.rules.items()
+                if not _is_of_class(rule) and name in by_class
+            }
+            self._replace(
+                schema=learned.schema,
+                adopted=learned,
+                forward=forward_function(learned),
+                reference=learned.reference or forward_function(learned),
+                gradients=replace(gradients, rules=MappingProxyType({**by_class, **kept})),
+                tangents=replace(tangents, rules=MappingProxyType(_tangents(learned))),
+                samples=self._specification.samples
+                if learned.origin.samples is None
+                else _packed(learned.origin.samples, learned),
+            )
+            return True
+
+    def _unlearn(self, before: Specification) -> None:
+        """Forget what a call showed that then failed."""
+        with _LEARNING:
+            if self._specification is not before:
+                self.redeclare(before)
+
+    def explain(self, /, *args: Any, **kwargs: Any) -> Explanation:
+        """Explain a call without running it."""
+        adopted = self._specification.adopted
+        args, kwargs = (args, kwargs) if adopted is None else adopted.completed(args, kwargs)
+        return super().explain(*args, **kwargs)
 
     def _fallback(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return AdoptedOperator.__call__(self, *args, **kwargs)
@@ -231,17 +312,89 @@ def _describe(
     """Describe a class as an operator: its arguments and results, from all that its author declared."""
     stated = stated_signature(signature, name)
     calls = [] if samples is None else samples.values(Make())
-    arguments, variadic = arguments_of(function_class, stated, calls)
+    arguments, parameters = arguments_of(function_class, stated, calls)
     others = [resolved(each) for each in (reference, function_class.forward) if callable(each)]
     hints = [each.return_annotation for each in others]
     observe = (lambda: run(function_class, calls)) if calls else None
-    arguments, defaults = without_defaults(arguments)
+    arguments, defaults = without_defaults(arguments, parameters)
     declared = inspect.Signature.empty if stated is None else stated.return_annotation
     outputs, optional = outputs_of(function_class, declared, hints, observe)
     schema = Schema(arguments, _results(outputs, optional), single=outputs == 0)
+    shown = tuple(tuple(map(_placeholder, values)) for values in calls)
+    origin = Origin(stated is not None, reference, samples, shown, ran=bool(calls))
     if reference is not None:
-        reference = _as_reference(reference, schema, outputs, variadic, name)
-    return AdoptedFunction(name, schema, function_class, outputs, kinds, variadic, reference, defaults)
+        reference = _as_reference(reference, schema, outputs, parameters, name)
+    return AdoptedFunction(
+        name, schema, function_class, outputs, kinds, parameters, reference, defaults, origin=origin
+    )
+
+
+def learned_from(
+    adopted: AdoptedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> AdoptedFunction | None:
+    """Return the class with the types and results that a call shows, too; None if these are not new.
+
+    The author's `signature=` is never changed.
+    """
+    origin, facts = adopted.origin, adopted.facts
+    returned, facts.returned = facts.returned, None
+    if origin.stated:
+        return None
+    outputs, optional = adopted.outputs, tuple(result.optional for result in adopted.schema.results)
+    arguments, parameters, defaults = adopted.schema.arguments, adopted.parameters, adopted.defaults
+    ran = origin.ran or facts.written is not None
+    if returned is not None:
+        learned = learned_outputs(outputs, optional, returned, certain=ran)
+        if learned is None:
+            return None
+        (outputs, optional), ran = learned, True
+    else:
+        if not parameters.plain and parameters.are_packed(args, kwargs):
+            args, kwargs = tuple(parameters.spread([*args, *kwargs.values()])), {}
+        try:
+            bound = forward_signature(adopted.function_class).bind(*args, **kwargs)
+        except TypeError:
+            return None
+        bound.apply_defaults()
+        origin = replace(origin, observed=(*origin.observed, tuple(map(_placeholder, bound.args))))
+        found, parameters = arguments_of(adopted.function_class, None, origin.observed)
+        arguments, defaults = without_defaults(found, parameters)
+    schema = Schema(arguments, _results(outputs, optional), single=outputs == 0)
+    if (schema, parameters, outputs) == (adopted.schema, adopted.parameters, adopted.outputs):
+        return None
+    reference = origin.reference
+    if reference is not None:
+        reference = _as_reference(reference, schema, outputs, parameters, adopted.operator)
+    return replace(
+        adopted,
+        schema=schema,
+        outputs=outputs,
+        parameters=parameters,
+        reference=reference,
+        defaults=defaults,
+        facts=ObservedFacts(),
+        origin=replace(origin, ran=ran),
+    )
+
+
+_SOME_TENSOR = torch.empty(0)
+_SOME_OBJECT = object()
+
+
+def _placeholder(value: Any) -> Any:
+    """Return a value of the same type that keeps neither a tensor nor an object alive."""
+    if isinstance(value, torch.Tensor):
+        return _SOME_TENSOR
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(_placeholder, value))
+    if type(value) in (list, tuple):
+        return type(value)(map(_placeholder, value))
+    if type(value) is dict:
+        return {key: _placeholder(item) for key, item in value.items()}
+    return value if value is None or isinstance(value, _KEPT) else _SOME_OBJECT
+
+
+_KEPT = (*(kind for kind in VALUE_TYPES if kind is not torch.Tensor), torch.Size, Enum)
 
 
 def _specification(
@@ -301,19 +454,22 @@ def _results(outputs: Outputs, optional: tuple[bool, ...]) -> tuple[Result, ...]
 
 
 def _as_reference(
-    reference: Callable[..., Any], schema: Schema, outputs: Outputs, variadic: bool, operator: str
+    reference: Callable[..., Any],
+    schema: Schema,
+    outputs: Outputs,
+    parameters: ForwardArguments,
+    operator: str,
 ) -> Callable[..., Any]:
     """Return a reference with the operator's arguments that returns its results in a flat tuple."""
     flat = not isinstance(outputs, tuple) or outputs == tuple(range(len(outputs)))
-    if not variadic or not callable(reference):
+    if parameters.plain or not callable(reference):
         check_attached(reference, "the reference", schema, operator)
         if flat:
             return reference
 
     @functools.wraps(reference)
     def flattened(*values: Any) -> Any:
-        given = [*values[:-1], *values[-1]] if variadic else values
-        returned = reference(*given)
+        returned = reference(*parameters.spread(values))
         parts = leaves(outputs, returned)
         return returned if flat else tuple(value for position, value in parts if position is not None)
 
@@ -321,10 +477,10 @@ def _as_reference(
 
 
 def _packed(samples: ClassSamples, adopted: AdoptedFunction) -> LocatedSamples:
-    """Return the samples as calls of the operator, whose last argument holds the values of `*args`."""
+    """Return the samples as calls of the operator, whose arguments carry those of forward."""
 
     def packed(make: Make) -> Iterable[Any]:
-        return [CallArguments(tuple(adopted.packed(values))) for values in samples.values(make)]
+        return [CallArguments(*adopted.completed(tuple(values), {})) for values in samples.values(make)]
 
     return LocatedSamples(packed, samples.location)
 

@@ -1,7 +1,8 @@
 """Outputs of an adopted class: the number of results, their structure, and those that may be None.
 
 They come from `signature=`; else from the return annotation of the reference or of `forward`; else from a run
-on the first sample; else from the return statements of `forward`.
+on the first sample; else from the return statements of `forward`. A call that returns something else outranks
+all but the first.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def outputs_of(
         run: Runs it on a sample, if there is one; returns the sample's index and the outputs.
 
     Raises:
-        MissingAnnotationError: If its outputs are not declared and cannot be inferred.
+        MissingAnnotationError: If it returns nothing as far as its source shows.
         UnsupportedTypeError: If it returns, or declares, something other than tensors.
         LayoutError: If it returns a sparse, nested, quantised or mkldnn tensor.
         ResultTypeError: If it returns nothing.
@@ -58,7 +59,9 @@ def outputs_of(
     shape = next((found for found in map(_of_hint, [stated, *hints]) if found is not _UNKNOWN), _UNKNOWN)
     if shape is _UNKNOWN:
         shape = _of_source(function_class) if run is None else _of_run(run, function_class)
-    if shape is _UNKNOWN or not list(_leaves(shape)):
+    if shape is _UNKNOWN:
+        shape = "tensor"  # until the first call shows it
+    if not list(_leaves(shape)):
         raise errors.MissingAnnotationError(
             f"the results of `{function_class.__qualname__}.forward` are not declared",
             hint='give `samples=`, or declare it: `signature="(x: Tensor) -> tuple[Tensor, Tensor]"`',
@@ -68,6 +71,31 @@ def outputs_of(
 
 
 _UNKNOWN = object()
+
+
+def learned_outputs(
+    outputs: Outputs, optional: Sequence[bool], returned: Any, *, certain: bool
+) -> tuple[Outputs, tuple[bool, ...]] | None:
+    """Return the structure of outputs that also fits a value of another structure; None if there is none.
+
+    Args:
+        outputs: The structure so far.
+        optional: For each result True if it may be None.
+        returned: The other structure.
+        certain: False if the structure so far was never seen in a run.
+    """
+    before = _shape_of(outputs, optional)
+    shape = _merged(before, returned) if certain else returned
+    if shape is _UNKNOWN or "other" in list(_leaves(shape)) or not list(_leaves(shape)):
+        return None
+    found: list[bool] = []
+    return _numbered(shape, found), tuple(found)
+
+
+def _shape_of(outputs: Outputs, optional: Sequence[bool]) -> Shape:
+    if isinstance(outputs, tuple):
+        return tuple(_shape_of(inner, optional) for inner in outputs)
+    return None if outputs is None else "optional" if optional[outputs] else "tensor"
 
 
 def _of_hint(hint: Any) -> Shape:

@@ -1,12 +1,14 @@
 """Signature of an adopted class: the arguments of its `forward`.
 
-A type comes from `signature=`; else from the annotation; else from default and samples; else it is Tensor.
+A type comes from `signature=`; else from the annotation, if it accepts all that was observed; else from what
+was observed, in samples and calls, and the default; else it is Tensor.
 """
 
 from __future__ import annotations
 
 import collections.abc
 import inspect
+import types
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,6 +19,8 @@ import torch
 from opsmith import errors
 from opsmith.core.annotations import kind_of
 from opsmith.core.argument_types import NUMBER, OBJECT, TENSOR, VALUE_TYPES, ArgumentType, ValueType
+from opsmith.core.forward_arguments import Form, ForwardArguments, Slot
+from opsmith.core.lowering import holds_tensor
 from opsmith.core.results import RESERVED
 from opsmith.core.schema import REQUIRED, Argument, refuse_unwritable
 
@@ -82,14 +86,18 @@ def _resolved(function: Callable[..., Any]) -> inspect.Signature:
 def arguments_of(
     function_class: type[torch.autograd.Function],
     stated: inspect.Signature | None,
-    samples: Sequence[Sequence[Any]],
-) -> tuple[tuple[Argument, ...], bool]:
-    """Return the arguments of the operator of a class, and True if the last is the list for `*args`.
+    observed: Sequence[Sequence[Any]],
+) -> tuple[tuple[Argument, ...], ForwardArguments]:
+    """Return the arguments of the operator of a class, and the parameters of forward that they carry.
+
+    Args:
+        function_class: The class.
+        stated: `signature=`, if it was given.
+        observed: Arguments of samples and calls.
 
     Raises:
         ParameterKindError, UsageError: If `forward` has a parameter that `apply` never passes, or does not
             fit `signature=`.
-        MissingAnnotationError: If the types of `*args` are not declared and cannot be inferred.
         NameFormatError: If a name is not valid in torch's schemas.
     """
     every = list(forward_signature(function_class).parameters.values())
@@ -108,24 +116,82 @@ def arguments_of(
             got=f"{len(described)}: {', '.join(p.name for p in described)}",
             hint="name the arguments of forward, without `ctx`, in its order",
         )
-    arguments: list[Argument] = []
+    carriers = _Carriers([each.name for each in described])
     for position, parameter in enumerate(described):
         refuse_unwritable(parameter.name)
-        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-            hint = parameter.annotation if stated is not None else hints.get(parameter.name, REQUIRED)
-            return _rest(parameter, position, hint, arguments, samples, function_class)
-        shown = [sample[position] for sample in samples if position < len(sample)]
         hint = parameter.annotation if stated is not None else hints.get(parameter.name, REQUIRED)
-        kind = None if hint is REQUIRED else kind_of(hint)
-        if kind is None and (hint is REQUIRED or (hint is Any and stated is None)):
-            kind = kind_of_values(shown, parameter.default)
-        if kind is None and torch.Tensor in typing.get_args(hint):
-            raise _tensor_or_not(parameter, hint)
-        arguments.append(_argument(parameter, kind or ANYTHING))
-    return tuple(arguments), False
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            _add_rest(carriers, parameter, hint, [values[position:] for values in observed])
+            break
+        shown = [values[position] for values in observed if position < len(values)]
+        form, kind = _form(hint, shown, parameter.default, stated is not None)
+        carriers.add(parameter, form, kind)
+    return tuple(carriers.arguments), ForwardArguments(tuple(carriers.slots))
 
 
-def without_defaults(arguments: Sequence[Argument]) -> tuple[tuple[Argument, ...], dict[str, Any]]:
+class _Carriers:
+    """Arguments of the operator that carry those of forward.
+
+    Args:
+        taken: Names that no argument for a value may have.
+    """
+
+    def __init__(self, taken: Sequence[str]) -> None:
+        self.taken = set(taken)
+        self.arguments: list[Argument] = []
+        self.slots: list[Slot] = []
+
+    def add(self, parameter: inspect.Parameter, form: Form, kind: ArgumentType) -> None:
+        """Add the arguments for one parameter."""
+        argument = _argument(parameter, kind)
+        if form in ("plain", "rest"):
+            self.arguments.append(argument)
+            self.slots.append(Slot(argument.name, form))
+            return
+        value = f"{argument.name}_value"
+        while value in self.taken:
+            value += "_"
+        self.taken.add(value)
+        self.arguments += [argument, Argument(value, ANYTHING)]
+        self.slots.append(Slot(argument.name, form, value))
+
+
+def _form(hint: Any, shown: Sequence[Any], default: Any, stated: bool) -> tuple[Form, ArgumentType]:
+    """Return the form of a parameter, and the type of the argument that carries it or its tensors."""
+    kind = None if hint is REQUIRED else kind_of(hint)
+    if kind is not None and (stated or all(value is None or kind.accepts(value) for value in shown)):
+        if any(value is None for value in shown) and not stated:
+            kind = replace(kind, optional=True)
+        if kind.base is not TENSOR or kind.sequence or default in _NOT_GIVEN or kind.accepts(default):
+            return "plain", kind
+    every = [*shown, *([] if default is REQUIRED else [default])]
+    if stated or not shown:
+        if _either_by_hint(hint):
+            return "either", _OPTIONAL_TENSOR
+        if hint not in (REQUIRED, Any) and (stated or kind is None):
+            return "plain", kind or ANYTHING
+        if hint is Any and stated:
+            return "plain", ANYTHING
+    if any(holds_tensor(value) and not isinstance(value, torch.Tensor) for value in every):
+        return "nested", ArgumentType(TENSOR, sequence=True)
+    tensors = [isinstance(value, torch.Tensor) for value in every if value is not None]
+    if any(tensors) and not all(tensors):
+        return "either", _OPTIONAL_TENSOR
+    return "plain", kind_of_values(shown, default)
+
+
+def _either_by_hint(hint: Any) -> bool:
+    """Return True for the annotation of a tensor or something else, such as `float | Tensor`."""
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return is_union and torch.Tensor in typing.get_args(hint)
+
+
+_NOT_GIVEN = (None, REQUIRED)
+
+
+def without_defaults(
+    arguments: Sequence[Argument], parameters: ForwardArguments
+) -> tuple[tuple[Argument, ...], dict[str, Any]]:
     """Return the arguments without defaults that a schema cannot write, and these defaults.
 
     An argument after one without a default cannot have one in a schema either, and one before it must not, so
@@ -135,7 +201,7 @@ def without_defaults(arguments: Sequence[Argument]) -> tuple[tuple[Argument, ...
     writable = all(plain) and not any(
         isinstance(each.default, list | tuple) and each.kind.base is VALUE_TYPES[str] for each in arguments
     )
-    if writable:
+    if writable and parameters.plain:
         return tuple(arguments), {}
     left_out = {each.name: each.default for each in arguments if each.default is not REQUIRED}
     return tuple(replace(each, default=REQUIRED) for each in arguments), left_out
@@ -148,28 +214,29 @@ ANYTHING = ArgumentType(OBJECT, optional=True)
 """Type of a value that no schema can carry."""
 
 
-def _rest(
-    parameter: inspect.Parameter,
-    position: int,
-    hint: Any,
-    arguments: list[Argument],
-    samples: Sequence[Sequence[Any]],
-    function_class: type[torch.autograd.Function],
-) -> tuple[tuple[Argument, ...], bool]:
-    """Return all arguments, those of `*args` as a list of one type, or one by one as in the samples."""
-    rest = [value for sample in samples for value in sample[position:]]
+_OPTIONAL_TENSOR = ArgumentType(TENSOR, optional=True)
+
+
+def _add_rest(
+    carriers: _Carriers, parameter: inspect.Parameter, hint: Any, observed: Sequence[Sequence[Any]]
+) -> None:
+    """Add the arguments for `*args`: a list of one type, else one by one as observed."""
+    rest = [value for values in observed for value in values]
     kind = kind_of(list[hint]) if hint not in (REQUIRED, Any) else None
-    if kind is None and rest and all(isinstance(value, torch.Tensor) for value in rest):
-        kind = ArgumentType(TENSOR, sequence=True)
-    if kind is not None:
-        return (*arguments, Argument(parameter.name, kind)), True
-    if len({len(sample) for sample in samples}) != 1:
-        raise _unknown_rest(parameter, function_class)
-    columns = list(zip(*(sample[position:] for sample in samples), strict=True))
-    named = [
-        Argument(f"{parameter.name}{i}", kind_of_values(column, REQUIRED)) for i, column in enumerate(columns)
-    ]
-    return (*arguments, *named), False
+    if kind is not None and all(kind.accepts([value]) for value in rest):
+        carriers.add(parameter, "rest", kind)
+    elif all(isinstance(value, torch.Tensor) for value in rest):
+        carriers.add(parameter, "rest", ArgumentType(TENSOR, sequence=True))
+    elif len({len(values) for values in observed}) != 1 or any(map(holds_tensor, _containers(rest))):
+        carriers.add(parameter, "mixed", ArgumentType(TENSOR, sequence=True))
+    else:
+        for position, column in enumerate(zip(*observed, strict=True)):
+            one = inspect.Parameter(f"{parameter.name}{position}", parameter.POSITIONAL_ONLY)
+            carriers.add(one, *_form(REQUIRED, column, REQUIRED, False))
+
+
+def _containers(values: Sequence[Any]) -> list[Any]:
+    return [value for value in values if not isinstance(value, torch.Tensor)]
 
 
 def _argument(parameter: inspect.Parameter, kind: ArgumentType) -> Argument:
@@ -178,7 +245,7 @@ def _argument(parameter: inspect.Parameter, kind: ArgumentType) -> Argument:
         name = f"{name}_"  # formulas use these names for gradients and results
     if default is None and not kind.optional:
         kind = replace(kind, optional=True)
-    if default is not REQUIRED and not kind.accepts(default):
+    if default is not REQUIRED and not kind.accepts(default) and not kind.is_tensor:
         kind = ANYTHING
     if default is not REQUIRED and kind.base is VALUE_TYPES[float] and type(default) is int:
         default = float(default)
@@ -233,16 +300,6 @@ def _base(values: Sequence[Any]) -> ValueType | None:
     return None
 
 
-def _tensor_or_not(parameter: inspect.Parameter, hint: Any) -> errors.UnsupportedTypeError:
-    return errors.UnsupportedTypeError(
-        f"`{parameter.name}` is a tensor in some calls and something else in others",
-        argument=parameter.name,
-        expected="a type that is Tensor, or one without it",
-        got=str(hint).replace("torch.Tensor", "Tensor"),
-        hint="adopt the class once for each, under two names, with a `signature=` each",
-    )
-
-
 def _refuse_keywords(parameters: Sequence[inspect.Parameter], function_class: type) -> None:
     for parameter in parameters:
         required = parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty
@@ -253,12 +310,3 @@ def _refuse_keywords(parameters: Sequence[inspect.Parameter], function_class: ty
                 argument=parameter.name,
                 hint="take it by position",
             )
-
-
-def _unknown_rest(parameter: inspect.Parameter, function_class: type) -> errors.MissingAnnotationError:
-    return errors.MissingAnnotationError(
-        f"`{function_class.__qualname__}.forward` takes `*{parameter.name}`, whose number and types "
-        "are not declared",
-        argument=parameter.name,
-        hint='give `samples=`, all with as many arguments, or `signature="(*tensors: Tensor) -> Tensor"`',
-    )

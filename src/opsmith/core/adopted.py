@@ -14,6 +14,7 @@ import torch
 
 from opsmith import errors
 from opsmith.core.formula import Formula
+from opsmith.core.forward_arguments import NO_PARAMETERS, ForwardArguments
 from opsmith.core.location import where
 from opsmith.core.schema import Schema
 
@@ -117,16 +118,39 @@ class ObservedFacts:
 
     Attributes:
         written: Positions of the arguments that its forward writes into; None before the first run.
+        written_under: The same for each choice of flags that a call may give, where its code may write.
         copied: Results that are copied because they were inputs, views of inputs or of one another, each
             with the reason.
         grads_written: True if its backward writes into its grad_outputs; None before the first run.
         instead: Tasks that the reference takes over, each with torch's reason.
+        returned: Structure of a value that does not have the expected one, in tuples of "tensor" and None.
     """
 
     written: frozenset[int] | None = None
+    written_under: dict[tuple[Any, ...], frozenset[int]] = field(default_factory=dict)
     copied: dict[int, str] = field(default_factory=dict)
     grads_written: bool | None = None
     instead: dict[str, str] = field(default_factory=dict)
+    returned: Any = None
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The material of an adoption, to repeat it when a call shows other types than it assumed.
+
+    Args:
+        stated: True if the author stated a signature, which no call changes.
+        reference: The reference as the author gave it.
+        samples: The samples as the author gave them.
+        observed: Arguments of samples and calls, with placeholders for tensors and objects.
+        ran: True if the structure of the results was seen in a run.
+    """
+
+    stated: bool = True
+    reference: Callable[..., Any] | None = None
+    samples: Any = None
+    observed: tuple[tuple[Any, ...], ...] = ()
+    ran: bool = False
 
 
 @dataclass(frozen=True)
@@ -139,10 +163,11 @@ class AdoptedFunction(errors.ErrorSubject):
         function_class: The class.
         outputs: Structure of the value that its forward returns.
         kinds: Keys of `KINDS`.
-        variadic: True if the operator's last argument is the list of the values of `*args`.
+        parameters: The parameters of forward, as the operator's arguments carry them.
         reference: The function that takes over where the class cannot be used, if its author gave one.
         defaults: Defaults that are left out of the schema, because one of them cannot be written there.
         facts: Facts observed in its runs.
+        origin: Material of the adoption.
     """
 
     operator: str
@@ -150,10 +175,11 @@ class AdoptedFunction(errors.ErrorSubject):
     function_class: type[torch.autograd.Function]
     outputs: Outputs
     kinds: frozenset[str] = frozenset({"true"})
-    variadic: bool = False
+    parameters: ForwardArguments = NO_PARAMETERS
     reference: Callable[..., Any] | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     facts: ObservedFacts = field(default_factory=ObservedFacts, compare=False)
+    origin: Origin = field(default_factory=Origin, compare=False)
 
     @property
     def name(self) -> str:
@@ -187,7 +213,8 @@ class AdoptedFunction(errors.ErrorSubject):
 
     def argument_position(self, position: int) -> int:
         """Return the position of the operator's argument that holds an argument of forward."""
-        return min(position, len(self.schema.arguments) - 1)
+        positions = self.parameters.positions
+        return positions[min(position, len(positions) - 1)]
 
     @cached_property
     def once_differentiable(self) -> bool:
@@ -239,12 +266,11 @@ class AdoptedFunction(errors.ErrorSubject):
     @cached_property
     def differentiable(self) -> tuple[str, ...]:
         """Names of the arguments that have gradients; torch does not look for tensors inside lists."""
-        arguments = self.schema.arguments
-        last = arguments[-1].name if self.variadic else None
+        collected = {slot.name for slot in self.parameters.slots if slot.collects}
         return tuple(
             each.name
-            for each in arguments
-            if each.kind.is_tensor and (not each.kind.sequence or each.name == last)
+            for each in self.schema.arguments
+            if each.kind.is_tensor and (not each.kind.sequence or each.name in collected)
         )
 
     @property
@@ -263,31 +289,28 @@ class AdoptedFunction(errors.ErrorSubject):
 
     def argument_names(self, given: Sequence[Any]) -> list[str]:
         """Return the name of the operator's argument for each argument of forward."""
-        names = list(self.schema.names)
-        return [*names[:-1], *names[-1:] * (len(given) - len(names) + 1)] if self.variadic else names
+        return [self.parameters.slot_of(position).name for position in range(len(given))]
 
     def packed(self, given: Sequence[Any]) -> list[Any]:
         """Return the operator's arguments from those of forward; inverse of `spread`."""
-        if not self.variadic:
-            return list(given)
-        fixed = len(self.schema.arguments) - 1
-        return [*given[:fixed], list(given[fixed:])]
+        return self.parameters.packed(given)
 
     def completed(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments as the schema has them: defaults filled in, values of `*args` in a list."""
-        names = self.schema.names
-        if self.defaults:
-            given = {*names[: len(args)], *kwargs}
-            kwargs = {**{name: value for name, value in self.defaults.items() if name not in given}, **kwargs}
-        if not self.variadic:
+        """Return the arguments as the schema has them, from those of `apply` or of the operator."""
+        parameters = self.parameters
+        if parameters.plain and not self.defaults:
             return args, kwargs
-        fixed = len(names) - 1
-        if len(args) > fixed:
-            listed = len(args) == fixed + 1 and isinstance(args[fixed], list | tuple)
-            return args if listed else (*args[:fixed], list(args[fixed:])), kwargs
-        return args, kwargs if names[-1] in kwargs else {**kwargs, names[-1]: []}
+        if not parameters.plain and parameters.are_packed(args, kwargs):
+            return args, kwargs
+        fixed = [slot.name for slot in parameters.slots if not slot.collects]
+        given = {*fixed[: len(args)], *kwargs}
+        kwargs = {**{name: value for name, value in self.defaults.items() if name not in given}, **kwargs}
+        later = fixed[len(args) :]
+        if parameters.plain or kwargs.keys() != set(later):
+            return args, kwargs  # where it does not fit, the error of the call says why
+        return tuple(parameters.packed([*args, *[kwargs[name] for name in later]])), {}
 
     def structured(self, results: Sequence[Any]) -> Any:
         """Return the results in the structure that `forward` returns."""
@@ -295,7 +318,7 @@ class AdoptedFunction(errors.ErrorSubject):
 
     def spread(self, values: Sequence[Any]) -> list[Any]:
         """Return the operator's arguments as its forward takes them."""
-        return [*values[:-1], *values[-1]] if self.variadic else list(values)
+        return self.parameters.spread(values)
 
 
 def _writes(code: types.CodeType) -> bool:

@@ -251,7 +251,9 @@ class ArgumentType:
             return value
         if not self.sequence:
             return self._lifted(value)
-        if self.spread and not isinstance(value, list | tuple):
+        if not isinstance(value, list | tuple):
+            if not self.spread:
+                return value  # `accepts` refuses it
             value = [value] * (self.length or 1)
         value = [self._lifted(item) for item in value]
         numbered = NUMBERED.get(self.base.schema)

@@ -116,8 +116,14 @@ def _by_class(specification: Specification, opset: int, notes: list[str]) -> Cal
         given = {**dict(zip((leaf.name for leaf in leaves), args, strict=False)), **kwargs}
         pairs = [(leaf, given.get(leaf.name, default(leaf))) for leaf in leaves]
         values = [value for _, value in pairs]
-        if adopted is not None and adopted.variadic:
-            values[-1:] = values[-1] or ()
+        if adopted is not None and not adopted.parameters.plain:
+            kinds = [argument.kind for argument in adopted.schema.arguments]
+            values = adopted.spread(
+                [
+                    [] if value is None and kind.sequence else value
+                    for kind, value in zip(kinds, values, strict=True)
+                ]
+            )
         tensors = [value for _, value in input_slots(pairs)]
         return by_symbolic(specification, values, tensors, opset, notes)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith import errors
 from opsmith.adopting.function_class import adopt_function
 from opsmith.checking import check
 from opsmith.checking.effort import EFFORTS
@@ -40,19 +38,15 @@ class Declaration:
         source: The class.
         guess: Arguments on which it runs.
         seed: Seed of the check.
-        signature: Value of `signature=`, if any.
         kinds: Values of `kind=`.
         opaque: Value of `opaque=`.
-        by_samples: `samples=` is needed, since no signature suffices.
     """
 
     source: ClassSource
     guess: Guess
     seed: int
-    signature: str | None = None
     kinds: list[str] = field(default_factory=list)
     opaque: bool = False
-    by_samples: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -62,55 +56,36 @@ class Declaration:
     def options(self) -> dict[str, str]:
         """Return the declarations as code, by their keywords."""
         code: dict[str, str] = {}
-        if self.signature is not None:
-            code["signature"] = f'"{self.signature}"'
         if self.kinds:
             words = [f'"{kind}"' for kind in self.kinds]
             code["kind"] = words[0] if len(words) == 1 else f"({', '.join(words)})"
         if self.opaque:
             code["opaque"] = "True"
-        if self.by_samples:
-            code["samples"] = f"lambda: [({self.guess.code()})]"
         return code
 
     def operator(self) -> Operator[..., Any]:
-        """Adopt the class under a temporary name."""
-        return adopt_function(
+        """Adopt the class under a temporary name, and call it once, which shows its types."""
+        operator = adopt_function(
             self.source.function_class,
             throwaway_name(NAMESPACE, self.source.function_class),
             reference=None,
-            samples=(lambda: [self.guess.values]) if self.by_samples else None,
-            signature=self.signature,
+            samples=None,
+            signature=None,
             kind=self.kinds or "true",
             opaque=self.opaque,
             module=__name__,
         )
-
-    def typed(self) -> Operator[..., Any]:
-        """Adopt the class, and add the declarations of types that it needs."""
-        attempts: list[Callable[[], None]] = [lambda: None, self._declare_signature, self._declare_samples]
-        for last, declare in enumerate(attempts, start=1 - len(attempts)):
-            declare()
-            try:
-                operator = self.operator()
-                with seeded(self.seed):
-                    operator(*self.given(operator))
-            except (errors.MissingAnnotationError, errors.ArgumentError, errors.ResultTypeError):
-                if not last:
-                    raise
-            except (errors.ResultCountError, errors.UsageError, errors.UnsupportedTypeError):
-                if not last:
-                    raise
-            else:
-                return operator
-        raise AssertionError("the last attempt returns or raises")
+        copies = [value.clone() if isinstance(value, Tensor) else value for value in self.guess.values]
+        with seeded(self.seed):
+            operator(*copies)
+        return operator
 
     def given(self, operator: Operator[..., Any]) -> list[Any]:
         """Return the arguments in the form of the operator's."""
         adopted = operator.specification.adopted
         assert adopted is not None
         copies = [value.clone() if isinstance(value, Tensor) else value for value in self.guess.values]
-        return adopted.packed(copies)
+        return list(adopted.completed(tuple(copies), {})[0])
 
     def check(self, operator: Operator[..., Any]) -> Report:
         """Check the operator on the guess with little effort, and trace it once."""
@@ -125,48 +100,6 @@ class Declaration:
         instead = {outcome.property: outcome for outcome in traced.outcomes if not outcome.left_out}
         outcomes = tuple(instead.get(outcome.property, outcome) for outcome in report.outcomes)
         return replace(report, outcomes=outcomes)
-
-    def _declare_signature(self) -> None:
-        self.signature = signature_text(self.source, self.guess, self._returned())
-
-    def _declare_samples(self) -> None:
-        self.signature, self.by_samples = None, True
-
-    def _returned(self) -> Any:
-        apply: Callable[..., Any] = self.source.function_class.apply
-        with seeded(self.seed), torch.no_grad():
-            return apply(*(v.clone() if isinstance(v, Tensor) else v for v in self.guess.values))
-
-
-def signature_text(source: ClassSource, guess: Guess, returned: Any) -> str:
-    """Return a signature in Python's notation that fits a guess and its results."""
-    parts = []
-    for index, parameter in enumerate(source.parameters):
-        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-            parts.append(f"*{parameter.name}: Tensor")
-            continue
-        value, default = guess.values[index], parameter.default
-        kind = "Tensor | None" if default is None and isinstance(value, Tensor) else _annotation(value)
-        ending = "" if default is parameter.empty else f" = {default!r}"
-        parts.append(f"{parameter.name}: {kind}{ending}")
-    return f"({', '.join(parts)}) -> {_result(returned)}"
-
-
-def _annotation(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return "Tensor"
-    if isinstance(value, tuple | list) and value:
-        inner = _annotation(value[0])
-        return f"tuple[{inner}, ...]" if isinstance(value, tuple) else f"list[{inner}]"
-    if value is None:
-        return "Tensor | None"
-    return type(value).__name__ if type(value) in (int, float, bool, str, complex) else "object"
-
-
-def _result(returned: Any) -> str:
-    if isinstance(returned, tuple | list):
-        return f"tuple[{', '.join(map(_result, returned))}]"
-    return "None" if returned is None else "Tensor"
 
 
 STEP = 1e-7

@@ -97,11 +97,9 @@ def _check_and_declare(declaration: Declaration) -> Finding:
     function_class = declaration.source.function_class
     reasons: list[str] = []
     try:
-        operator = declaration.typed()
+        operator = declaration.operator()
     except errors.OpsmithError as error:
         return _finding(declaration, "needs a declaration", [_text(error)], None, None)
-    if declaration.signature or declaration.by_samples:
-        reasons.append(_about_types(declaration))
     report = declaration.check(operator)
     for _ in range(ROUNDS):
         reason = add_declaration(declaration, report)
@@ -234,24 +232,6 @@ def _where(function_class: type) -> str:
         return f"{inspect.getsourcefile(function_class)}:{inspect.getsourcelines(function_class)[1]}"
     except (OSError, TypeError):
         return function_class.__module__
-
-
-def _about_types(declaration: Declaration) -> str:
-    if declaration.by_samples:
-        return "its code does not show the types that it takes and returns, and `samples=` does"
-    if declaration.source.variadic is not None:
-        return f"the types of `*{declaration.source.variadic.name}` are not declared: give `signature=`"
-    plain = [
-        parameter.name
-        for parameter, value in zip(declaration.source.parameters, declaration.guess.values, strict=True)
-        if not isinstance(value, torch.Tensor)
-        and parameter.name not in declaration.source.annotations
-        and parameter.default is parameter.empty
-    ]
-    if plain:
-        has = "is not a tensor and has" if len(plain) == 1 else "are not tensors and have"
-        return f"{_listed(plain)} {has} no type hint: give `signature=`"
-    return "the number of its results is not declared: give `signature=`"
 
 
 def _written(operator: Operator[..., object]) -> list[str]:

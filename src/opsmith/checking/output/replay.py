@@ -22,6 +22,7 @@ from opsmith.checking.samples.memory_layouts import Layout
 from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject
 from opsmith.core.call_arguments import tensors_in
+from opsmith.core.forward_arguments import Slot
 from opsmith.torch_library import capabilities
 
 Shows = Callable[[Exception], bool]
@@ -59,13 +60,14 @@ class ReplayTarget:
 
     def call(self, sample: Sample) -> str:
         """A call, with every argument by its own name."""
-        given: list[str] = []
+        adopted = self.subject.specification.adopted
+        if self.by_position and adopted is not None:
+            given = [_by_position(slot) for slot in adopted.parameters.slots]
+            return f"{self.callee}({', '.join(given)})"
+        given = []
         for argument in sample.flattening.schema.arguments:
             by_name = not self.by_position or argument.keyword_only
             given.append(f"{argument.name}={argument.name}" if by_name else argument.name)
-        adopted = self.subject.specification.adopted
-        if self.by_position and adopted is not None and adopted.variadic:
-            given[-1] = f"*{given[-1]}"
         return f"{self.callee}({', '.join(given)})"
 
     def reference_call(self, sample: Sample) -> str:
@@ -96,8 +98,15 @@ class ReplayTarget:
         return found if len(found) == len(subject.results(sample)) else None
 
 
+def _by_position(slot: Slot) -> str:
+    """Write one argument of `apply`, from the variables of the arguments that carry it."""
+    if slot.form == "either":
+        return f"{slot.value} if {slot.name} is None else {slot.name}"
+    return f"*{slot.name}" if slot.collects else slot.name
+
+
 def target_of(subject: Subject) -> ReplayTarget | None:
-    """The target of a replay; None for an old-style class, whose `apply` does not run."""
+    """The target of a replay; None for a class whose `apply` does not run, or takes containers of tensors."""
     specification = subject.specification
     if subject.kind.in_library:
         name = f"torch.ops.{specification.name.replace('::', '.')}"
@@ -111,7 +120,7 @@ def target_of(subject: Subject) -> ReplayTarget | None:
         reference = None if specification.opaque else "operator.reference"
         bound = {"operator": subject.operator}
         return ReplayTarget(subject, ("", line), "operator", "operator", reference, False, bound)
-    if adopted.takes_self:
+    if adopted.takes_self or any(slot.form in ("nested", "mixed") for slot in adopted.parameters.slots):
         return None
     kind = adopted.function_class
     outer, *inner = kind.__qualname__.split(".")
@@ -254,8 +263,8 @@ def _given(subject: Subject) -> list[str]:
     for sample in (each for each in subject.samples if not each.origin):
         args, named = sample.arguments(sample.at())
         adopted = subject.specification.adopted
-        if adopted is not None and adopted.variadic:
-            args = [*args[:-1], *args[-1]]
+        if adopted is not None and not named:
+            args = adopted.spread(args)
         every = [*args, *named.values()]
         values += every
         if all(map(writable, every)):

@@ -58,29 +58,40 @@ def run_forward(
         ResultCountError, ResultTypeError: If it does not return what it was adopted with.
     """
     facts, given = adopted.facts, adopted.spread(values)
-    first = facts.written is None
-    copied = _copied(adopted, len(given))
-    backups = _copies(given, range(len(given))) if first and not copied else {}
+    flags = _flags(adopted, given)
+    known = facts.written_under.get(flags)
+    copied = _copied(adopted, len(given), known)
+    backups = _copies(given, range(len(given))) if known is None and not copied else {}
     run, written, counted = _run(adopted, given, _copies(given, copied), needs)
     late = written - copied
     if late:
-        facts.written = (facts.written or frozenset()) | {
-            adopted.argument_position(position) for position in late
-        }
+        _record_writes(adopted, flags, late)
         if not backups:
             raise _late_write(adopted, adopted.argument_names(given)[min(late)])
         with torch.no_grad():
             for position in late:
                 given[position].copy_(backups[position])
         return run_forward(adopted, values, needs)
-    if first and counted:
-        facts.written = frozenset(map(adopted.argument_position, written))
+    if known is None and counted:
+        _record_writes(adopted, flags, written)
     return run
 
 
-def _copied(adopted: AdoptedFunction, count: int) -> frozenset[int]:
+def _flags(adopted: AdoptedFunction, given: Sequence[Any]) -> tuple[Any, ...]:
+    """Arguments that may choose whether code writes into an input, such as `inplace`."""
+    if not adopted.may_write:
+        return ()
+    return tuple(value if isinstance(value, bool | str) else value is None for value in given)
+
+
+def _record_writes(adopted: AdoptedFunction, flags: tuple[Any, ...], positions: Iterable[int]) -> None:
+    facts, found = adopted.facts, frozenset(map(adopted.argument_position, positions))
+    facts.written = (facts.written or frozenset()) | found
+    facts.written_under[flags] = facts.written_under.get(flags, frozenset()) | found
+
+
+def _copied(adopted: AdoptedFunction, count: int, written: frozenset[int] | None) -> frozenset[int]:
     """Positions of the arguments of forward that are handed over as copies."""
-    written = adopted.facts.written
     if written is None:
         return frozenset(range(count)) if adopted.may_write else frozenset()
     return frozenset(position for position in range(count) if adopted.argument_position(position) in written)
@@ -189,12 +200,15 @@ def _flat_results(adopted: AdoptedFunction, returned: Any) -> tuple[Any, ...]:
     try:
         for position, value in leaves(adopted.outputs, returned):
             if position is None and value is not None:
+                adopted.facts.returned = _structure(returned)
                 raise _other_result(adopted, None, value)
             if position is not None:
                 if not isinstance(value, _types(adopted, position)):
+                    adopted.facts.returned = _structure(returned)
                     raise _other_result(adopted, position, value)
                 found[position] = value
     except StructureMismatchError as misfit:
+        adopted.facts.returned = _structure(returned)
         value, outputs = misfit.value, misfit.outputs
         raise adopted.error(
             errors.ResultCountError,
@@ -204,6 +218,13 @@ def _flat_results(adopted: AdoptedFunction, returned: Any) -> tuple[Any, ...]:
             hint='say what it returns: `adopt(..., signature="(x: Tensor) -> tuple[Tensor, Tensor]")`',
         ) from None
     return tuple(found[position] for position in range(len(adopted.schema.results)))
+
+
+def _structure(returned: Any) -> Any:
+    """The structure of a value, in tuples of "tensor", None and, for anything else, "other"."""
+    if isinstance(returned, tuple | list):
+        return tuple(map(_structure, returned))
+    return "tensor" if isinstance(returned, Tensor) else None if returned is None else "other"
 
 
 def _other_result(adopted: AdoptedFunction, position: int | None, value: Any) -> errors.ResultTypeError:

@@ -12,6 +12,7 @@ from opsmith import errors
 from opsmith.core.adopted import AdoptedFunction, ClassFormula, side_by_side
 from opsmith.core.call_arguments import requires_gradient, shown, tensors_in
 from opsmith.core.formula import Formula, zero
+from opsmith.core.forward_arguments import take_apart
 from opsmith.core.gradients import NEEDED
 from opsmith.torch_library.adopted.context import Context
 from opsmith.torch_library.adopted.fallback import (
@@ -172,17 +173,44 @@ def _by_class(
     if watched and adopted.once_differentiable:
         sources = [tensor for tensor in tensors_in([*values, *grads]) if tensor.requires_grad]
         answers = refuse_differentiation(answers, sources, once_differentiable_error(adopted))
-    return by_name(adopted, answers, needs)
+    return by_name(adopted, answers, run.given, needs)
 
 
-def by_name(adopted: AdoptedFunction, answers: Sequence[Any], needs: frozenset[str]) -> Mapping[str, Any]:
-    """Gradients by input name; None becomes zero."""
+def by_name(
+    adopted: AdoptedFunction, answers: Sequence[Any], given: Sequence[Any], needs: frozenset[str]
+) -> Mapping[str, Any]:
+    """Gradients by input name; None becomes zero.
+
+    Args:
+        adopted: The class.
+        answers: A gradient for each argument of forward.
+        given: The arguments of forward; only their types matter.
+        needs: Names of the inputs whose gradient is needed.
+    """
     filled = [zero if answer is None else answer for answer in answers]
-    names = adopted.schema.names
-    found: dict[str, Any] = dict(zip(names, filled, strict=False))
-    if adopted.variadic:
-        found[names[-1]] = filled[len(names) - 1 :]
-    return {name: answer for name, answer in found.items() if name in needs}
+    found: dict[str, Any] = {}
+    for position, slot in enumerate(adopted.parameters.slots):
+        if slot.name not in needs:
+            continue
+        if not slot.collects:
+            found[slot.name] = filled[position]
+        else:
+            pairs = zip(filled[position:], given[position:], strict=True)
+            found[slot.name] = [
+                one
+                for answer, value in pairs
+                for one in ([answer] if slot.form == "rest" else _each(answer, value))
+            ]
+    return found
+
+
+def _each(answer: Any, value: Any) -> list[Any]:
+    """A gradient for each tensor in one of `*args`: those in a container have none."""
+    if isinstance(value, Tensor):
+        return [answer]
+    inside: list[Tensor] = []
+    take_apart(value, inside)
+    return [zero] * len(inside)
 
 
 def by_reference(
@@ -221,7 +249,13 @@ def tangent_formula(adopted: AdoptedFunction) -> Formula | None:
         run = run_forward(adopted, [given[name] for name in schema.names], frozenset(schema.tensor_names))
         record = run.context.opsmith_record
         record.saved = record.saved_forward
-        moved = adopted.spread([given[tangents[name]] if name in tangents else None for name in schema.names])
+        skeletons = {slot.value for slot in adopted.parameters.slots if slot.form == "mixed"}
+        moved = adopted.spread(
+            [
+                given[tangents[name]] if name in tangents else given[name] if name in skeletons else None
+                for name in schema.names
+            ]
+        )
         answer = jvp(run.context, *moved)
         answers = answer if isinstance(answer, tuple | list) else (answer,)
         found = {

@@ -173,7 +173,7 @@ def _gradients(
     def own() -> list[Any]:
         answers = run(grads)
         answers = _checked_graph(adopted, run, answers, saved, grads) if higher else answers
-        return _flat(primitive, by_name(adopted, answers, frozenset(schema.names)))
+        return _flat(primitive, by_name(adopted, answers, state.given, frozenset(schema.names)))
 
     recompute = (
         None if state.inputs is None else partial(_recomputed, primitive, state, formula, saved, grads)
@@ -182,7 +182,7 @@ def _gradients(
         answers = recompute()
         if adopted.reference is None or adopted.surrogate:
             with torch.no_grad():
-                first = _flat(primitive, by_name(adopted, run(grads), frozenset(schema.names)))
+                first = _flat(primitive, by_name(adopted, run(grads), state.given, frozenset(schema.names)))
             answers = _if_reproducible(adopted, answers, first, [*saved, *grads])
     else:
         answers = run_or_fall_back(adopted, "backward", [*saved, *grads], own, recompute)
@@ -301,12 +301,15 @@ def adopted_call(
         values = accepted(args, kwargs)
         if values is None:
             return call(handle, args, kwargs)
-        if not torch.is_grad_enabled() or not requires_gradient(values):
-            with torch.no_grad():
-                return adopted.structured(run_forward(adopted, values).results)
-        flattening = ArgumentFlattening.of(schema, values)
-        primitive = OperatorPrimitive(registered, flattening)
-        return adopted.structured(registered.node.apply(primitive, False, *flattening.flatten(values)))
+        try:
+            if not torch.is_grad_enabled() or not requires_gradient(values):
+                with torch.no_grad():
+                    return adopted.structured(run_forward(adopted, values).results)
+            flattening = ArgumentFlattening.of(schema, values)
+            primitive = OperatorPrimitive(registered, flattening)
+            return adopted.structured(registered.node.apply(primitive, False, *flattening.flatten(values)))
+        except (errors.ResultTypeError, errors.ResultCountError):
+            return call(handle, args, kwargs)  # it learns another structure of results
 
     return fast_call
 

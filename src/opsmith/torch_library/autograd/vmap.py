@@ -318,7 +318,10 @@ def run_vmap_rule(
     adopted = specification.adopted
     assert adopted is not None
     assert adopted.vmap is not None
-    returned = adopted.vmap(info, tuple(dims), *adopted.spread(values))
+    given, rest = adopted.spread(values), iter(_tensor_dims(values, dims))
+    if not adopted.parameters.plain:
+        dims = [next(rest) if isinstance(value, Tensor) else None for value in given]
+    returned = adopted.vmap(info, tuple(dims), *given)
     if not isinstance(returned, tuple) or len(returned) != 2:
         raise _vmap_result_error(adopted, shown(returned))
     values, returned_dims = returned
@@ -331,6 +334,12 @@ def run_vmap_rule(
         raise _vmap_result_error(adopted, shown(misfit.value)) from None
     order = range(len(adopted.schema.results))
     return tuple(results[i] for i in order), tuple(indices[i] for i in order)
+
+
+def _tensor_dims(values: Sequence[Any], dims: Sequence[int | None]) -> list[int | None]:
+    """Return the batch dimensions of the tensors alone, those in lists included."""
+    flat = [item for value in values for item in (value if isinstance(value, list) else [value])]
+    return [dim for item, dim in zip(flat, dims, strict=True) if isinstance(item, Tensor)]
 
 
 def _vmap_result_error(adopted: AdoptedFunction, got: str) -> errors.ResultCountError:
