@@ -1,4 +1,4 @@
-"""Accepted findings: failures that an author knows of and leaves as they are, each with the reason."""
+"""AcceptedFinding findings: failures that an author knows of and leaves as they are, each with the reason."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Accepting = Mapping[tuple[str, ...], str]
 
 
 @dataclass(frozen=True)
-class Accepted:
+class AcceptedFinding:
     """An accepted finding.
 
     Args:
@@ -49,7 +49,7 @@ class Accepted:
         return f"{self.property}{beside}: {self.cause}"
 
 
-def accepted_findings(given: Any, operator: str) -> tuple[Accepted, ...]:
+def accepted_findings(given: Any, operator: str) -> tuple[AcceptedFinding, ...]:
     """Read what an author accepts.
 
     Args:
@@ -70,7 +70,7 @@ def accepted_findings(given: Any, operator: str) -> tuple[Accepted, ...]:
     return tuple(_finding(key, reason, operator) for key, reason in given.items())
 
 
-def _finding(key: Any, reason: Any, operator: str) -> Accepted:
+def _finding(key: Any, reason: Any, operator: str) -> AcceptedFinding:
     parts = list(key) if isinstance(key, tuple) else [key]
     if len(parts) not in (2, 3) or not all(isinstance(part, str) for part in parts):
         raise _unusable(key, operator)
@@ -94,7 +94,7 @@ def _finding(key: Any, reason: Any, operator: str) -> Accepted:
                 got=repr(key),
                 hint=f"write `{close[0]}`" if close else f"take a {what} from the report of a check",
             )
-    return Accepted(parts[0], parts[1], parts[2] if len(parts) == 3 else None, reason)
+    return AcceptedFinding(parts[0], parts[1], parts[2] if len(parts) == 3 else None, reason)
 
 
 def _unusable(given: Any, operator: str) -> errors.UsageError:
@@ -108,7 +108,7 @@ def _unusable(given: Any, operator: str) -> errors.UsageError:
     )
 
 
-def mark_accepted(outcomes: Sequence[Outcome], findings: Sequence[Accepted]) -> list[Outcome]:
+def mark_accepted(outcomes: Sequence[Outcome], findings: Sequence[AcceptedFinding]) -> list[Outcome]:
     """Mark failures as accepted, and those that follow from accepted ones alone.
 
     Args:
@@ -127,7 +127,7 @@ def mark_accepted(outcomes: Sequence[Outcome], findings: Sequence[Accepted]) -> 
     ]
 
 
-def _marked(failure: Failure, findings: Sequence[Accepted]) -> Failure:
+def _marked(failure: Failure, findings: Sequence[AcceptedFinding]) -> Failure:
     reason = next((each.reason for each in findings if each.covers(failure)), None)
     return failure if reason is None else replace(failure, accepted=reason)
 
@@ -140,7 +140,7 @@ def _explained(failure: Failure, roots: Mapping[str, Sequence[Failure]]) -> Fail
     return replace(failure, accepted=found[0]) if found and None not in found else failure
 
 
-def unused_remarks(outcomes: Iterable[Outcome], findings: Iterable[Accepted]) -> tuple[str, ...]:
+def unused_remarks(outcomes: Iterable[Outcome], findings: Iterable[AcceptedFinding]) -> tuple[str, ...]:
     """A remark on each accepted finding that no longer occurs, although its property ran."""
     every = list(outcomes)
     ran = {each.property for each in every if each.status != "skipped"}
@@ -160,7 +160,8 @@ def with_baseline(report: Report, baseline: Report) -> Report:
         baseline: The earlier report on the same operator.
     """
     known = [
-        Accepted(each.property, each.cause, each.input, BASELINE, alone=True) for each in baseline.failures
+        AcceptedFinding(each.property, each.cause, each.input, BASELINE, alone=True)
+        for each in baseline.failures
     ]
     return replace(report, outcomes=tuple(mark_accepted(report.outcomes, known)))
 

@@ -21,6 +21,7 @@ class Cause:
         damaging: True if a kernel may have damaged the process that it ran in.
         root: True if it explains every failure of tracing, mapping or copying the operator.
         broad: True if it names no reason, so that an earlier failure with a root cause explains it.
+        limits: True if nothing is wrong, and the operator offers less.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Cause:
     damaging: bool = False
     root: bool = False
     broad: bool = False
+    limits: bool = False
 
 
 _TABLE = (
@@ -254,6 +256,13 @@ _TABLE = (
         "not-exercised",
         "A formula, kernel or claim was never run: no sample reaches it.",
         "None of the samples does.",
+        limits=True,
+    ),
+    Cause(
+        "recompiles",
+        "Compiled code serves one size alone, and is compiled anew for each other.",
+        "A run on symbolic sizes, which fixes one or raises; the guard that compiled code fails.",
+        limits=True,
     ),
     Cause(
         UNKNOWN,

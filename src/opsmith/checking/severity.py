@@ -38,8 +38,8 @@ def _damages(failure: Failure, subject: Subject) -> bool:
     return CAUSES[failure.cause].damaging
 
 
-def _unexercised(failure: Failure, subject: Subject) -> bool:
-    return failure.cause == "not-exercised"
+def _limits(failure: Failure, subject: Subject) -> bool:
+    return CAUSES[failure.cause].limits
 
 
 def _refused(failure: Failure, subject: Subject) -> bool:
@@ -107,7 +107,12 @@ def _any(failure: Failure, subject: Subject) -> bool:
 
 RULES: tuple[Rule, ...] = (
     Rule("memory that is not its own is used, or the process dies or hangs", "error", _damages),
-    Rule("no sample reaches a formula, a kernel or a claim (`not-exercised`)", "limit", _unexercised),
+    Rule(
+        "no sample reaches a formula, a kernel or a claim (`not-exercised`); code is compiled anew for each "
+        "size (`recompiles`)",
+        "limit",
+        _limits,
+    ),
     Rule(
         "an exception (`raises`) at special values, in low-precision dtypes alone, in second order, in "
         "forward mode, under autocast, or where it is traced, mapped, copied, compiled or exported; not of a "

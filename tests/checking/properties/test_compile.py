@@ -116,15 +116,15 @@ def test_an_operator_compiles_for_other_sizes_at_once() -> None:
     assert (found.status, found.notes) == ("passed", ())
 
 
-def test_an_operator_that_is_compiled_anew_for_each_size_is_noted() -> None:
+def test_an_operator_that_is_compiled_anew_for_each_size_is_a_limit() -> None:
     def sized(x: Tensor) -> Tensor:
         return x * int(x.shape[0])
 
     found = compiled(declare(sized), (X,), (torch.rand(5, 4),))
-    assert found.status == "passed"
-    assert any(
-        note.startswith("with dynamic=True it is compiled anew for other sizes") for note in found.notes
-    )
+    assert found.word() == "limit"
+    (failure,) = found.failures
+    assert failure.cause == "recompiles"
+    assert failure.message.startswith("with dynamic=True it is compiled anew for other sizes")
 
 
 def test_a_fake_kernel_that_is_wrong_breaks_compiled_code() -> None:

@@ -83,24 +83,29 @@ def test_without_a_fake_kernel_a_note_says_how_to_give_one(custom_op: Any) -> No
     )
 
 
-def test_a_fake_kernel_that_fixes_a_size_is_noted(custom_op: Any) -> None:
+def test_a_fake_kernel_that_fixes_a_size_is_a_limit(custom_op: Any) -> None:
     def fixing(x: Tensor) -> Tensor:
         return torch.empty_like(x) if int(x.shape[0]) > 1 else x.new_empty(x.shape)
 
     found = fake(custom_op(double, fixing), (X,))
-    assert found.status == "passed"
-    (note,) = found.notes
-    assert note == "it fixes the size of `x` in dimension 0: code is compiled anew for each other size"
+    assert found.word() == "limit"
+    (failure,) = found.failures
+    assert (failure.cause, failure.input) == ("recompiles", "x")
+    assert (
+        failure.message
+        == "it fixes the size of `x` in dimension 0: code is compiled anew for each other size"
+    )
 
 
-def test_a_fake_kernel_that_does_not_run_on_symbols_is_noted(custom_op: Any) -> None:
+def test_a_fake_kernel_that_does_not_run_on_symbols_is_a_limit(custom_op: Any) -> None:
     def counting(x: Tensor) -> Tensor:
         if type(x.shape[0]) is not int:
             raise TypeError("whole numbers alone")
         return torch.empty_like(x)
 
-    (note,) = fake(custom_op(double, counting), (X,)).notes
-    assert note == (
+    (failure,) = fake(custom_op(double, counting), (X,)).failures
+    assert failure.cause == "recompiles"
+    assert failure.message == (
         "it does not run where sizes are symbols, so that code is compiled for each size: "
         "TypeError: whole numbers alone"
     )

@@ -146,7 +146,7 @@ def refusal(subject: Subject, sample: Sample, change: Variation) -> str | Unhand
 
 
 def _kinds(results: Sequence[Any]) -> str:
-    """What a call returned, without the numbers."""
+    """Form of what a call returned, without the numbers."""
     tensors = sum(isinstance(each, Tensor) for each in results)
     others = [structure_of(each) for each in results if not isinstance(each, Tensor)]
     return ", ".join([f"{tensors} tensor{'s' * (tensors != 1)}", *others])

@@ -182,7 +182,9 @@ class Compilation:
                     return
                 why = _why_anew(error)
                 if why is not None:
-                    yield Note(f"with dynamic=True it is compiled anew for other sizes: {why}")
+                    message = f"with dynamic=True it is compiled anew for other sizes: {why}"
+                    location = self.subject.specification.where
+                    yield Failure(NAME, None, "recompiles", message, location, {"sample": str(others[0][0])})
         yield from self._judged(others, eager, found, grads)
 
 

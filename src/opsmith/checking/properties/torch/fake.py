@@ -233,8 +233,7 @@ def compare_symbolic(
 ) -> Findings:
     """Run the operator on fake tensors whose sizes are symbols; hold sizes of results to the real ones.
 
-    An operator that fixes a size, or does not run on symbols, is right, but compiled anew for each size,
-    which a note reports.
+    An operator that fixes a size, or does not run on symbols, is right, but compiled anew for each size.
 
     Args:
         subject: The subject of the check.
@@ -253,10 +252,9 @@ def compare_symbolic(
             fakes = subject.call(sample, faked)
     except Exception as error:
         refuse_own(error)
-        yield Note(
-            f"it does not run where sizes are symbols, so that code is compiled for each size: "
-            f"{type(error).__name__}: {first_line(error)}"
-        )
+        message = "it does not run where sizes are symbols, so that code is compiled for each size: "
+        message += f"{type(error).__name__}: {first_line(error)}"
+        yield Failure(NAME, None, "recompiles", message, fake_location(subject), {"sample": case})
         return
     for fake, real, result in zip(fakes, results, subject.results(sample), strict=True):
         if real is None or fake is None:
@@ -278,9 +276,14 @@ def compare_symbolic(
         fixed = [dim for dim, size in enumerate(fake.shape) if mode.fixed(size)]
         if fixed:
             dimensions = ", ".join(f"{dim}" for dim in fixed)
-            yield Note(
+            yield Failure(
+                NAME,
+                label,
+                "recompiles",
                 f"it fixes the size of `{label}` in dimension {dimensions}: code is compiled anew for each "
-                "other size"
+                "other size",
+                fake_location(subject),
+                {"sample": case},
             )
 
 
