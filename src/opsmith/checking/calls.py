@@ -38,16 +38,17 @@ class Differentiated:
 
         Args:
             effort: Level of effort: every choice of up to four inputs; of more, every pair, and all but one.
-                With `quick`, each alone and all.
+                With `quick`, all but one.
         """
         for argnum in self.argnums:
             yield (argnum,)
         if len(self.argnums) > 1:
             yield self.argnums
-        if effort is None or not effort.input_choices or len(self.argnums) < 3:
+        if effort is None or len(self.argnums) < 3:
             return
-        few = len(self.argnums) <= 4
-        sizes = range(2, len(self.argnums)) if few else sorted({2, len(self.argnums) - 1})
+        frozen = len(self.argnums) - 1
+        every = range(2, len(self.argnums)) if len(self.argnums) <= 4 else sorted({2, frozen})
+        sizes = every if effort.input_choices else [frozen]
         for size in sizes:
             yield from combinations(self.argnums, size)
 

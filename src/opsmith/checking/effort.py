@@ -54,7 +54,8 @@ class Effort:
         exhaustive: True if each sample is traced by every means: opcheck, each backend of `torch.compile`,
             each dtype of autocast, fake tensors of each dtype. Kernels run in several threads, too.
         fake_dtypes: True if fake tensors of every dtype are tried; else of two.
-        input_choices: True if gradients are taken by every choice of inputs; else by each alone and by all.
+        input_choices: True if gradients are taken by every choice of inputs; else by each alone, by all but
+            one, and by all.
         sliced: True if side effects are checked on slices of larger tensors too.
         architectures: True if CUDA kernels are compiled for every architecture; else for the latest alone.
 

@@ -6,6 +6,8 @@ import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from torch.nn import Parameter
 
 from opsmith.checking.side_effects.reachable_state import reachable_values, tensors_within
 from opsmith.checking.subject import Subject
+from opsmith.core.reachable import CONTAINERS
 
 
 @dataclass(frozen=True)
@@ -135,5 +138,47 @@ def attributes(results: Sequence[Any]) -> dict[str, Any]:
 
 
 def attribute_tensors(results: Sequence[Any]) -> list[tuple[str, Tensor]]:
-    """Return the tensors among the attributes, or in containers among them, with the attribute's name."""
-    return [(name, tensor) for name, value in attributes(results).items() for tensor in tensors_within(value)]
+    """Return the tensors that the attributes hold, with the attribute's name."""
+    return [
+        (name, tensor) for name, value in attributes(results).items() for tensor in held_tensors(value, set())
+    ]
+
+
+def held_tensors(value: Any, seen: set[int], depth: int = 8) -> Iterator[Tensor]:
+    """Yield the tensors that a value keeps alive: in containers, objects, closures and bound arguments.
+
+    Args:
+        value: The value.
+        seen: Identities of the objects that were followed already.
+        depth: Number of objects to follow from here.
+    """
+    if isinstance(value, Tensor):
+        yield value
+    elif depth and id(value) not in seen:
+        seen.add(id(value))
+        for each in _held(value):
+            yield from held_tensors(each, seen, depth - 1)
+
+
+def _held(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    if isinstance(value, (*CONTAINERS, tuple, frozenset)):
+        return list(value)
+    if isinstance(value, FunctionType):
+        cells = [_contents(cell) for cell in value.__closure__ or ()]
+        return [*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+    if isinstance(value, MethodType):
+        return [value.__self__, value.__func__]
+    if isinstance(value, partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, type | ModuleType):
+        return []
+    return list(getattr(value, "__dict__", {}).values())
+
+
+def _contents(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is empty yet
+        return None

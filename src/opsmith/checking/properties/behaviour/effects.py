@@ -20,7 +20,7 @@ from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.aliasing import shared_memory
 from opsmith.checking.side_effects.canaries import GuardedTensor, guarded
 from opsmith.checking.side_effects.global_settings import other_settings
-from opsmith.checking.side_effects.liveness import attribute_tensors, record_saved_tensors
+from opsmith.checking.side_effects.liveness import attribute_tensors, nodes, record_saved_tensors
 from opsmith.checking.side_effects.reachable_state import changes_since, short_repr, take_snapshot
 from opsmith.checking.subject import Subject
 
@@ -244,24 +244,43 @@ def _second_backward(
         )
         yield observed.failure(None, "mutates-saved", message, observed.backward_location())
         return
-    fresh = observed.call()
-    anew = [copies(fresh.backward(retain_graph=True)) for _ in range(2)]
-    for argnum, one, again, *others in zip(observed.argnums, first, second, *anew, strict=True):
+    changed = [f"`ctx.{name}`" for name, saved_bits in on_context if saved_bits.written() is not None]
+    by = f": the first one wrote into {', '.join(changed)}" if changed else ""
+    # Hooks unpack a new tensor each time, so that what the first backward adds to a saved one is lost.
+    (unhooked, collecting), (repeated, _) = _two_backwards(observed), _two_backwards(observed)
+    by = by or collecting
+    for at, argnum in enumerate(observed.argnums):
+        hooked, plain, anew = ([each[at] for each in pair] for pair in ((first, second), unhooked, repeated))
         # A new call must repeat both gradients; otherwise the difference is between runs, not in the graph.
-        if (
-            not differ_beyond_rounding(one, again)
-            or differ_beyond_rounding(one, others[0])
-            or differ_beyond_rounding(again, others[1])
-        ):
+        if not (_change_alike(hooked, plain) or _change_alike(plain, anew)):
             continue
         label = sample.labels[argnum]
-        changed = [f"`ctx.{name}`" for name, saved_bits in on_context if saved_bits.written() is not None]
-        by = f": the first one wrote into {', '.join(changed)}" if changed else ""
         message = (
             f"a second backward through the same graph gives another gradient of `{label}` than the first, "
             f"and so it does in a new call{by}. Leave what is kept as it is"
         )
         yield observed.failure(label, "mutates-saved", message, rule_location(subject, sample.names[argnum]))
+
+
+def _two_backwards(observed: EffectsRun) -> tuple[list[tuple[Tensor | None, ...]], str]:
+    """The gradients of two backwards through the graph of a new call, and the tensors that collect them."""
+    call = observed.call()
+    found = [copies(call.backward(retain_graph=True)) for _ in range(2)]
+    own = {id(each) for each in call.given}
+    kept = [(f"ctx.{name}", tensor) for name, tensor in attribute_tensors(call.results)]
+    for node in nodes(call.results):
+        kept += [("a saved tensor", each) for each in getattr(node, "saved_tensors", ())]
+    names = [
+        f"`.grad` of {name if name.startswith('a ') else f'`{name}`'}"
+        for name, tensor in kept
+        if isinstance(tensor, Tensor) and id(tensor) not in own and tensor.is_leaf and tensor.grad is not None
+    ]
+    return found, f": {', '.join(dict.fromkeys(names))} adds up those of all of them" if names else ""
+
+
+def _change_alike(pair: Sequence[Tensor | None], other: Sequence[Tensor | None]) -> bool:
+    """True if two gradients differ, and the two of another call are the same two."""
+    return differ_beyond_rounding(*pair) and not any(map(differ_beyond_rounding, pair, other))
 
 
 def _refused(error: Exception, again: Callable[[], Any]) -> bool:

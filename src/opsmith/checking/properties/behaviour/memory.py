@@ -88,7 +88,11 @@ def _watched(run: SampleRun) -> list[WatchedMemory]:
 
 def _kept_for_ever(run: SampleRun, stays: Sequence[WatchedMemory], where: str) -> Failure:
     who = holders(run.subject, stays[0])
-    by = f" by {', '.join(who)}" if who else " by an object that Python cannot list, as one in C++"
+    attributes = [f"`ctx.{name}`" for name in ([] if who else _circular(run))]
+    if attributes:
+        by = f" by {', '.join(attributes)}, in a circle that leads through C++"
+    else:
+        by = f" by {', '.join(who)}" if who else " by an object that Python cannot list, as one in C++"
     message = (
         f"the memory of {_what(stays)} of a call is kept for ever{by}: it is not freed when the results and "
         "the graph are gone. Keep tensors by `ctx.save_for_backward` alone; a cache holds constants, not "
@@ -212,5 +216,9 @@ def _bytes(count: int) -> str:
 
 
 MEMORY = Property(
-    NAME, "memory that is no longer needed is freed", partial(each_sample, NAME, _sample), subset=True
+    NAME,
+    "memory that is no longer needed is freed",
+    partial(each_sample, NAME, _sample),
+    subset=True,
+    about_gradients=False,
 )
