@@ -173,6 +173,9 @@ OTHERWISE = {
         "checking/properties/test_behaviour.py::test_it_is_found_and_named[hands_over_on_the_class]",
         "checking/properties/test_behaviour.py::test_it_is_found_and_named[stays_in_its_state_when_stopped]",
         "checking/properties/test_behaviour.py::test_it_is_found_and_named[works_in_one_buffer]",
+        "torch_library/test_fake_tensors.py::test_a_write_into_an_argument_is_refused_in_the_trace",
+        "torch_library/test_fake_tensors.py::test_compiled_code_does_not_write_into_an_argument",
+        "torch_library/test_capabilities.py::test_observe_writes",
     ),
     "sharding": ("distribution/test_placements.py::test_a_kernel_runs_on_shards_where_that_is_right",),
     "torch_func": (

@@ -336,6 +336,19 @@ def test_observe_operators() -> None:
     assert given == [("aten.sum.default", (X,))]
 
 
+def test_observe_writes() -> None:
+    seen: list[Tensor] = []
+    ours, out, listed = torch.zeros(3), torch.zeros(3), [torch.zeros(3), torch.zeros(3)]
+    with capabilities.observe_writes(seen.append):
+        ours.view(3, 1).mul_(X.sum())
+        torch.add(ours, 1, out=out)
+        torch._foreach_add_(listed, 1)
+        (ours + out).add_(1)
+    addresses = [each.data_ptr() for each in seen]
+    assert addresses[:4] == [each.data_ptr() for each in (ours, out, *listed)]
+    assert len(addresses) == 5
+
+
 def test_functionalization() -> None:
     """The mode that a trace of AOTAutograd puts tensors under."""
     from torch._subclasses.functional_tensor import FunctionalTensor

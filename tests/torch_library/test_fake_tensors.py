@@ -13,6 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
 
 import opsmith
+from opsmith import errors
 
 Operator = opsmith.Operator[..., Any]
 
@@ -30,6 +31,50 @@ def test_gradients_on_meta(variant: Operator) -> None:
         ((3, 2), "meta"),
         ((2,), "meta"),
     ]
+
+
+def writing(x: Tensor, y: Tensor) -> Tensor:
+    y.view(-1)[0] = 5
+    return x * y
+
+
+def writing_by_out(x: Tensor, y: Tensor) -> Tensor:
+    return torch.add(x, 1, out=y).clone()
+
+
+def writing_past_autograd(x: Tensor, y: Tensor) -> Tensor:
+    y.data.mul_(2)
+    return x * y
+
+
+def working_on_a_copy(x: Tensor, y: Tensor) -> Tensor:
+    y = y.clone()
+    y.view(-1)[0] = 5
+    return torch.add(x, 1, out=torch.empty_like(y)).mul_(y)
+
+
+@pytest.mark.parametrize("reference", [writing, writing_by_out, writing_past_autograd])
+def test_a_write_into_an_argument_is_refused_in_the_trace(reference: Any) -> None:
+    """Version counters of fake tensors do not count, so that compiled code would write."""
+    operator = opsmith.operator(f"fake_writes::{reference.__name__}")(reference)
+    with FakeTensorMode() as mode, pytest.raises(errors.MutationError) as caught:
+        operator(mode.from_tensor(torch.ones(3)), mode.from_tensor(torch.ones(3)))
+    assert caught.value.argument == "y"
+
+
+def test_a_write_into_a_copy_is_traced() -> None:
+    operator = opsmith.operator("fake_writes::working_on_a_copy")(working_on_a_copy)
+    with FakeTensorMode() as mode:
+        assert operator(mode.from_tensor(torch.ones(3)), mode.from_tensor(torch.ones(3))).shape == (3,)
+
+
+@pytest.mark.compile
+def test_compiled_code_does_not_write_into_an_argument() -> None:
+    operator = opsmith.operator("fake_writes::compiled")(writing)
+    x, y = torch.ones(3), torch.ones(3)
+    with pytest.raises(RuntimeError, match="an operator must not write into its inputs"):
+        torch.compile(lambda x, y: operator(x, y), backend="aot_eager")(x, y)
+    assert y.tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize("requires", [False, True])

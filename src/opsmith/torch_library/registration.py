@@ -32,6 +32,7 @@ from opsmith.torch_library.validation import (
     refuse_shapes,
     refuse_unsupported,
     run_validated,
+    run_traced,
 )
 
 HIDDEN_SUFFIX = "_and_hidden"
@@ -330,7 +331,9 @@ class DispatcherRegistration:
                 hint="write `@op.fake` over a function that returns `x.new_empty(shape)` for each result; a "
                 "size that depends on data is `torch.library.get_ctx().new_dynamic_size()`",
             )
-        return run_validated(specification, specification.fake or specification.computed_by, values)
+        if specification.fake is not None or specification.forward is not None:
+            return run_validated(specification, specification.fake or specification.computed_by, values)
+        return run_traced(specification, specification.reference, values)
 
     def _differentiates(self, values: list[Any]) -> bool:
         """Return True if this call needs an autograd node."""

@@ -36,6 +36,27 @@ def run_validated(
     return validate_results(specification, function, returned, values, before)
 
 
+def run_traced(
+    specification: Specification, function: Callable[..., Any], values: list[Any]
+) -> tuple[Any, ...]:
+    """Run a reference on tensors without data, as `run_validated`, and refuse a write before it happens.
+
+    Version counters of such tensors do not count, and compiled code would write.
+
+    Raises:
+        MutationError, AliasError, ResultCountError, ResultTypeError: See their names.
+    """
+    inputs = tensors_in(values)
+
+    def see(tensor: Tensor) -> None:
+        for each in inputs:
+            if capabilities.shares_memory(tensor, each):
+                raise _written(specification, function, each, values)
+
+    with capabilities.observe_writes(see):
+        return run_validated(specification, function, values)
+
+
 def validate_results(
     specification: Specification,
     function: Callable[..., Any],
@@ -69,13 +90,19 @@ def _check_not_written(
 ) -> None:
     for tensor, count in zip(inputs, before, strict=True):
         if count is not None and capabilities.version(tensor) != count:
-            raise specification.error(
-                errors.MutationError,
-                "an operator must not write into its inputs",
-                argument=_name_of(tensor, specification.schema, values),
-                where=where(function),
-                hint="work on a copy: `x = x.clone()` before the first in-place operation",
-            )
+            raise _written(specification, function, tensor, values)
+
+
+def _written(
+    specification: Specification, function: Callable[..., Any], tensor: Tensor, values: list[Any]
+) -> errors.OpsmithError:
+    return specification.error(
+        errors.MutationError,
+        "an operator must not write into its inputs",
+        argument=_name_of(tensor, specification.schema, values),
+        where=where(function),
+        hint="work on a copy: `x = x.clone()` before the first in-place operation",
+    )
 
 
 def _as_tuple(specification: Specification, function: Callable[..., Any], returned: Any) -> tuple[Any, ...]:

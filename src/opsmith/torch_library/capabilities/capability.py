@@ -262,10 +262,11 @@ CAPABILITIES = {
         Capability(
             name="dispatch_mode",
             purpose="the check's list of the operations of a reference that draw random numbers, and of "
-            "those of a backward that take fewer digits than it is given",
+            "those of a backward that take fewer digits than it is given; a trace of a reference that writes "
+            "into its argument is refused",
             instead="the check finds undeclared randomness only where two runs differ, and no constant of "
-            "float32 in a class's backward",
-            provides=("tracing_imported", "observe_operators"),
+            "float32 in a class's backward; compiled code with such a reference writes",
+            provides=("tracing_imported", "observe_operators", "observe_writes"),
         ),
         Capability(
             name="library_operators",

@@ -24,6 +24,24 @@ def observe_operators(
     return watch
 
 
+def observe_writes(see: Callable[[torch.Tensor], None]) -> AbstractContextManager[Any]:
+    """Context that calls `see` for each tensor that an operator is about to write into, by its schema."""
+
+    def given(operator: Any, args: Sequence[Any]) -> None:
+        written(operator, args, {})
+
+    def written(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        for position, argument in enumerate(operator._schema.arguments):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            value = args[position] if position < len(args) else kwargs.get(argument.name)
+            for each in value if isinstance(value, list | tuple) else [value]:
+                if isinstance(each, torch.Tensor):
+                    see(each)
+
+    return observe_operators(lambda operator, kwargs: written(operator, (), kwargs), given)
+
+
 def tracing_imported() -> bool:
     """Return True if torch has imported its tracing modules, which an operation on `meta` may cause."""
     return "torch._dynamo" in sys.modules
@@ -61,3 +79,9 @@ def self_test() -> None:
     assert result.item() == 2.0
     assert given == [x]
     assert seen[-1] == ("aten.sum.default", {"dtype": torch.float64})
+    writes: list[torch.Tensor] = []
+    out = torch.zeros(2)
+    with observe_writes(writes.append):
+        torch.add(x, 1, out=out)
+        x.view(2).mul_(2)
+    assert [each.data_ptr() for each in writes] == [out.data_ptr(), x.data_ptr()]
