@@ -31,8 +31,8 @@ from opsmith.torch_library.validation import (
     refuse_result_shapes,
     refuse_shapes,
     refuse_unsupported,
-    run_validated,
     run_traced,
+    run_validated,
 )
 
 HIDDEN_SUFFIX = "_and_hidden"

@@ -1,4 +1,4 @@
-"""Planted and sound: `autograd.Function`s that compute their forward again in backward, and keep what they need.
+"""Planted and sound: `autograd.Function`s that compute their forward again in backward.
 
 Reversible networks and checkpoints are written so: the backward makes leaves of what was kept, computes again
 under autograd, and reads gradients.

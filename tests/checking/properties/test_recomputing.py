@@ -1,4 +1,4 @@
-"""Classes that compute their forward again in backward: what they keep, and which inputs require a gradient."""
+"""Classes that compute their forward again in backward: what they keep, and which inputs are frozen."""
 
 from __future__ import annotations
 

@@ -267,13 +267,15 @@ def _two_backwards(observed: EffectsRun) -> tuple[list[tuple[Tensor | None, ...]
     call = observed.call()
     found = [copies(call.backward(retain_graph=True)) for _ in range(2)]
     own = {id(each) for each in call.given}
-    kept = [(f"ctx.{name}", tensor) for name, tensor in attribute_tensors(call.results)]
+    kept: list[tuple[str, Tensor | None]] = [
+        (f"ctx.{name}", tensor) for name, tensor in attribute_tensors(call.results)
+    ]
     for node in nodes(call.results):
         kept += [("a saved tensor", each) for each in getattr(node, "saved_tensors", ())]
     names = [
         f"`.grad` of {name if name.startswith('a ') else f'`{name}`'}"
         for name, tensor in kept
-        if isinstance(tensor, Tensor) and id(tensor) not in own and tensor.is_leaf and tensor.grad is not None
+        if tensor is not None and id(tensor) not in own and tensor.is_leaf and tensor.grad is not None
     ]
     return found, f": {', '.join(dict.fromkeys(names))} adds up those of all of them" if names else ""
 
