@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.autograd import Function
 
 import opsmith
@@ -71,3 +72,48 @@ def test_what_is_wrong_by_as_little_is_still_wrong(wrong: Any, seed: int) -> Non
     samples = [(saturated(seed),)]
     report = opsmith.check(wrong, samples=samples, only=["gradient"], effort="quick", seed=seed)
     assert {failure.input for failure in report.failures} == {"x"}
+
+
+def zeros(name: str) -> Any:
+    """An operator whose gradient is zero but for rounding, and its sample."""
+    operator = opsmith.operator(f"cancellation::{name}")
+    drawn = torch.Generator().manual_seed(3)
+    one = torch.randn(1, generator=drawn, dtype=torch.float64) * 8
+    if name == "layer_norm":
+
+        def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+            return torch.nn.functional.layer_norm(x, (1,), weight, bias)
+
+        return operator(layer_norm), (one, one / 3, one / 7)
+
+    def group_norm(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return torch.native_group_norm(x, weight, bias, 1, 6, 3, 2, 0.5)  # type: ignore[no-any-return]
+
+    x, weight, bias = (torch.randn(1, 6, 3, generator=drawn, dtype=torch.float64) for _ in range(3))
+    return operator(group_norm), (x, weight[0, :, 0], bias[0, :, 0])
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "group_norm"])
+def test_a_gradient_that_is_zero_but_for_rounding_has_no_digits_to_compare(name: str) -> None:
+    checked, sample = zeros(name)
+    found = opsmith.check(
+        checked, samples=[sample], only=["linearity", "forward_mode", "second_order", "vmap"], effort="quick"
+    )
+    assert not found.failures, found
+
+
+class Clipped(Function):
+    """Its gradient is not linear, and tiny."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return 1e-30 * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return 1e-30 * grad.clamp(-1, 1)
+
+
+def test_a_tiny_gradient_that_is_not_linear_is_found() -> None:
+    (failure,) = opsmith.check(Clipped, samples=[(saturated(0),)], only=["linearity"]).failures
+    assert failure.cause == "nonlinear-grad"

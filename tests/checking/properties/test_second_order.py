@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -166,6 +167,19 @@ def test_the_tangent_of_a_class_is_held_to_differences_and_to_reverse_mode() -> 
     assert "reverse mode is right" in failure.message
     assert failure.evidence["reverse mode"] == "right"
     assert failure.evidence["looks like"] == "scale"
+
+
+def test_two_numbers_are_shown_with_the_digits_in_which_they_differ() -> None:
+    @opsmith.operator("second_order::slightly_off")
+    def square(x: Tensor) -> Tensor:
+        return x * x
+
+    square.samples(lambda make: [(make(3),)])
+    square.tangents(result=lambda tangent_x, x: 2 * x * tangent_x * (1 + 1e-7))
+    (failure,) = outcome(square, "forward_mode").failures
+    found = re.search(r"the weighed sum of all is (\S+) where (\S+) is right", failure.message)
+    assert found is not None
+    assert found[1] != found[2]
 
 
 def test_a_gradient_that_is_wrong_at_first_order_may_be_consistent_at_second() -> None:

@@ -185,7 +185,7 @@ class Difference:
             return self.form
         prefix = f"at {list(self.index)} " if self.index else ""
         count = f"; {self.wrong} of {self.total} elements are wrong" if self.total > 1 else ""
-        got, expected = _distinct_texts(self.got, self.expected)
+        got, expected = distinct_texts(self.got, self.expected)
         return f"{prefix}it is {got} where {expected} is right{count}"
 
     def evidence(self) -> dict[str, Any]:
@@ -292,9 +292,7 @@ def unravel(position: int, shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(index)
 
 
-def _distinct_texts(
-    one: complex | float | int | bool, other: complex | float | int | bool
-) -> tuple[str, str]:
+def distinct_texts(one: complex | float | int | bool, other: complex | float | int | bool) -> tuple[str, str]:
     """Format two numbers with as many digits as make them differ, six at least."""
     digits = next((d for d in (6, 9, 12) if _number(one, d) != _number(other, d)), 17)
     return _number(one, digits), _number(other, digits)

@@ -36,7 +36,13 @@ from torch import Tensor
 
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.autodiff import dense
-from opsmith.checking.numerics.compare import Difference, exact_difference, worst_difference
+from opsmith.checking.numerics.compare import (
+    Difference,
+    all_close,
+    exact_difference,
+    largest_magnitude,
+    worst_difference,
+)
 from opsmith.checking.numerics.directional import coordinates
 from opsmith.checking.samples.perturb import perturbed
 from opsmith.checking.samples.sample import is_inexact, replica
@@ -119,6 +125,34 @@ def farthest_moves(
                 far = (other.detach() - result).abs().nan_to_num(0.0, 0.0, 0.0)
                 moves[position] = torch.maximum(known, far)
     return moves
+
+
+def is_noise(
+    function: Function, flat: list[Any], got: Tensor, expected: Tensor, generator: torch.Generator
+) -> bool:
+    """True if two answers are as close as a function's, when its inputs move by their last digit.
+
+    What is zero but for rounding, as the gradient of a norm of one element, has no digits to compare.
+
+    Args:
+        function: Takes flat arguments in float64, and gives either answer as its only result.
+        flat: Its arguments.
+        got: One answer.
+        expected: The other one.
+        generator: Source of the signs.
+
+    Example:
+        >>> three = [torch.tensor([0.1, 0.2, -0.3], dtype=torch.float64)]
+        >>> total = lambda flat: [flat[0].sum()]
+        >>> is_noise(total, three, torch.tensor(0.0), total(three)[0], torch.Generator().manual_seed(0))
+        True
+    """
+    if got.shape != expected.shape or not bool((got.isfinite() & expected.isfinite()).all()):
+        return False
+    step, unmoved = torch.finfo(torch.float64).eps, function([replica(value) for value in flat])
+    (moves,) = farthest_moves(function, flat, unmoved, step, DRAWS, generator)
+    bound = 0.0 if moves is None else allowed_roundings(1) * largest_magnitude(moves)
+    return all_close(got, expected, bound)
 
 
 def _step(truth: Sequence[Tensor | None]) -> float:

@@ -15,7 +15,7 @@ from opsmith.checking.calls import rule_location
 from opsmith.checking.causes import UNKNOWN
 from opsmith.checking.diagnosis import Observation, diagnose
 from opsmith.checking.numerics.autodiff import differentiate, vjp
-from opsmith.checking.numerics.compare import agree_to_share, unravel
+from opsmith.checking.numerics.compare import agree_to_share, distinct_texts, unravel
 from opsmith.checking.numerics.directional import DirectionalFunction, PackedTensors, coordinates
 from opsmith.checking.numerics.finite_differences import (
     DirectionalDerivative,
@@ -23,6 +23,7 @@ from opsmith.checking.numerics.finite_differences import (
     numerical_gradient,
 )
 from opsmith.checking.numerics.noise import Noise, noise_of
+from opsmith.checking.numerics.tolerance import is_noise
 from opsmith.checking.properties.numeric.differentiable import each_subset
 from opsmith.checking.properties.numeric.second_order import DIRECTIONS, SHARE, NumericalDerivatives
 from opsmith.checking.property import Findings, Note, Property, Skipped
@@ -60,16 +61,23 @@ def _against_all(tangents: Tangents, together: Tangents) -> Findings:
     pieces = together.direction.split(together.packed.sizes)
     (argnum,) = tangents.argnums
     alone = pieces[together.argnums.index(argnum)]
-    masked = [piece if p == argnum else 0 * piece for p, piece in zip(together.argnums, pieces, strict=True)]
-    expected = together.by_dual_numbers(torch.cat(masked))
-    for result, actual, right in zip(
-        subject.results(sample), tangents.by_dual_numbers(alone), expected, strict=True
+    masked = torch.cat(
+        [piece if p == argnum else 0 * piece for p, piece in zip(together.argnums, pieces, strict=True)]
+    )
+    expected = together.by_dual_numbers(masked)
+    for position, (result, actual, right) in enumerate(
+        zip(subject.results(sample), tangents.by_dual_numbers(alone), expected, strict=True)
     ):
         like = actual if right is None else right
         if like is None:
             continue
         got, other = (torch.zeros_like(like) if each is None else each for each in (actual, right))
         if agree_to_share(got, other, AGREE):
+            continue
+        if any(
+            each.only_rounds(position, along, got, other)
+            for each, along in ((tangents, alone), (together, masked))
+        ):
             continue
         label = sample.labels[argnum]
         message = (
@@ -170,7 +178,8 @@ def _failure(tangents: Tangents, got: Sequence[Tensor | None], actual: float, ri
     evidence: dict[str, Any] = {}
     reverse = all(_reverse_is(tangents, weights) for weights in tangents.weights)
     evidence["reverse mode"] = "right" if reverse else "wrong as well"
-    shown = f"the weighed sum of all is {actual:.6g} where {right:.6g} is right"
+    sums = distinct_texts(actual, right)
+    shown = f"the weighed sum of all is {sums[0]} where {sums[1]} is right"
     name, cause = "", UNKNOWN
     for position, result in enumerate(subject.results(sample)):
         if tangents.weights[0][position] is None:
@@ -187,7 +196,8 @@ def _failure(tangents: Tangents, got: Sequence[Tensor | None], actual: float, ri
         name, cause = f" of `{result.name}`", looks.cause
         at = f"at {index} " if index else ""
         value, truth = found.reshape(-1)[worst].item(), expected.reshape(-1)[worst].item()
-        shown = f"{at}it is {value:.6g} where {truth:.6g} is right"
+        texts = distinct_texts(value, truth)
+        shown = f"{at}it is {texts[0]} where {texts[1]} is right"
         shown += f"; {looks.reason}" if looks.reason else ""
         evidence.update({"index": index, "got": value, "expected": truth, "looks like": cause})
         break
@@ -354,6 +364,16 @@ class Tangents:
             results = self.subject.call(self.sample, flat)
             found = [forward_ad.unpack_dual(r).tangent if is_inexact(r) else None for r in results]
         return found if values is not None else [None if each is None else each.detach() for each in found]
+
+    def only_rounds(self, position: int, direction: Tensor, got: Tensor, expected: Tensor) -> bool:
+        """True if a tangent is rounding noise, as one that is zero."""
+
+        def again(values: list[Any]) -> list[Tensor | None]:
+            found = self.by_dual_numbers(direction, values)[position]
+            return [torch.zeros_like(expected) if found is None else found.detach()]
+
+        flat = list(self.packed.values)
+        return is_noise(again, flat, got.detach(), expected.detach(), self.subject.generator())
 
     def by_gradients(self, weights: Sequence[Tensor | None]) -> float:
         """The derivative of the weighed results along the direction, by reverse mode: (u J) v."""

@@ -15,6 +15,7 @@ from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.autodiff import vjp
 from opsmith.checking.numerics.compare import Difference, linearity_difference
 from opsmith.checking.numerics.directional import coordinates
+from opsmith.checking.numerics.tolerance import is_noise
 from opsmith.checking.property import Findings, Property, Skipped, each_sample
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.grad_outputs import contiguous_grad_outputs
@@ -80,12 +81,34 @@ def _linear(subject: Subject, sample: Sample, argnum: int, first: Grads) -> Fail
             "nothing in common: multiply by `grad`"
         )
         return Failure(NAME, label, "ignores-grad-output", message, where, evidence)
-    found = departure(backward, KnownBackward(first, u), KnownBackward(second, v))
-    if found is None:
+    known = KnownBackward(first, u), KnownBackward(second, v)
+    found = departure(backward, *known)
+    if found is None or _only_rounds(subject, sample, argnum, backward, known, found[0]):
         return None
     words, difference = found
     message = f"the gradient of `{label}` is not linear in grad_output: for {words}, {difference}; {WHY}"
     return Failure(NAME, label, "nonlinear-grad", message, where, {**evidence, **difference.evidence()})
+
+
+def _only_rounds(
+    subject: Subject,
+    sample: Sample,
+    argnum: int,
+    backward: Backward,
+    known: tuple[KnownBackward, KnownBackward],
+    words: str,
+) -> bool:
+    """True if the gradient for a combination of grad_outputs is rounding noise, as one that is zero."""
+    count = len(sample.flat)
+
+    def again(values: list[Any]) -> list[Tensor | None]:
+        return vjp(partial(subject.call, sample), values[:count], (argnum,), values[count:])
+
+    grads, expected = next((grads, right) for each, grads, right, *_ in _combined(*known) if each == words)
+    got = backward(grads)
+    if got is None:
+        return False
+    return is_noise(again, [*sample.at(torch.float64), *grads], got, expected, subject.generator(1))
 
 
 LINEARITY = Property(

@@ -16,6 +16,7 @@ from opsmith.checking.numerics.autodiff import differentiate, vjp_or_zeros
 from opsmith.checking.numerics.compare import Difference, agree_to_share, unravel
 from opsmith.checking.numerics.directional import PackedTensors, coordinates
 from opsmith.checking.numerics.finite_differences import NumericalGradient, numerical_gradient
+from opsmith.checking.numerics.tolerance import is_noise
 from opsmith.checking.properties.numeric.differentiable import each_subset
 from opsmith.checking.property import Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure
@@ -151,6 +152,9 @@ def _against_all(gradients: SecondOrderGradients, together: SecondOrderGradients
         alone, right = alone.masked_fill(both, 0), right.masked_fill(both, 0)
         if agree_to_share(alone, right, torch.finfo(torch.float64).eps ** 0.5):
             continue
+        directions = (gradients, [weights[together.argnums.index(argnum)]]), (together, weight_alone)
+        if any(each.only_rounds(by, given, alone, right) for each, given in directions):
+            continue
         subject, sample = gradients.subject, gradients.sample
         label = sample.labels[argnum]
         message = (
@@ -250,11 +254,14 @@ class SecondOrderGradients:
             partial(self.subject.call, self.sample), values[:count], self.argnums, values[count:]
         )
 
-    def differentiated(self, weights: Sequence[Tensor | None]) -> dict[int, Tensor | None]:
+    def differentiated(
+        self, weights: Sequence[Tensor | None], values: Sequence[Any] | None = None
+    ) -> dict[int, Tensor | None]:
         """The derivatives of the gradients, times their weights, by autograd.
 
         Args:
             weights: One for each gradient; None for one that is left out.
+            values: The inputs and the grad_outputs, if not those of the sample.
 
         Returns:
             The derivative by each entry of `by`; None where autograd has none.
@@ -263,7 +270,7 @@ class SecondOrderGradients:
         with torch.enable_grad():
             leaves = [
                 value.detach().requires_grad_(argnum in self.by) if is_inexact(value) else value
-                for argnum, value in enumerate(self.inputs_and_grads)
+                for argnum, value in enumerate(self.inputs_and_grads if values is None else values)
             ]
             copies = [value.clone() if is_inexact(value) else value for value in leaves]
             inputs = [leaves[argnum] for argnum in self.argnums]
@@ -285,6 +292,15 @@ class SecondOrderGradients:
             # node and reports them as unused.
             torch.autograd.backward(first, second)
         return dict(zip(self.by, found, strict=True))
+
+    def only_rounds(self, by: int, weights: Sequence[Tensor | None], got: Tensor, expected: Tensor) -> bool:
+        """True if a derivative is rounding noise, as one that is zero."""
+
+        def again(values: list[Any]) -> list[Tensor | None]:
+            found = self.differentiated(weights, values)[by]
+            return [torch.zeros_like(expected) if found is None else found]
+
+        return is_noise(again, list(self.inputs_and_grads), got, expected, self.subject.generator())
 
     def numerically(self, weights: Sequence[Tensor | None]) -> NumericalDerivatives:
         """Differentiate the gradients by finite differences."""
