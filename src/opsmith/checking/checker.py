@@ -26,6 +26,7 @@ from opsmith.checking.report import Failure, Outcome, Report
 from opsmith.checking.root_causes import name_roots
 from opsmith.checking.run_property import few_threads, merged, run
 from opsmith.checking.samples.selection import sample_subset, subset_remarks
+from opsmith.checking.samples.single_precision import in_single_precision, triton_remarks
 from opsmith.checking.samples.symmetric import among_symmetric, symmetric_remarks
 from opsmith.checking.samples.variations import Variations, failure_of, variations
 from opsmith.checking.severity import graded
@@ -34,12 +35,14 @@ from opsmith.checking.subject import Subject
 from opsmith.checking.subject_kinds import ForwardRaisedError, GivenSamples, subject_of
 from opsmith.core.call_arguments import shown
 from opsmith.core.operator import Operator
+from opsmith.kernels.triton.interpreted_launches import interpreted_launches
 
 Progress = Callable[[str, int, int], None]
 
 
 # Inference mode of the caller would leave nothing to differentiate.
 @torch.inference_mode(mode=False)
+@interpreted_launches()
 def check(
     operator: Any,
     *,
@@ -106,6 +109,7 @@ def check(
         *accepted_findings(subject.specification.accept, subject.name),
         *accepted_findings(accept, subject.name),
     )
+    subject = in_single_precision(subject)
     if limit_s and subject.devices:  # `devices` initializes an accelerator
         refuse_isolation()
     found: dict[str, Outcome] = {}
@@ -175,7 +179,8 @@ def check(
         "rejected": derived.rejected,
         "remarks": subset_remarks(subject, [name for name in ran if PROPERTIES[name].subset])
         + symmetric_remarks(smooth)
-        + unused_remarks(outcomes, findings),
+        + unused_remarks(outcomes, findings)
+        + triton_remarks(subject),
     }
     return Report(
         subject.name, outcomes, seed, environment(), level.name, **about, loading=loading, strict=strict

@@ -91,6 +91,7 @@ class Subject:
             operator of torch.library.
         shown_as: Name in the report, if not the operator's name.
         symmetric: Labels of the inputs that are made symmetric before it sees them.
+        narrow: What it raises in float64, if it takes float32 and not that.
         limit_s: Seconds that a call may take in a process that is watched.
         dropped: Positions of the author's samples on which a call raises.
         ran: The dtypes in which it was run.
@@ -105,6 +106,7 @@ class Subject:
     apply: Callable[..., Any] | None = None
     shown_as: str | None = None
     symmetric: frozenset[str] = frozenset()
+    narrow: str = ""
     limit_s: float = 60.0
     dropped: frozenset[int] = frozenset()
     ran: SeenDtypes = field(default_factory=SeenDtypes, compare=False, repr=False)
@@ -201,9 +203,9 @@ class Subject:
             returned = self.called(args, kwargs)
         adopted = self.specification.adopted
         if adopted is not None:  # its results may lie in tuples inside of tuples
-            return self._parts(adopted.outputs, returned, flat)
+            return self._widened(self._parts(adopted.outputs, returned, flat), flat)
         self._hold_count(sample, returned, self.specification.schema.visible, lambda: self.runs_at(flat))
-        return self._listed(returned)
+        return self._widened(self._listed(returned), flat)
 
     @calls_operator
     def reference(
@@ -212,11 +214,20 @@ class Subject:
         """All results of the reference, or of another function, as plain PyTorch; hidden ones too."""
         with self.seeded():
             args, kwargs = sample.arguments(self._own(sample, flat))
-            return self._listed((function or self.specification.reference)(*args, **kwargs))
+            results = self._listed((function or self.specification.reference)(*args, **kwargs))
+        return self._widened(results, flat)
+
+    def _widened(self, results: list[Any], flat: Sequence[Any]) -> list[Any]:
+        """Results in float64 where arguments were cast from it."""
+        if not self.narrow or not any(isinstance(v, Tensor) and v.dtype == torch.float64 for v in flat):
+            return results
+        return [each.double() if is_inexact(each) else each for each in results]
 
     def _own(self, sample: Sample, flat: Sequence[Any]) -> list[Any]:
-        """The values, with generators copied, so that no run advances another's, and symmetric inputs."""
+        """The values, with generators copied, so that no run advances another's, cast and symmetric."""
         values: list[Any] = [v.clone_state() if isinstance(v, torch.Generator) else v for v in flat]
+        if self.narrow:
+            values = [v.float() if isinstance(v, Tensor) and v.dtype == torch.float64 else v for v in values]
         if not self.symmetric:
             return values
         pairs = zip(sample.labels, values, strict=True)
@@ -295,7 +306,7 @@ class Subject:
         An adopted class may be declared so; for other subjects the results are examined.
         """
         adopted = self.specification.adopted
-        declared = adopted is not None and "float32" in adopted.kinds
+        declared = bool(self.narrow) or (adopted is not None and "float32" in adopted.kinds)
         return declared or (self.apply is not None and any(map(self._rounds_in, self.samples)))
 
     def _rounds_in(self, sample: Sample) -> bool:

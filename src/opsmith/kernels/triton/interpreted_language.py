@@ -7,7 +7,8 @@ import inspect
 import linecache
 import sys
 import types
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from opsmith.kernels.triton import libdevice
@@ -15,6 +16,9 @@ from opsmith.kernels.triton.source import triton_module
 
 LIBDEVICE = tuple(f"triton.language.extra.{part}libdevice" for part in ("", "cuda.", "hip."))
 """Modules whose functions the interpreter has no code for."""
+
+_CODES: weakref.WeakKeyDictionary[Callable[..., Any], types.CodeType] = weakref.WeakKeyDictionary()
+"""Functions that were rewritten for the interpreter: to read and parse one takes longer than to run it."""
 
 
 @contextlib.contextmanager
@@ -48,9 +52,7 @@ def interpreted_language() -> Iterator[Callable[[Callable[..., Any], str], Calla
 
     def rewrite(function: Callable[..., Any], text: str) -> Callable[..., Any]:
         if function not in rewritten:
-            with _original_source(function, text):
-                own = _with_own_globals(function, bridged)
-                rewritten[function] = interpreter.FunctionRewriter(own).rewrite_ast()
+            rewritten[function] = _rewritten(function, text, bridged)
         return rewritten[function]
 
     def called(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -95,13 +97,15 @@ def _compute_bfloat16_in_float32(builder: Any, language: Any) -> None:
     builder.create_bitcast = same_width
 
 
-def _with_own_globals(
-    function: Callable[..., Any], bridged: dict[Callable[..., Any], Callable[..., Any]]
+def _rewritten(
+    function: Callable[..., Any], text: str, bridged: Mapping[Callable[..., Any], Callable[..., Any]]
 ) -> Callable[..., Any]:
-    """Copy a function with its own globals, which the interpreter modifies.
+    """Return a function as the interpreter runs it, with globals of its own, which the interpreter modifies.
 
     The variables of its closure are among them, because the interpreter compiles the function alone.
     """
+    from triton.runtime import interpreter
+
     given = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
     names = {
         name: bridged.get(value, value) if inspect.isfunction(value) else value
@@ -110,12 +114,15 @@ def _with_own_globals(
     language = triton_module().language
     # The interpreter patches the modules that it finds among these during a launch.
     names |= {"__triton_language__": language, "__triton_core__": language.core}
-    copy = types.FunctionType(
-        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
-    )
-    copy.__annotations__ = dict(function.__annotations__)
-    copy.__module__, copy.__qualname__ = function.__module__, function.__qualname__
-    return copy
+    if function not in _CODES:
+        copy = types.FunctionType(
+            function.__code__, dict(names), function.__name__, function.__defaults__, function.__closure__
+        )
+        copy.__module__, copy.__qualname__ = function.__module__, function.__qualname__
+        with _original_source(function, text):
+            _CODES[function] = interpreter.FunctionRewriter(copy).rewrite_ast().__code__
+    names = {**vars(interpreter), **names}
+    return types.FunctionType(_CODES[function], names, function.__name__, function.__defaults__)
 
 
 @contextlib.contextmanager

@@ -132,6 +132,8 @@ class _Memory:
         """Add the tensor of a parameter, and return its address."""
         storage = tensor.untyped_storage()
         start, first = tensor.data_ptr(), storage.data_ptr()
+        if not start and tensor.numel():
+            raise RuntimeError(f"`{name}` is a tensor without data, as a fake one, and a kernel needs some")
         low, high = _extent(tensor) if self._bounded else (first, first + storage.nbytes())
         if tensor.dtype != torch.bfloat16 or low == high:
             self.spans.append((name, low, high))

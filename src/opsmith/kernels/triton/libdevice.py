@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -50,6 +51,7 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {
 """Functions of tensors in float64, by name: without `fast_`, the rounding `_rn`, and the letter of a type."""
 
 
+@functools.cache
 def bridged(name: str) -> Callable[..., Any]:
     """Return a function of libdevice, for tensors of the interpreter.
 

@@ -1,0 +1,59 @@
+"""Samples in float32, for what launches kernels in Triton and does not take float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from opsmith.checking.exceptions import refuse_own
+from opsmith.checking.numerics.autodiff import has_gradient
+from opsmith.checking.property import first_line
+from opsmith.checking.side_effects.global_settings import without_warnings
+from opsmith.checking.subject import Subject
+from opsmith.kernels.triton.interpreted_launches import interprets_launches, launched_kernels
+
+
+def in_single_precision(subject: Subject) -> Subject:
+    """Return the subject with samples in float32, if it is a kernel in Triton that does not take float64.
+
+    GPU kernels seldom do. Where something asks for float64, such as finite differences, numbers are cast, and
+    all that holds for a function that computes in float32 holds for it.
+    """
+    if subject.kind.has_reference or not interprets_launches():
+        return subject
+    with without_warnings():
+        refusal = _refusal(subject, torch.float64)
+        if refusal is None or _refusal(subject, torch.float32) is not None or not launched_kernels():
+            return subject
+    narrowed = tuple(replace(each, flat=tuple(each.at(torch.float32))) for each in subject.samples)
+    return replace(subject, samples=narrowed, narrow=refusal)
+
+
+def triton_remarks(subject: Subject) -> tuple[str, ...]:
+    """Return the remarks for a report on what launches kernels in Triton."""
+    kernels = ", ".join(f"`{name}`" for name in launched_kernels())
+    if not kernels:
+        return ()
+    found = [f"kernels in Triton ran in Triton's interpreter on the CPU, not on a GPU: {kernels}"]
+    if subject.narrow:
+        found.append(f"it takes float32 and not float64 ({subject.narrow}), and was checked in float32")
+    return tuple(found)
+
+
+def _refusal(subject: Subject, dtype: torch.dtype) -> str | None:
+    """Return what a call on the first sample and its backward raise in a dtype; None if they run."""
+    sample = subject.samples[0]
+    try:
+        with torch.enable_grad():
+            flat = sample.at(dtype)
+            for argnum in sample.inexact:
+                flat[argnum].requires_grad_()
+            leaves = [value for value in flat if has_gradient(value)]
+            results = [each for each in subject.call(sample, flat) if has_gradient(each)]
+            ones = [torch.ones_like(each) for each in results]
+            torch.autograd.grad(results, leaves, ones, allow_unused=True)
+    except Exception as error:
+        refuse_own(error)
+        return f"{type(error).__name__}: {first_line(error)}"
+    return None

@@ -1,0 +1,110 @@
+"""Launches of Triton kernels by any code, run in the interpreter where the tensors are on the CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from opsmith.kernels.triton.interpreter import interpret, missing_interpreter
+from opsmith.kernels.triton.source import TritonSource, triton_source
+
+_SOURCES: weakref.WeakKeyDictionary[Any, TritonSource] = weakref.WeakKeyDictionary()
+"""Sources of the launched kernels, which are read from their files."""
+_LAUNCHES: list[dict[str, None]] = []
+"""Names of the interpreted kernels, for each `interpreted_launches` that is entered."""
+
+
+def interprets_launches() -> bool:
+    """Return True inside of `interpreted_launches`, if Triton has been imported."""
+    return bool(_LAUNCHES)
+
+
+def launched_kernels() -> tuple[str, ...]:
+    """Return the names of the kernels that the innermost `interpreted_launches` has run."""
+    return tuple(_LAUNCHES[-1]) if _LAUNCHES else ()
+
+
+@contextlib.contextmanager
+def interpreted_launches() -> Iterator[None]:
+    """Context manager in which Triton kernels run on tensors of the CPU, in the interpreter.
+
+    Triton itself refuses such a launch, or, under TRITON_INTERPRET=1, mixes those of several threads up and
+    keeps their tensors alive in a reference cycle. Here they run one after the other, and accesses outside of
+    the memory of their arguments are errors. Launches on other devices are Triton's own.
+    """
+    if "triton.runtime.jit" not in sys.modules or missing_interpreter() is not None:
+        yield
+        return
+    from triton.runtime.autotuner import Autotuner
+    from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.jit import JITFunction
+
+    before = [(owner, vars(owner)["run"]) for owner in (JITFunction, InterpretedFunction, Autotuner)]
+    for owner, run in before:
+        owner.run = _tuned(run) if owner is Autotuner else _interpreted(run)
+    _LAUNCHES.append({})
+    try:
+        yield
+    finally:
+        _LAUNCHES.pop()
+        for owner, run in before:
+            owner.run = run
+
+
+def _interpreted(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the launch of a function, which interprets it on the CPU."""
+
+    @functools.wraps(run)
+    def launch(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        if warmup or not _on_cpu([*args, *kwargs.values()]):
+            return run(self, *args, grid=grid, warmup=warmup, **kwargs)
+        source = _SOURCES.get(self)
+        if source is None:
+            source = _SOURCES[self] = triton_source(self)
+        arguments = _bound(source, args, kwargs)
+        shape = grid(arguments) if callable(grid) else grid
+        _LAUNCHES[-1][source.entry] = None
+        interpret(source, tuple(map(int, shape)), arguments, source.entry, bounded=False)
+        return None
+
+    return launch
+
+
+def _tuned(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the launch by `triton.autotune`, which takes the first configuration on the CPU."""
+
+    @functools.wraps(run)
+    def launch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _on_cpu([*args, *kwargs.values()]):
+            return run(self, *args, **kwargs)
+        self.nargs = dict(zip(self.arg_names, args, strict=False))
+        config = self.prune_configs(kwargs)[0]
+        options = config.all_kwargs()
+        if config.pre_hook is not None:
+            config.pre_hook({**self.nargs, **kwargs, **options})
+        self.nargs = None
+        return self.fn.run(*args, **kwargs, **options)
+
+    return launch
+
+
+def _on_cpu(values: Sequence[Any]) -> bool:
+    """Return True if there are tensors among the arguments of a launch, and all are on the CPU."""
+    devices = {value.device.type for value in values if isinstance(value, Tensor)}
+    return devices == {"cpu"}
+
+
+def _bound(source: TritonSource, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a kernel's parameters, by name, without the options of a launch."""
+    names = {parameter.name for parameter in source.parameters}
+    given = {name: value for name, value in kwargs.items() if name in names}
+    bound = inspect.signature(source.function).bind(*args, **given)
+    bound.apply_defaults()
+    return bound.arguments
