@@ -202,6 +202,7 @@ def test_the_source_is_that_which_was_declared_though_its_file_was_edited(tmp_pa
     os.utime(file, (1, 1))
     assert kernel_of(edited).interpreted(x) == 1
     assert "number * 9" not in kernel_of(edited).source.compiled_by().src
+    linecache.checkcache(str(file))
     assert "number * 9" in "".join(linecache.getlines(str(file)))
 
 
