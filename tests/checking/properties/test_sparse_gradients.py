@@ -51,3 +51,14 @@ def test_a_wrong_one_is_found() -> None:
     failure = opsmith.check(DoubledRows, samples=samples(), effort="quick").failures[0]
     assert (failure.property, failure.input, failure.cause) == ("gradient", "table", "scale")
     assert "it is the right one times 2" in failure.message
+
+
+def test_zeros_that_torch_has_not_written_are_zeros() -> None:
+    @opsmith.operator("sparse::sign")
+    def sign(x: Tensor) -> Tensor:
+        return torch.sgn(x)  # torch's gradient of it has no memory
+
+    report = opsmith.check(
+        sign, samples=[(torch.tensor([1.0, -2.0, 3.0]),)], only=["gradient", "memory", "effects"]
+    )
+    assert not report.failures, report

@@ -85,7 +85,9 @@ def vjp_or_zeros(
 
 
 def dense(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Convert sparse gradients, such as that of an embedding's table, to dense tensors.
+    """Convert sparse gradients, such as that of an embedding's table, to dense tensors in memory.
+
+    Some gradients of torch are zeros without memory, as that of `torch.sgn`.
 
     Raises:
         LayoutError: If a gradient is nested or quantised, which cannot be compared.
@@ -94,7 +96,7 @@ def dense(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         >>> dense([torch.ones(1).to_sparse(), None])
         [tensor([1.]), None]
     """
-    found = [each.to_dense() if each is not None and each.layout in SPARSE else each for each in gradients]
+    found = [None if each is None else _in_memory(each) for each in gradients]
     for each in found:
         foreign = None if each is None else unsupported_kind(each)
         if foreign is not None:
@@ -105,6 +107,21 @@ def dense(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
                 hint=f"return `{foreign.hint.format('gradient')}`",
             )
     return found
+
+
+def _in_memory(gradient: Tensor) -> Tensor:
+    if gradient.layout in SPARSE:
+        return gradient.to_dense()
+    return gradient.clone() if gradient.layout == torch.strided and _without_memory(gradient) else gradient
+
+
+def _without_memory(tensor: Tensor) -> bool:
+    """True if a tensor has no memory of its own: zeros that torch has not written yet, or a traced tensor."""
+    try:
+        tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return True
+    return False
 
 
 def record(
