@@ -166,7 +166,7 @@ def check(
         before = found["forward"] = replace(before, notes=(*before.notes, fatal.note))
     if more and not before.left_out:
         found["forward"] = replace(before, status="failed", failures=(*before.failures, *more))
-    found = {name: graded(outcome, subject) for name, outcome in found.items()}
+    found = {name: graded(outcome, every) for name, outcome in found.items()}
     replaying = not limit_s and not _leaves(found)
     tried = replace(given, samples=(*given.samples, *derived.samples))
     with without_warnings(), few_threads(level):

@@ -31,6 +31,7 @@ class Effort:
     Args:
         name: `quick`, `default` or `thorough`; of an effort of your own, the level that it is made from.
         variations: Inputs to derive from the author's samples.
+        argument_values: Values of arguments other than tensors to try, of those that types and code know.
         samples: Samples for the properties that make many runs of each.
         subset: Samples for the properties with `Property.subset`.
         layouts: Layouts of inputs and grad_outputs to try, each alone.
@@ -70,6 +71,7 @@ class Effort:
 
     name: Level
     variations: int
+    argument_values: int
     samples: int
     subset: int
     layouts: int
@@ -114,6 +116,7 @@ class Effort:
 _DEFAULT = Effort(
     name="default",
     variations=12,
+    argument_values=12,
     samples=3,
     subset=ALL,
     layouts=ALL,
@@ -143,6 +146,7 @@ _QUICK = replace(
     _DEFAULT,
     name="quick",
     variations=3,
+    argument_values=4,
     samples=1,
     subset=4,
     layouts=7,
@@ -171,6 +175,7 @@ _THOROUGH = replace(
     _DEFAULT,
     name="thorough",
     variations=60,
+    argument_values=ALL,
     samples=ALL,
     layout_samples=ALL,
     layout_combinations=12,

@@ -42,6 +42,13 @@ def _limits(failure: Failure, subject: Subject) -> bool:
     return CAUSES[failure.cause].limits
 
 
+def _on_an_invented_value(failure: Failure, subject: Subject) -> bool:
+    if failure.cause != "raises" or "exception" not in failure.evidence:
+        return False
+    shown = str(failure.evidence.get("sample", ""))
+    return any(sample.invented and shown.startswith(str(sample)) for sample in subject.samples)
+
+
 def _refused(failure: Failure, subject: Subject) -> bool:
     known = PROPERTIES[failure.property]
     refusable = known.refusable or known.transforms or known.special
@@ -108,6 +115,11 @@ def _any(failure: Failure, subject: Subject) -> bool:
 RULES: tuple[Rule, ...] = (
     Rule("memory that is not its own is used, or the process dies or hangs", "error", _damages),
     Rule(
+        "an exception (`raises`) for a value of an argument that the code alone knows",
+        "limit",
+        _on_an_invented_value,
+    ),
+    Rule(
         "no sample reaches a formula, a kernel or a claim (`not-exercised`); code is compiled anew for each "
         "size (`recompiles`)",
         "limit",
@@ -135,7 +147,12 @@ RULES: tuple[Rule, ...] = (
 
 
 def graded(outcome: Outcome, subject: Subject) -> Outcome:
-    """The outcome with the severity of each failure; without an error, it is not failed."""
+    """The outcome with the severity of each failure; without an error, it is not failed.
+
+    Args:
+        outcome: The outcome of a property.
+        subject: The subject of the check, with derived samples.
+    """
     failures = tuple(replace(each, severity=_severity(each, subject)) for each in outcome.failures)
     return with_status(replace(outcome, failures=failures))
 

@@ -28,6 +28,7 @@ class ValueType:
         exact: The Python type of every value, if checking that type is enough.
         hint: The hint of an error about a value of another type.
         held: True if the schema allows values of other types, so that the dispatcher's values are checked.
+        values: The values that the type lists.
     """
 
     annotation: str
@@ -39,6 +40,7 @@ class ValueType:
     exact: type | None = None
     hint: str = ""
     held: bool = False
+    values: tuple[Any, ...] = ()
 
     def default_text(self, value: Any) -> str:
         """Return a default value in the schema language."""
@@ -129,6 +131,7 @@ def enum_base(members: type[Enum]) -> ValueType | None:
         lift,
         tuple(members.__members__),
         members if len(members) else None,
+        values=tuple(members),
     )
 
 
@@ -142,7 +145,11 @@ def literal_base(values: tuple[Any, ...]) -> ValueType | None:
         return type(value) in types and value in values
 
     return ValueType(
-        f"Literal[{', '.join(map(repr, values))}]", "str" if types == {str} else "int", accepts, held=True
+        f"Literal[{', '.join(map(repr, values))}]",
+        "str" if types == {str} else "int",
+        accepts,
+        held=True,
+        values=values,
     )
 
 

@@ -25,12 +25,14 @@ class Sample:
         flattening: Arrangement of the arguments.
         flat: Argument values as the author gave them, with defaults, and with lists of tensors spread out.
         origin: Description of the author's sample that it was derived from; empty for one of the author's.
+        invented: True if it has a value that nothing but code shows.
     """
 
     position: int
     flattening: ArgumentFlattening
     flat: tuple[Any, ...]
     origin: str = ""
+    invented: bool = False
 
     @classmethod
     def of(cls, position: int, call: CallArguments, schema: Schema) -> Sample:

@@ -15,7 +15,7 @@ from opsmith.checking.samples.generate_like import LARGER, SMALLER, generate_lik
 from opsmith.checking.samples.linked_sizes import Sizes, Symbol, broadcast_shapes, is_batch_like, sizes_of
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
-from opsmith.core.schema import REQUIRED, Argument
+from opsmith.core.schema import Argument
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Variation:
         fresh_numbers: True if it is a new input although its shapes are known.
         silent: True if its rejection need not be reported.
         without: The size that is 0 in it, where only that is changed.
+        invented: True if no sample and no type shows that one of its values is meant.
     """
 
     of: Sample
@@ -37,6 +38,7 @@ class Variation:
     fresh_numbers: bool = False
     silent: bool = False
     without: Symbol | None = None
+    invented: bool = False
 
     @property
     def origin(self) -> str:
@@ -45,7 +47,7 @@ class Variation:
 
     def sample(self, position: int) -> Sample:
         """Return the changed sample."""
-        return replace(self.of, position=position, flat=self.flat, origin=self.origin)
+        return replace(self.of, position=position, flat=self.flat, origin=self.origin, invented=self.invented)
 
 
 VariationKind = Callable[[Subject, Sample, torch.Generator], Iterator[Variation]]
@@ -191,7 +193,7 @@ def _magnitudes(subject: Subject, sample: Sample, generator: torch.Generator) ->
 
 
 def _numbers(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Variation]:
-    """Change other arguments to values of other samples, to the default, or to any of few values."""
+    """Change other arguments to values of other samples."""
     schema = sample.flattening.schema
     tied = {
         location.argnum
@@ -203,26 +205,18 @@ def _numbers(subject: Subject, sample: Sample, generator: torch.Generator) -> It
         argument = schema.by_name[name]
         if argument.kind.is_tensor or argnum in tied or isinstance(value, torch.Generator):
             continue
-        for other in _others(subject, argument, value):
+        for other in _shown(subject, argument, value):
             flat = tuple(other if at == argnum else each for at, each in enumerate(sample.flat))
             few = isinstance(value, bool | Enum)
             yield Variation(sample, f"`{name}={other!r}` where it had {value!r}", flat, silent=not few)
 
 
-def _others(subject: Subject, argument: Argument, value: Any) -> list[Any]:
+def _shown(subject: Subject, argument: Argument, value: Any) -> list[Any]:
     shown = [
         sample.flat[sample.names.index(argument.name)]
         for sample in subject.samples
         if argument.name in sample.names
     ]
-    if argument.default is not REQUIRED:
-        shown.append(argument.default)
-    if isinstance(value, bool):
-        shown.append(not value)
-    elif isinstance(value, Enum):
-        shown.extend(type(value))
-    elif isinstance(value, str):
-        shown.extend(argument.kind.base.members)
     found: list[Any] = []
     for other in shown:
         if repr(other) != repr(value) and repr(other) not in map(repr, found):
@@ -231,16 +225,12 @@ def _others(subject: Subject, argument: Argument, value: Any) -> list[Any]:
 
 
 def _optional(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Variation]:
-    """Leave out optional tensors; and give them, with the shape that another sample shows."""
+    """Give optional tensors that a sample leaves out, with the shape that another sample shows."""
     schema = sample.flattening.schema
     sizes = sizes_of(subject, sample)
     for argnum, (name, value) in enumerate(zip(sample.names, sample.flat, strict=True)):
         kind = schema.by_name[name].kind
-        if not kind.is_tensor or not kind.optional or kind.sequence:
-            continue
-        if isinstance(value, Tensor):
-            flat = tuple(None if at == argnum else each for at, each in enumerate(sample.flat))
-            yield Variation(sample, f"`{name}=None`", flat)
+        if value is not None or not kind.is_tensor or kind.sequence:
             continue
         for other in subject.samples:
             given = other.flat[other.names.index(name)] if name in other.names else None

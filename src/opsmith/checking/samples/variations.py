@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -20,13 +20,14 @@ from opsmith.checking.exceptions import Overlooking, attribute_exception, refuse
 from opsmith.checking.output.replay import replay, target_of
 from opsmith.checking.property import first_line, innermost
 from opsmith.checking.report import Failure
+from opsmith.checking.samples.argument_values import argument_values
 from opsmith.checking.samples.batches import all_finite
 from opsmith.checking.samples.cases import refuse_unfit_results
 from opsmith.checking.samples.linked_sizes import Symbol, is_batch_like, sizes_of
 from opsmith.checking.samples.linked_values import links_of, relinked
 from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.samples.variation_kinds import KINDS, Variation
-from opsmith.checking.subject import Subject
+from opsmith.checking.subject import Subject, drawing_operations
 from opsmith.torch_library.torch_messages import UNSUPPORTED_SIZE, has_message
 
 MOST_ELEMENTS = 2000
@@ -54,7 +55,8 @@ class Variations:
 def variations(subject: Subject) -> Variations:
     """Derive more inputs from the samples, the same for the same seed.
 
-    They are taken from each kind in turn (sizes, empties, values, ...), up to the limit of the effort.
+    They are taken from each kind in turn (sizes, empties, values, ...), up to the limit of the effort. Then
+    come values of other arguments than tensors that no sample shows, each once, up to a limit of their own.
 
     Example:
         >>> import opsmith.ops
@@ -64,29 +66,70 @@ def variations(subject: Subject) -> Variations:
         sample 6 (x [0, 5]; sample 0 with `x.shape[0]` at 0 where it had 3)
     """
     refuse_unfit_results(subject)
-    accepted: list[Sample] = []
-    rejected: dict[str, None] = {}
-    faults: dict[str, UnhandledEmptyInput] = {}
-    seen = {form_of(sample) for sample in subject.samples}
-    attempts, links = 4 * subject.effort.variations, links_of(subject.samples)
+    effort, trial = subject.effort, _Trial(subject)
     for change in _in_turn(subject):
-        if len(accepted) == subject.effort.variations or not attempts:
+        if not trial.left(effort.variations):
             break
-        sample = change.sample(len(subject.samples) + len(subject.dropped) + len(accepted))
-        sample = replace(sample, flat=tuple(relinked(links, sample.labels, sample.flat)))
+        trial.accepts(change)
+    known = len(trial.accepted)
+    trial.attempts = 0
+    for several in argument_values(subject):
+        for change in several[: max(MOST_SAMPLES, effort.samples)]:
+            taken = trial.left(known + effort.argument_values) and trial.accepts(change)
+            if taken and not effort.exhaustive:
+                break
+    return Variations(tuple(trial.accepted), tuple(trial.rejected), tuple(trial.faults.values()))
+
+
+MOST_SAMPLES = 3
+"""Most samples in which a value is tried until the reference takes it."""
+
+
+@dataclass
+class _Trial:
+    """Variations that were tried so far.
+
+    Attributes:
+        subject: The subject of the check.
+        accepted: Accepted ones.
+        rejected: Rejected ones that are reported, each with the reason.
+        faults: Empty inputs that the operator fails on, by the size.
+        attempts: Number of variations that the reference has run on.
+    """
+
+    subject: Subject
+    accepted: list[Sample] = field(default_factory=list)
+    rejected: dict[str, None] = field(default_factory=dict)
+    faults: dict[str, UnhandledEmptyInput] = field(default_factory=dict)
+    attempts: int = 0
+
+    def __post_init__(self) -> None:
+        subject = self.subject
+        self._seen, self._links = {form_of(sample) for sample in subject.samples}, links_of(subject.samples)
+        self._first = len(subject.samples) + len(subject.dropped)
+
+    def left(self, limit: int) -> bool:
+        """Return True if more may be tried: up to the limit, and four attempts for each."""
+        return len(self.accepted) < limit and self.attempts < 4 * limit
+
+    def accepts(self, change: Variation) -> bool:
+        """Try a variation; return True if the reference takes it."""
+        sample = change.sample(self._first + len(self.accepted))
+        sample = replace(sample, flat=tuple(relinked(self._links, sample.labels, sample.flat)))
         form = form_of(sample)
-        if _too_large(sample, change.of) or (form in seen and not change.fresh_numbers):
-            continue
-        attempts -= 1
-        reason = refusal(subject, sample, change)
+        if _too_large(sample, change.of) or (form in self._seen and not change.fresh_numbers):
+            return False
+        self.attempts += 1
+        reason = refusal(self.subject, sample, change)
         if reason is None:
-            accepted.append(sample)
-            seen.add(form)
-        elif isinstance(reason, UnhandledEmptyInput):
-            faults.setdefault(reason.symbol.name, reason)
+            self.accepted.append(sample)
+            self._seen.add(form)
+            return True
+        if isinstance(reason, UnhandledEmptyInput):
+            self.faults.setdefault(reason.symbol.name, reason)
         elif not change.silent:
-            rejected[f"{change.origin}: {reason}"] = None
-    return Variations(tuple(accepted), tuple(rejected), tuple(faults.values()))
+            self.rejected[f"{change.origin}: {reason}"] = None
+        return False
 
 
 def _in_turn(subject: Subject) -> Iterator[Variation]:
@@ -136,6 +179,8 @@ def refusal(subject: Subject, sample: Sample, change: Variation) -> str | Unhand
             return fault or f"{type(error).__name__}: {first_line(error)}"
         if _kinds(after) != _kinds(before) and subject.specification.schema.always_tensors:
             return f"it returns {_kinds(after)}, where its declaration says {_kinds(before)}"
+        if change.invented and not subject.draws and drawing_operations(subject, sample):
+            return "it draws random numbers, which no sample does"
         results = [each for each in after if isinstance(each, Tensor)]
         if sum(each.numel() for each in results) > MOST_RESULTS:
             return f"its results have more than {MOST_RESULTS} elements"

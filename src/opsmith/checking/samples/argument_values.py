@@ -1,0 +1,124 @@
+"""Other values of arguments that hold no tensors: those that types list, and those that code knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith.checking.samples.compared_values import Comparison, compared_values
+from opsmith.checking.samples.linked_sizes import sizes_of
+from opsmith.checking.samples.sample import Sample
+from opsmith.checking.samples.variation_kinds import Variation
+from opsmith.checking.subject import Subject
+from opsmith.core.schema import REQUIRED, Argument
+
+LARGEST = 10_000
+"""Largest whole number that is tried: a size or a count takes time and memory."""
+
+
+def argument_values(subject: Subject) -> Iterator[tuple[Variation, ...]]:
+    """Yield each value that types or code know and no sample shows, of each argument in turn.
+
+    Types know None, flags, and the members of an enum or a `Literal`. Code knows what it compares with. Each
+    value comes with one variation for each sample in which it may stand.
+    """
+    known = compared_values(subject)
+    columns = [
+        [*_values_of(subject, argument, known.get(argument.name, ()))]
+        for argument in subject.specification.schema.arguments
+    ]
+    for turn in zip_longest(*columns):
+        # None, a name or a flag chooses what runs; so a number comes after them.
+        found = sorted((each for each in turn if each is not None), key=lambda each: _is_number(each[0]))
+        yield from (several for _, several in found)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _values_of(
+    subject: Subject, argument: Argument, comparisons: Sequence[Comparison]
+) -> Iterator[tuple[Any, tuple[Variation, ...]]]:
+    """Yield each value, with its variations."""
+    places = [
+        (sample, sample.names.index(argument.name))
+        for sample in subject.samples
+        if argument.name in sample.names
+    ]
+    values_shown = (sample.flat[argnum] for sample, argnum in places)
+    shown = {repr(value) for value in values_shown if not isinstance(value, Tensor)}
+    values: dict[str, Any] = {}
+    tried: dict[str, list[Variation]] = {}
+    for sample, argnum in places:
+        value = sample.flat[argnum]
+        if not _may_change(subject, argument, sample, argnum):
+            continue
+        for other in _others(subject, argument, comparisons, value):
+            if repr(other) not in (shown if not subject.effort.exhaustive else {repr(value)}):
+                flat = (*sample.flat[:argnum], other, *sample.flat[argnum + 1 :])
+                words = f"`{argument.name}={other!r}`"
+                words += "" if isinstance(value, Tensor) else f" where it had {value!r}"
+                silent = not isinstance(value, bool | Enum)
+                invented = not _is_meant(argument, other)
+                change = Variation(sample, words, flat, silent=silent, invented=invented)
+                values[repr(other)] = other
+                tried.setdefault(repr(other), []).append(change)
+    yield from ((values[text], tuple(several)) for text, several in tried.items())
+
+
+def _may_change(subject: Subject, argument: Argument, sample: Sample, argnum: int) -> bool:
+    """Return True for an argument that is no list of tensors, no generator, and no size of a tensor."""
+    if argument.kind.is_tensor:
+        return not argument.kind.sequence and isinstance(sample.flat[argnum], Tensor)
+    return not isinstance(sample.flat[argnum], torch.Generator) and not any(
+        location.number and location.argnum == argnum
+        for symbol in sizes_of(subject, sample).symbols
+        for location in symbol.locations
+    )
+
+
+def _is_meant(argument: Argument, other: Any) -> bool:
+    """Return True for the default, and for a value that the type lists: None, a member of an enum."""
+    return (
+        bool(argument.kind.base.values)
+        or (other is None and argument.kind.optional)
+        or repr(other) == repr(argument.default)
+    )
+
+
+def _others(
+    subject: Subject, argument: Argument, comparisons: Sequence[Comparison], value: Any
+) -> Iterator[Any]:
+    """Yield values of the type of the given one, the most revealing first."""
+    compared = [other for comparison in comparisons for other in comparison.others(value)]
+    # A class has no types but those that its samples show.
+    if argument.kind.optional or (subject.kind.applied and None in compared):
+        yield None
+    if isinstance(value, Tensor):
+        return
+    if argument.default is not REQUIRED:
+        yield argument.kind.restore(argument.default) if argument.kind.sequence else argument.default
+    if isinstance(value, bool):
+        yield not value
+    yield from argument.kind.base.values
+    for other in compared:
+        found = _like(value, other)
+        if found is not None and argument.kind.accepts(found):
+            yield found
+
+
+def _like(value: Any, other: Any) -> Any:
+    """Return a value that code compares with in the type of the given one; None if it is of another type."""
+    if isinstance(value, bool | Enum) or isinstance(other, bool | Enum):
+        return None
+    if isinstance(value, int) and isinstance(other, int | float):
+        return int(other) if float(other).is_integer() and abs(other) <= LARGEST else None
+    if isinstance(value, float) and isinstance(other, int | float):
+        return float(other)
+    return other if value is None or type(other) is type(value) else None

@@ -1,0 +1,243 @@
+"""Arguments that hold no tensors take the values that types and code know, if the forward takes them."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+import opsmith
+from opsmith.checking.effort import EFFORTS
+from opsmith.checking.samples.compared_values import compared_values
+from opsmith.checking.samples.variations import variations
+from opsmith.checking.subject_kinds import subject_of
+
+X = torch.tensor([[0.3, -1.2, 0.7], [1.1, 0.4, -0.6]])
+FACTORS = {"relu": 1.0, "gelu": 2.0}
+BY_TEXT = {str(position): position for position in range(40)}
+LIMIT = 3
+
+
+def scaled(x: Tensor, how: str) -> Tensor:
+    return x * x if how.lower() == "square" else 3 * x
+
+
+class ByName(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mode: str) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.how = mode
+        return scaled(x, mode)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return grads[0] * (x if ctx.how == "square" else 3), None  # 2 x is right
+
+
+class BySize(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, k: int) -> Tensor:
+        ctx.factor = 2.0 if k > LIMIT else 1.0
+        return x * ctx.factor
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0], None
+
+
+class ByRemainder(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, k: int) -> Tensor:
+        ctx.odd = k % 2
+        return -x if k % 2 == 1 else x * 1
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0], None
+
+
+class ByFlag(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, halved: bool) -> Tensor:
+        return x / 2 if halved else x * 1
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0], None
+
+
+class ByTable(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, name: str) -> Tensor:
+        return x * FACTORS[name]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0], None
+
+
+class ByMatch(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, name: str) -> Tensor:
+        match name:
+            case "twice" | "two":
+                return 2 * x
+            case _:
+                return 1 * x
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _, ctx.name = inputs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0], None
+
+
+class WithoutWeight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Any) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x * 2 if weight is None else x * weight
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, weight = ctx.saved_tensors
+        return (grads[0], None) if weight is None else (grads[0] * weight, (grads[0] * x).sum(0))
+
+
+class WithDefault(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Any = None, eps: float = 0.0) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x * 2 if weight is None else x * weight
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, weight = ctx.saved_tensors
+        if weight is None:
+            return grads[0], None, None
+        return grads[0] * weight, (grads[0] * x).sum(0), None
+
+
+WRONG: dict[str, tuple[Any, tuple[Any, ...], str]] = {
+    "a name that backward compares": (ByName, (X, "triple"), "mode='square'"),
+    "a number in a global": (BySize, (X, 2), "k=4"),
+    "a remainder": (ByRemainder, (X, 2), "k=3"),
+    "a flag": (ByFlag, (X, False), "halved=True"),
+    "a key of a table": (ByTable, (X, "relu"), "name='gelu'"),
+    "a case": (ByMatch, (X, "once"), "name='twice'"),
+    "None that the code knows": (WithoutWeight, (X, X[0]), "weight=None"),
+    "None by default": (WithDefault, (X, X[0]), "weight=None"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_gradient_that_is_wrong_at_a_value_that_no_sample_shows_is_found_quickly(name: str) -> None:
+    function, sample, value = WRONG[name]
+    report = opsmith.check(function, samples=[sample], only=["forward", "gradient"], effort="quick")
+    (failure,) = report.failures
+    assert (failure.property, failure.input) == ("gradient", "x")
+    assert value in failure.evidence["sample"]
+
+
+class Mode(Enum):
+    PLAIN = 1
+    SQUARED = 2
+
+
+def test_a_kernel_that_is_wrong_for_a_name_or_a_member_is_found() -> None:
+    @opsmith.operator("argument_values::named")
+    def named(x: Tensor, mode: Mode, how: Literal["up", "down"], by: float | None) -> Tensor:
+        y = x * x if mode is Mode.SQUARED else x * 1
+        y = y if by is None else y * by
+        return -y if how == "down" else y
+
+    named.kernel("cpu", lambda x, mode, how, by: (x * 1 if mode is Mode.PLAIN else x**2) * (by or 2.0))
+    report = opsmith.check(named, samples=[(X, Mode.PLAIN, "up", 2.0)], only=["forward"], effort="quick")
+    shown = " ".join(report.inputs)
+    assert "mode=<Mode.SQUARED: 2>" in shown
+    assert "how='down'" in shown
+    assert "by=None" in shown
+    assert [failure.cause for failure in report.failures] == ["kernel-mismatch"]
+
+
+class Choosing(torch.autograd.Function):
+    """Right: every branch has its gradient, or refuses."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mode: str, k: int, both: bool, noisy: bool, p: float) -> Any:
+        if mode not in ("sum", "mean"):
+            raise ValueError("no such mode")
+        if k < 0:
+            raise ValueError("k is negative")
+        ctx.mode, ctx.shape, ctx.p = mode, x.shape, p
+        if both:
+            return x.sum(), x.mean()
+        if noisy:
+            x = x + torch.randn_like(x)
+        ctx.p = 1.0 if p > 0.5 else 2.0
+        return (x.sum() if mode == "sum" else x.mean()) * ctx.p
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        count = 1 if ctx.mode == "sum" else ctx.shape.numel()
+        return (grads[0] * ctx.p / count).expand(ctx.shape), None, None, None, None, None
+
+
+def test_branches_that_are_right_or_refuse_pass() -> None:
+    sample = (X, "sum", 3, False, False, 0.25)
+    report = opsmith.check(Choosing, samples=[sample], only=["forward", "gradient"])
+    assert report.passed_as_asked, report
+    shown = " ".join(report.inputs)
+    assert "mode='mean'" in shown
+    assert "p=1.0" in shown
+    assert "both=True" not in shown
+    assert "noisy=True" not in shown
+    assert any("it draws random numbers" in text for text in report.rejected)
+
+
+def test_what_samples_show_is_not_tried_again_and_the_number_is_limited() -> None:
+    @opsmith.operator("argument_values::many")
+    def many(x: Tensor, mode: str, flag: bool = False) -> Tensor:
+        return x * BY_TEXT.get(mode, 1) * (2 if flag else 1)
+
+    samples = [(X, "1", True), (X, "2", False)]
+    for effort, limit in (("quick", 4), ("default", 12)):
+        found = variations(subject_of(many, samples, 0, EFFORTS[effort])).samples
+        tried = [sample.flat[1] for sample in found if sample.invented]
+        assert tried == [str(position) for position in [0, *range(3, 40)][:limit]]
+        assert not [sample for sample in found if "flag" in sample.origin and sample.invented]
+
+
+def test_an_operator_without_such_arguments_has_no_more_inputs_than_before() -> None:
+    subject = subject_of(opsmith.ops.exp, None, 0, EFFORTS["quick"])
+    assert len(variations(subject).samples) == EFFORTS["quick"].variations
+    assert compared_values(subject) == {}
+
+
+class Unfinished(torch.autograd.Function):
+    """Its backward refuses what its forward takes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mode: str) -> Tensor:
+        ctx.mode = mode
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        if ctx.mode == "reflect":
+            raise NotImplementedError("no gradient of reflect")
+        return grads[0] * 2, None
+
+
+def test_an_exception_for_a_value_that_the_code_alone_knows_is_a_limit() -> None:
+    shown = opsmith.check(Unfinished, samples=[(X, "zeros")], only=["forward", "gradient"])
+    assert shown.passed_as_asked
+    assert [(failure.cause, failure.severity) for failure in shown.failures] == [("raises", "limit")]
+    meant = opsmith.check(Unfinished, samples=[(X, "zeros"), (X, "reflect")], only=["forward", "gradient"])
+    assert {failure.severity for failure in meant.failures} == {"error"}
