@@ -189,3 +189,73 @@ def test_no_gradient_is_sent_to_results_of_minus_infinity() -> None:
         MaskedLogSoftmaxWithoutSum, samples=[(drawn(3, 4), MASK)], only=["gradient"], effort="quick"
     )
     assert [(each.property, each.input) for each in wrong.failures] == [("gradient", "x")], wrong
+
+
+def by_formula(forward: Any, backward: Any) -> type[Function]:
+    """A class with a forward of `x`, and a backward of `grad`, `x` and the result `y`."""
+
+    class ByFormula(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            y = forward(x)
+            ctx.save_for_backward(x, y)
+            return y
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            return backward(grad, *ctx.saved_tensors)
+
+    return ByFormula
+
+
+def by_softmax_jacobian(grad: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    jacobian = torch.diag_embed(y) - y.unsqueeze(-1) * y.unsqueeze(-2)
+    return (jacobian @ grad.unsqueeze(-1)).squeeze(-1)
+
+
+SATURATED = {
+    "softmax": by_formula(
+        lambda x: torch.softmax(x, -1), lambda grad, x, y: y * (grad - (y * grad).sum(-1, keepdim=True))
+    ),
+    "softmax by its Jacobian": by_formula(lambda x: torch.softmax(x, -1), by_softmax_jacobian),
+    "softplus": by_formula(torch.nn.functional.softplus, lambda grad, x, y: -grad * torch.expm1(-y)),
+    "softplus by exp": by_formula(
+        torch.nn.functional.softplus, lambda grad, x, y: grad * (1 - torch.exp(-y))
+    ),
+    "mish": by_formula(
+        lambda x: x * torch.tanh(torch.nn.functional.softplus(x)),
+        lambda grad, x, y: (
+            grad * ((t := torch.tanh(torch.nn.functional.softplus(x))) + x * torch.sigmoid(x) * (1 - t * t))
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SATURATED)
+def test_what_cancellation_leaves_near_saturation_is_not_held_to_its_own_digits(name: str) -> None:
+    """The gradients are as small as 1e-156, and their terms are of the size of one."""
+    samples = [(100 * drawn(3, 4, seed=seed),) for seed in range(3)]
+    report = opsmith.check(
+        SATURATED[name], samples=samples, only=["gradient", "second_order"], effort="quick"
+    )
+    assert not report.failures, report
+
+
+@pytest.mark.parametrize(
+    "backward",
+    [
+        lambda grad, x, y: y * (grad - (y * grad).sum(-1, keepdim=True)) + 1e-5 * grad,
+        lambda grad, x, y: 1.001 * y * (grad - (y * grad).sum(-1, keepdim=True)),
+    ],
+    ids=["a small term", "a factor"],
+)
+def test_near_saturation_a_wrong_gradient_is_found(backward: Any) -> None:
+    wrong = by_formula(lambda x: torch.softmax(x, -1), backward)
+    report = opsmith.check(wrong, samples=[(8 * drawn(3, 4),)], only=["gradient"], effort="quick")
+    assert [each.input for each in report.failures] == ["x"], report
+
+
+def test_a_steep_gradient_near_a_pole_is_held_to_its_own_digits() -> None:
+    steep = by_formula(lambda x: x**-8, lambda grad, x, y: -8.001 * grad * y / x)
+    report = opsmith.check(steep, samples=[(100 + drawn(3, 4).abs(),)], only=["gradient"], effort="quick")
+    assert [each.input for each in report.failures] == ["x"], report

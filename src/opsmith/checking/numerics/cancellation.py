@@ -16,13 +16,13 @@ from torch import Tensor
 
 from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.numerics.autodiff import differentiate, vjp
-from opsmith.checking.numerics.compare import Difference
+from opsmith.checking.numerics.compare import Difference, largest_magnitude
 from opsmith.checking.numerics.tolerance import LIBRARY, RoundingBound
 from opsmith.checking.properties.numeric.gradient_truth import RightGradient
 from opsmith.checking.samples.cases import LOW_PRECISION, dtype_name
 from opsmith.checking.samples.grad_outputs import GradOutputs
 from opsmith.checking.samples.perturb import perturbed
-from opsmith.checking.samples.sample import Sample, replica
+from opsmith.checking.samples.sample import Sample, is_inexact, replica
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import PERTURBATIONS, Subject
 from opsmith.core.call_arguments import tensors_in
@@ -190,3 +190,51 @@ def rounding_of_terms(
     if usual is None or not bool(usual.isfinite().any()):
         return 0.0
     return LIBRARY * torch.finfo(dtype).eps * float(usual[usual.isfinite()].abs().max())
+
+
+SHRUNK = (2.0**-2, 2.0**-5, 2.0**-8, 2.0**-12)
+"""Factors that make inputs smaller: at the last, logits of a thousand saturate nothing."""
+
+GROWN = 2.0**20
+"""Largest ratio of the results there to those of the sample: near a pole they grow, and saturate nowhere. Of
+a gradient like `-1 / x**2` then at most a hundred-thousandth counts as rounding."""
+
+
+def size_of_terms(
+    gradients: Callable[[list[Any]], Sequence[Tensor | None]],
+    results: Callable[[list[Any]], Sequence[Tensor | None]],
+    flat: Sequence[Any],
+) -> float:
+    """Return the size of the terms whose cancellation leaves a gradient, as in a saturated softmax.
+
+    It shows at inputs nearer to zero, where nothing saturates: as the largest element of the gradient there.
+
+    Args:
+        gradients: Computes the gradient, in float64.
+        results: Computes the results.
+        flat: Arguments of both, in float64.
+
+    Example:
+        >>> x = torch.full((1,), 99.0, dtype=torch.float64)
+        >>> f"{size_of_terms(lambda flat: [1 - flat[0].tanh() ** 2], lambda flat: [flat[0].tanh()], [x]):.1f}"
+        '1.0'
+    """
+    inexact = [position for position, value in enumerate(flat) if is_inexact(value)]
+    groups = [(position,) for position in inexact] + [tuple(inexact)] * (len(inexact) > 1)
+    found = [0.0]
+    for group in groups:
+        for factor in SHRUNK:
+            smaller = [
+                replica(value) * factor if position in group else replica(value)
+                for position, value in enumerate(flat)
+            ]
+            with Overlooking(), without_warnings():  # an input out of its domain shows nothing
+                largest = _largest(results([*map(replica, smaller)]))
+                if largest > GROWN * _largest(results([*map(replica, flat)])):
+                    break
+                found.append(_largest(gradients(smaller)))
+    return max(found)
+
+
+def _largest(tensors: Sequence[Tensor | None]) -> float:
+    return max((largest_magnitude(each) for each in tensors if each is not None), default=0.0)

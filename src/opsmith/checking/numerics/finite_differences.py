@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -98,6 +98,17 @@ class NumericalGradient:
     @property
     def _kinked(self) -> Tensor:
         return ~(self.left.isnan() | self.right.isnan())
+
+    def widened(self, rounding: float) -> NumericalGradient:
+        """The same gradient with wider bounds.
+
+        Args:
+            rounding: Rounding error of each coordinate that is added to its bound.
+        """
+        along = (
+            replace(each, error=each.error + rounding * float(each.direction.norm())) for each in self.along
+        )
+        return replace(self, rounding=self.rounding + rounding, along=tuple(along))
 
     def wrong(self, got: Tensor | None) -> Tensor:
         """Mark the elements at which a gradient is wrong beyond doubt.

@@ -13,9 +13,9 @@ from torch import Tensor
 from opsmith.checking.calls import Differentiated, differentiated
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.autodiff import vjp
-from opsmith.checking.numerics.cancellation import is_only_rounding
+from opsmith.checking.numerics.cancellation import is_only_rounding, size_of_terms
 from opsmith.checking.numerics.finite_differences import NumericalGradient
-from opsmith.checking.numerics.tolerance import MeasuredFunction
+from opsmith.checking.numerics.tolerance import MeasuredFunction, unit_roundoff
 from opsmith.checking.properties.numeric.differentiable import (
     given_instead,
     lacks_floats,
@@ -261,7 +261,24 @@ def _judged(right: RightGradient, attempt: Attempt, case: Case | None, believed:
     if difference is not None and believed and bound is not None:
         given = (attempt.subset, attempt.grad_outputs, got, bound, difference)
         difference = None if is_only_rounding(right, argnum, *given) else difference
+    if difference is not None and bound is not None:
+        floor = _rounding_of_terms(right, attempt, bound.allowed, believed)
+        near = (got - expected.to(got)).abs() <= floor
+        difference = case.truth.judge(position, torch.where(near, expected.to(got), got))
     return replace(attempt, difference=difference, expected=expected)
+
+
+def _rounding_of_terms(right: RightGradient, attempt: Attempt, allowed: float, believed: bool) -> float:
+    """Rounding error of the terms whose cancellation leaves a gradient, as in a saturated softmax."""
+    sample, grads = right.sample, attempt.grad_outputs.at(torch.float64, torch.device("cpu"))
+    function = right.by_reference if believed else right.by_itself
+    position = right.argnums.index(attempt.argnum)
+    size = size_of_terms(
+        lambda flat: [function(flat, grads)[position]],
+        partial(right.subject.call, sample),
+        sample.at(torch.float64),
+    )
+    return allowed * unit_roundoff(attempt.dtype) * size
 
 
 def _between(numerical: NumericalGradient, got: Tensor, expected: Tensor) -> Tensor:

@@ -13,10 +13,11 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.checking.calls import rule_location
 from opsmith.checking.numerics.autodiff import differentiate, vjp_or_zeros
+from opsmith.checking.numerics.cancellation import size_of_terms
 from opsmith.checking.numerics.compare import Difference, agree_to_share, unravel
 from opsmith.checking.numerics.directional import PackedTensors, coordinates
 from opsmith.checking.numerics.finite_differences import NumericalGradient, numerical_gradient
-from opsmith.checking.numerics.tolerance import is_noise
+from opsmith.checking.numerics.tolerance import allowed_roundings, is_noise, unit_roundoff
 from opsmith.checking.properties.numeric.differentiable import each_subset
 from opsmith.checking.property import Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure
@@ -74,21 +75,28 @@ def _against_differences(gradients: SecondOrderGradients) -> Findings:
     for position, argnum in enumerate(gradients.argnums):
         alone = [weight if at == position else None for at, weight in enumerate(weights)]
         found = gradients.differentiated(alone)
-        worst = gradients.numerically(alone).judge(found)
+        numbers = gradients.numerically(alone)
+        if numbers.judge(found) is None:
+            continue
+        rounding = gradients.rounding(alone)
+        worst = numbers.judge(found, rounding)
         if worst is not None:
-            yield _failure(gradients, argnum, _verdicts(gradients, alone, found), *worst)
+            yield _failure(gradients, argnum, _verdicts(gradients, alone, found, rounding), *worst)
 
 
 RIGHT, MISSING, WRONG = "right", "missing", "wrong"
 
 
 def _verdicts(
-    gradients: SecondOrderGradients, weights: Sequence[Tensor | None], found: dict[int, Tensor | None]
+    gradients: SecondOrderGradients,
+    weights: Sequence[Tensor | None],
+    found: dict[int, Tensor | None],
+    rounding: float,
 ) -> dict[int, str]:
     """Verdict on the derivative of one gradient by each entry of `by`."""
     verdicts: dict[int, str] = {}
     for by in gradients.by:
-        right = gradients.only(by).numerically(weights).judge(found) is None
+        right = gradients.only(by).numerically(weights).judge(found, rounding) is None
         derivative = found[by]
         missing = derivative is None or not derivative.any()
         verdicts[by] = RIGHT if right else MISSING if missing else WRONG
@@ -302,6 +310,17 @@ class SecondOrderGradients:
 
         return is_noise(again, list(self.inputs_and_grads), got, expected, self.subject.generator())
 
+    def rounding(self, weights: Sequence[Tensor | None]) -> float:
+        """Rounding error of terms that cancel in a derivative of the gradients, as near saturation."""
+
+        def derivatives(flat: list[Any]) -> list[Tensor | None]:
+            sample = replace(self.sample, flat=tuple(flat))
+            return [*replace(self, sample=sample).differentiated(weights).values()]
+
+        call, flat = partial(self.subject.call, self.sample), self.sample.at(torch.float64, self.device)
+        allowed = allowed_roundings(self.sample.elements)
+        return allowed * unit_roundoff(torch.float64) * size_of_terms(derivatives, call, flat)
+
     def numerically(self, weights: Sequence[Tensor | None]) -> NumericalDerivatives:
         """Differentiate the gradients by finite differences."""
         packed = PackedTensors(self.inputs_and_grads, self.by)
@@ -329,14 +348,19 @@ class NumericalDerivatives:
     packed: PackedTensors
     found: NumericalGradient
 
-    def judge(self, got: Mapping[int, Tensor | None]) -> tuple[int, Difference] | None:
-        """The argument by which autograd's derivatives differ most, and the difference; None if all agree."""
+    def judge(self, got: Mapping[int, Tensor | None], rounding: float = 0.0) -> tuple[int, Difference] | None:
+        """The argument by which autograd's derivatives differ most, and the difference; None if all agree.
+
+        Args:
+            got: The derivatives by each argument.
+            rounding: Rounding error that each may have besides.
+        """
         pieces = [got[argnum] for argnum in self.packed.argnums]
         row = [
             torch.zeros(size, dtype=torch.float64) if piece is None else coordinates(piece).cpu().double()
             for piece, size in zip(pieces, self.packed.sizes, strict=True)
         ]
-        difference = self.found.judge(torch.cat(row))
+        difference = self.found.widened(rounding).judge(torch.cat(row))
         if difference is None or not difference.index:
             return None if difference is None else (self.packed.argnums[0], difference)
         argnum, position = self.packed.locate(difference.index[0])
