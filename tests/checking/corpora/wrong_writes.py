@@ -25,6 +25,20 @@ def writes_into_input() -> Any:
     return Writes, matrix()
 
 
+@mutant("effects", "mutates-input", "x", "a call whose arguments require gradients wrote into `x`: at [0, 0]")
+def writes_into_input_where_it_requires_a_gradient() -> Any:
+    class Writes(Twice):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            ctx.save_for_backward(x.clone())
+            y = x * x
+            if ctx.needs_input_grad[0]:
+                x.mul_(2)
+            return y
+
+    return Writes, matrix()
+
+
 @mutant("effects", "mutates-input", "x", "other bits for the same numbers (-0.0, or a nan)")
 def writes_a_minus() -> Any:
     class Writes(Twice):

@@ -7,7 +7,7 @@ time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import combinations
@@ -39,10 +39,9 @@ class BroadcastTerms:
     dims: tuple[int, ...]
     shape: torch.Size
 
-    def part(self, dim: int, kept: slice) -> Tensor:
-        """Sum a slice of the terms along one dimension, and all along the others."""
-        index = [slice(None)] * self.values.dim()
-        index[dim] = kept
+    def part(self, dims: Sequence[int], kept: slice) -> Tensor:
+        """Sum a slice of the terms along some dimensions, and all along the others."""
+        index = [kept if dim in dims else slice(None) for dim in range(self.values.dim())]
         return self.values[tuple(index)].sum(self.dims).reshape(self.shape)
 
     def by_torch(self) -> Tensor | None:
@@ -173,15 +172,22 @@ def broadcast(evidence: Evidence) -> Iterator[Detection]:
         size = terms.values.shape[dim]
         whole = f"the {size} slices that broadcasting `{about}` along dimension {dim} made"
         for index in [*range(min(size - 1, MOST_SLICES)), -1]:
-            if holds(partial(_part, dim=dim, kept=slice(index, index + 1 or None))):
+            if holds(partial(_part, dims=(dim,), kept=slice(index, index + 1 or None))):
                 which = {0: "the first", -1: "the last"}.get(index, f"number {index}")
                 words = f"it is {which} of {whole}, and not their sum"
                 yield Detection("unreduced-broadcast", words, {"slice": index, "dimension": dim})
                 return
         for kept, left in ((slice(1, None), "first"), (slice(None, -1), "last")):
-            if size > 2 and holds(partial(_part, dim=dim, kept=kept)):
+            if size > 2 and holds(partial(_part, dims=(dim,), kept=kept)):
                 words = f"it lacks the {left} of {whole} in its sum"
                 yield Detection("unreduced-broadcast", words, {"left out": left, "dimension": dim})
+                return
+    for several in [some for count in range(2, len(dims) + 1) for some in combinations(dims, count)]:
+        for index, which in ((0, "the first"), (-1, "the last")):
+            if holds(partial(_part, dims=several, kept=slice(index, index + 1 or None))):
+                along = f"broadcasting `{about}` along {_listed(several)}"
+                words = f"it is {which} of what {along} made, and not their sum"
+                yield Detection("unreduced-broadcast", words, {"slice": index, "dimensions": [*several]})
                 return
     for some in dims if len(dims) > 1 else ():
         if holds(partial(_mean, dim=some)):
@@ -198,9 +204,9 @@ def _listed(dims: tuple[int, ...]) -> str:
     return f"dimension{'s' * (len(dims) > 1)} {' and '.join(map(str, dims))}"
 
 
-def _part(pair: Pair, terms: BroadcastTerms, dim: int, kept: slice) -> Tensor | None:
-    """Sum over a slice of one dimension, and over all of the others."""
-    return terms.part(dim, kept) if dim in terms.dims else None
+def _part(pair: Pair, terms: BroadcastTerms, dims: Sequence[int], kept: slice) -> Tensor | None:
+    """Sum over a slice of some dimensions, and over all of the others."""
+    return terms.part(dims, kept) if {*dims} <= {*terms.dims} else None
 
 
 def _mean(pair: Pair, terms: BroadcastTerms, dim: int | None) -> Tensor:

@@ -155,14 +155,22 @@ def _written(
 
 
 def _backwards(observed: EffectsRun) -> Findings:
-    """Backward, again through the same graph, and second order, each tensor watched."""
+    """Recorded call, backward, again through the same graph, and second order, each tensor watched."""
     if not observed.argnums:
         return
     subject, sample = observed.subject, observed.sample
     flat, guards = observed.guarded()
     with record_saved_tensors() as saved:
         call = observed.call(flat)
-    if not call.open:
+    argument_guards = [
+        guard if value is leaf and not any(value is result for result in call.results) else None
+        for guard, value, leaf in zip(guards, call.given, call.leaves, strict=True)
+    ]
+    arguments = dict(enumerate(sample.labels))
+    what = "a call whose arguments require gradients"
+    found = [*_written(observed, arguments, argument_guards, what, "mutates-input", subject.runs_at(flat))]
+    if found or not call.open:
+        yield from found
         return
     labels = _labels(observed, call)
     saved_bits = [
@@ -173,15 +181,7 @@ def _backwards(observed: EffectsRun) -> Findings:
     names = [subject.results(sample)[at].gradient_name() for at in call.open]
     first = copies(call.backward(grads, retain_graph=True))
     where = observed.backward_location()
-    argument_guards = [
-        guard if value is leaf else None
-        for guard, value, leaf in zip(guards, call.given, call.leaves, strict=True)
-    ]
-    found = [
-        *_written(
-            observed, dict(enumerate(sample.labels)), argument_guards, "a backward", "mutates-input", where
-        )
-    ]
+    found = [*_written(observed, arguments, argument_guards, "a backward", "mutates-input", where)]
     found += _written(
         observed, dict(enumerate(names)), grad_guards, "a backward", "mutates-grad-output", where
     )
