@@ -7,6 +7,7 @@ import getpass
 import os
 import re
 import tempfile
+import warnings
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 import torch
 import torch._export.utils as export_utils
 from conservative import OTHERWISE, REFUSED
+from torch.autograd import forward_ad
 
 from opsmith import config as environment
 from opsmith import errors
@@ -89,6 +91,10 @@ def pytest_sessionstart() -> None:
     # A CUDA build of torch 2.11 that finds no GPU starts autograd's threads if a process computes its first
     # gradient within `torch.compile`, and only then; no check is isolated in that process after it.
     torch.ones(1, requires_grad=True).sum().backward()
+    # torch loads its rules of forward mode once, and torch 2.15 warns then of its own `torch.jit.script`.
+    with warnings.catch_warnings(), forward_ad.dual_level():
+        warnings.filterwarnings("ignore", r"`torch\.jit\.script` is deprecated")
+        forward_ad.make_dual(torch.ones(1), torch.ones(1))
 
 
 @pytest.fixture(scope="session", autouse=True)

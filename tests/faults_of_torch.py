@@ -24,6 +24,9 @@ FAULTS: dict[str, dict[str, str]] = {
         "object_argument": "guards no identity of an object: a call that is given one breaks the graph",
         "generator_argument": "cannot trace an operation that is given a generator made on the way",
     },
+    "2.15": {
+        "from_outside": "compiled code refuses a tensor that came with a tangent, as of any function",
+    },
 }
 """What torch does wrong, by what a test calls the case."""
 

@@ -377,6 +377,7 @@ def test_what_cannot_be_seen_is_not_said_to_be_useless() -> None:
     )
 
 
+@pytest.mark.filterwarnings(r"ignore:`torch\.jit\.\w+` is deprecated:FutureWarning")  # torch 2.15
 def test_a_module_in_torchscript_is_one_call() -> None:
     class Around(torch.nn.Module):
         def __init__(self) -> None:

@@ -25,9 +25,9 @@ def test_what_is_required_and_fails(says: Any, monkeypatch: pytest.MonkeyPatch) 
         errors.UnsupportedTorchError,
         """
         opsmith cannot work with torch 2.99.0: compute below autograd, see writes, replace an operator
-          expected: torch 2.11 or 2.13, which opsmith is tested with
+          expected: torch 2.11, 2.13, 2.14 or 2.15, which opsmith is tested with
           got: AssertionError: a write was not counted
-          hint: pip install 'torch==2.13.*'; `opsmith doctor` lists what works here
+          hint: pip install 'torch==2.15.*'; `opsmith doctor` lists what works here
         """,
     ):
         capability.implementation(CAPABILITIES["dispatch"])

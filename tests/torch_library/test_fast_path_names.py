@@ -78,6 +78,7 @@ def test_torch_function_condition() -> None:
     assert not eval(question, {**names, "x": X.as_subclass(Watching)})
 
 
+@pytest.mark.filterwarnings(r"ignore:`torch\.jit\.trace` is deprecated:FutureWarning")  # torch 2.15
 def test_nothing_active() -> None:
     assert capabilities.nothing_active()
     for region in (
@@ -138,6 +139,7 @@ def test_tensor_guard_tells_a_conjugate_of_the_same_dtype() -> None:
     assert not capabilities.tensor_guard((X,))(x.conj().imag)
 
 
+@pytest.mark.filterwarnings(r"ignore:`torch\.jit\.trace` is deprecated:FutureWarning")  # torch 2.15
 def test_tensor_guard_tells_what_is_active() -> None:
     check = capabilities.tensor_guard((X, X.clone()))
     other = X.clone()

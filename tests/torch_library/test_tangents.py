@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.func as F
+from faults_of_torch import marked
 from torch import Tensor
 from torch.autograd import forward_ad
 
@@ -62,7 +63,8 @@ def test_formula_is_in_force(operator: Callable[..., Tensor], name: str) -> None
 
 
 @pytest.mark.compile
-def test_forward_mode_under_compile() -> None:
+@pytest.mark.parametrize("tangents", marked(["from_outside"]))
+def test_forward_mode_under_compile(tangents: str) -> None:
     compiled = torch.compile(lambda a, b: mul(a, b), backend="eager", fullgraph=True)
     torch.testing.assert_close(_dual(compiled), FACTOR * _dual(torch.mul))
 

@@ -103,7 +103,7 @@ def warned_of(done: subprocess.CompletedProcess[str]) -> list[str]:
         names.append(text.partition("the capability `")[2].partition("`")[0])
         assert text.startswith("opsmith: with torch 2.99.0, ")
         assert f"Instead: {CAPABILITIES[names[-1]].instead}. " in text
-        assert "opsmith is tested with torch 2.11 and 2.13." in text
+        assert "opsmith is tested with torch 2.11, 2.13, 2.14 and 2.15." in text
     return names
 
 
@@ -136,9 +136,9 @@ def test_without_the_dispatcher_there_is_one_error() -> None:
     assert done.returncode == 1
     assert done.stderr.partition("UnsupportedTorchError: ")[2].splitlines() == [
         "opsmith cannot work with torch 2.99.0: compute below autograd, see writes, replace an operator",
-        "  expected: torch 2.11 or 2.13, which opsmith is tested with",
+        "  expected: torch 2.11, 2.13, 2.14 or 2.15, which opsmith is tested with",
         "  got: AttributeError: module 'torch._C' has no attribute '_AutoDispatchBelowAutograd'",
-        "  hint: pip install 'torch==2.13.*'; `opsmith doctor` lists what works here",
+        "  hint: pip install 'torch==2.15.*'; `opsmith doctor` lists what works here",
     ]
 
 
@@ -168,6 +168,22 @@ def test_conservative_turns_off_what_has_another_way_and_warns_of_nothing() -> N
     )
     done = run(program, OPSMITH_CONSERVATIVE="1")
     assert (done.returncode, done.stdout, done.stderr) == (0, "['dispatch']\n", "")
+
+
+def test_conservative_loads_torch_s_rules_of_forward_mode_only_for_it() -> None:
+    """torch 2.15 warns of its own names when it loads them; a gradient alone must not make it."""
+    program = (
+        "import sys, torch, opsmith\n"
+        "@opsmith.operator('untested::square')\n"
+        "def square(x: torch.Tensor) -> torch.Tensor:\n"
+        "    return x * x\n"
+        "square.gradients(x=lambda grad, x: 2 * grad * x)\n"
+        "x = torch.tensor([1.0, 2.0], requires_grad=True)\n"
+        "square(x).sum().backward()\n"
+        "print(x.grad.tolist(), 'torch._decomp.decompositions_for_jvp' in sys.modules)\n"
+    )
+    done = run(program, OPSMITH_CONSERVATIVE="1")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[2.0, 4.0] False\n", "")
 
 
 @pytest.mark.slow

@@ -76,9 +76,6 @@ TANGENT_COUNT = ("treespec",)
 NO_EXAMPLES = ("index 0 out of range for tensor of size",)
 """`vmap` of an `autograd.Function` over an empty batch."""
 
-NO_DUAL_LEVEL = ("no level exists",)
-"""A dual tensor made outside of a forward-mode level."""
-
 NO_ACCELERATOR = ("not an accelerator",)
 """A generator requested for a device that has none."""
 

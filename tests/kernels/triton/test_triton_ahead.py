@@ -31,7 +31,7 @@ from opsmith.kernels.gpu_usage import (  # noqa: E402
 from opsmith.kernels.triton import compiler  # noqa: E402
 from opsmith.kernels.triton.compiler import specialization_of, triton_type  # noqa: E402
 from opsmith.kernels.triton.kernel import TritonKernel  # noqa: E402
-from opsmith.kernels.triton.source import POINTED  # noqa: E402
+from opsmith.kernels.triton.source import POINTED, compiler_options  # noqa: E402
 
 ARCHITECTURES = ("sm_80", "sm_90")
 CUBIN_MAGIC = b"\x7fELF"
@@ -95,6 +95,33 @@ def test_what_is_divisible_is_known_to_the_compiler() -> None:
     assert each.constants["b_stride_1"] == 1
     assert {"a", "b", "result"} <= set(each.divisible)
     assert "a_size_0" not in each.divisible
+
+
+def test_products_and_sums_are_fused_as_triton_does_by_default(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fused_kernel(x, result):  # type: ignore[no-untyped-def]
+        value = tl.load(x + tl.program_id(0))
+        tl.store(result + tl.program_id(0), value * value + value)
+
+    @opsmith.operator("triton_kernels::fused")
+    def fused(x: Tensor) -> Tensor:
+        return x * x + x
+
+    fused.kernel("cuda", triton=fused_kernel, grid=lambda x: x.numel(), dtypes=torch.float32)
+    fused.samples(lambda make: [(make(3),)])
+    compile_, texts = triton.compile, []
+
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        kernel = compile_(*args, **kwargs)
+        texts.append(kernel.asm["ptx"])
+        return kernel
+
+    monkeypatch.setattr(triton, "compile", recorded)
+    for fusion in ("1", "0", "1"):
+        monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", fusion)
+        list(triton_usage(kernel_of(fused), ["sm_80"]))
+    assert ["fma.rn.f32" in text for text in texts] == [True, False]  # the third is found in the cache
 
 
 def test_addresses_that_are_divisible_are_loaded_several_at_once(cache: Path) -> None:
@@ -290,7 +317,9 @@ def test_it_is_what_triton_would_compile_at_a_launch(name: str, monkeypatch: pyt
     ):
         values = operator.specification.schema.call_values(call.args, call.kwargs)
         arguments = kernel.prepare(values).arguments
-        launched = JITFunction(kernel.source.function).run(grid=(1,), warmup=True, **arguments)
+        launched = JITFunction(kernel.source.function).run(
+            grid=(1,), warmup=True, **arguments, **compiler_options()
+        )
         mine = specialization_of(kernel.source, arguments)
         constants = {(list(mine.signature).index(name),): value for name, value in mine.constants.items()}
         divisible = {(list(mine.signature).index(name),) for name in mine.divisible}

@@ -19,7 +19,11 @@ triton = pytest.importorskip("triton", reason="Triton is not installed: no part 
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton_operators import OPERATORS, picked, pixel_sums, softmax, times, tuned  # noqa: E402
 
-pytestmark = pytest.mark.compile
+pytestmark = [
+    pytest.mark.compile,
+    # torch's compiler asks Triton 3.9 for its options without a choice of its own, once in a process.
+    pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION is unset:UserWarning"),
+]
 
 WRAPPER = torch.ops.higher_order.triton_kernel_wrapper_functional
 

@@ -20,7 +20,13 @@ from opsmith import errors
 from opsmith.build.cache import cache_on_disk
 from opsmith.build.toolchain import file_identity
 from opsmith.kernels.common.gpu_resources import Resources, read_resources
-from opsmith.kernels.triton.source import LANGUAGE, LAUNCH_OPTIONS, TritonSource, triton_module
+from opsmith.kernels.triton.source import (
+    LANGUAGE,
+    LAUNCH_OPTIONS,
+    TritonSource,
+    compiler_options,
+    triton_module,
+)
 
 SHOWN = 6
 """Quoted lines of the compiler's message."""
@@ -178,9 +184,10 @@ def compile_specialization(
     triton = triton_module()
     number = _number(architecture)
     function = source.compiled_by()
+    options = {**compiler_options(), **wanted.options}
 
     def build(directory: Path) -> None:
-        cubin, used = _compile(triton, function, source, operator, wanted, number)
+        cubin, used = _compile(triton, function, source, operator, wanted, options, number)
         (directory / CUBIN).write_bytes(cubin)
         (directory / USED).write_text(json.dumps(used))
 
@@ -188,7 +195,7 @@ def compile_specialization(
         "kind": "triton",
         "operator": operator,
         "source": function.cache_key,  # includes the functions that it calls
-        "for": json.dumps(asdict(wanted), sort_keys=True, default=repr),
+        "for": json.dumps({**asdict(wanted), "options": options}, sort_keys=True, default=repr),
         "architecture": architecture,
         "generator": hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),  # format of an entry
         "compiler": f"triton {triton.__version__} {file_identity(Path(triton.__file__))}",
@@ -201,7 +208,13 @@ def compile_specialization(
 
 
 def _compile(
-    triton: Any, function: Any, source: TritonSource, operator: str, wanted: Specialization, number: int
+    triton: Any,
+    function: Any,
+    source: TritonSource,
+    operator: str,
+    wanted: Specialization,
+    options: dict[str, Any],
+    number: int,
 ) -> tuple[bytes, dict[str, Any]]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -227,7 +240,7 @@ def _compile(
         knobs.cache.dir = folder  # an empty cache, because the assembler's log exists only after compiling
         knobs.nvidia.dump_ptxas_log = True
         try:
-            kernel = triton.compile(ast, target=GPUTarget("cuda", number, WARP), options=dict(wanted.options))
+            kernel = triton.compile(ast, target=GPUTarget("cuda", number, WARP), options=options)
         except (TritonError, RuntimeError) as error:  # the latter if LLVM fails
             raise compile_error(error, source, operator) from error
     found = read_resources(printed.getvalue(), kernel.metadata.name)

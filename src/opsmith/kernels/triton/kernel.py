@@ -22,7 +22,7 @@ from opsmith.kernels.cuda.launch import MOST_GRID
 from opsmith.kernels.triton.binding import Binding, bind, names_of_call
 from opsmith.kernels.triton.compiler import launch_error
 from opsmith.kernels.triton.interpreter import interpret
-from opsmith.kernels.triton.source import TritonSource, missing_triton, triton_module
+from opsmith.kernels.triton.source import TritonSource, compiler_options, missing_triton, triton_module
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 """Default floating-point dtypes of a kernel."""
@@ -257,7 +257,7 @@ class TritonKernel(BuiltKernel[TritonSource]):
         launched = self.source.launched()
         with torch.cuda.device(device):  # Triton launches on the stream of the current one
             try:
-                launched[grid](**arguments)
+                launched[grid](**arguments, **compiler_options())
             except Exception as error:
                 reported = launch_error(error, self.source, self.operator.name)
                 if reported is None:

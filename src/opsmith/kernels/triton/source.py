@@ -60,6 +60,17 @@ def triton_module() -> Any:
     return module
 
 
+def compiler_options() -> dict[str, Any]:
+    """Return the options given to Triton's compiler beside those of a kernel.
+
+    Fusion of products and sums is chosen as by Triton's own default: Triton 3.9 warns where nobody chooses.
+
+    Raises:
+        ToolchainError: If Triton is not installed.
+    """
+    return {"enable_fp_fusion": bool(triton_module().knobs.language.default_fp_fusion)}
+
+
 def missing_triton() -> str | None:
     """Return why Triton cannot be used here; None if it can."""
     try:

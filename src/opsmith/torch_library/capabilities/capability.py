@@ -15,7 +15,7 @@ import torch
 from opsmith import config, errors
 from opsmith.torch_library.capabilities.private import steady_device_guard
 
-TESTED = ("2.11", "2.13")
+TESTED = ("2.11", "2.13", "2.14", "2.15")
 """Versions of torch on which the whole test suite passes."""
 
 
@@ -93,7 +93,7 @@ def decide(capability: Capability) -> CapabilityStatus:
             f"opsmith: with torch {torch.__version__}, the capability `{capability.name}` "
             f"({capability.purpose}) is off, since its self-test failed: {decision.why}. "
             f"Instead: {capability.instead}. `opsmith doctor` lists all capabilities; "
-            f"opsmith is tested with torch {' and '.join(TESTED)}.",
+            f"opsmith is tested with torch {describe_tested_versions('and')}.",
             stacklevel=4,
         )
     return decision
@@ -109,12 +109,22 @@ def implementation(capability: Capability) -> ModuleType:
     if not decision.on and capability.instead is None:
         raise errors.UnsupportedTorchError(
             f"opsmith cannot work with torch {torch.__version__}: {capability.purpose}",
-            expected=f"torch {' or '.join(TESTED)}, which opsmith is tested with",
+            expected=f"torch {describe_tested_versions('or')}, which opsmith is tested with",
             got=decision.why,
             hint=f"pip install 'torch=={TESTED[-1]}.*'; `opsmith doctor` lists what works here",
         )
     module = f"private.{capability.name}" if decision.on else "public"
     return importlib.import_module(f"{__package__}.{module}")
+
+
+def describe_tested_versions(conjunction: str) -> str:
+    """Return the versions of torch that the suite passes on, in words.
+
+    Example:
+        >>> describe_tested_versions("or")
+        '2.11, 2.13, 2.14 or 2.15'
+    """
+    return f"{', '.join(TESTED[:-1])} {conjunction} {TESTED[-1]}"
 
 
 def _is_tested(version: str) -> bool:

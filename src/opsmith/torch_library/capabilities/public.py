@@ -16,7 +16,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from opsmith import errors
 from opsmith.core.tensors import on_meta
-from opsmith.torch_library.torch_messages import NO_DUAL_LEVEL, SAVED_WRITTEN, has_message
+from opsmith.torch_library.torch_messages import SAVED_WRITTEN, has_message
 
 _AUTOCAST_KEYS = {
     "cpu": "AutocastCPU",
@@ -92,12 +92,8 @@ _FORWARD_MODE_PROBE = torch.zeros(())
 
 
 def forward_mode_active() -> bool:
-    """Return True if a forward-mode level is open, so that arguments may carry tangents."""
-    try:
-        forward_ad.make_dual(_FORWARD_MODE_PROBE, _FORWARD_MODE_PROBE)
-    except Exception as error:  # any other error comes after the check of the level
-        return not has_message(error, NO_DUAL_LEVEL)
-    return True
+    """Return True if a forward-mode level is open: only then `unpack_dual` makes a new tensor."""
+    return forward_ad.unpack_dual(_FORWARD_MODE_PROBE).primal is not _FORWARD_MODE_PROBE
 
 
 def forward_mode_allowed() -> bool:

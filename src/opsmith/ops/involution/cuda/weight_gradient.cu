@@ -73,11 +73,12 @@ involution_weight_gradient(View<const T, 4> cotangent, View<const T, 4> input, i
         stage<1>(cotangent, at.batch, channel, C, some, top, rows, left, came, came_tile);
         __syncthreads();
         if (!is_there) continue;
+        const A *meets = window_at, *comes = came_at;
 #pragma unroll 2
-        for (int c = 0; c < some; c++) {
+        for (int c = 0; c < some; c++, meets += lies.plane * N, comes += came.plane * N) {
           Window<K, S, D, SHIFT, A> window;
-          window.load(window_at + c * lies.plane * N, lies.line);
-          const auto by = *reinterpret_cast<const Pack<A, N>*>(came_at + c * came.plane * N);
+          window.load(meets, lies.line);
+          const auto by = *reinterpret_cast<const Pack<A, N>*>(comes);
 #pragma unroll
           for (int v = 0; v < K; v++)
 #pragma unroll

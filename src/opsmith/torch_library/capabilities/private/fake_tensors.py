@@ -13,7 +13,17 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 def fake_mode() -> Any:
     """Context whose tensors have metadata and no data; its `from_tensor` converts a real tensor."""
-    return FakeTensorMode()
+    return _WithoutData()
+
+
+class _WithoutData(FakeTensorMode):
+    """Mode whose tensors know no value: those of torch 2.15 remember that of a number that they stand for."""
+
+    def from_tensor(self, tensor: Tensor, **options: Any) -> Any:
+        """A tensor with the same metadata."""
+        fake = super().from_tensor(tensor, **options)
+        fake.item_memo = None
+        return fake
 
 
 def symbolic_mode(*, inputs: bool = True) -> Any:
@@ -69,6 +79,8 @@ def self_test() -> None:
     assert (product.shape, product.device.type, product.dtype) == ((2, 4), "cpu", torch.float32)
     assert x.stride() == (1, 2)
     assert type(product) is not torch.Tensor
+    number = mode.from_tensor(torch.tensor(3))
+    assert number.item_memo is None, "a fake tensor knows its value"
     symbolic = symbolic_mode()
     y = symbolic.from_tensor(torch.ones(3, 2))
     with symbolic:
