@@ -1,4 +1,4 @@
-"""Other values of arguments that hold no tensors: those that types list, and those that code knows."""
+"""Other values of arguments: those that types list or code knows, and integers that tensors index by."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.samples.compared_values import Comparison, compared_values
+from opsmith.checking.samples.index_values import index_values
 from opsmith.checking.samples.linked_sizes import sizes_of
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.samples.variation_kinds import Variation
@@ -24,12 +25,12 @@ LARGEST = 10_000
 def argument_values(subject: Subject) -> Iterator[tuple[Variation, ...]]:
     """Yield each value that types or code know and no sample shows, of each argument in turn.
 
-    Types know None, flags, and the members of an enum or a `Literal`. Code knows what it compares with. Each
-    value comes with one variation for each sample in which it may stand.
+    Types know None, flags, and the members of an enum or a `Literal`. Code knows what it compares with.
+    Tensors of integers may index. Each value comes with a variation for each sample in which it may stand.
     """
     known = compared_values(subject)
     columns = [
-        [*_values_of(subject, argument, known.get(argument.name, ()))]
+        [*_values_of(subject, argument, known.get(argument.name, ())), *index_values(subject, argument)]
         for argument in subject.specification.schema.arguments
     ]
     for turn in zip_longest(*columns):

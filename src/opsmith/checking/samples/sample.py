@@ -25,7 +25,8 @@ class Sample:
         flattening: Arrangement of the arguments.
         flat: Argument values as the author gave them, with defaults, and with lists of tensors spread out.
         origin: Description of the author's sample that it was derived from; empty for one of the author's.
-        invented: True if it has a value that nothing but code shows.
+        invented: True if it has a value that neither a sample nor a type shows.
+        repeats: True if it repeats an index that no sample of the author repeats.
     """
 
     position: int
@@ -33,6 +34,7 @@ class Sample:
     flat: tuple[Any, ...]
     origin: str = ""
     invented: bool = False
+    repeats: bool = False
 
     @classmethod
     def of(cls, position: int, call: CallArguments, schema: Schema) -> Sample:

@@ -30,6 +30,7 @@ class Variation:
         silent: True if its rejection need not be reported.
         without: The size that is 0 in it, where only that is changed.
         invented: True if no sample and no type shows that one of its values is meant.
+        repeats: True if it repeats an index that no sample repeats.
     """
 
     of: Sample
@@ -39,6 +40,7 @@ class Variation:
     silent: bool = False
     without: Symbol | None = None
     invented: bool = False
+    repeats: bool = False
 
     @property
     def origin(self) -> str:
@@ -47,7 +49,8 @@ class Variation:
 
     def sample(self, position: int) -> Sample:
         """Return the changed sample."""
-        return replace(self.of, position=position, flat=self.flat, origin=self.origin, invented=self.invented)
+        made = replace(self.of, position=position, flat=self.flat, origin=self.origin)
+        return replace(made, invented=self.invented, repeats=self.repeats)
 
 
 VariationKind = Callable[[Subject, Sample, torch.Generator], Iterator[Variation]]
@@ -141,12 +144,14 @@ def resized(
 def _pointing(given: Tensor, made: Tensor, had: int, size: int) -> Tensor:
     """Keep indices below a reduced size, and offsets ending at a changed one."""
     whole = not (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool)
-    if not whole or not given.numel() or not made.numel() or not size or int(given.min()) < 0:
+    if not whole or not given.numel() or not made.numel() or int(given.min()) < 0:
         return made
     ends = given.dim() == 1 and len(given) > 1 and int(given[-1]) == had and bool((given.diff() >= 0).all())
     if ends:
         made = made.clamp(max=size).clone()
         made[-1] = size
+        return made
+    if not size:
         return made
     return made % size if int(given.max()) < had and size < had else made
 

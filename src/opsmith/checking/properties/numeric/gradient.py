@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.calls import Differentiated, differentiated
+from opsmith.checking.causes import CAUSES
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.autodiff import vjp
 from opsmith.checking.numerics.cancellation import is_only_rounding, size_of_terms
@@ -73,7 +74,7 @@ def run(subject: Subject) -> Findings:
     seen = GradientCoverage()
     for finding in [*each_sample(NAME, partial(_sample, seen=seen), subject)]:
         seen.failed = seen.failed or isinstance(finding, Failure)
-        yield _with_right_samples(finding, seen)
+        yield _with_right_samples(_wants_distinct(finding, subject), seen)
     for finding in not_exercised(NAME, subject, seen.instead, seen.differentiated, "gradient formula"):
         seen.failed = seen.failed or isinstance(finding, Failure)
         yield finding
@@ -102,6 +103,23 @@ def _with_right_samples(finding: Finding, seen: GradientCoverage) -> Finding:
     if not isinstance(finding, Failure) or finding.input not in seen.right:
         return finding
     return replace(finding, evidence={**finding.evidence, "right on": ", ".join(seen.right[finding.input])})
+
+
+def _wants_distinct(finding: Finding, subject: Subject) -> Finding:
+    """A warning in place of an error, if the forward keeps one value of those that share an index.
+
+    The right gradient of the others is then zero. A backward that gives one of several gradients to an
+    element that was read several times stays an error.
+    """
+    if not isinstance(finding, Failure) or not CAUSES[finding.cause].numeric:
+        return finding
+    shown, expected = str(finding.evidence.get("sample", "")), finding.evidence.get("expected")
+    if expected != 0 or not any(each.repeats and shown.startswith(str(each)) for each in subject.samples):
+        return finding
+    words = (
+        "the forward keeps one of the values that share an index: if indices must be distinct, refuse others"
+    )
+    return replace(finding, cause="region", message=f"{finding.message}; {words}", severity="warning")
 
 
 def _sample(subject: Subject, sample: Sample, seen: GradientCoverage) -> Findings:
