@@ -10,6 +10,8 @@ import pytest
 
 ALONE = "opsmith_alone"
 """Name of an internal option: True if only operators are collected."""
+UNVERIFIED = "unverified"
+"""Name of the property of a test, in pytest's sense, for a kernel that did not run."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -42,7 +44,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="Run kernels in C++ under the compiler's sanitizers, too.",
     )
-    group.addoption("--opsmith-strict", action="store_true", help="Let warnings fail, as errors do.")
+    group.addoption(
+        "--opsmith-strict",
+        action="store_true",
+        help="Let warnings and unrun kernels fail, as errors do.",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -68,3 +74,18 @@ def pytest_collection_modifyitems(
         from opsmith.testing.items import items_of
 
         items += items_of(session, targets)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """List the kernels that did not run."""
+    reports = [report for category in terminalreporter.stats.values() for report in category]
+    found = {
+        str(value): None
+        for report in reports
+        for name, value in getattr(report, "user_properties", ())
+        if name == UNVERIFIED and getattr(report, "when", "") == "call"
+    }
+    if found:
+        terminalreporter.write_sep("=", "kernels that did not run")
+        for line in found:
+            terminalreporter.write_line(f"unverified: {line}")

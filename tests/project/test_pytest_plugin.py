@@ -9,6 +9,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import torch
 
 import opsmith
 from opsmith.checking.properties import USUAL
@@ -29,6 +30,7 @@ def right(x: Tensor) -> Tensor:
     return x * x
 
 right.gradients(x=lambda grad, x: 2 * grad * x)
+right.kernel("cuda")(lambda x: x * x)
 
 @right.samples
 def _(make):
@@ -178,6 +180,17 @@ def test_what_could_not_be_checked_is_no_success(
     assert outcome_of(done, "plugged.ops::untold::forward") == "PASSED"
     assert outcome_of(done, "plugged.ops::untold::gradient") == "FAILED"
     assert "it could not be checked: " in done.stdout
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here: its kernels run")
+def test_kernels_that_did_not_run_are_listed(
+    whole: tuple[subprocess.CompletedProcess[str], list[str]],
+) -> None:
+    output = whole[0].stdout
+    line = 1 + OPERATORS[: OPERATORS.index("right.kernel")].count("\n")
+    [listed] = re.findall("unverified: .*", output)
+    assert listed == f"unverified: right: kernel for `cuda` at ops.py:{line}"
+    assert "kernels that did not run" in output
 
 
 def test_junit_has_a_case_for_each(

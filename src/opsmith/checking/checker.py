@@ -6,6 +6,7 @@ import difflib
 import platform
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,11 +32,12 @@ from opsmith.checking.samples.symmetric import among_symmetric, symmetric_remark
 from opsmith.checking.samples.variations import Variations, failure_of, variations
 from opsmith.checking.severity import graded
 from opsmith.checking.side_effects.global_settings import without_warnings
-from opsmith.checking.subject import Subject
+from opsmith.checking.subject import Subject, missing_device
 from opsmith.checking.subject_kinds import ForwardRaisedError, GivenSamples, subject_of
 from opsmith.core.call_arguments import shown
 from opsmith.core.operator import Operator
 from opsmith.kernels.triton.interpreted_launches import interpreted_launches
+from opsmith.kernels.triton.kernel import TritonKernel
 
 Progress = Callable[[str, int, int], None]
 
@@ -74,7 +76,7 @@ def check(
             the end; a number is the limit of each in seconds.
         sanitize: Run kernels in C++ under the compiler's sanitizers too, which is the property `sanitized`;
             otherwise it runs where `only` names it.
-        strict: Let the report pass only if there is no warning either.
+        strict: Let the report pass only if there is no warning either, and every kernel ran.
         accept: Findings to accept, beside those that the operator's declaration accepts: the reason by
             `(property, cause)`, or by `(property, cause, input)`. They are listed, and do not count.
 
@@ -109,7 +111,7 @@ def check(
         *accepted_findings(subject.specification.accept, subject.name),
         *accepted_findings(accept, subject.name),
     )
-    subject = in_single_precision(subject)
+    subject = in_single_precision(subject, limit_s)
     if limit_s and subject.devices:  # `devices` initializes an accelerator
         refuse_isolation()
     found: dict[str, Outcome] = {}
@@ -183,8 +185,30 @@ def check(
         + triton_remarks(subject),
     }
     return Report(
-        subject.name, outcomes, seed, environment(), level.name, **about, loading=loading, strict=strict
+        subject.name,
+        outcomes,
+        seed,
+        environment(),
+        level.name,
+        **about,
+        loading=loading,
+        strict=strict,
+        unverified=_unverified(subject, found),
     )
+
+
+def _unverified(subject: Subject, found: Mapping[str, Outcome]) -> tuple[str, ...]:
+    """Name the kernels that did not run: for a device that is not here, and not interpreted on the CPU."""
+    names: dict[str, None] = {}
+    interpreted = found["triton"].status != "skipped" or found["triton"].left_out
+    for kernel in subject.specification.kernels:
+        if missing_device(kernel.device) is None:
+            continue
+        language = getattr(kernel.function, "language", "")
+        if not (interpreted and isinstance(kernel.function, TritonKernel)):
+            words = f"{language} kernel" if language else f"kernel for `{kernel.device}`"
+            names[f"{words} at {Path(kernel.where).name}"] = None
+    return tuple(names)
 
 
 NO_FAILURES: tuple[Failure, ...] = ()

@@ -173,7 +173,8 @@ class Report:
         inputs: Every input that it was run on: the author's samples, and those that were derived from them.
         rejected: Derived inputs that the operator rejects by an error of its own, which is not a fault.
         loading: Seconds that torch took to load its compiler, which it does once in a process.
-        strict: True if warnings count as errors do.
+        strict: True if warnings, and kernels that did not run, count as errors do.
+        unverified: Kernels that did not run: for a device that is not here, or not in Triton's interpreter.
 
     Example:
         >>> Report("demo::twice", (Outcome("forward", "passed"),), seed=0).passed  # no gradient was run
@@ -190,6 +191,7 @@ class Report:
     rejected: tuple[str, ...] = ()
     loading: float = 0.0
     strict: bool = False
+    unverified: tuple[str, ...] = ()
 
     @property
     def failures(self) -> tuple[Failure, ...]:
@@ -218,7 +220,10 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """True if there is no error (strict: no warning), and results and gradients were really checked."""
+        """True if there is no error, and results and gradients were really checked.
+
+        It covers what ran, unless `strict`: then there is no warning either, and every kernel ran.
+        """
         return not self.failed and all(self._any("passed", group) for group in REQUIRED)
 
     @property
@@ -233,8 +238,8 @@ class Report:
 
     @property
     def failed(self) -> bool:
-        """True if there is an error; strict: or a warning."""
-        return self._any("failed", self._names) or (self.strict and bool(self.warnings))
+        """True if there is an error; strict: or a warning, or a kernel that did not run."""
+        return self._any("failed", self._names) or (self.strict and bool(self.warnings or self.unverified))
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -272,6 +277,7 @@ class Report:
             "effort": self.effort,
             "seconds": round(self.seconds, 6),
             "compile_seconds": round(self.compile_seconds, 6),
+            "unverified": list(self.unverified),
             "remarks": list(self.remarks),
             "inputs": list(self.inputs),
             "rejected": list(self.rejected),
@@ -312,16 +318,18 @@ class Report:
         return ", ".join(parts + ([f"{len(accepted)} accepted"] if accepted else []))
 
     def verdict(self) -> str:
-        """One line: passed or failed, how many errors, warnings and limits, and what could not be checked."""
+        """One line: passed or failed, how many errors, warnings and limits, and what could not run."""
         counts = self.counts()
-        beside = f"; {counts}" if counts else ""
+        unverified = f"unverified: {', '.join(self.unverified)}" if self.unverified else ""
+        beside = "".join(f"; {part}" for part in (counts, unverified) if part)
         if self.failed:
             wrong = [
                 outcome.property
                 for outcome in self.outcomes
                 if outcome.status == "failed" or (self.strict and outcome.word() == "warning")
             ]
-            return f"{self.operator}: FAILED: {', '.join(wrong)}{beside}"
+            shown = f": {', '.join(wrong)}" if wrong else ""
+            return f"{self.operator}: FAILED{shown}{beside}"
         if self.passed:
             return f"{self.operator}: passed{beside}"
         missing = [group[0] for group in REQUIRED if not self._any("passed", group)]

@@ -257,7 +257,9 @@ def check(
             help="Run kernels in C++ under the compiler's sanitizers, too: property `sanitized`.",
         ),
     ] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Let warnings fail, as errors do.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Let warnings and unrun kernels fail, as errors do.")
+    ] = False,
     baseline: Annotated[
         Path | None,
         typer.Option(
@@ -290,9 +292,9 @@ def check(
 
     - `opsmith check mypackage.ops:mylib::linear --json > report.json`
 
-    Exit status: 0 no error in what was asked for (`--strict`: and no warning), 1 otherwise, 2 something could
-    not be checked or written, 130 interrupted. A crash ends the command with the status of its signal, after
-    a traceback of the line on stderr; with `--isolate` it is a finding.
+    Exit status: 0 no error in what was asked for (`--strict`: no warning, and every kernel ran), 1 otherwise,
+    2 something could not be checked or written, 130 interrupted. A crash ends the command with the status of
+    its signal, after a traceback of the line on stderr; with `--isolate` it is a finding.
     """
     out, run = sys.stdout, CheckRun()
     with guarded(traceback=traceback), redirect_stdout(sys.stderr):  # stdout is for the result alone

@@ -19,6 +19,7 @@ from opsmith.checking.properties import PROPERTIES, USUAL
 from opsmith.checking.report import REQUIRED
 from opsmith.core.operator import Operator
 from opsmith.targets import Target
+from pytest_opsmith import UNVERIFIED
 
 
 class PropertyFailedError(AssertionError):
@@ -171,11 +172,15 @@ class PropertyItem(pytest.Item):
         self.user_properties.append(("seconds", round(outcome.seconds, 3)))
         for note in outcome.notes:
             self.add_report_section("call", "notes", f"{note}\n")
+        unverified = report.unverified if self.name in ("forward", "triton") else ()
+        self.user_properties += [(UNVERIFIED, f"{self.parent.name}: {name}") for name in unverified]
         failures = sorted(outcome.failures, key=Failure.rank)
         if outcome.status == "failed" or (report.strict and outcome.word() == "warning"):
             raise PropertyFailedError("\n\n".join(map(str, failures)))
         for failure in failures:
             self.add_report_section("call", failure.severity, f"{failure}\n")
+        if report.strict and unverified:
+            raise PropertyFailedError(f"unverified, as it did not run: {', '.join(unverified)}")
         if outcome.status == "skipped":
             if self._is_missed(report):
                 raise PropertyFailedError(f"it could not be checked: {outcome.reason}")

@@ -161,3 +161,11 @@ def test_outside_of_a_check_triton_launches_itself() -> None:
     with interpreted_launches():
         assert type(jitted).run is not run
     assert type(jitted).run is run
+
+
+def test_an_isolated_check_tries_float64_in_a_child_process() -> None:
+    report = opsmith.check(
+        NotInFloat64, samples=lambda make: [(make(2),)], only=["determinism"], effort="quick", isolate=True
+    )
+    assert report.passed_as_asked, report
+    assert report.remarks[-1].startswith("it takes float32 and not float64")

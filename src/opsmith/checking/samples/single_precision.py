@@ -3,31 +3,51 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.autodiff import has_gradient
+from opsmith.checking.processes.fork import run_isolated
 from opsmith.checking.property import first_line
+from opsmith.checking.report import Outcome
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
 from opsmith.kernels.triton.interpreted_launches import interprets_launches, launched_kernels
 
 
-def in_single_precision(subject: Subject) -> Subject:
+def in_single_precision(subject: Subject, limit_s: float) -> Subject:
     """Return the subject with samples in float32, if it is a kernel in Triton that does not take float64.
 
     GPU kernels seldom do. Where something asks for float64, such as finite differences, numbers are cast, and
     all that holds for a function that computes in float32 holds for it.
+
+    Args:
+        subject: The subject of the check.
+        limit_s: Seconds that its calls may take in a child process; 0 for none.
     """
     if subject.kind.has_reference or not interprets_launches():
         return subject
+    where = subject.specification.where
+    tried = (
+        run_isolated("forward", partial(_tried, subject), where=where, limit_s=limit_s)
+        if limit_s
+        else _tried(subject)
+    )
+    if not tried.reason:
+        return subject
+    narrowed = tuple(replace(each, flat=tuple(each.at(torch.float32))) for each in subject.samples)
+    return replace(subject, samples=narrowed, narrow=tried.reason)
+
+
+def _tried(subject: Subject) -> Outcome:
+    """Return what it raises in float64, as the reason, if it launches kernels in Triton and takes float32."""
     with without_warnings():
         refusal = _refusal(subject, torch.float64)
         if refusal is None or _refusal(subject, torch.float32) is not None or not launched_kernels():
-            return subject
-    narrowed = tuple(replace(each, flat=tuple(each.at(torch.float32))) for each in subject.samples)
-    return replace(subject, samples=narrowed, narrow=refusal)
+            refusal = ""
+    return Outcome("forward", "passed", refusal)
 
 
 def triton_remarks(subject: Subject) -> tuple[str, ...]:

@@ -1,0 +1,80 @@
+"""A kernel that did not run is unverified, and the verdict says so: `passed` covers what ran."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import opsmith
+from opsmith.checking import Outcome, Report
+from opsmith.checking.output.html import page
+from opsmith.kernels.triton.interpreter import missing_interpreter
+
+NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here: its kernels run")
+
+
+def cubed(name: str) -> Any:
+    @opsmith.operator(f"unverified::{name}")
+    def cubed(x: Tensor) -> Tensor:
+        return x**3
+
+    cubed.samples(lambda make: [(make(3),)])
+    return cubed
+
+
+@NO_GPU
+def test_kernels_for_a_gpu_that_is_not_here_are_unverified() -> None:
+    operator = cubed("cuda")
+
+    @operator.kernel("cuda")
+    def in_python(x: Tensor) -> Tensor:
+        return x * 0
+
+    report = opsmith.check(operator, only=["forward", "gradient"])
+    line = in_python.__code__.co_firstlineno
+    assert report.unverified == (f"kernel for `cuda` at {Path(__file__).name}:{line}",)
+    assert report.passed
+    assert report.verdict() == f"unverified::cuda: passed; unverified: {report.unverified[0]}"
+    strict = opsmith.check(operator, only=["forward", "gradient"], strict=True)
+    assert not strict.passed
+    assert not strict.passed_as_asked
+    assert strict.verdict() == f"unverified::cuda: FAILED; unverified: {report.unverified[0]}"
+
+
+def test_an_operator_whose_kernels_ran_has_none() -> None:
+    operator = cubed("plain")
+    operator.kernel("cpu")(lambda x: x * x * x)
+    assert opsmith.check(operator, only=["forward"]).unverified == ()
+
+
+@NO_GPU
+@pytest.mark.skipif(missing_interpreter() is not None, reason=str(missing_interpreter()))
+def test_a_kernel_in_triton_is_verified_by_the_interpreter_alone() -> None:
+    from unverified_kernels import interpreted, not_interpreted
+
+    given = {"grid": 1, "constants": {"BLOCK": 4}}
+    operator = cubed("interpreted").kernel("cuda", triton=interpreted, **given)
+    assert opsmith.check(operator, only=["triton"], effort="quick").unverified == ()
+    operator = cubed("not_interpreted").kernel("cuda", triton=not_interpreted, **given)
+    [name] = opsmith.check(operator, only=["triton"], effort="quick").unverified
+    assert name == f"Triton kernel at unverified_kernels.py:{not_interpreted.fn.__code__.co_firstlineno}"
+
+
+REPORT = Report(
+    "demo::op",
+    (Outcome("forward", "passed"), Outcome("gradient", "passed")),
+    seed=0,
+    unverified=("CUDA kernel at scale.py:14",),
+)
+
+
+def test_every_form_of_a_report_shows_it() -> None:
+    written = json.loads(REPORT.to_json())
+    assert written["unverified"] == ["CUDA kernel at scale.py:14"]
+    assert "passed; unverified: CUDA kernel at scale.py:14" in page([REPORT])
+    assert str(REPORT).startswith("demo::op: passed; unverified: CUDA kernel at scale.py:14\n")
