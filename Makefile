@@ -6,7 +6,7 @@ PYTHON ?= $(VENV)/bin/python
 WITHOUT ?=
 
 SET_UP := $(VENV)/.set-up
-SET_UP_211 := .venv-torch211/.set-up
+OTHER_TORCHES := $(patsubst requirements/%.txt,%,$(wildcard requirements/torch-*.txt))
 BENCHMARKS := $(sort $(filter-out %_cuda.py,$(wildcard benchmarks/*.py)))
 RUN_PARTS := $(VENV)/bin/python ci/run_parts.py
 
@@ -23,7 +23,10 @@ help:  ## what you are reading
 	@echo
 	@echo "  make setup BASE_PYTHON=python3.12      the Python (3.11 or newer) that .venv is made from"
 	@echo "  make gpu-test PYTHON=python3           an environment of yours that has pytest and torch for your GPU"
-	@echo "  make test-all WITHOUT=torch-2.11       leave a part out; the closing table says so"
+	@echo "  make test-all WITHOUT=torch-2.11       leave parts out; the closing table says so"
+	@echo
+	@echo "make test-all installs other versions of torch, which are large on Linux:"
+	@grep -oH '[0-9]* GB' $(OTHER_TORCHES:%=requirements/%.txt) | sed 's|requirements/\(.*\)\.txt:|  \1  |'
 
 setup: $(SET_UP)  ## create .venv with opsmith and everything that development uses
 
@@ -33,7 +36,7 @@ tour: $(SET_UP)  ## see what opsmith does, on real input, start to end
 test: $(SET_UP)  ## lint, types, tests, examples and documentation: what must pass before a push (six minutes on two cores)
 	$(RUN_PARTS) test
 
-test-all: $(SET_UP) $(if $(filter torch-2.11,$(WITHOUT)),,$(SET_UP_211))  ## all of that, the slow tests, and the oldest torch that we support
+test-all: $(SET_UP) $(patsubst %,.venv-%/.set-up,$(filter-out $(WITHOUT),$(OTHER_TORCHES)))  ## all of that, the slow tests, and the other versions of torch
 	$(RUN_PARTS) test-all $(if $(WITHOUT),--without $(WITHOUT))
 
 # Nothing is installed for it but Python packages: a browser is the machine's.
@@ -65,8 +68,9 @@ $(SET_UP): requirements/dev.txt requirements/tests.txt pyproject.toml
 	$(call make_environment,$(VENV),requirements/dev.txt)
 	$(VENV)/bin/python -c 'from opsmith.tour.operators import build_kernels; build_kernels()'
 
-$(SET_UP_211): requirements/torch-2.11.txt requirements/tests.txt pyproject.toml
-	$(call make_environment,.venv-torch211,requirements/torch-2.11.txt)
+.venv-torch-%/.set-up: requirements/torch-%.txt requirements/tests.txt pyproject.toml
+	@sed -n 's/^# /torch-$*: /p' $<
+	$(call make_environment,.venv-torch-$*,$<)
 
 # The pinned torch comes first; opsmith itself, in editable form, must then bring nothing along.
 define make_environment

@@ -1,6 +1,7 @@
 """`ci/run_parts.py`: the parts that run, what becomes of their processes, the closing table."""
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -9,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from opsmith.torch_library.capabilities.capability import TESTED
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN_PARTS = ROOT / "ci" / "run_parts.py"
@@ -140,3 +143,25 @@ def test_every_part_of_test_is_in_test_all() -> None:
     parts = tomllib.loads((ROOT / "ci" / "parts.toml").read_text())
     alone = [name for name, entry in parts.items() if "test-all" not in entry["suites"]]
     assert alone == ["browser"]  # for which not every machine has the program
+
+
+def test_every_torch_that_is_pinned_has_a_part_and_a_size() -> None:
+    pinned = sorted(path.stem for path in (ROOT / "requirements").glob("torch-*.txt"))
+    parts = tomllib.loads((ROOT / "ci" / "parts.toml").read_text())
+    assert [name for name in parts if name.startswith("torch-")] == pinned
+    contributing, readme = (ROOT / "CONTRIBUTING.md").read_text(), (ROOT / "README.md").read_text()
+    for name in pinned:
+        version = name.removeprefix("torch-")
+        requirements = (ROOT / "requirements" / f"{name}.txt").read_text()
+        assert f"\ntorch=={version}." in requirements
+        (size,) = re.findall(r"\d+ GB", requirements)
+        (row,) = re.findall(rf"^\| `{name}` \|.*$", contributing, re.MULTILINE)
+        assert size in row
+        assert parts[name]["command"].startswith(f".venv-{name}/bin/python ")
+    pin = re.search(r"^torch==(\d+\.\d+)\.", (ROOT / "requirements" / "dev.txt").read_text(), re.MULTILINE)
+    assert pin is not None
+    others = [name.removeprefix("torch-") for name in pinned]
+    assert tuple(sorted([pin[1], *others])) == TESTED
+    sentence = re.search(rf"Tested on torch {pin[1]}, and on ([\d., and]*) by `make test-all`", readme)
+    assert sentence is not None
+    assert re.findall(r"\d+\.\d+", sentence[1]) == others
