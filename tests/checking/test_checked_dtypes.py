@@ -1,9 +1,12 @@
 """A report says in which dtypes a property was looked at, and what became of it there."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.autograd import Function
 
 import opsmith
 from opsmith import errors
@@ -103,3 +106,90 @@ def test_a_dtype_is_looked_up_on_the_device_itself(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(subject_module, "missing_device", lambda device, dtype: asked.append(device))
     assert subject.devices_with(torch.float64) == (second,)
     assert asked == [second]
+
+
+X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+
+
+def by_placeholder(forward: Any, backward: Any) -> type[Function]:
+    class Placed(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            ctx.save_for_backward(x)
+            return forward(x)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            (x,) = ctx.saved_tensors
+            return backward(grad, x)
+
+    return Placed
+
+
+def written(x: Tensor) -> Tensor:
+    out = torch.zeros(x.shape)
+    out[:] = x * x
+    return out.to(x.dtype)
+
+
+def over_the_sum(x: Tensor) -> Tensor:
+    total = torch.zeros(x.shape[0], 1)
+    total += x.sum(-1, keepdim=True)
+    return x * x + total.square()
+
+
+def gathered(x: Tensor) -> Tensor:
+    return torch.zeros(x.shape).index_add_(0, torch.arange(len(x)), x * x)
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "found"),
+    [
+        (written, lambda grad, x: 2 * grad * x, {("forward", "precision", "warning")}),
+        (lambda x: x * x, lambda grad, x: 2 * written(x) / x * grad, {("gradient", "precision", "warning")}),
+        (gathered, lambda grad, x: 2 * grad * x, {("forward", "raises", "error")}),
+    ],
+    ids=["forward", "backward", "raises"],
+)
+def test_a_placeholder_in_the_default_dtype_is_found(
+    forward: Any, backward: Any, found: set[tuple[str, str, str]]
+) -> None:
+    report = opsmith.check(
+        by_placeholder(forward, backward), samples=[(X,)], only=["forward", "gradient"], effort="quick"
+    )
+    assert found <= {(each.property, each.cause, each.severity) for each in report.failures}, report
+
+
+def test_a_sum_in_the_default_dtype_is_named_with_what_to_write() -> None:
+    report = opsmith.check(
+        by_placeholder(over_the_sum, lambda grad, x: grad * x),
+        samples=[(X,)],
+        only=["forward"],
+        effort="quick",
+    )
+    (failure,) = report.failures
+    assert "it goes through a tensor in torch's default dtype" in failure.message
+    assert "make it by `x.new_zeros(shape)`, or with `dtype=x.dtype`" in failure.message
+
+
+def drawn_with_a_seed(x: Tensor) -> Tensor:
+    return torch.rand(x.shape, generator=torch.Generator().manual_seed(3)) > 0.5
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward"),
+    [
+        (lambda x: x * torch.tensor(0.1), lambda grad, x: grad * torch.tensor(0.1)),
+        (lambda x: x * torch.linspace(0, 1, 4), lambda grad, x: grad * torch.linspace(0, 1, 4)),
+        (lambda x: (x.float() ** 2).to(x.dtype), lambda grad, x: (2 * grad.float() * x.float()).to(x.dtype)),
+        (lambda x: x * torch.ones(x.shape).triu(), lambda grad, x: grad * torch.ones(x.shape).triu()),
+        (lambda x: torch.cat([torch.zeros(1, 4), x]), lambda grad, x: grad[1:]),
+        (lambda x: x * drawn_with_a_seed(x), lambda grad, x: grad * drawn_with_a_seed(x)),
+    ],
+    ids=["constant", "weights", "cast", "mask", "padding", "drawn"],
+)
+def test_constants_in_the_default_dtype_and_casts_on_purpose_are_no_loss(forward: Any, backward: Any) -> None:
+    report = opsmith.check(
+        by_placeholder(forward, backward), samples=[(X,)], only=["forward", "gradient"], effort="quick"
+    )
+    assert not report.failures, report

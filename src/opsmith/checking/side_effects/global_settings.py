@@ -173,6 +173,17 @@ def restore_settings(before: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
 
 
 @contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Set torch's default dtype within the context, in which it makes tensors of numbers and of shapes."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
 def without_warnings() -> Iterator[None]:
     """Suppress warnings within the context; torch warns at the first use of forward mode."""
     with warnings.catch_warnings():

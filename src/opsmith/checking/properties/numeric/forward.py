@@ -12,15 +12,17 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.checking.causes import CAUSES, UNKNOWN
 from opsmith.checking.diagnosis import explain_difference
-from opsmith.checking.exceptions import refuse_own
-from opsmith.checking.numerics.compare import metadata_difference
+from opsmith.checking.exceptions import Overlooking, refuse_own
+from opsmith.checking.numerics.compare import largest_magnitude, metadata_difference
 from opsmith.checking.numerics.tolerance import MeasuredFunction
 from opsmith.checking.output.replay import result_replay
 from opsmith.checking.properties.kernels.sizes import kernel_sizes, taken_though_refused
 from opsmith.checking.property import Findings, Note, Property, each_sample, first_line, raised
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, Case, cases, dtype_name
-from opsmith.checking.samples.sample import Sample, is_inexact
+from opsmith.checking.samples.perturb import perturbed
+from opsmith.checking.samples.sample import Sample, is_inexact, replica
+from opsmith.checking.side_effects.global_settings import default_dtype
 from opsmith.checking.subject import Subject, missing_device
 from opsmith.core.kernels import Kernel, Rejected, choose
 from opsmith.torch_library.torch_messages import NO_DTYPE_KERNEL, has_message
@@ -94,6 +96,7 @@ def run(subject: Subject) -> Findings:
         if reason is not None:
             yield Note(f"the kernel for {kernel.device}, {kernel.where}, did not run: {reason}")
     yield from _lost_precision(subject)
+    yield from _through_default_dtype(subject)
     ran: set[Kernel] = set()
     more = replace(subject, samples=(*subject.samples, *kernel_sizes(subject)))
     yield from each_sample(NAME, partial(_sample, ran=ran), more)
@@ -184,6 +187,76 @@ def _lost_precision(subject: Subject) -> Findings:
             )
             evidence = {"sample": str(sample), "got": actual, "expected": "torch.float64"}
             yield Failure(NAME, name, "dtype", message, subject.specification.where, evidence)
+
+
+def _through_default_dtype(subject: Subject) -> Findings:
+    """Results in float64 that lost digits in a tensor of torch's default dtype, as of `torch.zeros(shape)`.
+
+    They change where the default is float64. A constant in that dtype changes them as well, but not how they
+    move with the inputs: digits that are lost do not come back.
+    """
+    adopted = subject.specification.adopted
+    if subject.draws or (adopted is not None and "float32" in adopted.kinds):
+        return
+    for sample in subject.samples:
+        if sample.origin or not sample.inexact:
+            continue
+        flat = sample.at(torch.float64)
+        near = [perturbed(value, LITTLE, subject.generator()) for value in flat]
+        runs: list[list[Sequence[Tensor | None]]] = []
+        with Overlooking(), torch.no_grad():  # it may take one dtype alone, and what it raises is reported
+            for dtype in (torch.float32, torch.float64):
+                with default_dtype(dtype):
+                    runs.append(
+                        [subject.call(sample, [replica(value) for value in each]) for each in (flat, near)]
+                    )
+        if len(runs) < 2:
+            continue
+        for position, results in zip(
+            subject.visible_positions(sample), zip(*runs[0], *runs[1], strict=True), strict=True
+        ):
+            if not _loses_digits(results):
+                continue
+            name = subject.every(sample)[position].name
+            message = (
+                f"`{name}` has the digits of float32 for arguments in torch.float64: it goes through a "
+                "tensor in torch's default dtype, as `torch.zeros(shape)` makes one; make it by "
+                "`x.new_zeros(shape)`, or with `dtype=x.dtype`"
+            )
+            where = subject.runs_at(sample.flat)
+            yield Failure(
+                NAME, name, "precision", message, where, {"sample": str(sample)}, dtypes=("float64",)
+            )
+        return
+
+
+LITTLE = 2.0**-40
+"""Relative perturbation of the inputs: well above the eps of float64, and well below that of float32."""
+
+SINGLE = 2.0**-16
+"""Largest error of a computation in float32, relative to the largest element."""
+
+LOST = 0.05
+"""Share of a move that must be lost; a constant in float32 changes a move by a millionth."""
+
+
+def _loses_digits(results: Sequence[Tensor | None]) -> bool:
+    """True if a result moves otherwise under a default dtype of float32 than under float64.
+
+    Args:
+        results: The result under float32, that of perturbed inputs, and both under float64.
+    """
+    if any(each is None or each.dtype not in (torch.float64, torch.complex128) for each in results):
+        return False
+    one, near, wide, wide_near = (each for each in results if each is not None)
+    if not one.shape == near.shape == wide.shape == wide_near.shape or torch.equal(one, wide):
+        return False
+    if largest_magnitude((one - wide).nan_to_num()) > SINGLE * largest_magnitude(wide):
+        return False  # other numbers, as those that are drawn in the default dtype
+    moves = (wide_near - wide).nan_to_num()
+    noise = 16 * torch.finfo(torch.float64).eps * largest_magnitude(wide)
+    off = largest_magnitude((near - one).nan_to_num() - moves)
+    return off > max(LOST * largest_magnitude(moves), noise)
 
 
 def _lacks_dtype(error: Exception) -> bool:
