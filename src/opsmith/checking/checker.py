@@ -22,7 +22,7 @@ from opsmith.checking.processes.fork import limit_of, refuse_isolation, run_isol
 from opsmith.checking.properties import GROUPS, PROPERTIES, USUAL
 from opsmith.checking.properties.kernels.sizes import DeadlySizes, deadly_sizes, kernels_in_cpp
 from opsmith.checking.properties.torch.compiled_calls import load_compiler
-from opsmith.checking.property import raised
+from opsmith.checking.property import missing_here, raised
 from opsmith.checking.report import Failure, Outcome, Report
 from opsmith.checking.root_causes import name_roots
 from opsmith.checking.run_property import few_threads, merged, run
@@ -30,7 +30,7 @@ from opsmith.checking.samples.selection import sample_subset, subset_remarks
 from opsmith.checking.samples.single_precision import in_single_precision, triton_remarks
 from opsmith.checking.samples.symmetric import among_symmetric, symmetric_remarks
 from opsmith.checking.samples.variations import Variations, failure_of, variations
-from opsmith.checking.severity import graded
+from opsmith.checking.severity import graded, with_status
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject, missing_device
 from opsmith.checking.subject_kinds import ForwardRaisedError, GivenSamples, subject_of
@@ -282,6 +282,7 @@ def _unrun(operator: Any, first: Outcome, seed: int, level: Effort) -> Report:
     """The report on an operator that cannot run at all, as one property found."""
     others = (Outcome(name, "skipped", NOT_RUN) for name in USUAL if name != first.property)
     name = operator.name if isinstance(operator, Operator) else getattr(operator, "__qualname__", operator)
+    first = with_status(replace(first, reason=missing_here(first.failures)))
     found = {each.property: each for each in (first, *others)}
     return Report(str(name), tuple(found[name] for name in USUAL), seed, environment(), level.name)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from opsmith.checking.exceptions import WrongCountError, WrongFormError, named_b
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
+from opsmith.torch_library.torch_messages import NO_GPU, has_message
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +183,9 @@ def raised_at(
     evidence: dict[str, Any] = {"sample": when, "exception": type(error).__name__}
     if notes:
         evidence["notes"] = " ".join(notes)
+    lacks = _lacks(error)
+    if lacks:
+        evidence[MISSING_HERE] = lacks
     return Failure(
         property=property,
         input=input,
@@ -191,7 +195,25 @@ def raised_at(
         ),
         where=where or innermost(error, location),
         evidence=evidence,
+        severity="limit" if lacks else "error",
     )
+
+
+MISSING_HERE = "missing here"
+"""Evidence of what the machine lacks: it is no fault of the operator, but nothing was checked either."""
+
+
+def missing_here(failures: Sequence[Failure]) -> str:
+    """Return what the machine lacks by the evidence of failures, as a reason for skipping; else nothing."""
+    found = {str(each.evidence[MISSING_HERE]): None for each in failures if MISSING_HERE in each.evidence}
+    return f"missing here: {'; '.join(found)}" if found else ""
+
+
+def _lacks(error: BaseException) -> str:
+    """Return what the machine lacks, if it is the reason of an exception; else an empty string."""
+    if isinstance(error, errors.ToolchainError):
+        return f"{error.problem}: {error.got}" if error.got else error.problem
+    return "a GPU" if has_message(error, NO_GPU) else ""
 
 
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")

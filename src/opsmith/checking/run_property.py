@@ -15,7 +15,7 @@ from opsmith.checking.effort import Effort
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.processes.fork import run_isolated
 from opsmith.checking.properties.kernels.sizes import kernels_in_cpp
-from opsmith.checking.property import Note, Property, Skipped, raised
+from opsmith.checking.property import Note, Property, Skipped, missing_here, raised
 from opsmith.checking.report import Failure, Outcome, Status, all_dtypes, with_dtypes
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import thread_count, without_warnings
@@ -67,6 +67,7 @@ def _outcome(known: Property, subject: Subject) -> Outcome:
         refuse_own(error)
         failures.append(raised(known.name, subject, error, "all samples"))
     seconds = time.perf_counter() - start
+    reasons += filter(None, [missing_here(failures)])
     status: Status = "failed" if failures else "skipped" if reasons else "passed"
     return Outcome(
         known.name,
@@ -94,7 +95,9 @@ def merged(failures: Sequence[Failure], samples: Sequence[Sample] = ()) -> tuple
     groups: dict[tuple[Any, ...], list[Failure]] = {}
     for failure in failures:
         cause = "numeric" if CAUSES[failure.cause].numeric else failure.cause
-        groups.setdefault((failure.property, failure.input, cause, failure.where), []).append(failure)
+        groups.setdefault(
+            (failure.property, failure.input, cause, failure.where, failure.severity), []
+        ).append(failure)
     return tuple(_of_nothing(_one(group), group, samples) for group in groups.values())
 
 

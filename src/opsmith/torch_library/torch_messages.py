@@ -79,6 +79,14 @@ NO_EXAMPLES = ("index 0 out of range for tensor of size",)
 NO_ACCELERATOR = ("not an accelerator",)
 """A generator requested for a device that has none."""
 
+NO_GPU = (
+    "0 active drivers",
+    "Torch not compiled with CUDA enabled",
+    "Found no NVIDIA driver",
+    "No CUDA GPUs are available",
+)
+"""Use of a GPU, by Triton or torch, on a machine without one."""
+
 NO_SIZES_ON_META = ("data-dependent shape", "data-independent implementation does not exist")
 """A result on the device `meta` whose size depends on data."""
 

@@ -169,3 +169,75 @@ def test_an_isolated_check_tries_float64_in_a_child_process() -> None:
     )
     assert report.passed_as_asked, report
     assert report.remarks[-1].startswith("it takes float32 and not float64")
+
+
+class InFloat32(NotInFloat64):
+    @staticmethod
+    def forward(ctx, x: torch.Tensor) -> torch.Tensor:  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(x)
+        given, result = x.contiguous(), torch.empty(x.shape, dtype=torch.float32)
+        squared[(triton.cdiv(x.numel(), 8),)](given, result, x.numel(), tl.float32, BLOCK=8)
+        return result
+
+
+def test_results_in_float32_for_float64_are_checked_in_float32() -> None:
+    report = opsmith.check(
+        InFloat32, samples=lambda make: [(make(2),)], only=["forward"], effort="quick", skip=["gradient"]
+    )
+    assert not report.errors, report
+    assert "it takes float32 and not float64 (a result is float32 then)" in report.remarks[1]
+
+
+@triton.jit
+def by_assembler(x, result, numel, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    numbers = tl.load(x + at, mask=at < numel).to(tl.float32)
+    same = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [numbers], tl.float32, True, 1)
+    tl.store(result + at, same * 3, mask=at < numel)
+
+
+class Assembler(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: torch.Tensor) -> torch.Tensor:  # type: ignore[no-untyped-def]
+        return launched(by_assembler, x)
+
+    @staticmethod
+    def backward(ctx, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[no-untyped-def,override]
+        return launched(by_assembler, grad)
+
+
+class Untyped(torch.autograd.Function):
+    """A class that asks for the GPU; its types are learnt from a call."""
+
+    @staticmethod
+    def forward(ctx, x):  # type: ignore[no-untyped-def]
+        triton.runtime.driver.active.utils.get_device_properties(0)
+        return launched(jitted, x)
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def,override]
+        return launched(jitted, grad)
+
+
+@pytest.mark.parametrize(
+    ("function", "missing"),
+    [
+        (
+            Assembler,
+            "Triton's interpreter cannot run the kernel: NotImplementedError: inline_asm not supported",
+        ),
+        (Untyped, "a GPU"),
+    ],
+)
+def test_what_cannot_run_here_is_unchecked_and_no_error(function: Any, missing: str) -> None:
+    if function is Untyped and torch.cuda.is_available():
+        pytest.skip("a GPU is here")
+    report = opsmith.check(
+        function, samples=[(torch.randn(3),)], only=["forward", "gradient"], effort="quick"
+    )
+    assert not report.errors, report
+    assert not report.passed_as_asked
+    assert "NOT PASSED: forward and gradient could not be checked; 1 limit" in report.verdict()
+    [failure] = report.failures
+    assert (failure.property, failure.severity) == ("forward", "limit")
+    assert str(failure.evidence["missing here"]).startswith(missing)

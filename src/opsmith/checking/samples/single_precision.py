@@ -12,6 +12,8 @@ from opsmith.checking.numerics.autodiff import has_gradient
 from opsmith.checking.processes.fork import run_isolated
 from opsmith.checking.property import first_line
 from opsmith.checking.report import Outcome
+from opsmith.checking.samples.cases import dtype_name
+from opsmith.checking.samples.sample import is_inexact
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
 from opsmith.kernels.triton.interpreted_launches import interprets_launches, launched_kernels
@@ -62,7 +64,7 @@ def triton_remarks(subject: Subject) -> tuple[str, ...]:
 
 
 def _refusal(subject: Subject, dtype: torch.dtype) -> str | None:
-    """Return what a call on the first sample and its backward raise in a dtype; None if they run."""
+    """Return what a call on the first sample and its backward raise in a dtype; None if they run in it."""
     sample = subject.samples[0]
     try:
         with torch.enable_grad():
@@ -70,7 +72,11 @@ def _refusal(subject: Subject, dtype: torch.dtype) -> str | None:
             for argnum in sample.inexact:
                 flat[argnum].requires_grad_()
             leaves = [value for value in flat if has_gradient(value)]
-            results = [each for each in subject.call(sample, flat) if has_gradient(each)]
+            every = [each for each in subject.call(sample, flat) if is_inexact(each)]
+            narrower = [each for each in every if torch.finfo(each.dtype).bits < torch.finfo(dtype).bits]
+            if narrower:
+                return f"a result is {dtype_name(narrower[0].dtype)} then"
+            results = [each for each in every if has_gradient(each)]
             ones = [torch.ones_like(each) for each in results]
             torch.autograd.grad(results, leaves, ones, allow_unused=True)
     except Exception as error:
