@@ -8,7 +8,6 @@ import pytest
 import torch
 from adopted_corpus import (
     adopted,
-    assert_refused,
     by_opsmith,
     chosen,
     followed,
@@ -79,10 +78,3 @@ def test_right_or_refused(entry: Entry) -> None:
     except Exception as error:
         if not by_opsmith(error):
             raise
-
-
-@chosen(lambda entry: "compile" in entry.refused)
-def test_refused(entry: Entry) -> None:
-    operator = adopted(entry)
-    step = torch.compile(lambda *given: operator(*given), backend="aot_eager", fullgraph=True)
-    assert_refused(entry, "compile", lambda: step(*sample(entry, 0)))

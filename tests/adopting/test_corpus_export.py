@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from adopted_corpus import adopted, assert_refused, by_opsmith, chosen, run
+from adopted_corpus import adopted, by_opsmith, chosen, run
 from corpus import Entry, structure, tensors
 from torch import Tensor
 
@@ -51,8 +51,3 @@ def test_right_or_refused(entry: Entry) -> None:
     except Exception as error:
         if not by_opsmith(error):
             raise
-
-
-@chosen(lambda entry: "export" in entry.refused)
-def test_refused(entry: Entry) -> None:
-    assert_refused(entry, "export", lambda: torch.export.export(Calling(entry), inputs(entry)))

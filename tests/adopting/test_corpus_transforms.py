@@ -32,9 +32,7 @@ def expected_gradients(entry: Entry, index: int) -> list[Tensor]:
     return gradients([total], arguments, [torch.ones_like(total)])
 
 
-@sampled(
-    lambda entry: has_gradient(entry) and "grad" not in entry.refused and "NumPy" not in entry.covers, most=2
-)
+@sampled(lambda entry: has_gradient(entry) and "grad" not in entry.refused, most=2)
 def test_func_grad(entry: Entry, index: int) -> None:
     operator, arguments = adopted(entry), entry.make()[index]
     which = [
@@ -80,7 +78,7 @@ def test_vmap(entry: Entry, index: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch has no batching rule for unfold's
-@chosen(lambda entry: entry.vmaps and has_gradient(entry) and "vmap_of_grad" not in entry.refused)
+@chosen(lambda entry: entry.vmaps and has_gradient(entry))
 def test_vmap_of_grad(entry: Entry) -> None:
     operator = adopted(entry)
     rows, together, dims = batched(entry, 0)
@@ -155,21 +153,4 @@ def test_func_grad_refused(entry: Entry) -> None:
     operator, arguments = adopted(entry), entry.make()[0]
     assert_refused(
         entry, "grad", lambda: torch.func.grad(lambda x: loss(operator(x, *arguments[1:])))(arguments[0])
-    )
-
-
-@chosen(lambda entry: "vmap" in entry.refused)
-def test_vmap_refused(entry: Entry) -> None:
-    _, together, dims = batched(entry, 0)
-    assert_refused(entry, "vmap", lambda: torch.vmap(adopted(entry), in_dims=dims)(*together))
-
-
-@chosen(lambda entry: "vmap_of_grad" in entry.refused)
-def test_vmap_of_grad_refused(entry: Entry) -> None:
-    operator = adopted(entry)
-    _, together, dims = batched(entry, 0)
-    assert_refused(
-        entry,
-        "vmap_of_grad",
-        lambda: torch.vmap(torch.func.grad(lambda *given: loss(operator(*given))), in_dims=dims)(*together),
     )

@@ -206,3 +206,126 @@ def test_a_flag_chooses_to_write() -> None:
         x = torch.tensor([-1.0, 2.0])
         assert operator(x, inplace).tolist() == [0.0, 2.0]
         assert x.tolist() == [-1.0, 2.0]
+
+
+class Masked(Function):
+    """Torch operations that no batch and no trace takes: a boolean mask, a number read from a tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, x, largest):  # type: ignore[no-untyped-def]
+        scale = x.abs().max().item() if largest else 1.0
+        ctx.save_for_backward(x)
+        ctx.scale = scale
+        return x.relu() / scale
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        found = grad / ctx.scale
+        found[x < 0] = 0
+        if ctx.scale != 1.0:
+            at = x.abs().argmax()
+            found[at] -= (grad * x.relu()).sum() / ctx.scale**2 * x[at].sign()
+        return found, None
+
+
+class Inner(Function):
+    """Old style, and used by another class, inside of which torch.func refuses it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return grad * x.cos()
+
+
+class DifferentiatesInside(Function):
+    """Calls another class, and autograd, inside of forward and backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x, module):  # type: ignore[no-untyped-def]
+        with torch.enable_grad():
+            inside = x.detach().requires_grad_()
+            total = (Inner.apply(inside) * module.weight).sum()
+            (ctx.slope,) = torch.autograd.grad(total, inside)
+        return total.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad * Inner.apply(ctx.slope).arcsin(), None
+
+
+class AsksForGrad(Function):
+    """Saves only where its input requires a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        if x.requires_grad:
+            ctx.save_for_backward(x)
+        return (x > 0).to(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad / (1 + ctx.saved_tensors[0].abs()) ** 2
+
+
+class Weighs(torch.nn.Module):
+    weight = torch.tensor([0.1, 0.2, 0.3], dtype=wide)
+
+
+CANNOT_BE_MAPPED = {
+    "a mask": (Masked, (False,)),
+    "a number": (Masked, (True,)),
+    "autograd inside": (DifferentiatesInside, (Weighs(),)),
+    "requires_grad": (AsksForGrad, ()),
+}
+
+
+@pytest.mark.parametrize("case", CANNOT_BE_MAPPED)
+def test_transforms_of_code_that_runs_on_real_tensors_only(case: str) -> None:
+    function_class, others = CANNOT_BE_MAPPED[case]
+    kind = "surrogate" if function_class is AsksForGrad else "true"
+    operator = opsmith.adopt(function_class, f"foreign::mapped_{case.replace(' ', '_')}", kind=kind)
+    x = torch.tensor([[0.5, -1.0, 2.0], [1.5, 0.25, -0.5]], dtype=wide)
+
+    def total(function: Any, row: Tensor) -> Tensor:
+        result: Tensor = (function(row, *others) * torch.tensor([1.0, 2.0, 3.0], dtype=wide)).sum()
+        return result
+
+    def expected(row: Tensor) -> Tensor:
+        row = row.clone().requires_grad_()
+        return torch.autograd.grad(total(function_class.apply, row), row)[0]
+
+    slope = torch.func.grad(lambda row: total(operator, row))
+    torch.testing.assert_close(slope(x[0]), expected(x[0]))
+    torch.testing.assert_close(torch.vmap(slope)(x), torch.stack([expected(row) for row in x]))
+    mapped = torch.vmap(lambda row: operator(row, *others))(x)
+    torch.testing.assert_close(mapped, torch.stack([function_class.apply(row, *others) for row in x]))
+    twice = torch.vmap(torch.vmap(lambda row: operator(row, *others)))(x.expand(2, 2, 3))
+    torch.testing.assert_close(twice[1], mapped)
+    if case == "autograd inside":
+        with pytest.raises(opsmith.errors.TransformError, match="runs on real tensors only") as caught:
+            torch.func.jvp(lambda row: total(operator, row), (x[0],), (torch.ones_like(x[0]),))
+        assert caught.value.operator == operator.name
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("foreign")
+@pytest.mark.parametrize("case", CANNOT_BE_MAPPED)
+def test_code_that_runs_on_real_tensors_only_compiled(case: str) -> None:
+    function_class, others = CANNOT_BE_MAPPED[case]
+    kind = "surrogate" if function_class is AsksForGrad else "true"
+    operator = opsmith.adopt(function_class, f"foreign::compiled_{case.replace(' ', '_')}", kind=kind)
+    x = torch.tensor([0.5, -1.0, 2.0], dtype=wide, requires_grad=True)
+    operator(x, *others)
+    compiled = torch.compile(lambda row: operator(row, *others), backend="aot_eager", fullgraph=True)
+    for function in (compiled, lambda row: function_class.apply(row, *others)):
+        weights = torch.tensor([1.0, 2.0, 3.0], dtype=wide)
+        (found,) = torch.autograd.grad((function(x) * weights).sum(), x)
+        if function is compiled:
+            first = found
+    torch.testing.assert_close(first, found)

@@ -212,6 +212,19 @@ class ByNumpy(Function):
         return torch.from_numpy(2 * x.detach().numpy() * grad.detach().numpy())
 
 
+class Undetached(ByNumpy):
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        return grad * torch.from_numpy(2 * x.numpy())
+
+
+class Positive(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return torch.from_numpy(x.numpy()[x.numpy() > 0])
+
+
 class Once(Square):
     @staticmethod
     @once_differentiable
@@ -302,27 +315,25 @@ CALLING: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
         errors.SavedTensorModifiedError,
         ["`WritesLater.backward` wrote into a grad_output, as its first run did not", "grad.clone()"],
     ),
-    "NumPy under vmap": (
-        lambda: torch.vmap(adopted(ByNumpy))(torch.ones(2, 3)),
+    "NumPy of a saved tensor in a second order": (
+        lambda: second_order(adopted(Undetached)),
         errors.TransformError,
-        ["`ByNumpy.forward` cannot be run under a transform", "there is no reference", "reference=..."],
+        ["`Undetached.backward` cannot be run in a second order", "there is no reference", "reference=..."],
+    ),
+    "NumPy twice by transforms": (
+        lambda: torch.func.hessian(lambda v: adopted(ByNumpy)(v).sum())(torch.ones(3)),
+        errors.TransformError,
+        ["`ByNumpy.backward` runs on real tensors only", "no derivative", "reference=..."],
+    ),
+    "results that depend on data, compiled": (
+        lambda: torch.compile(adopted(Positive), backend="eager", fullgraph=True)(torch.tensor([1.0, -1.0])),
+        errors.ShapeError,
+        ["the results of `Positive.forward` have another shape", "for others of the same shapes", "got: "],
     ),
     "NumPy in a second order": (
         lambda: second_order(adopted(ByNumpy)),
         errors.GraphCutError,
         ["`ByNumpy.backward` gives do not depend on `grad`", "once_differentiable", "reference=..."],
-    ),
-    "a surrogate is never replaced": (
-        lambda: torch.vmap(
-            torch.func.grad(
-                adopted(ByNumpy, kind="surrogate", reference=lambda v: v.square()),
-            )
-        )(torch.ones(2)),
-        errors.TransformError,
-        [
-            "`ByNumpy.backward` cannot be run under a transform",
-            "must not take its place, since its kind is surrogate",
-        ],
     ),
     "twice through once_differentiable": (
         lambda: second_order(adopted(Once)),

@@ -67,10 +67,7 @@ VERDICTS = {
     ),
     "Abstract": ("needs a declaration", ["raises NotImplementedError", "if it is a base of other classes"]),
     "AnswersOnce": ("works", []),
-    "LeavesInBackward": (
-        "needs a declaration",
-        ["torch cannot look into its code", "cannot be run in a second order"],
-    ),
+    "LeavesInBackward": ("works", ["cannot be run in a second order"]),
     "Nested": ("works", []),
 }
 LINES = {
@@ -150,11 +147,12 @@ def test_what_it_gains_was_tried() -> None:
 
 
 @pytest.mark.slow
-def test_a_class_that_leaves_torch_gains_nothing_and_says_what_would_help() -> None:
+def test_a_class_that_leaves_torch_gains_vmap_and_says_what_is_missing() -> None:
     found = of("Arctangent", mixed)
-    assert not found.abilities
-    assert "`reference=`" in found.reasons[0]
-    assert found.line == 'arctangent = opsmith.adopt(Arctangent, "mypackage::arctangent", opaque=True)'
+    assert found.abilities["vmap"] == "new"
+    assert found.reasons[0].startswith("no forward mode")
+    assert "there is no reference" in found.reasons[0]
+    assert found.line == 'arctangent = opsmith.adopt(Arctangent, "mypackage::arctangent")'
 
 
 @pytest.mark.slow

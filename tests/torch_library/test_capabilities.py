@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -65,6 +66,60 @@ def test_below_autograd_still_counts_writes() -> None:
     with capabilities.below_autograd():
         x.add_(1)
     assert capabilities.version(x) == 1
+
+
+def test_above_autograd_leaves_autocast_as_it_is() -> None:
+    x = torch.ones(2, 2, requires_grad=True)
+    with capabilities.below_autograd(), capabilities.above_autograd():
+        assert (x * 2).requires_grad
+        assert (x @ x).dtype == torch.float32
+    with torch.autocast("cpu", torch.bfloat16), capabilities.above_autograd():
+        assert (x @ x).dtype == torch.bfloat16
+
+
+def test_without_modes() -> None:
+    with capabilities.fake_mode(), capabilities.without_modes():
+        assert type(torch.ones(2)) is torch.Tensor
+
+
+def test_without_data() -> None:
+    mode = capabilities.fake_mode()
+    real, fake, meta = torch.ones(2), mode.from_tensor(torch.ones(2)), torch.ones(2, device="meta")
+    assert capabilities.without_data([fake, meta])
+    assert not capabilities.without_data([real, fake])
+    assert not capabilities.without_data([])
+
+
+def test_fresh_symbols() -> None:
+    mode = capabilities.symbolic_mode()
+    fake = mode.from_tensor(torch.ones(2))
+    assert capabilities.fresh_symbols([torch.ones(2)]) == []
+    before = len(capabilities.fresh_symbols([fake]))
+    with mode, contextlib.suppress(RuntimeError, NotImplementedError):
+        fake.nonzero()
+    assert len(capabilities.fresh_symbols([fake])) >= before
+    del capabilities.fresh_symbols([fake])[before:]
+    assert len(capabilities.fresh_symbols([fake])) == before
+
+
+def test_is_a_size() -> None:
+    fake = capabilities.symbolic_mode().from_tensor(torch.ones(2))
+    (size,) = fake.shape
+    assert capabilities.is_a_size(size.node.expr, [fake])
+    assert not capabilities.is_a_size(size.node.expr, [torch.ones(2)])
+
+
+def test_is_mapped() -> None:
+    found: list[bool] = []
+
+    def looks(x: Tensor) -> Tensor:
+        found.append(capabilities.is_mapped())
+        return x.sum()
+
+    torch.func.grad(looks)(torch.ones(2))
+    torch.vmap(torch.func.grad(looks))(torch.ones(2, 2))
+    looks(torch.ones(2))
+    assert found == [False, True, False]
 
 
 def test_redispatch_below_autograd(library: Any) -> None:

@@ -122,7 +122,9 @@ class ObservedFacts:
         copied: Results that are copied because they were inputs, views of inputs or of one another, each
             with the reason.
         grads_written: True if its backward writes into its grad_outputs; None before the first run.
-        instead: Tasks that the reference takes over, each with torch's reason.
+        instead: Tasks that its own code cannot do, each with torch's reason.
+        suspected: Tasks at which its own code raised, and nothing else has done them.
+        tried: Metadata of the results of trials, by that of the arguments.
         returned: Structure of a value that does not have the expected one, in tuples of "tensor" and None.
     """
 
@@ -131,6 +133,8 @@ class ObservedFacts:
     copied: dict[int, str] = field(default_factory=dict)
     grads_written: bool | None = None
     instead: dict[str, str] = field(default_factory=dict)
+    suspected: dict[str, str] = field(default_factory=dict)
+    tried: dict[tuple[Any, ...], tuple[Any, ...]] = field(default_factory=dict)
     returned: Any = None
 
 
@@ -211,6 +215,12 @@ class AdoptedFunction(errors.ErrorSubject):
         codes = [getattr(inspect.unwrap(self.function_class.forward), "__code__", None)]
         return any(code is None or _writes(code) for code in codes)
 
+    @cached_property
+    def reads_requires_grad(self) -> bool:
+        """True if the code of its forward asks a tensor whether it requires a gradient."""
+        code = getattr(inspect.unwrap(self.function_class.forward), "__code__", None)
+        return code is None or "requires_grad" in code.co_names
+
     def argument_position(self, position: int) -> int:
         """Return the position of the operator's argument that holds an argument of forward."""
         positions = self.parameters.positions
@@ -284,8 +294,18 @@ class AdoptedFunction(errors.ErrorSubject):
         return [
             *(f"`{name}` is copied first: forward writes into it" for name in written),
             *(f"`{self.schema.results[i].name}` is a copy: {why}" for i, why in sorted(facts.copied.items())),
-            *(f"{what}, the reference in its place: {why}" for what, why in sorted(facts.instead.items())),
+            *(f"{what}, {self._stand_in(what)}: {why}" for what, why in sorted(facts.instead.items())),
         ]
+
+    def _stand_in(self, what: str) -> str:
+        """Return in words what runs in place of its own code for a task."""
+        if self.has_stand_in(what.partition(" ")[0]):
+            return "the reference in its place"
+        return "on the real tensors of each example"
+
+    def has_stand_in(self, method: str) -> bool:
+        """Return True if the reference may take the place of `forward` or `backward`."""
+        return self.reference is not None and not (method == "backward" and self.surrogate)
 
     def argument_names(self, given: Sequence[Any]) -> list[str]:
         """Return the name of the operator's argument for each argument of forward."""

@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opsmith import errors
 from opsmith.core.backward_plan import takes_kernel
 from opsmith.core.kernels import BuiltKernel, choose
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
+from opsmith.torch_library.adopted.fallback import TRACED
 from opsmith.torch_library.validation import run_validated
 
 
@@ -47,8 +49,12 @@ def inline_reference(
             return NotImplemented if inlined else mode.__torch_dispatch__(operator, types, args, kwargs)
         with mode:
             if inlined:
-                return reference(*args, **kwargs)
-            found = traced_results(now, values)
+                try:
+                    return reference(*args, **kwargs)
+                except errors.TransformError:
+                    if now.adopted is None or f"forward {TRACED}" not in now.adopted.facts.suspected:
+                        raise
+            found = traced_results(now, values) if now.kernels else None
         return mode.__torch_dispatch__(operator, types, args, kwargs) if found is None else returned(found)
 
     torch.library.register_torch_dispatch(overload, capabilities.FUNCTIONALIZATION, rule, lib=library)
@@ -69,6 +75,9 @@ def is_inlined(specification: Specification, values: list[Any]) -> bool:
         return specification.inline
     # The attributes of an object may change, which a graph of the reference would not see.
     objects = specification.schema.lowering is not None and specification.schema.lowering.objects
+    adopted = specification.adopted
+    if adopted is not None and f"forward {TRACED}" in adopted.facts.instead and adopted.reference is None:
+        return False  # its code runs on real tensors only
     return not (specification.opaque or objects) and not takes_kernel(specification, values)
 
 

@@ -321,7 +321,7 @@ class DispatcherRegistration:
     def _run_fake(self, values: list[Any]) -> tuple[Any, ...]:
         """Compute shapes and dtypes only."""
         specification = self.specification
-        if specification.opaque and specification.fake is None:
+        if specification.opaque and specification.fake is None and specification.adopted is None:
             derived = fake_by_shapes(specification, values)
             if derived is not None:
                 return derived

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from corpus.entry import F64, NOT_TORCH, ONCE, Entry, samples
+from corpus.entry import F64, ONCE, Entry, samples
 
 
 class ComplexProduct(Function):
@@ -87,7 +87,6 @@ def correlation(signal: Tensor, kernel: Tensor) -> Tensor:
 
 
 C128 = torch.complex128
-NOTHING_TRACED = dict.fromkeys(("compile", "export", "vmap"), NOT_TORCH)
 
 
 ENTRIES = [
@@ -117,12 +116,9 @@ ENTRIES = [
         samples(lambda make: [(make(3, 4),), (make(4, 3).mT,), (make(),)]),
         F64,
         ("NumPy", "once_differentiable"),
-        compiles=False,
-        exports=False,
-        vmaps=False,
         jvp=False,
         second="refused",
-        refused={**NOTHING_TRACED, "second": ONCE},
+        refused={"second": ONCE},
     ),
     Entry(
         "numpy_correlation",
@@ -141,11 +137,7 @@ ENTRIES = [
         F64,
         ("NumPy",),
         truth=torch.square,
-        compiles=False,
-        exports=True,
-        vmaps=False,
         jvp=False,
         second="never-wrong",
-        refused={"vmap_of_grad": NOT_TORCH},
     ),
 ]

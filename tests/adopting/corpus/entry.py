@@ -86,7 +86,5 @@ def structure(value: Any) -> Any:
 
 
 F64 = "float64"
-NOT_TORCH = ("TransformError", "torch operations")
-"""What a NumPy forward or backward is refused with."""
 DRAWS = ("TransformError", "draws random numbers")
 ONCE = ("TransformError|GradientNotImplementedError", "once_differentiable")

@@ -187,9 +187,7 @@ ENTRIES = [
         F64,
         ("module argument",),
         needs_samples=True,
-        compiles=False,  # its parameters are real tensors, and would be constants of the graph
         exports=False,
-        refused={"compile": ("TransformError", "cannot be run while tracing")},
     ),
     Entry(
         "crop",

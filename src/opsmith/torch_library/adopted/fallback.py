@@ -27,17 +27,17 @@ def run_or_fall_back(
     own: Callable[[], T],
     instead: Callable[[], T] | None,
 ) -> T:
-    """Run the class's code; fall back to the reference where the code cannot take proxy tensors.
+    """Run the class's code; fall back where it cannot take proxy tensors.
 
     Args:
         adopted: The class.
         method: `forward` or `backward`, in messages.
         values: Argument values.
         own: Runs the code.
-        instead: Runs the reference; None where its arguments were not kept.
+        instead: Runs the reference, or the code on real tensors; None where neither is possible.
 
     Raises:
-        TransformError: If the code does not run on proxy tensors, and there is no reference.
+        TransformError: If the code does not run on proxy tensors, and there is no fallback.
     """
     circumstance = proxy_reason(values)
     if circumstance is None and method == "backward" and torch.is_grad_enabled():
@@ -45,22 +45,27 @@ def run_or_fall_back(
     if circumstance is None:
         return own()
     key, known = f"{method} {circumstance}", adopted.facts.instead
-    if adopted.reference is None or (method == "backward" and adopted.surrogate):
-        instead = None
     if key in known:
         if instead is None:
-            raise _cannot_run(adopted, method, circumstance, known[key])
+            raise cannot_run(adopted, method, circumstance, known[key])
         return instead()
+    symbols = capabilities.fresh_symbols(tensors_in(list(values)))
+    count = len(symbols)
     try:
         return own()
     except errors.OpsmithError:
         raise
-    except (RuntimeError, TypeError, AssertionError) as error:
-        if isinstance(error, AssertionError) and not _inside_torch(error):
-            raise
+    except Exception as error:
+        del symbols[count:]
+        raised_by_torch = isinstance(error, RuntimeError | TypeError | NotImplementedError) or (
+            isinstance(error, AssertionError) and _inside_torch(error)
+        )
+        if not raised_by_torch and (instead is None or adopted.has_stand_in(method)):
+            raise  # the code's own exception; on real tensors it is raised again
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         if instead is None:
-            raise _cannot_run(adopted, method, circumstance, reason) from error
+            adopted.facts.suspected[key] = reason
+            raise cannot_run(adopted, method, circumstance, reason) from error
         answer = instead()
         known[key] = reason
         return answer
@@ -72,29 +77,36 @@ def _inside_torch(error: BaseException) -> bool:
     return frames[-1][0].f_code.co_filename.startswith(os.path.dirname(torch.__file__))
 
 
+def confirm(adopted: AdoptedFunction, task: str) -> None:
+    """Record that the class's own code cannot do a task, after something else did it."""
+    adopted.facts.instead.setdefault(task, adopted.facts.suspected[task])
+
+
 def declare_opaque(adopted: AdoptedFunction) -> None:
     """Record the author's declaration that neither method runs on proxy tensors."""
     for method in ("forward", "backward"):
-        for circumstance in (TRACED, TRANSFORMED):
+        for circumstance in (TRACED, TRANSFORMED, MAPPED):
             adopted.facts.instead[f"{method} {circumstance}"] = "declared with opaque=True"
 
 
 TRACED = "while tracing"
 TRANSFORMED = "under a transform"
+MAPPED = "under vmap"
 SECOND = "in a second order"
 
 
 def proxy_reason(values: Sequence[Any]) -> str | None:
-    """Reason why the tensors are proxies: tracing, or a transform; None for ordinary tensors."""
+    """Reason why the tensors are proxies: tracing, vmap, or another transform; None for ordinary tensors."""
     if capabilities.innermost_transform() is not None:
-        return TRANSFORMED
+        return MAPPED if capabilities.is_mapped() else TRANSFORMED
     tensors = tensors_in(list(values))
     return None if all(type(each) in _EAGER and not each.is_meta for each in tensors) else TRACED
 
 
-def _cannot_run(
+def cannot_run(
     adopted: AdoptedFunction, method: str, circumstance: str, reason: str
 ) -> errors.TransformError:
+    """The error for code that does not run on proxy tensors."""
     if adopted.reference is None:
         why = "there is no reference"
     elif adopted.surrogate:
@@ -108,6 +120,20 @@ def _cannot_run(
         f"stands for a tensor, and {why}",
         got=reason,
         where=adopted.where if method == "forward" else adopted.backward_where,
+        hint="write it with torch operations that torch can do there, or give the same mathematics in plain "
+        "PyTorch: `adopt(..., reference=...)`",
+    )
+
+
+def no_derivative_error(adopted: AdoptedFunction) -> errors.TransformError:
+    """The error for differentiating a backward that runs on real tensors only."""
+    tasks = adopted.facts.instead.items()
+    return adopted.error(
+        errors.TransformError,
+        f"`{adopted.name}.backward` runs on real tensors only, so that it has no derivative: no second order "
+        "and no forward mode",
+        got=next((reason for task, reason in tasks if task.startswith("backward")), None),
+        where=adopted.backward_where,
         hint="write it with torch operations that torch can do there, or give the same mathematics in plain "
         "PyTorch: `adopt(..., reference=...)`",
     )

@@ -7,6 +7,7 @@ import itertools
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,11 +15,12 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.core.adopted import AdoptedFunction, StructureMismatchError, leaves
-from opsmith.core.call_arguments import shown
+from opsmith.core.call_arguments import shown, tensors_in
 from opsmith.core.schema import Schema
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.adopted.context import Context
-from opsmith.torch_library.adopted.fallback import run_or_fall_back
+from opsmith.torch_library.adopted.fallback import proxy_reason, run_or_fall_back
+from opsmith.torch_library.adopted.trial import refuse_other_metadata, results_by_trial
 from opsmith.torch_library.autograd.gradient_values import has_gradient
 
 
@@ -77,6 +79,22 @@ def run_forward(
     return run
 
 
+def run_traceable(
+    adopted: AdoptedFunction, values: Sequence[Any], needs: frozenset[str] = frozenset()
+) -> ForwardRun:
+    """Run the forward of an adopted class; raise where it reads numbers that a trace does not have.
+
+    Raises:
+        RuntimeError: If it reads a number, other than a size of a result, from a tensor without data.
+    """
+    count = len(capabilities.fresh_symbols(tensors_in(list(values))))
+    run = run_forward(adopted, values, needs)
+    fresh = capabilities.fresh_symbols(tensors_in(list(values)))[count:]
+    if not all(capabilities.is_a_size(symbol, tensors_in(list(run.results))) for symbol in fresh):
+        raise RuntimeError("it reads a number from a tensor, which has no data yet")
+    return run
+
+
 def _flags(adopted: AdoptedFunction, given: Sequence[Any]) -> tuple[Any, ...]:
     """Arguments that may choose whether code writes into an input, such as `inplace`."""
     if not adopted.may_write:
@@ -112,9 +130,11 @@ def _run(
     adopted: AdoptedFunction, given: Sequence[Any], copies: Mapping[int, Tensor], needs: frozenset[str]
 ) -> tuple[ForwardRun, frozenset[int], bool]:
     """Run once; return the outcome, the positions written to, and whether every write was counted."""
-    handed = [copies.get(position, value) for position, value in enumerate(given)]
     names = adopted.argument_names(given)
     context = Context(adopted, [_needed(*pair, needs) for pair in zip(names, given, strict=True)])
+    if adopted.reads_requires_grad:
+        copies = {**copies, **_requiring(given, copies, context.needs_input_grad)}
+    handed = [copies.get(position, value) for position, value in enumerate(given)]
     before = [version_of(value) for value in handed]
     returned, record = _call(adopted, context, handed), context.opsmith_record
     after = [version_of(value) for value in handed]
@@ -134,17 +154,44 @@ def _run(
     return ForwardRun(own, context.with_identities(known), constant, tuple(given)), written, counted
 
 
+def _requiring(
+    given: Sequence[Any], copies: Mapping[int, Tensor], needed: Sequence[bool]
+) -> dict[int, Tensor]:
+    """Inputs whose gradient is needed, made to require one, as they do under `apply`."""
+    found: dict[int, Tensor] = {}
+    for position in (i for i, is_needed in enumerate(needed) if is_needed):
+        tensor = copies.get(position, given[position])
+        if not tensor.requires_grad and capabilities.innermost_transform() is None:
+            found[position] = tensor.detach().requires_grad_()
+    return found
+
+
 def forward_function(adopted: AdoptedFunction) -> Callable[..., Any]:
     """The forward of an adopted class as a function of the operator's arguments, like a reference."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         values = adopted.schema.call_values(args, kwargs)
 
-        def by_class() -> Any:
-            results = run_forward(adopted, values).results
+        def returned(results: tuple[Any, ...]) -> Any:
             return results[0] if adopted.schema.single else results
 
-        return run_or_fall_back(adopted, "forward", values, by_class, lambda: _by_reference(adopted, values))
+        def by_class() -> Any:
+            with capabilities.above_autograd():
+                results = run_traceable(adopted, values).results
+            if adopted.facts.tried and proxy_reason(values) is None:
+                refuse_other_metadata(adopted, values, results)
+            return returned(results)
+
+        def by_trial() -> Any:
+            run = partial(run_forward, adopted)
+            return returned(results_by_trial(adopted, values, lambda real: run(real).results))
+
+        instead: Callable[[], Any] | None = None
+        if adopted.has_stand_in("forward"):
+            instead = partial(_by_reference, adopted, values)
+        elif capabilities.without_data(tensors_in(values)):
+            instead = by_trial
+        return run_or_fall_back(adopted, "forward", values, by_class, instead)
 
     return forward
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from opsmith.core.forward_arguments import take_apart
 from opsmith.core.gradients import NEEDED
 from opsmith.torch_library.adopted.context import Context
 from opsmith.torch_library.adopted.fallback import (
+    SECOND,
+    cannot_run,
     once_differentiable_error,
     proxy_reason,
     random_rerun_error,
@@ -141,21 +144,43 @@ def gradient_formula(adopted: AdoptedFunction) -> ClassFormula:
         grads = [given[name] for name in schema.gradient_position]
         if adopted.random and proxy_reason([*values, *grads]) is not None:
             raise random_rerun_error(adopted)
-        return run_or_fall_back(
-            adopted,
-            "backward",
-            [*values, *grads],
-            lambda: _by_class(adopted, values, grads, given[NEEDED]),
-            lambda: by_reference(adopted, values, grads, given[NEEDED]),
-        )
+        needs = given[NEEDED]
+        if adopted.has_stand_in("backward"):
+            instead: Callable[[], Mapping[str, Any]] = partial(by_reference, adopted, values, grads, needs)
+        else:
+            instead = partial(_on_real_tensors, adopted, values, grads, needs)
+        own = partial(gradients_by_class, adopted, values, grads, needs)
+        return run_or_fall_back(adopted, "backward", [*values, *grads], own, instead)
 
     backward.__wrapped__ = adopted.backward  # type: ignore[attr-defined]  # where it was written
     return ClassFormula(backward, differentiable, names, names, joint=True)
 
 
-def _by_class(
+def _on_real_tensors(
     adopted: AdoptedFunction, values: Sequence[Any], grads: Sequence[Tensor | None], needs: frozenset[str]
 ) -> Mapping[str, Any]:
+    """Gradients that cannot be differentiated again, from the class's code on real tensors."""
+    given = [*values, *grads]
+    if proxy_reason(given) is not None:
+        from opsmith.torch_library.adopted.backward_operator import gradients_on_real_tensors
+
+        return gradients_on_real_tensors(adopted, values, grads, needs)
+    with torch.no_grad():
+        found = gradients_by_class(adopted, values, grads, needs)
+    sources = [tensor for tensor in tensors_in(given) if tensor.requires_grad]
+    error = cannot_run(adopted, "backward", SECOND, "it has no derivative there")
+    return {
+        name: refuse_differentiation(answer, sources, error)
+        if isinstance(answer, list)
+        else refuse_differentiation([answer], sources, error)[0]
+        for name, answer in found.items()
+    }
+
+
+def gradients_by_class(
+    adopted: AdoptedFunction, values: Sequence[Any], grads: Sequence[Tensor | None], needs: frozenset[str]
+) -> Mapping[str, Any]:
+    """Gradients by input name, from a new run of the class's forward and its backward."""
     watched = torch.is_grad_enabled() and requires_gradient([*values, *grads])
     derived = watched and adopted.reference is not None and not adopted.surrogate
     if derived and adopted.once_differentiable:

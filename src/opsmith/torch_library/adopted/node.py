@@ -27,7 +27,7 @@ from opsmith.torch_library.adopted.fallback import (
     rerun_differs_error,
     run_or_fall_back,
 )
-from opsmith.torch_library.adopted.forward import ForwardRun, run_forward
+from opsmith.torch_library.adopted.forward import ForwardRun, run_forward, run_traceable
 from opsmith.torch_library.adopted.gradients import by_name, run_backward
 from opsmith.torch_library.autograd.gradient_values import CallMetadata, fit, has_gradient
 from opsmith.torch_library.autograd.node import (
@@ -50,7 +50,8 @@ class _NodeState:
     Args:
         packed: The class's context, without its tensors.
         count: Number of saved tensors that belong to the context.
-        inputs: The inputs, if a second order needs them; None if it runs through the context.
+        inputs: The inputs, if a second order or a fallback of the backward needs them.
+        for_second: True if a second order needs the inputs, and does not run through the context.
         given: The arguments of the class's forward, each tensor replaced by a placeholder.
         metadata: Metadata of the call's tensors.
         random: The random state of the forward, if it may run again.
@@ -59,6 +60,7 @@ class _NodeState:
     packed: PackedContext
     count: int
     inputs: SavedValues | None
+    for_second: bool
     given: tuple[Any, ...]
     metadata: CallMetadata
     random: RandomState | None
@@ -83,8 +85,8 @@ class AdoptedNode(OperatorNode):
             and uses_class_backward(primitive, needs)
             and not opaque_on_proxies
         ):
-            own = partial(run_forward, adopted, values, needs)
-            run = run_or_fall_back(adopted, "forward", values, own, lambda: None)
+            own = partial(run_traceable, adopted, values, needs)
+            run = run_or_fall_back(adopted, "forward", values, own, _no_run)
         if run is None:
             return OperatorNode.forward(ctx, primitive, forward_mode, *flat)
         _save(ctx, primitive, flat, run, state)
@@ -101,6 +103,11 @@ class AdoptedNode(OperatorNode):
         if all(grad is None for grad in grads):
             return (None,) * len(ctx.needs_input_grad)
         return (*(None,) * LEADING_ARGUMENTS, *_gradients(ctx.primitive, ctx.state, ctx.saved_tensors, grads))
+
+
+def _no_run() -> ForwardRun | None:
+    """The run of a forward that the operator itself computes, by a fallback of its own."""
+    return None
 
 
 def uses_class_backward(primitive: Primitive, needs: frozenset[str]) -> bool:
@@ -129,14 +136,15 @@ def _save(
     ctx.primitive = primitive
     tensors, packed = run.context.pack()
     inputs = None
-    if _keeps_inputs(adopted, tensors, run):
+    for_second = _keeps_inputs(adopted, tensors, run)
+    if for_second or proxy_reason(flat) is not None:
         extra: list[Tensor] = []
         names = specification.schema.names
         inputs = primitive.save(lambda *kept: extra.extend(kept), names, flat, run.results)
     ctx.save_for_backward(*tensors, *(extra if inputs is not None else ()))
     metadata = CallMetadata.of(flat, run.results, ctx.needs_input_grad[LEADING_ARGUMENTS:])
     given = tuple(value if not isinstance(value, Tensor) else _TENSOR for value in run.given)
-    ctx.state = _NodeState(packed, len(tensors), inputs, given, metadata, state)
+    ctx.state = _NodeState(packed, len(tensors), inputs, for_second, given, metadata, state)
 
 
 _TENSOR = torch.empty(0)
@@ -178,7 +186,7 @@ def _gradients(
     recompute = (
         None if state.inputs is None else partial(_recomputed, primitive, state, formula, saved, grads)
     )
-    if higher and recompute is not None:
+    if higher and state.for_second and recompute is not None:
         answers = recompute()
         if adopted.reference is None or adopted.surrogate:
             with torch.no_grad():

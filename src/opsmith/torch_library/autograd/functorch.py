@@ -11,6 +11,7 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
+from opsmith.torch_library.adopted.fallback import MAPPED, confirm
 from opsmith.torch_library.autograd.gradient_values import CallMetadata, constant_results
 from opsmith.torch_library.autograd.node import (
     LEADING_ARGUMENTS,
@@ -141,22 +142,41 @@ def _vmap(primitive: Primitive, flat: Sequence[Any], transform: capabilities.Tra
                 primitive.flattening.pack(values),
             )
             return _wrap_batched(transform, *run_vmap_rule(primitive.specification, info, dims, packed))
-        if primitive.specification.opaque:
+        if primitive.specification.opaque or _runs_on_real_tensors(primitive, suspected=False):
             return _loop_over_examples(primitive, values, dims, transform)
         batched = BatchedPrimitive(primitive, tuple(dims), transform.batch_size, transform.randomness)
-        results = call_under_transforms(batched, values)
+        try:
+            results = call_under_transforms(batched, values)
+        except errors.TransformError:
+            if not _runs_on_real_tensors(primitive, suspected=True):
+                raise
+            looped = _loop_over_examples(primitive, values, dims, transform)
+            assert primitive.specification.adopted is not None
+            confirm(primitive.specification.adopted, _FORWARD)
+            return looped
     return _wrap_batched(transform, results, batched.result_dims)
+
+
+_FORWARD = f"forward {MAPPED}"
+
+
+def _runs_on_real_tensors(primitive: Primitive, *, suspected: bool) -> bool:
+    """Return True if the forward of an adopted class does not run on a batch, and has no reference."""
+    adopted = primitive.specification.adopted
+    if adopted is None or adopted.has_stand_in("forward"):
+        return False
+    return _FORWARD in adopted.facts.instead or (suspected and _FORWARD in adopted.facts.suspected)
 
 
 def _loop_over_examples(
     primitive: Primitive, values: Sequence[Any], dims: Sequence[int | None], transform: capabilities.Transform
 ) -> Flat:
-    """Call an opaque operator for each example, since it has no torch operations to batch."""
+    """Call for each example an operator that has no torch operations to batch."""
     specification = primitive.specification
     if specification.random and transform.randomness != "different":
         raise specification.error(
             errors.TransformError,
-            f"it is opaque and random, and vmap was called with randomness={transform.randomness!r}",
+            f"it is random and called for each example, and vmap has randomness={transform.randomness!r}",
             hint="call `vmap(..., randomness='different')`, or pass what is drawn as an argument",
         )
     rows = [

@@ -178,8 +178,13 @@ CAPABILITIES = {
             purpose="compute below autograd, see writes, replace an operator",
             instead=None,
             provides=(
+                "above_autograd",
                 "below_autograd",
                 "redispatch_below_autograd",
+                "without_modes",
+                "without_data",
+                "fresh_symbols",
+                "is_a_size",
                 "version",
                 "operator_exists",
                 "destroy",
@@ -214,6 +219,7 @@ CAPABILITIES = {
             provides=(
                 "Transform",
                 "innermost_transform",
+                "is_mapped",
                 "SingleLevelFunction",
                 "single_level_nodes",
                 "unwrap_dead",

@@ -285,6 +285,11 @@ def innermost_transform() -> str | None:
     return None
 
 
+def is_mapped() -> bool:
+    """Return False: which transforms are running has no public name."""
+    return False
+
+
 def is_gradient_batch(tensor: Tensor) -> bool:
     """Return True if a tensor is a batch of gradients, of `is_grads_batched=True`: others can be detached."""
     try:

@@ -2,20 +2,60 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 _C: Any = torch._C
+_KEYS = ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor")
+_AUTOGRAD = functools.reduce(
+    operator.or_, (_C.DispatchKeySet(getattr(_C.DispatchKey, name)) for name in _KEYS)
+)
 
 
 def below_autograd() -> AbstractContextManager[None]:
     """Context in which calls of operators skip autograd."""
     guard: AbstractContextManager[None] = _C._AutoDispatchBelowAutograd()
     return guard
+
+
+def above_autograd() -> AbstractContextManager[None]:
+    """Context in which calls of operators go through autograd again, inside of `below_autograd`."""
+    excluded = _C._dispatch_tls_local_exclude_set() - _AUTOGRAD
+    guard: AbstractContextManager[None] = _C._ForceDispatchKeyGuard(
+        _C._dispatch_tls_local_include_set(), excluded
+    )
+    return guard
+
+
+def without_modes() -> AbstractContextManager[Any]:
+    """Context in which no mode, such as that of fake tensors, sees what runs."""
+    context: AbstractContextManager[Any] = _disable_current_modes()
+    return context
+
+
+def without_data(tensors: Sequence[Tensor]) -> bool:
+    """Return True if some tensors are all fake, or on the device `meta`, and there is one."""
+    return bool(tensors) and all(isinstance(each, FakeTensor) or each.is_meta for each in tensors)
+
+
+def fresh_symbols(tensors: Sequence[Tensor]) -> list[Any]:
+    """List of the sizes that a trace made of data, and no result has yet; who fails takes its own back."""
+    shapes = next((each.fake_mode.shape_env for each in tensors if isinstance(each, FakeTensor)), None)
+    return [] if shapes is None else shapes.pending_fresh_unbacked_symbols
+
+
+def is_a_size(symbol: Any, tensors: Sequence[Tensor]) -> bool:
+    """Return True if a symbol of a trace occurs in the shape of a tensor."""
+    sizes: list[Any] = [size for tensor in tensors for size in tensor.shape]
+    return any(symbol in size.node.expr.free_symbols for size in sizes if isinstance(size, torch.SymInt))
 
 
 def redispatch_below_autograd(operator: Any, keyset: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -43,21 +83,25 @@ def self_test() -> None:
     """A kernel at the autograd key goes on below it; writes are counted; an operator can be taken back."""
     library = torch.library.Library("opsmith_self_test", "FRAGMENT")
     library.define("below(Tensor x) -> Tensor")
-    operator: Any = torch.ops.opsmith_self_test.below.default
+    below: Any = torch.ops.opsmith_self_test.below.default
 
     def at_autograd(keyset: Any, x: Tensor) -> Any:
-        return redispatch_below_autograd(operator, keyset, (x,), {})
+        return redispatch_below_autograd(below, keyset, (x,), {})
 
     library.impl("below", lambda x: x * 3, "CompositeExplicitAutograd")
     library.impl("below", at_autograd, "Autograd", with_keyset=True)
     leaf = torch.ones(2, requires_grad=True)
-    result = operator(leaf)
+    result = below(leaf)
     assert result.tolist() == [3.0, 3.0]
     assert not result.requires_grad, "a kernel below autograd was recorded"
     with below_autograd():
         recorded = [(leaf * 2).requires_grad]
     recorded.append((leaf * 2).requires_grad)
     assert recorded == [False, True], "autograd recorded what is below it, or stayed off"
+    with below_autograd(), above_autograd():
+        assert (leaf * 2).requires_grad, "autograd did not record above it"
+    with torch.device("meta"), without_modes():
+        assert torch.empty(1).device.type == "cpu", "a mode saw what it must not"
 
     known = [operator_exists("opsmith_self_test::below")]
     destroy(library)

@@ -64,10 +64,10 @@ class Transform:
 
     def unwrap_batched(self, values: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[int | None, ...]]:
         """Batched tensors of this transform as plain ones, and the batch dimension of each."""
-        unwrapped: tuple[tuple[Any, ...], tuple[int | None, ...]] = _vmap.unwrap_batched(
-            tuple(values), self.level
-        )
-        return unwrapped
+        tensors = tuple(value for value in values if isinstance(value, Tensor))
+        found = iter(zip(*_vmap.unwrap_batched(tensors, self.level), strict=True) if tensors else ())
+        pairs = [next(found) if isinstance(value, Tensor) else (value, None) for value in values]
+        return tuple(value for value, _ in pairs), tuple(dim for _, dim in pairs)
 
     def wrap_batched(self, values: Sequence[Tensor], dims: Sequence[int | None]) -> tuple[Tensor, ...]:
         """Plain tensors as batched ones of this transform."""
@@ -81,6 +81,12 @@ def innermost_transform() -> Transform | None:
     if top is None:
         return None
     return Transform(str(top.key()).rpartition(".")[2], coerce_cinterpreter(top))
+
+
+def is_mapped() -> bool:
+    """Return True under a `vmap`, innermost or not."""
+    stack: Any = _functorch.get_interpreter_stack()
+    return any(str(each.key()).endswith("Vmap") for each in stack or ())
 
 
 def single_level_nodes() -> AbstractContextManager[None]:

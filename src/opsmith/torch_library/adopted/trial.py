@@ -1,0 +1,86 @@
+"""Metadata of the results of a Function class whose code runs on real tensors only, found by a trial."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith import errors
+from opsmith.core.adopted import AdoptedFunction
+from opsmith.core.call_arguments import tensors_in
+from opsmith.torch_library import capabilities
+from opsmith.torch_library.autograd.gradient_values import has_gradient
+
+
+def results_by_trial(
+    adopted: AdoptedFunction, values: Sequence[Any], run: Callable[[list[Any]], tuple[Any, ...]]
+) -> tuple[Any, ...]:
+    """Results without data, with the metadata that the forward gives for other numbers of the same shapes.
+
+    Args:
+        adopted: The class.
+        values: Values of the operator's arguments: its tensors are fake, or on the device `meta`.
+        run: Runs its forward on such values, and returns the flat results.
+    """
+    devices = {each.device for each in tensors_in(list(values))}
+    key = metadata_of(values)
+    if key not in adopted.facts.tried:
+        with capabilities.without_modes(), capabilities.above_autograd(), torch.random.fork_rng(devices=[]):
+            real = [_filled(value) for value in values]
+            with torch.no_grad():
+                results = run(real)
+        adopted.facts.tried[key] = metadata_of(results)
+    device = next(iter(devices), torch.device("cpu"))
+    return tuple(
+        None if each is None else torch.empty_strided(each[0], each[1], dtype=each[2], device=device)
+        for each in adopted.facts.tried[key]
+    )
+
+
+def refuse_other_metadata(adopted: AdoptedFunction, values: Sequence[Any], results: Sequence[Any]) -> None:
+    """Refuse results of other metadata than compiled code was told by a trial.
+
+    Raises:
+        ShapeError: If they differ.
+    """
+    expected = adopted.facts.tried.get(metadata_of(values))
+    found = metadata_of(results)
+    if expected is None or expected == found:
+        return
+    raise adopted.error(
+        errors.ShapeError,
+        f"the results of `{adopted.name}.forward` have another shape, layout or dtype for these numbers than "
+        "for others of the same shapes, which compiled code cannot know",
+        expected=str(expected),
+        got=str(found),
+        hint="give the same mathematics in plain PyTorch: `adopt(..., reference=...)`, or call it outside of "
+        "compiled code",
+    )
+
+
+def metadata_of(values: Sequence[Any]) -> tuple[Any, ...]:
+    """Shape, strides and dtype of each tensor; any other value as it is, or as text."""
+    return tuple(map(_metadata, values))
+
+
+def _metadata(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return tuple(map(int, value.shape)), tuple(map(int, value.stride())), value.dtype
+    if isinstance(value, list | tuple):
+        return tuple(map(_metadata, value))
+    return value if value is None else repr(value)
+
+
+def _filled(value: Any) -> Any:
+    """A real tensor with the metadata of one without data: numbers between 0 and 1, whole ones 0."""
+    if isinstance(value, list | tuple):
+        return type(value)(map(_filled, value))
+    if not isinstance(value, Tensor):
+        return value
+    device = "cpu" if value.is_meta else value.device
+    shape, strides = tuple(map(int, value.shape)), tuple(map(int, value.stride()))
+    real = torch.empty_strided(shape, strides, dtype=value.dtype, device=device)
+    return real.uniform_(0.1, 0.9) if has_gradient(value.dtype) and not value.is_complex() else real.zero_()
