@@ -79,7 +79,7 @@ class AdoptedOperator(Operator[..., Any]):
         before, first = self._specification, None
         while True:
             try:
-                return self._computed(args, kwargs)
+                results = self._computed(args, kwargs)
             except errors.OpsmithError as error:
                 first = first or error
                 if isinstance(error, _MISFITS) and error.operator == self.name and self._learn(args, kwargs):
@@ -89,6 +89,10 @@ class AdoptedOperator(Operator[..., Any]):
             except Exception:
                 self._unlearn(before)
                 raise
+            adopted = self._specification.adopted
+            if adopted is not None and adopted.origin.unseen:
+                self._learn(args, kwargs)
+            return results
 
     def _computed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         adopted = self._specification.adopted

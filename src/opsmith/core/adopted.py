@@ -156,6 +156,11 @@ class Origin:
     observed: tuple[tuple[Any, ...], ...] = ()
     ran: bool = False
 
+    @property
+    def unseen(self) -> bool:
+        """True if no call has shown the types yet."""
+        return not self.stated and not self.observed
+
 
 @dataclass(frozen=True)
 class AdoptedFunction(errors.ErrorSubject):
