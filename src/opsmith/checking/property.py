@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
+import torch
+
 from opsmith import errors
 from opsmith.checking.exceptions import WrongCountError, WrongFormError, named_by, refuse_own
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
+from opsmith.kernels.triton.interpreted_launches import launched_kernels
 from opsmith.torch_library.torch_messages import NO_GPU, has_message
 
 
@@ -183,7 +186,7 @@ def raised_at(
     evidence: dict[str, Any] = {"sample": when, "exception": type(error).__name__}
     if notes:
         evidence["notes"] = " ".join(notes)
-    lacks = _lacks(error)
+    lacks = _lacks(error, named.cause)
     if lacks:
         evidence[MISSING_HERE] = lacks
     return Failure(
@@ -209,10 +212,16 @@ def missing_here(failures: Sequence[Failure]) -> str:
     return f"missing here: {'; '.join(found)}" if found else ""
 
 
-def _lacks(error: BaseException) -> str:
-    """Return what the machine lacks, if it is the reason of an exception; else an empty string."""
+def _lacks(error: BaseException, cause: str) -> str:
+    """Return what the machine lacks, if it may be the reason of an exception; else an empty string.
+
+    Triton takes no tensors of the CPU: what launches its kernels may raise for these where a GPU runs it.
+    """
     if isinstance(error, errors.ToolchainError):
         return f"{error.problem}: {error.got}" if error.got else error.problem
+    raises = cause == "raises" and not isinstance(error, errors.OpsmithError)
+    if raises and launched_kernels() and not torch.cuda.is_available():
+        return "a GPU, which the code that launches its kernels may need"
     return "a GPU" if has_message(error, NO_GPU) else ""
 
 

@@ -219,6 +219,26 @@ class Untyped(torch.autograd.Function):
         return launched(jitted, grad)
 
 
+class OnGpuAlone(Jitted):
+    @staticmethod
+    def backward(ctx, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[no-untyped-def,override]
+        if grad.is_cuda:
+            blocks = 8
+        return launched(jitted, grad) * blocks
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+def test_code_around_a_kernel_that_raises_on_the_cpu_is_a_limit() -> None:
+    report = opsmith.check(
+        OnGpuAlone, samples=[(torch.randn(3),)], only=["forward", "gradient"], effort="quick"
+    )
+    assert not report.errors, report
+    assert report.verdict() == "OnGpuAlone: NOT PASSED: gradient could not be checked; 1 limit"
+    assert report.failures[0].evidence["missing here"] == (
+        "a GPU, which the code that launches its kernels may need"
+    )
+
+
 @pytest.mark.parametrize(
     ("function", "missing"),
     [
