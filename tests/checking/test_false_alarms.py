@@ -259,3 +259,57 @@ def test_a_steep_gradient_near_a_pole_is_held_to_its_own_digits() -> None:
     steep = by_formula(lambda x: x**-8, lambda grad, x, y: -8.001 * grad * y / x)
     report = opsmith.check(steep, samples=[(100 + drawn(3, 4).abs(),)], only=["gradient"], effort="quick")
     assert [each.input for each in report.failures] == ["x"], report
+
+
+class ByLengthOnly(Function):
+    """It refuses gradients by `x` in its own words, as kernels of Gaussian processes do."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, length: Any) -> Any:
+        if ctx.needs_input_grad[0]:
+            raise RuntimeError("there is no gradient with respect to x")
+        y = torch.exp(-x * x / length)
+        ctx.save_for_backward(x, length, y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        x, length, y = ctx.saved_tensors
+        return None, (grad * y * x * x / length**2).sum()
+
+
+class ByLengthOnlyLate(ByLengthOnly):
+    """It refuses in the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, length: Any) -> Any:
+        y = torch.exp(-x * x / length)
+        ctx.save_for_backward(x, length, y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        if ctx.needs_input_grad[0]:
+            raise RuntimeError("there is no gradient with respect to x")
+        return ByLengthOnly.backward(ctx, grad)
+
+
+class ByLengthWrong(ByLengthOnly):
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return None, 2 * ByLengthOnly.backward(ctx, grad)[1]
+
+
+@pytest.mark.parametrize("kind", [ByLengthOnly, ByLengthOnlyLate])
+def test_a_gradient_that_a_class_refuses_in_its_own_words_is_no_fault(kind: type[Function]) -> None:
+    report = opsmith.check(kind, samples=[(drawn(3, 4), torch.tensor(1.5))], effort="quick")
+    assert report.passed, report
+    notes = next(each for each in report.outcomes if each.property == "gradient").notes
+    assert "it refuses a gradient by `x`: RuntimeError: there is no gradient with respect to x" in notes
+
+
+def test_beside_a_refused_gradient_a_wrong_one_is_found() -> None:
+    report = opsmith.check(
+        ByLengthWrong, samples=[(drawn(3, 4), torch.tensor(1.5))], only=["gradient"], effort="quick"
+    )
+    assert [(each.input, each.cause) for each in report.failures] == [("length", "scale")], report

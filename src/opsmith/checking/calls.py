@@ -12,10 +12,13 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.effort import Effort
+from opsmith.checking.exceptions import refuse_own, stated
 from opsmith.checking.numerics.autodiff import dense, differentiate, has_gradient, record
+from opsmith.checking.property import first_line
 from opsmith.checking.samples.grad_outputs import random_grad_output, results_with_gradient
 from opsmith.checking.samples.sample import Sample, replica
 from opsmith.checking.subject import Subject
+from opsmith.core.call_arguments import tensors_in
 from opsmith.core.formula import Formula, NonDifferentiable, NotImplementedGradient
 from opsmith.core.location import where
 from opsmith.torch_library import capabilities
@@ -63,11 +66,14 @@ def differentiated(subject: Subject, sample: Sample) -> Differentiated:
         return Differentiated((), {})
     rules = subject.specification.gradients
     argnums: list[int] = []
+    stated_refusals = refusals_of(subject)
     refused: dict[str, str] = {}
     for argnum in sample.inexact:
         name = sample.names[argnum]
         rule = rules.rules.get(name)
-        if isinstance(rule, NotImplementedGradient):
+        if name in stated_refusals:
+            refused[name] = f"it refuses a gradient by `{name}`: {stated_refusals[name]}"
+        elif isinstance(rule, NotImplementedGradient):
             refused[name] = f"the gradient of `{name}` is not implemented: {rule.reason}"
         elif subject.kind.in_library:
             if not subject.lacks("autograd"):
@@ -82,6 +88,37 @@ def differentiated(subject: Subject, sample: Sample) -> Differentiated:
         elif not isinstance(rule, NonDifferentiable):
             argnums.append(argnum)
     return Differentiated(tuple(argnums), refused)
+
+
+def refusals_of(subject: Subject) -> dict[str, str]:
+    """Inputs by which a class refuses a gradient: its own code raises an error that says so, with its text.
+
+    It does so whenever the input requires a gradient, alone and with all others.
+    """
+    own = [sample for sample in subject.samples if subject.kind.own_forward and not sample.origin]
+    for sample in own:
+        if sample.position not in subject.refusals:
+            subject.refusals[sample.position] = _refusals_in(subject, sample)
+    return {name: text for sample in own for name, text in subject.refusals[sample.position].items()}
+
+
+def _refusals_in(subject: Subject, sample: Sample) -> dict[str, str]:
+    if _statement(subject, sample, sample.inexact) is None:
+        return {}
+    alone = {sample.names[argnum]: _statement(subject, sample, (argnum,)) for argnum in sample.inexact}
+    return {name: text for name, text in alone.items() if text is not None}
+
+
+def _statement(subject: Subject, sample: Sample, argnums: Sequence[int]) -> str | None:
+    """The error that its own code states where these inputs require a gradient; None for any other."""
+    try:
+        leaves, _, results = record(partial(subject.call, sample), sample.at(), argnums)
+        grads = [torch.ones_like(each) if has_gradient(each) else None for each in tensors_in(results)]
+        differentiate(tensors_in(results), [leaves[argnum] for argnum in argnums], grads)
+    except Exception as error:
+        refuse_own(error)
+        return f"{type(error).__name__}: {first_line(error)}" if stated(error) else None
+    return None
 
 
 def rule_location(subject: Subject, name: str) -> str:

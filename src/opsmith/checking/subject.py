@@ -95,6 +95,7 @@ class Subject:
         limit_s: Seconds that a call may take in a process that is watched.
         dropped: Positions of the author's samples on which a call raises.
         ran: The dtypes in which it was run.
+        refusals: For each of its samples, by position, the inputs by which its own code refuses a gradient.
     """
 
     specification: Specification
@@ -110,6 +111,7 @@ class Subject:
     limit_s: float = 60.0
     dropped: frozenset[int] = frozenset()
     ran: SeenDtypes = field(default_factory=SeenDtypes, compare=False, repr=False)
+    refusals: dict[int, dict[str, str]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def name(self) -> str:
