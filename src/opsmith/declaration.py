@@ -32,6 +32,7 @@ def operator(
     results: ResultNames = ...,
     opaque: bool = ...,
     random: bool = ...,
+    deterministic: bool = ...,
     autocast: Autocast = ...,
     inline: bool | None = ...,
     shapes: str | None = ...,
@@ -47,6 +48,7 @@ def operator(
     results: ResultNames = ...,
     opaque: bool = ...,
     random: bool = ...,
+    deterministic: bool = ...,
     autocast: Autocast = ...,
     inline: bool | None = ...,
     shapes: str | None = ...,
@@ -61,6 +63,7 @@ def operator(
     hidden: Iterable[str] = (),
     opaque: bool = False,
     random: bool = False,
+    deterministic: bool = True,
     autocast: Autocast = "promote",
     inline: bool | None = None,
     shapes: str | None = None,
@@ -78,6 +81,8 @@ def operator(
         hidden: Names of results that callers do not see and formulas may use.
         opaque: The function is not made of torch operations: nothing is derived from it.
         random: The function draws from torch's random state.
+        deterministic: False if it rounds otherwise from run to run, as a sum with atomics does: a call is
+            an error under `torch.use_deterministic_algorithms(True)`.
         autocast: Rule for floating inputs under autocast: `"promote"` to the widest among them,
             `"lower"` to autocast's dtype, `"float32"`.
         inline: True if torch.compile traces the reference, and so fuses it; by default wherever no kernel
@@ -104,6 +109,7 @@ def operator(
     for flag, value, allowed in (
         ("opaque", opaque, (False, True)),
         ("random", random, (False, True)),
+        ("deterministic", deterministic, (True, False)),
         ("inline", inline, (None, False, True)),
     ):
         if not any(value is each for each in allowed):
@@ -113,7 +119,7 @@ def operator(
                 argument=flag,
                 expected=" or ".join(map(repr, allowed)),
                 got=repr(value),
-                hint=f"write `{flag}=True`, or leave it out",
+                hint=f"write `{flag}={allowed[-1]}`, or leave it out",
             )
     if autocast not in get_args(Autocast):
         raise errors.UsageError(
@@ -139,6 +145,7 @@ def operator(
             where=location,
             opaque=opaque,
             random=random,
+            deterministic=deterministic,
             autocast=autocast,
             inline=inline,
             shapes=pattern,

@@ -239,6 +239,10 @@ class MutationError(OpsmithError, RuntimeError):
     """A reference or kernel wrote into one of its inputs."""
 
 
+class NondeterministicError(OpsmithError, RuntimeError):
+    """An operator that is declared nondeterministic was called while torch must be deterministic."""
+
+
 class ResultCountError(OpsmithError, RuntimeError):
     """A reference or kernel returned a wrong number of results."""
 
@@ -422,6 +426,7 @@ __all__ = [
     "NameFormatError",
     "NameTakenError",
     "NoGraphError",
+    "NondeterministicError",
     "NotAFunctionError",
     "NotDifferentiableError",
     "NotPassedError",

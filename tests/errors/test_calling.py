@@ -520,3 +520,22 @@ def test_constant_tensors_may_be_captured(name: str) -> None:
         return table[x]
 
     torch.testing.assert_close(opsmith.operator(name)(looked_up)(torch.tensor([2])), torch.tensor([2.0]))
+
+
+def test_nondeterministic_operator_where_torch_must_be_deterministic(
+    name: str, place: Place, says: Any
+) -> None:
+    operator = opsmith.operator(name, deterministic=False)(scaled)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with says(
+            errors.NondeterministicError,
+            f"""
+            {name}: it is declared with `deterministic=False`, and torch.use_deterministic_algorithms(True) is in force
+              where: {place(scaled)}
+              hint: allow it, `torch.use_deterministic_algorithms(True, warn_only=True)`, or compute with `{operator.specification.short_name}.reference`
+            """,  # noqa: E501
+        ):
+            operator(torch.ones(2))
+    finally:
+        torch.use_deterministic_algorithms(False)

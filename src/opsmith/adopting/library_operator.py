@@ -22,7 +22,7 @@ from opsmith.torch_library.library_operators import (
     has_kernel,
     library_operator_of,
 )
-from opsmith.torch_library.registration import HIDDEN_SUFFIX
+from opsmith.torch_library.registration import BITWISE, HIDDEN_SUFFIX
 
 _TORCH_NAMESPACES = ("aten", "prim", "prims")
 
@@ -89,6 +89,7 @@ def adopt_registered(
         qualname=reference.__qualname__,
         where=where(reference),
         random=torch.Tag.nondeterministic_seeded in overload.tags,
+        deterministic=BITWISE not in overload.tags,
         inline=False,
         accept=dict(accept or {}),
     )

@@ -42,6 +42,7 @@ from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.adopted.forward import returned_by
 from opsmith.torch_library.library_operators import library_operator_of
+from opsmith.torch_library.registration import BITWISE
 
 GivenSamples = Callable[..., Iterable[Any]] | Iterable[Any] | None
 
@@ -327,6 +328,7 @@ def as_specification(operator: Any) -> tuple[Specification, Callable[..., Any]]:
         where=_where(overload),
         opaque=True,
         random=torch.Tag.nondeterministic_seeded in overload.tags,
+        deterministic=BITWISE not in overload.tags,
         inline=False,
         library_operator=library_operator_of(overload),
     )

@@ -201,7 +201,8 @@ def _aspects(specification: Specification) -> list[Any]:
             for kernel in specification.kernels
         ],
         specification.adopted and (specification.adopted.function_class, specification.adopted.reference),
-        (specification.opaque, specification.random, specification.autocast, specification.inline),
+        (specification.opaque, specification.random, specification.deterministic),
+        (specification.autocast, specification.inline),
         () if specification.library_operator is None else specification.library_operator.sources,
     ]
 

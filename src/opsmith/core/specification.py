@@ -32,6 +32,7 @@ class Specification(errors.ErrorSubject):
         where: `file:line` of the reference.
         opaque: True if the reference is not made of torch operations, so that nothing is derived from it.
         random: True if it draws from torch's random state.
+        deterministic: False if two runs on the same bits may round otherwise, as a sum with atomics does.
         autocast: Rule for floating inputs under autocast.
         inline: True if torch.compile traces the reference; None if it does where no kernel takes the call.
         shapes: Shapes of its tensors, in letters.
@@ -57,6 +58,7 @@ class Specification(errors.ErrorSubject):
     where: str
     opaque: bool = False
     random: bool = False
+    deterministic: bool = True
     autocast: Autocast = "promote"
     inline: bool | None = None
     shapes: Shapes | None = None

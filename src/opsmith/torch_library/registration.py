@@ -28,6 +28,7 @@ from opsmith.torch_library.flattening import ArgumentFlattening, ResultFlattenin
 from opsmith.torch_library.flops import register_flops, unregister_flops
 from opsmith.torch_library.validation import (
     fake_by_shapes,
+    refuse_nondeterminism,
     refuse_result_shapes,
     refuse_shapes,
     refuse_unsupported,
@@ -37,6 +38,10 @@ from opsmith.torch_library.validation import (
 
 HIDDEN_SUFFIX = "_and_hidden"
 """Suffix of the second operator that is registered for hidden results, and returns them."""
+
+
+BITWISE: Any = getattr(torch.Tag, "nondeterministic_bitwise", None)
+"""Tag of an operator whose runs may differ in bits; None where torch has none."""
 
 
 Returned = Callable[[tuple[Any, ...]], Any]
@@ -116,6 +121,8 @@ class DispatcherRegistration:
         tags = [torch.Tag.pt2_compliant_tag]
         if self.specification.random:
             tags.append(torch.Tag.nondeterministic_seeded)
+        if not self.specification.deterministic and BITWISE is not None:
+            tags.append(BITWISE)
         try:
             self._library.define(text, tags=tuple(tags))
         except (RuntimeError, ValueError, IndexError):
@@ -274,6 +281,7 @@ class DispatcherRegistration:
 
     def _run(self, values: list[Any]) -> tuple[Any, ...]:
         """Run the kernel that takes the call, or the reference."""
+        refuse_nondeterminism(self.specification)
         accepted, rejected = choose(self.specification.kernels, values)
         refuse_strictly(rejected, self.specification.name)
         function = accepted.kernel.function if accepted else self.specification.computed_by
@@ -290,7 +298,8 @@ class DispatcherRegistration:
         """Register a kernel for its device without Python, if it is the first of that device."""
         specification = self.specification
         first = next(each for each in specification.kernels if each.device == kernel.device)
-        if first is kernel and specification.adopted is None and not specification.schema.hidden:
+        plain = specification.adopted is None and not specification.schema.hidden
+        if first is kernel and plain and specification.deterministic:  # else each call is refused in Python
             built.serve(specification.name, self._kernel(self._run))
 
     def _withdraw(self) -> None:
@@ -349,6 +358,7 @@ class DispatcherRegistration:
         # With DTensors the backward, too, must treat plain tensors as replicated: only our node does.
         sharded = any(map(mesh_of, tensors_in(values)))
         if not sharded and runs_ordinary(specification, values, forward_mode=forward_mode):
+            refuse_nondeterminism(specification)
             refuse_strictly(choose(specification.kernels, values)[1], specification.name)
             results = self._by_reference(values)
             refuse_result_shapes(specification, values, results)
@@ -388,6 +398,6 @@ def _fixed_parts(specification: Specification) -> tuple[Any, ...]:
     return (
         specification.schema.text(specification.name, with_hidden=True),
         specification.schema.hidden,
-        specification.random,
+        (specification.random, specification.deterministic),
         specification.adopted is None,
     )

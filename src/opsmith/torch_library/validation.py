@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,6 +56,26 @@ def run_traced(
 
     with capabilities.observe_writes(see):
         return run_validated(specification, function, values)
+
+
+def refuse_nondeterminism(specification: Specification) -> None:
+    """Refuse a call of an operator that is declared nondeterministic where torch must be deterministic.
+
+    Raises:
+        NondeterministicError: Under `torch.use_deterministic_algorithms(True)`; `warn_only=True` makes it a
+            warning.
+    """
+    if specification.deterministic or not torch.are_deterministic_algorithms_enabled():
+        return
+    error = specification.error(
+        errors.NondeterministicError,
+        "it is declared with `deterministic=False`, and torch.use_deterministic_algorithms(True) is in force",
+        hint=f"allow it, `torch.use_deterministic_algorithms(True, warn_only=True)`, or compute with "
+        f"`{specification.short_name}.reference`",
+    )
+    if not torch.is_deterministic_algorithms_warn_only_enabled():
+        raise error
+    warnings.warn(str(error), UserWarning, stacklevel=2)
 
 
 def validate_results(

@@ -53,6 +53,7 @@ def generate_call(
         "_op_tuple": tuple,
         "_op_are_ints": are_ints,
         "_op_grad_enabled": torch.is_grad_enabled,
+        "_op_must_be_deterministic": torch.are_deterministic_algorithms_enabled,
         "_op_overload": overload,
         "_op_call": call,
         "_op_select": signatures.select,
@@ -81,6 +82,7 @@ def _call_source(specification: Specification) -> str:
         # Checked first: a subclass or a `TorchFunctionMode` would see the other checks.
         capabilities.torch_function_condition(every),
         *capabilities.GUARD_CONDITIONS,
+        *(() if specification.deterministic else ("not _op_must_be_deterministic()",)),
         *(type_condition(each) for each in schema.arguments if not each.kind.is_tensor),
         # The guard rejects other tensors that are not dense, but cannot take nested ones.
         *(unless_none(each, "not {0}.is_nested") for each in tensors),

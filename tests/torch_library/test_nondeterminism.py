@@ -1,0 +1,167 @@
+"""Operators that declare `deterministic=False`: the tag, the refusal as of torch's own, the check."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import opsmith
+from opsmith import errors
+
+INDEX = torch.tensor([0, 2, 2, 1, 0])
+X = torch.tensor([1.0, 0.1, -0.7, 0.3, 0.2])
+
+
+def summed(x: Tensor, index: Tensor) -> Tensor:
+    return x.new_zeros(4).index_add(0, index, x)
+
+
+def in_any_order(x: Tensor, index: Tensor) -> Tensor:
+    """Sum in an order that depends on the clock, as atomics do."""
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(time.perf_counter_ns()))
+    result = x.new_zeros(4)
+    for position in order.tolist():
+        result[index[position]] += x[position]
+    return result
+
+
+def declared(name: str, kernel: Any = None, **options: Any) -> Any:
+    operator = opsmith.operator(f"nondeterminism::{name}", **options)(summed)
+    operator.gradients(x=lambda grad, index: grad[index])
+    return operator if kernel is None else operator.kernel("cpu", kernel)
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def test_it_has_the_tag_for_bits_and_not_that_for_randomness() -> None:
+    tags = declared("tagged", deterministic=False).torch_operator.tags
+    assert torch.Tag.nondeterministic_seeded not in tags
+    if hasattr(torch.Tag, "nondeterministic_bitwise"):
+        assert torch.Tag.nondeterministic_bitwise in tags
+        assert torch.Tag.nondeterministic_bitwise not in declared("plain").torch_operator.tags
+
+
+CPP = """
+template <class T>
+void summed(View<const T, 1> x, View<const int64_t, 1> index, View<T, 1> result) {
+  for (int64_t i = 0; i < 4; i++) result(i) = 0;
+  for (int64_t i = 0; i < x.size(0); i++) result(index(i)) += x(i);
+}
+"""
+
+
+@pytest.mark.parametrize("calls", [0, 3], ids=["first call", "fast path"])
+@pytest.mark.parametrize("kernel", ["reference", "python", "cpp"])
+def test_a_call_is_refused_where_torch_must_be_deterministic(
+    kernel: str, calls: int, deterministic: None
+) -> None:
+    written = in_any_order if kernel == "python" else None
+    operator = declared(f"refused_{kernel}_{calls}", written, deterministic=False)
+    if kernel == "cpp":
+        operator.kernel("cpu", cpp=CPP, entry="summed")
+    torch.use_deterministic_algorithms(False)
+    for _ in range(calls):
+        operator(X, INDEX)
+        operator(X.clone().requires_grad_(), INDEX)
+    torch.use_deterministic_algorithms(True)
+    for call in (operator, operator.torch_operator):
+        for x in (X, X.clone().requires_grad_()):
+            with pytest.raises(errors.NondeterministicError) as caught:
+                call(x, INDEX)
+    assert str(caught.value).splitlines()[0] == (
+        f"{operator.name}: it is declared with `deterministic=False`, and "
+        "torch.use_deterministic_algorithms(True) is in force"
+    )
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    with pytest.warns(UserWarning, match="declared with `deterministic=False`"):
+        operator(X, INDEX)
+    torch.use_deterministic_algorithms(False)
+    assert torch.allclose(operator(X, INDEX), summed(X, INDEX))
+
+
+def test_an_operator_that_declares_nothing_runs(deterministic: None) -> None:
+    operator = opsmith.operator("nondeterminism::twice")(lambda_free_twice)
+    assert torch.equal(operator(X), 2 * X)
+
+
+def lambda_free_twice(x: Tensor) -> Tensor:
+    return 2 * x
+
+
+SAMPLES = [
+    (torch.randn(40, generator=torch.Generator().manual_seed(0)) * 1e6, torch.arange(40) % 4),
+    (torch.randn(12, generator=torch.Generator().manual_seed(1)), torch.arange(12) % 3),
+]
+
+
+def test_a_check_holds_its_runs_to_a_bound_and_names_the_declaration_where_it_lacks() -> None:
+    names = ["forward", "gradient", "determinism", "state", "serialization", "layouts", "backward_again"]
+    known = opsmith.check(declared("known", in_any_order, deterministic=False), samples=SAMPLES, only=names)
+    assert known.passed_as_asked, known
+    assert not [note for outcome in known.outcomes for note in outcome.notes if "ound" in note]
+    unknown = opsmith.check(declared("unknown", in_any_order), samples=SAMPLES, only=["determinism"])
+    (note,) = [note for outcome in unknown.outcomes for note in outcome.notes]
+    assert note.endswith(
+        "a sum whose order changes from run to run does this; say so by `deterministic=False`"
+    )
+
+
+def losing_one(x: Tensor, index: Tensor) -> Tensor:
+    """Lose one term or another, as a race does."""
+    kept = torch.ones_like(x)
+    kept[time.perf_counter_ns() % len(x)] = 0
+    return summed(x * kept, index)
+
+
+def test_what_differs_beyond_rounding_is_found_all_the_same() -> None:
+    operator = declared("losing", losing_one, deterministic=False)
+    report = opsmith.check(operator, samples=SAMPLES[1:], only=["determinism"])
+    found = {(failure.cause, failure.severity) for failure in report.failures}
+    assert found == {("nondeterministic", "error")}
+
+
+def cancelling(x: Tensor, index: Tensor) -> Tensor:
+    return in_any_order(torch.cat([x * 1e7, x, -x * 1e7]), index.repeat(3))
+
+
+def test_a_sum_that_cancels_may_lose_the_digits_that_rounding_takes() -> None:
+    def exactly(x: Tensor, index: Tensor) -> Tensor:
+        return summed(torch.cat([x * 1e7, x, -x * 1e7]), index.repeat(3))
+
+    for known in (True, False):
+        operator = opsmith.operator(f"nondeterminism::cancelling_{known}", deterministic=known)(exactly)
+        operator.kernel("cpu", cancelling)
+        report = opsmith.check(operator, samples=SAMPLES[1:], only=["determinism"])
+        assert report.passed_as_asked is not known
+
+
+def test_an_operator_of_torch_library_with_the_tag_is_held_to_a_bound() -> None:
+    if not hasattr(torch.Tag, "nondeterministic_bitwise"):
+        pytest.skip("this torch has no such tag")
+
+    @torch.library.custom_op(
+        "nondeterminism::custom", mutates_args=(), tags=(torch.Tag.nondeterministic_bitwise,)
+    )
+    def custom(x: Tensor, index: Tensor) -> Tensor:
+        return in_any_order(x, index)
+
+    report = opsmith.check(custom, samples=SAMPLES, only=["determinism"])
+    assert report.passed_as_asked
+    assert not [note for outcome in report.outcomes for note in outcome.notes]
+
+
+def test_another_value_than_a_flag_is_refused() -> None:
+    with pytest.raises(errors.UsageError) as caught:
+        opsmith.operator("nondeterminism::wrong", deterministic="no")  # type: ignore[call-overload]
+    assert "`deterministic` has an invalid value" in str(caught.value)
+    assert "hint: write `deterministic=False`, or leave it out" in str(caught.value)
