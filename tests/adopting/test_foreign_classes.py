@@ -208,6 +208,21 @@ def test_a_flag_chooses_to_write() -> None:
         assert x.tolist() == [-1.0, 2.0]
 
 
+class TwoTangents(Scaled):
+    """A tangent more than it has results."""
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: Any) -> Any:
+        return tangent * ctx.factor, tangent, tangent
+
+
+def test_a_tangent_too_many_is_a_finding() -> None:
+    x = torch.randn(3, dtype=wide)
+    operator = opsmith.adopt(TwoTangents, "foreign::two_tangents", samples=lambda: [(x,)])
+    report = opsmith.check(operator, only=["forward_mode"])
+    assert [failure.cause for failure in report.failures] == ["gradient-count"]
+
+
 class Masked(Function):
     """Torch operations that no batch and no trace takes: a boolean mask, a number read from a tensor."""
 

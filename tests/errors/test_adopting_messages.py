@@ -212,6 +212,12 @@ class ByNumpy(Function):
         return torch.from_numpy(2 * x.detach().numpy() * grad.detach().numpy())
 
 
+class TwoTangents(Square):
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Any:
+        return tangent, tangent
+
+
 class Undetached(ByNumpy):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
@@ -314,6 +320,16 @@ CALLING: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
         later_write,
         errors.SavedTensorModifiedError,
         ["`WritesLater.backward` wrote into a grad_output, as its first run did not", "grad.clone()"],
+    ),
+    "two tangents for one result": (
+        lambda: torch.func.jvp(adopted(TwoTangents), (torch.ones(3),), (torch.ones(3),)),
+        errors.GradientCountError,
+        [
+            "`TwoTangents.jvp` does not answer for the results",
+            "expected: 1 tangent",
+            "got: 2",
+            "one tangent for each",
+        ],
     ),
     "NumPy of a saved tensor in a second order": (
         lambda: second_order(adopted(Undetached)),

@@ -203,6 +203,11 @@ def test_a_factor_of_two_in_one_sample_alone_is_not_told_from_a_size() -> None:
     assert "size of dimension 1 of `x`" in found.reason
 
 
+def test_a_half_is_no_function_of_sizes() -> None:
+    found = diagnosed(square, [(random(3, 4),)], "x", x=lambda grad, x: grad * x)
+    assert found.reason == "it is the right one times 1/2"
+
+
 def test_one_number_is_no_multiple_of_another_unless_fresh_inputs_say_so() -> None:
     one = [(random(1),)]
     assert diagnosed(square, one, "x", x=lambda grad, x: 2 * x * x.exp() * grad).cause == "unknown"

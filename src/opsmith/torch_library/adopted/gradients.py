@@ -15,6 +15,7 @@ from opsmith.core.call_arguments import requires_gradient, shown, tensors_in
 from opsmith.core.formula import Formula, zero
 from opsmith.core.forward_arguments import take_apart
 from opsmith.core.gradients import NEEDED
+from opsmith.core.location import where
 from opsmith.torch_library.adopted.context import Context
 from opsmith.torch_library.adopted.fallback import (
     SECOND,
@@ -283,9 +284,19 @@ def tangent_formula(adopted: AdoptedFunction) -> Formula | None:
         )
         answer = jvp(run.context, *moved)
         answers = answer if isinstance(answer, tuple | list) else (answer,)
+        outputs = side_by_side(adopted.outputs)
+        if len(answers) != len(outputs):
+            raise adopted.error(
+                errors.GradientCountError,
+                f"`{adopted.name}.jvp` does not answer for the results of its forward",
+                expected=f"{len(outputs)} tangent{'s' * (len(outputs) != 1)}",
+                got=f"{len(answers)}",
+                where=where(jvp),
+                hint="return one tangent for each result of forward, in order, and None for none",
+            )
         found = {
             schema.results[output].name: zero if one is None else one
-            for output, one in zip(side_by_side(adopted.outputs), answers, strict=True)
+            for output, one in zip(outputs, answers, strict=True)
             if output is not None
         }
         return {result.name: found.get(result.name, zero) for result in results}

@@ -139,6 +139,7 @@ FORMS: Mapping[str, Measure] = MappingProxyType(
 )
 
 _OF_SIZES = "with n"
+_JUST_A_SIZE = ("{}", "1 over {}")
 OF_ARGUMENTS = {form: measure for form, measure in FORMS.items() if _OF_SIZES not in form}
 OF_ARGUMENTS |= {"1 minus {}": lambda a: 1 - a, "1 over 1 minus {}": lambda a: 1 / (1 - a)}
 
@@ -188,11 +189,15 @@ def named_factors(evidence: Evidence, factors: Sequence[complex], close: float) 
     named = "." not in first or first.lstrip("-") in CONSTANTS
     if named and all(_close(factor.real, factors[0].real, close) for _, factor in cases):
         names.append(first)
+    # A small number that fits everywhere is likelier than a function of sizes, unless it is just a size.
+    plain = names == [first] and _plain(factors[0].real)
     for name in _names(evidence.observation, factors[0].real, close):
+        if plain and name[1] == "size" and name[0].removeprefix("minus ") not in _JUST_A_SIZE:
+            continue
         if all(_close(factor.real, _value(name, each), close) for each, factor in cases):
             names.append(_factor_words(name))
-    # A small number is likelier than a size that happens to be equal, and a size is likelier than 1/12.
-    if names and names[0] == first and len(names) > 1 and not _plain(factors[0].real):
+    # A size is likelier than 1/12.
+    if names and names[0] == first and len(names) > 1 and not plain:
         names = [*names[1:MOST], first]
     return names[:MOST]
 
