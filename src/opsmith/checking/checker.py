@@ -15,14 +15,15 @@ from opsmith import errors
 from opsmith.checking.accepting import Accepting, accepted_findings, mark_accepted, unused_remarks
 from opsmith.checking.causes import CAUSES
 from opsmith.checking.effort import Effort, Level, effort_named
-from opsmith.checking.exceptions import UncheckableError
+from opsmith.checking.exceptions import UncheckableError, watched_calls
 from opsmith.checking.first_calls import runnable_samples, unrunnable
 from opsmith.checking.output.cause_replays import with_replays
 from opsmith.checking.processes.fork import limit_of, refuse_isolation, run_isolated
+from opsmith.checking.processes.watchdog import EndlessCallError, forget_calls
 from opsmith.checking.properties import GROUPS, PROPERTIES, USUAL
 from opsmith.checking.properties.kernels.sizes import DeadlySizes, deadly_sizes, kernels_in_cpp
 from opsmith.checking.properties.torch.compiled_calls import load_compiler
-from opsmith.checking.property import missing_here, raised
+from opsmith.checking.property import endless, missing_here, raised
 from opsmith.checking.report import Failure, Outcome, Report
 from opsmith.checking.root_causes import name_roots
 from opsmith.checking.run_property import few_threads, merged, run
@@ -99,6 +100,7 @@ def check(
     limit_s = limit_of(isolate)
     _refuse_seed(seed)
     refuse_hooks()
+    forget_calls()
     if limit_s:
         first = unrunnable(operator, samples, seed, level, limit_s)
         if first.status != "passed":
@@ -140,6 +142,7 @@ def check(
         else:
             found |= {name: Outcome(name, "skipped", NOT_RUN) for name in USUAL if name in wanted}
     every = replace(subject, samples=(*subject.samples, *derived.samples))
+    begun = [each.property for each in (*refused, *deaths) if LIMIT in each.evidence]
     for name in sorted(names, key=lambda name: not PROPERTIES[name].first):
         known = PROPERTIES[name]
         if name in found:
@@ -148,6 +151,9 @@ def check(
             progress(name, len(found), len(names))
         if name not in wanted:
             found[name] = Outcome(name, "skipped", "left out, as asked", left_out=True)
+        elif len(hung := [*begun, *_hung(found)]) >= MOST_HANGS:
+            names_ = " and ".join(f"`{each}`" for each in dict.fromkeys(hung))
+            found[name] = Outcome(name, "skipped", f"not run: a call does not return (see {names_})")
         elif known.compares_runs and (unsteady := _unsteady(found)):
             found[name] = Outcome(name, "skipped", unsteady)
         else:
@@ -169,7 +175,7 @@ def check(
     if more and not before.left_out:
         found["forward"] = replace(before, status="failed", failures=(*before.failures, *more))
     found = {name: graded(outcome, every) for name, outcome in found.items()}
-    replaying = not limit_s and not _leaves(found)
+    replaying = not limit_s and not _leaves(found) and not _hung(found)
     tried = replace(given, samples=(*given.samples, *derived.samples))
     with without_warnings(), few_threads(level):
         rooted = mark_accepted(name_roots([found[name] for name in names]), findings)
@@ -241,6 +247,19 @@ def _damaging(found: Mapping[str, Outcome]) -> bool:
     return any(CAUSES[failure.cause].damaging for outcome in found.values() for failure in outcome.failures)
 
 
+MOST_HANGS = 2
+"""Number of hangs after which nothing else runs: each takes its time."""
+
+LIMIT = "limit"
+"""Evidence of a call, or a process, that was stopped for its time."""
+
+
+def _hung(found: Mapping[str, Outcome]) -> list[str]:
+    """Names of the properties in which a call does not return."""
+    failures = [each for outcome in found.values() for each in outcome.failures]
+    return list(dict.fromkeys(each.property for each in failures if LIMIT in each.evidence))
+
+
 def _leaves(found: Mapping[str, Outcome]) -> bool:
     """True if the operator calls `sys.exit`, so that no replay can run here."""
     failures = [failure for outcome in found.values() for failure in outcome.failures]
@@ -263,8 +282,8 @@ def _derived(subject: Subject, limit_s: float) -> tuple[Variations, tuple[Failur
     if limit_s:
 
         def begin() -> Outcome:
-            variations(subject)
-            return Outcome("forward", "passed")
+            _, failures = _derived(subject, 0.0)
+            return Outcome("forward", "passed", failures=failures)
 
         location = subject.specification.where
         deaths = run_isolated(
@@ -272,8 +291,13 @@ def _derived(subject: Subject, limit_s: float) -> tuple[Variations, tuple[Failur
         ).failures
         if deaths:
             return Variations((), ()), deaths
+    watchdog = watched_calls()
     try:
-        return variations(subject), ()
+        with watchdog:
+            return variations(subject), ()
+    except EndlessCallError as error:
+        failure = endless("forward", subject.specification.where, error, watchdog)
+        return Variations((), ()), (failure,)
     except SystemExit as error:
         return Variations((), ()), (raised("forward", subject, error, "an input derived from the samples"),)
 

@@ -17,7 +17,8 @@ from torch import Tensor
 import opsmith
 from opsmith import errors
 from opsmith.adopting.library_operator import is_operator
-from opsmith.checking.processes.fork import in_child
+from opsmith.checking.processes.fork import in_child, report_hang
+from opsmith.checking.processes.watchdog import EndlessCallError, Watchdog
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,7 @@ def refuse_own(error: BaseException) -> None:
     """Raise an exception of the checker itself again: it is a bug of ours, not a finding.
 
     An operator that calls `sys.exit` raises SystemExit. KeyboardInterrupt is the user's, except in a child
-    process, which Ctrl-C does not reach.
+    process, which Ctrl-C does not reach. EndlessCallError ends the property.
 
     Example:
         >>> try:
@@ -179,7 +180,8 @@ def refuse_own(error: BaseException) -> None:
         ...     refuse_own(error)
     """
     raised = isinstance(error, Exception | SystemExit) and not isinstance(error, UncheckableError)
-    if not (raised or (in_child() and not isinstance(error, GeneratorExit))) or _is_own(error):
+    leaves = isinstance(error, GeneratorExit | EndlessCallError)
+    if not (raised or (in_child() and not leaves)) or _is_own(error):
         raise error
 
 
@@ -217,6 +219,15 @@ def _innermost(traceback: TracebackType | None) -> CodeType | None:
     while traceback is not None:
         code, traceback = traceback.tb_frame.f_code, traceback.tb_next
     return code
+
+
+def watched_calls(*more: CodeType) -> Watchdog:
+    """A region in which a call of the operator that does not return is stopped by `EndlessCallError`.
+
+    Args:
+        more: Codes of other functions that call it.
+    """
+    return Watchdog((*_CALLS, *more), report_hang if in_child() else None)
 
 
 _CALLS: list[CodeType] = []

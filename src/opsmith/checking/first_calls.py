@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from opsmith.checking.effort import Effort
-from opsmith.checking.exceptions import refuse_own
+from opsmith.checking.exceptions import refuse_own, watched_calls
 from opsmith.checking.processes.fork import run_isolated
+from opsmith.checking.processes.watchdog import EndlessCallError
 from opsmith.checking.properties.kernels.sizes import kernels_in_cpp
-from opsmith.checking.property import raised
+from opsmith.checking.property import endless, raised
 from opsmith.checking.report import Failure, Outcome
 from opsmith.checking.run_property import few_threads, merged
 from opsmith.checking.samples.sample import Sample
@@ -81,15 +82,19 @@ def _isolated(subject: Subject, limit_s: float) -> tuple[Failure, ...]:
 def _first_calls(subject: Subject) -> tuple[Failure, ...]:
     """Call the reference and the operator on each sample; one failure for each that raises."""
     found: list[Failure] = []
-    with without_warnings(), few_threads(subject.effort), torch.no_grad():
-        for sample in subject.samples:
-            try:
-                if subject.kind.has_reference:
-                    subject.reference(sample, sample.at())
-                subject.call(sample, sample.at())
-            except BaseException as error:
-                refuse_own(error)
-                found.append(raised(PROPERTY, subject, error, str(sample)))
+    watchdog = watched_calls()
+    try:
+        with without_warnings(), few_threads(subject.effort), torch.no_grad(), watchdog:
+            for sample in subject.samples:
+                try:
+                    if subject.kind.has_reference:
+                        subject.reference(sample, sample.at())
+                    subject.call(sample, sample.at())
+                except BaseException as error:
+                    refuse_own(error)
+                    found.append(raised(PROPERTY, subject, error, str(sample)))
+    except EndlessCallError as error:  # the samples after it may hang as well, and are left to the properties
+        found.append(endless(PROPERTY, subject.specification.where, error, watchdog))
     return tuple(found)
 
 

@@ -12,6 +12,8 @@ import torch
 
 from opsmith import errors
 from opsmith.checking.exceptions import WrongCountError, WrongFormError, named_by, refuse_own
+from opsmith.checking.processes.fork import announced
+from opsmith.checking.processes.watchdog import Watchdog
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
@@ -145,6 +147,19 @@ def covered_samples(
         yield from (Note(f"{noted}{reason}") for reason in coverage.refused)
     else:
         yield Skipped("; ".join(coverage.refused) or unchecked)
+
+
+def endless(property: str, location: str, error: BaseException, watchdog: Watchdog) -> Failure:
+    """The failure for a call that did not return.
+
+    Args:
+        property: Name of the property.
+        location: `file:line` of the operator.
+        error: The exception that stopped the call.
+        watchdog: The region that it was raised in.
+    """
+    evidence = {"sample": announced(), "limit": f"{watchdog.seconds:.0f} s"}
+    return Failure(property, None, "raises", watchdog.words(), innermost(error, location), evidence)
 
 
 def raised(

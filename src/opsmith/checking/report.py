@@ -388,9 +388,8 @@ class SeenDtypes:
     seen: set[torch.dtype] = field(default_factory=set)
 
     def note(self, values: Iterable[Any]) -> None:
-        """Record the dtypes of a call, outside of compiled code."""
-        if not torch.compiler.is_compiling():
-            self.seen.update(each.dtype for each in tensors_in(list(values)))
+        """Record the dtypes of a call."""
+        self.seen.update(each.dtype for each in tensors_in(list(values)))
 
     def names(self) -> tuple[str, ...]:
         """The names of the recorded dtypes, in order."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +12,11 @@ import torch
 
 from opsmith.checking.causes import CAUSES, UNKNOWN, first_of
 from opsmith.checking.effort import Effort
-from opsmith.checking.exceptions import refuse_own
+from opsmith.checking.exceptions import refuse_own, watched_calls
 from opsmith.checking.processes.fork import run_isolated
+from opsmith.checking.processes.watchdog import EndlessCallError
 from opsmith.checking.properties.kernels.sizes import kernels_in_cpp
-from opsmith.checking.property import Note, Property, Skipped, missing_here, raised
+from opsmith.checking.property import Note, Property, Skipped, endless, missing_here, raised
 from opsmith.checking.report import Failure, Outcome, Status, all_dtypes, with_dtypes
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import thread_count, without_warnings
@@ -53,9 +54,14 @@ def _outcome(known: Property, subject: Subject) -> Outcome:
     reasons: list[str] = []
     start = time.perf_counter()
     subject.ran.seen.clear()
+    watchdog = watched_calls()
     try:
         # An operator would repeat its warnings hundreds of times.
-        with without_warnings(), few_threads(subject.effort):
+        with (
+            without_warnings(),
+            few_threads(subject.effort),
+            nullcontext() if known.compiles else watchdog,
+        ):
             for finding in known.run(subject):
                 if isinstance(finding, Failure):
                     failures.append(with_dtypes(finding))
@@ -63,6 +69,8 @@ def _outcome(known: Property, subject: Subject) -> Outcome:
                     notes[finding.text] = None
                 elif isinstance(finding, Skipped):
                     reasons.append(finding.reason)
+    except EndlessCallError as error:
+        failures.append(endless(known.name, subject.specification.where, error, watchdog))
     except BaseException as error:
         refuse_own(error)
         failures.append(raised(known.name, subject, error, "all samples"))

@@ -19,6 +19,7 @@ from opsmith.checking.exceptions import (
     calls_operator,
     structure_of,
 )
+from opsmith.checking.processes.watchdog import beat
 from opsmith.checking.report import SeenDtypes
 from opsmith.checking.samples.sample import Sample, is_inexact, replica
 from opsmith.core.adopted import Outputs, StructureMismatchError, leaves
@@ -123,13 +124,23 @@ class Subject:
         """Call it as users do."""
         call = self.apply or self.operator
         assert call is not None
+        if torch.compiler.is_compiling():
+            return call(*args, **kwargs)
         self.ran.note((*args, *kwargs.values()))
-        return call(*args, **kwargs)
+        beat()
+        returned = call(*args, **kwargs)
+        beat(returned=True)
+        return returned
 
     @calls_operator
     def referred(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call the reference as it is."""
-        return self.specification.reference(*args, **kwargs)
+        if torch.compiler.is_compiling():
+            return self.specification.reference(*args, **kwargs)
+        beat()
+        returned = self.specification.reference(*args, **kwargs)
+        beat(returned=True)
+        return returned
 
     def by_reference(self) -> Subject:
         """The subject with the reference instead of the operator: no kernel runs that may end the process."""

@@ -19,9 +19,10 @@ from opsmith.adopting.library_operator import is_operator, overload_of
 from opsmith.adopting.schema_matching import described
 from opsmith.adopting.signature import forward_signature
 from opsmith.checking.effort import Effort
-from opsmith.checking.exceptions import calls_operator, refuse_own
+from opsmith.checking.exceptions import calls_operator, refuse_own, watched_calls
 from opsmith.checking.processes.fork import announce
-from opsmith.checking.property import raised_at
+from opsmith.checking.processes.watchdog import EndlessCallError
+from opsmith.checking.property import endless, raised_at
 from opsmith.checking.report import Outcome
 from opsmith.checking.samples.cases import refuse_unfit
 from opsmith.checking.samples.sample import Sample, sample_named
@@ -252,16 +253,22 @@ def _returned(
         ForwardRaisedError: With what it raises on the first, if it raises on each.
     """
     first: tuple[str, BaseException] | None = None
-    for position, values in enumerate(samples):
-        named = sample_named(position, labels_of(function_class, values), values)
-        announce(partial(str, named))
-        try:
-            return position, returned_by(function_class, values)
-        except BaseException as error:
-            refuse_own(error)
-            first = first or (named, error)
+    watchdog, location = watched_calls(returned_by.__code__), where(function_class.forward)
+    try:
+        with watchdog:
+            for position, values in enumerate(samples):
+                named = sample_named(position, labels_of(function_class, values), values)
+                announce(partial(str, named))
+                try:
+                    return position, returned_by(function_class, values)
+                except BaseException as error:
+                    refuse_own(error)
+                    first = first or (named, error)
+    except EndlessCallError as error:
+        failure = endless("forward", location, error, watchdog)
+        raise ForwardRaisedError(Outcome("forward", "failed", failures=(failure,))) from error
     assert first is not None
-    failure = raised_at("forward", where(function_class.forward), first[1], first[0])
+    failure = raised_at("forward", location, first[1], first[0])
     raise ForwardRaisedError(Outcome("forward", "failed", failures=(failure,))) from first[1]
 
 

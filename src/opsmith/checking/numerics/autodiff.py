@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
+from opsmith.checking.processes.watchdog import beat
 from opsmith.checking.samples.sample import is_inexact
 from opsmith.torch_library.torch_messages import LEAF_WRITTEN, has_message
 from opsmith.torch_library.validation import unsupported_kind
@@ -63,7 +64,10 @@ def differentiate(
     if not pairs or not inputs:
         return [None] * len(inputs)
     outputs, grad_outputs = zip(*pairs, strict=True)
-    return dense(torch.autograd.grad(outputs, inputs, grad_outputs, allow_unused=True, **options))
+    beat()
+    found = torch.autograd.grad(outputs, inputs, grad_outputs, allow_unused=True, **options)
+    beat(returned=True)
+    return dense(found)
 
 
 def vjp_or_zeros(

@@ -28,6 +28,7 @@ from typing import Any, BinaryIO, NoReturn
 import torch
 
 from opsmith import errors
+from opsmith.checking.processes.watchdog import POLL_S, beat
 from opsmith.checking.report import Failure, Outcome, plain
 from opsmith.kernels.cpp.crash_trace import BEGINNING, location_in, trace, tracer
 from opsmith.kernels.cpp.source import CppSource
@@ -39,7 +40,10 @@ GRACE_S = 0.2
 """Time between the signal and the kill, for the fault handler to write the stack."""
 
 ROOM = 4096
-"""Bytes for the name of a sample, including its length."""
+"""Bytes for the name of a sample, including its length, and for the seconds of a call that hangs."""
+
+HUNG = ROOM - 1
+"""Position of these seconds."""
 
 LAST_LINES = 5
 """Number of lines of the child's output in the evidence."""
@@ -55,6 +59,7 @@ SIGNALS = {
 
 _FRAME = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+)')
 _room: mmap.mmap | None = None
+_announced: Callable[[], str] | None = None
 
 
 def announce(sample: Callable[[], str]) -> None:
@@ -63,10 +68,28 @@ def announce(sample: Callable[[], str]) -> None:
     Args:
         sample: Returns the name of the sample; called in a child process only.
     """
+    global _announced
+    _announced = sample
+    beat()
     if _room is None:
         return
-    text = sample().encode()[: ROOM - 4]
+    text = sample().encode()[: ROOM - 5]
     _room[: len(text) + 4] = len(text).to_bytes(4, "little") + text
+
+
+def announced() -> str:
+    """Return the name of the sample that ran last in this process; empty if none did."""
+    return "" if _announced is None else _announced()
+
+
+def report_hang(seconds: float) -> None:
+    """Tell the parent, which waits for this child, that a call does not return and cannot be stopped.
+
+    Args:
+        seconds: Seconds that it has taken, 255 at most.
+    """
+    assert _room is not None
+    _room[HUNG] = min(int(seconds), 255)
 
 
 def in_child() -> bool:
@@ -166,7 +189,7 @@ def run_isolated(
             _run(run, room, stderr_file, writing, crash_tracer)
         os.close(writing)
         try:
-            answer = _read(reading, start + limit_s)
+            answer = _read(reading, start + limit_s, room)
             if answer is None:
                 os.kill(child, signal.SIGUSR1)
                 time.sleep(GRACE_S)
@@ -185,7 +208,8 @@ def run_isolated(
     seconds = time.perf_counter() - start
     sample = bytes(room[4 : 4 + int.from_bytes(room[:4], "little")]).decode(errors="replace")
     late = answer is None
-    failure = _death(name, status, limit_s if late else None, sample, words, where, kernels)
+    hung = float(room[HUNG]) or limit_s
+    failure = _death(name, status, hung if late else None, sample, words, where, kernels)
     return Outcome(name, "failed", seconds=seconds, failures=(failure,))
 
 
@@ -288,13 +312,15 @@ def _received(answer: bytes) -> Outcome:
     return outcome
 
 
-def _read(reading: int, end: float) -> bytes | None:
-    """Read until the child closes the pipe; None after the time limit."""
+def _read(reading: int, end: float, room: mmap.mmap) -> bytes | None:
+    """Read until the child closes the pipe; None after the time limit, or once it reports a hang."""
     parts: list[bytes] = []
     while True:
         left = end - time.perf_counter()
-        if left <= 0 or not select.select([reading], [], [], left)[0]:
+        if left <= 0 or room[HUNG]:
             return None
+        if not select.select([reading], [], [], min(left, POLL_S))[0]:
+            continue
         part = os.read(reading, 65536)
         if not part:
             return b"".join(parts)

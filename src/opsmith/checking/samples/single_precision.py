@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
 import torch
 
-from opsmith.checking.exceptions import refuse_own
+from opsmith.checking.exceptions import refuse_own, watched_calls
 from opsmith.checking.numerics.autodiff import has_gradient
 from opsmith.checking.processes.fork import run_isolated
+from opsmith.checking.processes.watchdog import EndlessCallError
 from opsmith.checking.property import first_line
 from opsmith.checking.report import Outcome
 from opsmith.checking.samples.cases import dtype_name
@@ -45,11 +47,13 @@ def in_single_precision(subject: Subject, limit_s: float) -> Subject:
 
 def _tried(subject: Subject) -> Outcome:
     """Return what it raises in float64, as the reason, if it launches kernels in Triton and takes float32."""
-    with without_warnings():
+    refusal: str | None = ""
+    # A property reports a call that does not return.
+    with without_warnings(), suppress(EndlessCallError), watched_calls():
         refusal = _refusal(subject, torch.float64)
         if refusal is None or _refusal(subject, torch.float32) is not None or not launched_kernels():
             refusal = ""
-    return Outcome("forward", "passed", refusal)
+    return Outcome("forward", "passed", refusal or "")
 
 
 def triton_remarks(subject: Subject) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from opsmith.checking.calls import CallValues, LiveCall, SampleRun, copies
 from opsmith.checking.exceptions import AboutOperatorError, Overlooking, refuse_own
+from opsmith.checking.processes.watchdog import POLL_S, EndlessCallError
 from opsmith.checking.side_effects.hidden_state import HiddenState
 from opsmith.checking.subject import Subject
 from opsmith.torch_library import capabilities
@@ -318,7 +319,7 @@ def at_once(stages: Sequence[Sequence[Callable[[Any], Any]]], *, in_step: bool) 
             answers[at] = value
         except threading.BrokenBarrierError:
             return
-        except (Exception, SystemExit) as error:  # otherwise the other threads would wait
+        except (Exception, SystemExit, EndlessCallError) as error:  # otherwise the other threads would wait
             answers[at] = error
             begin.abort()
             for step in steps:
@@ -328,7 +329,8 @@ def at_once(stages: Sequence[Sequence[Callable[[Any], Any]]], *, in_step: bool) 
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        while thread.is_alive():  # a call that is to be stopped is stopped at the next line of Python
+            thread.join(POLL_S)
     return answers
 
 

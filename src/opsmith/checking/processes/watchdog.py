@@ -1,0 +1,232 @@
+"""Watchdog: a call that never returns is stopped, and is a finding like any other.
+
+A check beats before and after each call. Where no beat comes for long, a thread looks at the stacks: if a
+call of the operator, or a backward, is running, it raises `EndlessCallError` in it. Python raises that at the
+next line of Python code, or where the main thread waits, so that a call which hangs in compiled code is
+stopped only with its process (`isolate`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Self
+
+import torch
+
+FIRST_S = 20.0
+"""Seconds that a call may take before any has returned: kernels are built in it."""
+
+LATER_S = 10.0
+"""Seconds that a later call may take, unless earlier ones took long."""
+
+FACTOR = 20.0
+"""Times that a call may take as long as the longest before it."""
+
+POLL_S = 0.25
+"""Seconds between two looks at the time."""
+
+STOP_S = 0.02
+"""Seconds between two looks for a thread in which a call can be stopped."""
+
+AGAIN_S = 1.0
+"""Seconds between two attempts to stop a thread, which may be handling the first one."""
+
+PATIENCE_S = 4.0
+"""Seconds after which a call in a child process, if it could not be stopped, is left to the parent."""
+
+INTERRUPT = getattr(signal, "SIGVTALRM", signal.SIGINT)
+"""Signal that interrupts a main thread which waits, as for a lock."""
+
+RECURSION_S = 0.5
+"""Seconds after which a recursion is looked for."""
+
+DEEP = 300
+"""Number of calls of one function inside of each other that is an endless recursion."""
+
+BUILDING = ("subprocess.py", "cpp_extension.py", "/triton/", "/_dynamo/", "/_inductor/", "/numba/")
+"""Parts of files whose code builds something, or waits for another process: neither is a hang."""
+
+_TORCH = Path(torch.__file__).parent
+_BACKWARD = {str(_TORCH / "autograd" / name) for name in ("__init__.py", "graph.py", "function.py")}
+
+
+class EndlessCallError(BaseException):
+    """Raised in a call that does not return; no `Exception`, so that no handler takes it for an answer."""
+
+
+def forget_calls() -> None:
+    """Forget how long calls took: another operator is checked."""
+    _pulse.longest = 0.0
+
+
+@dataclass
+class Pulse:
+    """Time of the last beat.
+
+    Args:
+        at: When it came.
+        longest: Longest time between two beats around a call; 0 while none has returned.
+    """
+
+    at: float = 0.0
+    longest: float = 0.0
+
+    def limit(self) -> float:
+        """Seconds that a call may take now."""
+        return max(LATER_S, FACTOR * self.longest) if self.longest else FIRST_S
+
+
+_pulse = Pulse()
+
+
+def beat(*, returned: bool = False) -> None:
+    """Record that the check goes on.
+
+    Args:
+        returned: True if a call of the operator has returned.
+    """
+    now = time.monotonic()
+    if returned:
+        _pulse.longest = max(_pulse.longest, now - _pulse.at)
+    _pulse.at = now
+
+
+class Watchdog:
+    """A region in which a call that does not return is stopped.
+
+    Args:
+        calls: Codes of the functions of the check that call the operator.
+        give_up: Called where a call cannot be stopped, with the seconds that it has taken.
+    """
+
+    def __init__(self, calls: Iterable[CodeType], give_up: Callable[[float], None] | None = None) -> None:
+        self._calls = frozenset(calls)
+        self._give_up = give_up
+        self._lock, self._ended = threading.Lock(), threading.Event()
+        self._active = False
+        self._tried: dict[int, float] = {}
+        self.seconds = 0.0
+        self.recursion = ""
+
+    def __enter__(self) -> Self:
+        self._watched = threading.get_ident()
+        self._others = frozenset(sys._current_frames()) - {self._watched}
+        self._active = True
+        self._handles = threading.current_thread() is threading.main_thread() and _handle()
+        self._interrupts = self._handles
+        beat()
+        threading.Thread(target=self._run, name="opsmith watchdog", daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._active = False
+        self._ended.set()
+        _raise_in(self._watched, None)  # one that is still on its way
+        if self._handles:
+            signal.signal(INTERRUPT, signal.SIG_DFL)
+
+    def words(self) -> str:
+        """What was found, for a message."""
+        if self.recursion:
+            return f"`{self.recursion}` calls itself without end"
+        return "a call does not return"
+
+    def _run(self) -> None:
+        began, poll = 0.0, POLL_S
+        while not self._ended.wait(poll):
+            now = time.monotonic()
+            since = now - _pulse.at
+            if since < min(RECURSION_S, _pulse.limit()):
+                began, poll = 0.0, POLL_S
+                continue
+            stacks = self._stacks()
+            every = [code for codes in stacks.values() for code in codes]
+            if _is_building(every) or not self._is_calling(every):
+                beat()
+                continue
+            self.recursion = self.recursion or recursion(every)
+            if since < _pulse.limit() and not self.recursion:
+                continue
+            began, self.seconds, poll = began or now, self.seconds or since, STOP_S
+            self._stop(now)
+            if self._interrupts and now - began > AGAIN_S:
+                signal.pthread_kill(self._watched, INTERRUPT)
+                self._interrupts = False
+            if self._give_up is not None and now - began > PATIENCE_S:
+                self._give_up(self.seconds)
+                return
+
+    def _stacks(self) -> dict[int, list[CodeType]]:
+        """Codes that run in the watched thread, and in those that were started since, innermost first."""
+        left_out = self._others | {threading.get_ident()}
+        frames = sys._current_frames()
+        stacks = {at: [*_stack(top)] for at, top in frames.items() if at not in left_out}
+        frames.clear()  # a frame that outlives its call would keep its tensors alive
+        return stacks
+
+    def _is_calling(self, codes: Sequence[CodeType]) -> bool:
+        """True if a call of the operator, or a backward, is running."""
+        return any(code in self._calls or code.co_filename in _BACKWARD for code in codes)
+
+    def _stop(self, now: float) -> None:
+        """Raise in threads that run Python, not in those that wait for a backward inside of theirs."""
+        left_out, before = self._others | {threading.get_ident()}, sys.getswitchinterval()
+        with self._lock:
+            # No other thread gets the interpreter meanwhile: a recursion goes on in another thread soon.
+            sys.setswitchinterval(PATIENCE_S)
+            try:
+                for at, top in sys._current_frames().items() if self._active else ():
+                    waits = at in left_out or top.f_code.co_filename in _BACKWARD
+                    if not waits and now - self._tried.get(at, 0.0) > AGAIN_S:
+                        self._tried[at] = now
+                        _raise_in(at, EndlessCallError)
+            finally:
+                sys.setswitchinterval(before)
+
+
+def _handle() -> bool:
+    """Handle `INTERRUPT` in the main thread, unless somebody else does; True if it is ours to send."""
+    free = hasattr(signal, "pthread_kill") and signal.getsignal(INTERRUPT) is signal.SIG_DFL
+    if free:
+        signal.signal(INTERRUPT, _interrupt)
+    return free
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise EndlessCallError
+
+
+def _stack(frame: FrameType | None) -> Iterator[CodeType]:
+    while frame is not None:
+        yield frame.f_code
+        frame = frame.f_back
+
+
+def _is_building(codes: Sequence[CodeType]) -> bool:
+    return any(part in code.co_filename for code in codes for part in BUILDING)
+
+
+def recursion(codes: Sequence[CodeType]) -> str:
+    """Name of the function of the operator that runs inside of itself without end; empty if none does."""
+    own = (each for each in codes if not Path(each.co_filename).is_relative_to(_TORCH))
+    counted = Counter(own).most_common(1)
+    if not counted or counted[0][1] < DEEP:
+        return ""
+    return counted[0][0].co_qualname
+
+
+def _raise_in(thread: int, error: type[BaseException] | None) -> None:
+    """Raise an exception at the next line of Python that a thread runs; None takes one back."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread), None if error is None else ctypes.py_object(error)
+    )

@@ -1,0 +1,226 @@
+"""A call that never returns is one finding, and soon."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd import Function
+
+import opsmith
+from opsmith.checking.processes import watchdog
+from opsmith.checking.processes.watchdog import EndlessCallError, Watchdog, recursion
+
+X = [(torch.ones(2, 3),)]
+FAST = ["forward", "gradient", "determinism", "memory"]
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "_pulse", watchdog.Pulse())
+    monkeypatch.setattr(watchdog, "FIRST_S", 2.0)
+    monkeypatch.setattr(watchdog, "LATER_S", 1.0)
+    monkeypatch.setattr(watchdog, "POLL_S", 0.05)
+    monkeypatch.setattr(watchdog, "AGAIN_S", 0.3)
+    monkeypatch.setattr(watchdog, "PATIENCE_S", 1.0)
+
+
+class Twice(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad * 2
+
+
+class EndlessForward(Twice):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        while True:
+            try:
+                x = x + 1
+            except Exception:  # handles what it likes
+                continue
+
+
+class EndlessBackward(Twice):
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        while True:
+            pass
+
+
+class WaitingForItself(Twice):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        lock = threading.Lock()
+        with lock, lock:
+            return x * 2
+
+
+class EndlessInOneLayout(Twice):
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        while not grad.is_contiguous():
+            pass
+        return grad * 2
+
+
+@pytest.mark.parametrize("endless", [EndlessForward, WaitingForItself])
+@pytest.mark.parametrize("isolate", [False, 60])
+def test_a_forward_that_never_returns_is_the_only_finding(endless: Any, isolate: Any) -> None:
+    report = opsmith.check(endless, samples=X, effort="quick", isolate=isolate)
+    (failure,) = report.failures
+    assert (failure.property, failure.cause, failure.severity) == ("forward", "raises", "error")
+    assert failure.message == "a call does not return"
+    assert failure.evidence == {"sample": "sample 0 (x [2, 3])", "limit": "2 s"}
+    assert failure.where is not None
+    assert failure.where.startswith(__file__)
+    assert {each.status for each in report.outcomes if each.property != "forward"} == {"skipped"}
+
+
+@pytest.mark.parametrize("isolate", [False, 60])
+def test_after_two_hangs_nothing_else_runs(isolate: Any) -> None:
+    report = opsmith.check(EndlessBackward, samples=X, effort="quick", isolate=isolate, only=FAST)
+    first, second = report.failures
+    assert first.follows is None
+    assert second.follows == first.property
+    skipped = {each.reason for each in report.outcomes if each.status == "skipped" and not each.left_out}
+    assert skipped == {"not run: a call does not return (see `determinism` and `gradient`)"}
+
+
+def test_a_hang_in_one_layout_leaves_the_rest_to_be_checked() -> None:
+    report = opsmith.check(EndlessInOneLayout, samples=X, effort="quick", only=[*FAST, "layouts"])
+    (failure,) = report.failures
+    assert failure.property == "layouts"
+    assert all(each.status == "passed" for each in report.outcomes if each.property in FAST)
+
+
+INSIDE_OF_ITSELF = """
+import torch, opsmith
+
+class Itself(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        x = torch.ones_like(grad, requires_grad=True)
+        with torch.enable_grad():
+            y = Itself.apply(x)
+        return torch.autograd.grad(y, x, grad)[0]
+
+options = {"effort": "quick", "isolate": 200, "only": ["determinism"]}
+for failure in opsmith.check(Itself, samples=[(torch.ones(2),)], **options).failures:
+    print(failure.message)
+"""
+
+
+@pytest.mark.slow
+def test_a_backward_inside_of_itself_is_named_before_the_time_is_up(tmp_path: Path) -> None:
+    """torch runs each 60th backward in a new thread, so that Python sees no recursion."""
+    script = tmp_path / "itself.py"
+    script.write_text(INSIDE_OF_ITSELF)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=150)
+    assert done.stdout == "`Itself.backward` calls itself without end\n", done.stderr
+
+
+def test_many_calls_inside_of_each_other_are_a_recursion() -> None:
+    calls, others = [blocked.__code__] * watchdog.DEEP, [torch.autograd.grad.__code__] * 2 * watchdog.DEEP
+    assert recursion([*calls, *others]) == "blocked"
+    assert recursion([*calls[1:], *others]) == ""
+
+
+class Slow(Twice):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        time.sleep(0.1)
+        return x * 2
+
+
+class Building(Twice):
+    """Runs another process, as for a compiler."""
+
+    built = False
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        if not Building.built:
+            subprocess.run([sys.executable, "-c", "import time; time.sleep(1)"], check=True)
+        Building.built = True
+        return x * 2
+
+
+@pytest.mark.parametrize("right", [Slow, Building])
+def test_a_slow_call_is_no_hang(right: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "FIRST_S", 0.2)
+    monkeypatch.setattr(watchdog, "LATER_S", 0.05)
+    report = opsmith.check(right, samples=X, effort="quick", only=["determinism"])
+    assert report.passed_as_asked, str(report)
+
+
+def blocked() -> None:
+    lock = threading.Lock()
+    with lock:
+        lock.acquire(timeout=3.5)
+
+
+def test_what_cannot_be_stopped_is_given_up() -> None:
+    """Python interrupts a wait in the main thread alone."""
+    given_up: list[float] = []
+
+    def run() -> None:
+        with suppress(EndlessCallError), Watchdog([blocked.__code__], given_up.append):
+            blocked()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert given_up
+
+
+def test_the_signal_is_handled_in_the_region_alone_and_left_to_others() -> None:
+    number = watchdog.INTERRUPT
+    with Watchdog([]):
+        assert signal.getsignal(number) is not signal.SIG_DFL
+    assert signal.getsignal(number) is signal.SIG_DFL
+    signal.signal(number, signal.SIG_IGN)
+    try:
+        with Watchdog([]):
+            assert signal.getsignal(number) is signal.SIG_IGN
+        assert signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        signal.signal(number, signal.SIG_DFL)
+
+
+def test_the_interpreter_switches_threads_as_before() -> None:
+    before = sys.getswitchinterval()
+    with pytest.raises(EndlessCallError), Watchdog([blocked.__code__]):
+        blocked()
+    assert sys.getswitchinterval() == before
+
+
+def test_a_child_that_reports_a_hang_is_ended() -> None:
+    """Compiled code that holds the interpreter is ended by the time limit alone."""
+    from opsmith.checking import Outcome
+    from opsmith.checking.processes.fork import report_hang, run_isolated
+
+    def work() -> Outcome:
+        report_hang(7.5)
+        os.read(os.pipe()[0], 1)
+        raise AssertionError("it is over")
+
+    (failure,) = run_isolated("forward", work, where=f"{__file__}:1").failures
+    assert failure.message == "it did not finish within 7 s, before it ran on any sample"
