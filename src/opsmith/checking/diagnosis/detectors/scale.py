@@ -275,5 +275,7 @@ def _close(factor: float, value: float | None, close: float) -> bool:
 
 
 def _plain(factor: float) -> bool:
+    if not math.isfinite(factor):
+        return False
     simple = Fraction(abs(factor)).limit_denominator(LARGEST)
     return max(simple.numerator, simple.denominator) <= 4
