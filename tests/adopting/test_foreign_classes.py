@@ -344,3 +344,26 @@ def test_code_that_runs_on_real_tensors_only_compiled(case: str) -> None:
         if function is compiled:
             first = found
     torch.testing.assert_close(first, found)
+
+
+class PerhapsTwo(Function):
+    """Its second result is None where it is not asked for."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, both: bool = False) -> Any:
+        return x * 2, x * 3 if both else None
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        first, second = grads
+        assert first is not None
+        return 2 * first if second is None else 2 * first + 3 * second, None
+
+
+def test_a_result_that_is_none_in_some_calls_may_be_none() -> None:
+    operator = opsmith.adopt(PerhapsTwo, "foreign::perhaps_two")
+    x = torch.ones(3, dtype=wide, requires_grad=True)
+    assert operator(x)[1] is None
+    first, second = operator(x, True)
+    (found,) = torch.autograd.grad((first + second).sum(), x)
+    torch.testing.assert_close(found, torch.full_like(x, 5.0))
