@@ -15,8 +15,10 @@ from opsmith.kernels.triton.interpreter import missing_interpreter
 triton = pytest.importorskip("triton", reason="Triton is not installed: no part of a torch for the CPU")
 
 import triton.language as tl  # noqa: E402
+from triton.language import arange, load, program_id, store  # noqa: E402
 from triton.language.extra import libdevice  # noqa: E402
 from triton.language.extra.libdevice import rsqrt  # noqa: E402
+from triton.language.math import fma  # noqa: E402
 
 pytestmark = pytest.mark.skipif(missing_interpreter() is not None, reason=str(missing_interpreter()))
 
@@ -79,7 +81,15 @@ def in_bfloat16(x, result, x_numel, by, negated, BLOCK: tl.constexpr):
     tl.store(result + at, (numbers + tl.zeros((BLOCK,), tl.bfloat16)) * by * sign, mask=at < x_numel)
 
 
-BRIDGED = [quoted, float_with_to, bool_with_to, called_dtype, in_bfloat16]
+@triton.jit
+def imported_by_name(x, result, x_numel, by, negated, BLOCK: tl.constexpr):
+    at = program_id(0) * BLOCK + arange(0, BLOCK)
+    sign = -1.0 if negated else 1.0
+    numbers = load(x + at, mask=at < x_numel).to(tl.float32)
+    store(result + at, fma(numbers, by * sign, 0.0), mask=at < x_numel)
+
+
+BRIDGED = [imported_by_name, quoted, float_with_to, bool_with_to, called_dtype, in_bfloat16]
 
 
 @pytest.mark.parametrize("kernel", BRIDGED, ids=lambda kernel: kernel.fn.__name__)

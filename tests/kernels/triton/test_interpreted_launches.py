@@ -261,3 +261,19 @@ def test_what_cannot_run_here_is_unchecked_and_no_error(function: Any, missing: 
     [failure] = report.failures
     assert (failure.property, failure.severity) == ("forward", "limit")
     assert str(failure.evidence["missing here"]).startswith(missing)
+
+
+@triton.jit
+def through_descriptor(x, result, BLOCK: tl.constexpr):
+    result.store([0], x.load([0]) * 3)
+
+
+def test_tensor_descriptors() -> None:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    x, result = torch.randn(16), torch.zeros(16)
+    with interpreted_launches():
+        through_descriptor[(1,)](
+            TensorDescriptor.from_tensor(x, [16]), TensorDescriptor.from_tensor(result, [16]), BLOCK=16
+        )
+    assert torch.equal(result, x * 3)

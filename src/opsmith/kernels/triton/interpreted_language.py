@@ -107,11 +107,11 @@ def _rewritten(
     from triton.runtime import interpreter
 
     given = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
+    language = triton_module().language
     names = {
-        name: bridged.get(value, value) if inspect.isfunction(value) else value
+        name: bridged.get(value) or _late(value, language) if inspect.isfunction(value) else value
         for name, value in given.items()
     }
-    language = triton_module().language
     # The interpreter patches the modules that it finds among these during a launch.
     names |= {"__triton_language__": language, "__triton_core__": language.core}
     if function not in _CODES:
@@ -123,6 +123,18 @@ def _rewritten(
             _CODES[function] = interpreter.FunctionRewriter(copy).rewrite_ast().__code__
     names = {**vars(interpreter), **names}
     return types.FunctionType(_CODES[function], names, function.__name__, function.__defaults__)
+
+
+def _late(function: Callable[..., Any], language: Any) -> Callable[..., Any]:
+    """Return a function that was imported by name, as `from triton.language import load`.
+
+    The interpreter replaces functions of Triton's modules, in which it is looked up again.
+    """
+    name = function.__name__
+    for module in (language, language.math):
+        if language.core.is_builtin(function) and hasattr(module, name):
+            return lambda *args, **kwargs: getattr(module, name)(*args, **kwargs)
+    return function
 
 
 @contextlib.contextmanager

@@ -97,8 +97,10 @@ def _tuned(run: Callable[..., Any]) -> Callable[..., Any]:
 
 def _on_cpu(values: Sequence[Any]) -> bool:
     """Return True if there are tensors among the arguments of a launch, and all are on the CPU."""
-    devices = {value.device.type for value in values if isinstance(value, Tensor)}
-    return devices == {"cpu"}
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    tensors = [value.base if isinstance(value, TensorDescriptor) else value for value in values]
+    return {each.device.type for each in tensors if isinstance(each, Tensor)} == {"cpu"}
 
 
 def _bound(source: TritonSource, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

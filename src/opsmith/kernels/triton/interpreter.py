@@ -228,9 +228,15 @@ def _argument(name: str, value: Any, memory: _Memory, *, wide: bool) -> Any:
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle
     from triton.runtime.jit import mangle_type
+    from triton.tools.tensor_descriptor import TensorDescriptor
 
     if isinstance(value, tuple):
         return tuple(_argument(name, each, memory, wide=wide) for each in value)
+    if isinstance(value, TensorDescriptor):
+        if value.base.dtype == torch.bfloat16:
+            raise NotImplementedError("the interpreter has no tensor descriptors of bfloat16")
+        memory.add(name, value.base)
+        return value
     if isinstance(value, bool):
         return tl.tensor(TensorHandle(numpy.array([value]), tl.int1), tl.int1)
     if isinstance(value, float):
