@@ -119,3 +119,21 @@ def test_a_sample_without_a_tensor_is_not_called() -> None:
     found = exported(declare(total), ([X, X],), ([],))
     assert found.status == "passed"
     assert not any("was left out" in note for note in found.notes)
+
+
+class Branching(Function):
+    """Its forward asks for a number, which an export does not have."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x if torch.any(x > 0) else x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return 2 * grad
+
+
+def test_a_refused_export_is_told_in_the_report_alone(capfd: pytest.CaptureFixture[str]) -> None:
+    found = exported(Branching, (X,))
+    assert "cannot be exported" in str((found.reason, found.notes))
+    assert capfd.readouterr() == ("", "")

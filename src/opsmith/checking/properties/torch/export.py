@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
+from io import StringIO
 from typing import Any
 
 import torch
@@ -25,7 +27,7 @@ from opsmith.checking.property import Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.batches import replicas
 from opsmith.checking.samples.sample import Sample
-from opsmith.checking.side_effects.global_settings import without_warnings
+from opsmith.checking.side_effects.global_settings import without_logs, without_warnings
 from opsmith.checking.subject import Subject
 
 NAME = "export"
@@ -95,8 +97,7 @@ def run(subject: Subject) -> Findings:
 
 def _static(subject: Subject, flats: Flats, ran: list[str]) -> Findings:
     try:
-        with without_warnings(), torch.no_grad():
-            program = torch.export.export(Calls(subject, flats), _inputs(subject, flats), strict=False)
+        program = _program(Calls(subject, flats), _inputs(subject, flats))
     except Exception as error:
         refuse_own(error)
         if len(flats) > 1:  # to find the one that fails
@@ -126,10 +127,7 @@ def _dynamic(subject: Subject, flats: Flats, ran: list[str]) -> Findings:
             for one, two in zip(inputs, resized, strict=True)
         )
         try:
-            with without_warnings(), torch.no_grad():
-                program = torch.export.export(
-                    Calls(subject, [(sample, flat)]), inputs, dynamic_shapes=(dims,), strict=False
-                )
+            program = _program(Calls(subject, [(sample, flat)]), inputs, dynamic_shapes=(dims,))
         except Exception as error:
             refuse_own(error)
             yield from _refused(subject, [(sample, flat)], error)
@@ -142,6 +140,12 @@ def _dynamic(subject: Subject, flats: Flats, ran: list[str]) -> Findings:
             yield Note(
                 f"the export is fixed to this size, because of {type(error).__name__}: {reason_of(error)}"
             )
+
+
+def _program(calls: Calls, inputs: tuple[Tensor, ...], **options: Any) -> Any:
+    """Export a model in silence: of one that it refuses, torch also prints the whole graph to stderr."""
+    with without_warnings(), without_logs(), redirect_stderr(StringIO()), torch.no_grad():
+        return torch.export.export(calls, inputs, strict=False, **options)
 
 
 def _node(subject: Subject, program: Any, calls: int) -> Findings:

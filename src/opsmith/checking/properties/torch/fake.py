@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +17,7 @@ from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, case_name, dtype_name
 from opsmith.checking.samples.sample import Sample, replica
 from opsmith.checking.samples.variations import form_of
+from opsmith.checking.side_effects.global_settings import without_logs
 from opsmith.checking.subject import Subject
 from opsmith.core.location import where
 from opsmith.torch_library import capabilities
@@ -123,7 +122,7 @@ def compare_fake(
     mode = capabilities.fake_mode() if on_meta else symbolic
     faked = [mode.from_tensor(value) if isinstance(value, Tensor) else value for value in flat]
     try:
-        with _silent(), mode:
+        with without_logs(), mode:
             fakes = subject.call(sample, faked)
     except (WrongCountError, WrongFormError) as error:
         message = f"on fake tensors {error}: code compiled for these would be wrong for the real ones"
@@ -248,7 +247,7 @@ def compare_symbolic(
         return
     faked = [mode.from_tensor(value) if isinstance(value, Tensor) else value for value in flat]
     try:
-        with _silent(), mode:
+        with without_logs(), mode:
             fakes = subject.call(sample, faked)
     except Exception as error:
         refuse_own(error)
@@ -285,17 +284,6 @@ def compare_symbolic(
                 fake_location(subject),
                 {"sample": case},
             )
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """A region in which torch does not log errors that it also raises."""
-    before = logging.root.manager.disable
-    logging.disable(logging.ERROR)
-    try:
-        yield
-    finally:
-        logging.disable(before)
 
 
 def fake_location(subject: Subject) -> str:
