@@ -392,3 +392,23 @@ class Nested(Function):
     @staticmethod
     def backward(ctx, grad, _):
         return grad * ctx.saved_tensors[0].cos()
+
+
+class NoSuchMethod(Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        return (x @ w.t()).frobnicate()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, grad
+
+
+class AsksAnObject(Function):
+    @staticmethod
+    def forward(ctx, x, options):
+        return x * options.scale
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None

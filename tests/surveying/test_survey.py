@@ -69,6 +69,8 @@ VERDICTS = {
     "AnswersOnce": ("works", []),
     "LeavesInBackward": ("works", ["cannot be run in a second order"]),
     "Nested": ("works", []),
+    "NoSuchMethod": ("wrong", ["its forward raises AttributeError: 'Tensor' object has no attribute 'frob"]),
+    "AsksAnObject": ("needs a declaration", ["guessed calls ran", "`samples=`"]),
 }
 LINES = {
     "GradReverse": 'grad_reverse = opsmith.adopt(GradReverse, "mypackage::grad_reverse", kind="surrogate")',

@@ -32,6 +32,7 @@ class ClassSource:
         annotations: Annotations of `forward`, resolved.
         called: Arguments that its methods call, which therefore are functions.
         compared: Constants that an argument is compared with, by its name.
+        asked: Attributes that the code asks of its arguments, one of which may be an object that has them.
     """
 
     function_class: type[torch.autograd.Function]
@@ -40,6 +41,7 @@ class ClassSource:
     annotations: dict[str, Any]
     called: frozenset[str]
     compared: dict[str, tuple[Any, ...]]
+    asked: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, function_class: type[torch.autograd.Function], name: str | None = None) -> ClassSource:
@@ -54,6 +56,12 @@ class ClassSource:
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and node.value.id in names
             for target in node.targets
             if isinstance(target, ast.Attribute)
+        }
+        asked = {
+            node.attr
+            for tree in trees
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in names
         }
         called: set[str] = set()
         compared: dict[str, dict[Any, None]] = {}
@@ -71,6 +79,8 @@ class ClassSource:
             _annotations(function_class),
             frozenset(called & names),
             {name: tuple(found) for name, found in compared.items() if name in names and found},
+            # The only argument of a class is a tensor.
+            frozenset(asked if len(names) > 1 else ()),
         )
 
     @property

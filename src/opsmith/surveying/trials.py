@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 import traceback
 import warnings
@@ -72,6 +73,12 @@ class Stop:
         )
 
     @property
+    def missing_attribute(self) -> str | None:
+        """The attribute that a tensor does not have, if that ended the run."""
+        found = re.search(r"'Tensor' object has no attribute '(\w+)'", str(self.error))
+        return found[1] if found is not None and isinstance(self.error, AttributeError) else None
+
+    @property
     def is_left_out(self) -> bool:
         """True if the backward is declared as not implemented."""
         return isinstance(self.error, NotImplementedError) and self.method == "backward"
@@ -92,11 +99,13 @@ class Trials:
             only if there are no others.
         stops: Errors of the others.
         tried: Number of guesses.
+        asked: Attributes that an argument may have if it is no tensor.
     """
 
     ran: tuple[Guess, ...]
     stops: tuple[Stop, ...]
     tried: int
+    asked: frozenset[str] = frozenset()
 
     @property
     def nearest(self) -> Stop | None:
@@ -108,7 +117,11 @@ class Trials:
         """An error of the class itself: a clear one, or the same one for all guesses."""
         # An error before the backward is of the guess, if another guess reached the backward.
         reached = [stop for stop in self.stops if stop.method == "backward"]
-        clear = [stop for stop in reached or self.stops if stop.is_mistake]
+        clear = [
+            stop
+            for stop in reached or self.stops
+            if stop.is_mistake or stop.missing_attribute not in (None, *self.asked)
+        ]
         if clear:
             return clear[0]
         same = len({stop.text for stop in self.stops}) == 1 and self.tried >= ENOUGH
@@ -151,7 +164,8 @@ def run_guesses(source: ClassSource, seed: int, seconds: float, wanted: int = 1)
             break
     # If a backward was reached and raised, calls without a backward prove nothing.
     reached = any(stop.method == "backward" for stop in stops)
-    return Trials(tuple((ran or ({} if reached else without)).values()), tuple(stops), count)
+    found_ones = (ran or ({} if reached else without)).values()
+    return Trials(tuple(found_ones), tuple(stops), count, source.asked)
 
 
 RunResult = Literal["gradients", "no gradient", "not finite"]
