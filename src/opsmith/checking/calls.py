@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.effort import Effort
-from opsmith.checking.exceptions import refuse_own, stated
+from opsmith.checking.exceptions import raised_within, refuse_own, stated
 from opsmith.checking.numerics.autodiff import dense, differentiate, has_gradient, record
 from opsmith.checking.property import first_line
 from opsmith.checking.samples.grad_outputs import random_grad_output, results_with_gradient
@@ -22,6 +22,7 @@ from opsmith.core.call_arguments import tensors_in
 from opsmith.core.formula import Formula, NonDifferentiable, NotImplementedGradient
 from opsmith.core.location import where
 from opsmith.torch_library import capabilities
+from opsmith.torch_library.torch_messages import NO_DERIVATIVE, has_message
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,15 @@ def differentiated(subject: Subject, sample: Sample) -> Differentiated:
             )
         elif not isinstance(rule, NonDifferentiable):
             argnums.append(argnum)
+    if subject.kind.has_reference:
+        derived = [argnum for argnum in argnums if sample.names[argnum] not in rules.rules]
+        if derived and sample.position not in subject.refusals:
+            subject.refusals[sample.position] = _refusals_in(subject, sample, derived, _without_derivative)
+        lacking = subject.refusals.get(sample.position, {})
+        refused.update(
+            {name: f"torch has no derivative by `{name}`: {text}" for name, text in lacking.items()}
+        )
+        argnums = [argnum for argnum in argnums if sample.names[argnum] not in lacking]
     return Differentiated(tuple(argnums), refused)
 
 
@@ -98,27 +108,43 @@ def refusals_of(subject: Subject) -> dict[str, str]:
     own = [sample for sample in subject.samples if subject.kind.own_forward and not sample.origin]
     for sample in own:
         if sample.position not in subject.refusals:
-            subject.refusals[sample.position] = _refusals_in(subject, sample)
+            subject.refusals[sample.position] = _refusals_in(subject, sample, sample.inexact, _statement)
     return {name: text for sample in own for name, text in subject.refusals[sample.position].items()}
 
 
-def _refusals_in(subject: Subject, sample: Sample) -> dict[str, str]:
-    if _statement(subject, sample, sample.inexact) is None:
+Words = Callable[[Exception], str | None]
+"""Function that returns the words of an error that refuses a gradient; None for any other error."""
+
+
+def _refusals_in(subject: Subject, sample: Sample, argnums: Sequence[int], words: Words) -> dict[str, str]:
+    """The inputs by which a backward is refused, alone and with the others, and the words."""
+    if _refusal(subject, sample, argnums, words) is None:
         return {}
-    alone = {sample.names[argnum]: _statement(subject, sample, (argnum,)) for argnum in sample.inexact}
+    alone = {sample.names[argnum]: _refusal(subject, sample, (argnum,), words) for argnum in argnums}
     return {name: text for name, text in alone.items() if text is not None}
 
 
-def _statement(subject: Subject, sample: Sample, argnums: Sequence[int]) -> str | None:
-    """The error that its own code states where these inputs require a gradient; None for any other."""
+def _refusal(subject: Subject, sample: Sample, argnums: Sequence[int], words: Words) -> str | None:
+    """The words by which a backward is refused where these inputs require a gradient; None if it is not."""
     try:
         leaves, _, results = record(partial(subject.call, sample), sample.at(), argnums)
         grads = [torch.ones_like(each) if has_gradient(each) else None for each in tensors_in(results)]
         differentiate(tensors_in(results), [leaves[argnum] for argnum in argnums], grads)
     except Exception as error:
         refuse_own(error)
-        return f"{type(error).__name__}: {first_line(error)}" if stated(error) else None
+        return words(error)
     return None
+
+
+def _statement(error: Exception) -> str | None:
+    """The error that the operator's own code states."""
+    return f"{type(error).__name__}: {first_line(error)}" if stated(error) else None
+
+
+def _without_derivative(error: Exception) -> str | None:
+    """The words of torch where it has no derivative of an operation."""
+    lacks = isinstance(error, RuntimeError) and has_message(error, NO_DERIVATIVE)
+    return first_line(error) if lacks and not raised_within(error) else None
 
 
 def rule_location(subject: Subject, name: str) -> str:

@@ -25,6 +25,8 @@ GRAPH_FREED = ("freed",)
 NO_DERIVATIVE = (
     "marked with @once_differentiable",
     "derivative for aten::",
+    "the derivative for '",
+    "support automatic differentiation",
     "more than one element of the written-to tensor",
 )
 """A second order through `once_differentiable`, or an operation of torch that has no derivative; forward mode
@@ -89,6 +91,9 @@ NO_GPU = (
 
 NO_SIZES_ON_META = ("data-dependent shape", "data-independent implementation does not exist")
 """A result on the device `meta` whose size depends on data."""
+
+LOOKS_AT_DATA = ("data-dependent expression", "aten._local_scalar_dense", "aten.equal")
+"""An operation that needs the numbers of a tensor where there are none, in `opcheck`."""
 
 RECOMPILED = ("recompile",)
 """A call that compiled code does not take, under `fail_on_recompile`."""

@@ -103,13 +103,16 @@ MOST_NODES = 1000
 
 @contextmanager
 def record_saved_tensors() -> Iterator[list[Tensor]]:
-    """Record every tensor that autograd saves within the context, sharing its memory."""
+    """Record every tensor that autograd saves within the context, sharing its memory; no sparse ones."""
     saved: list[Tensor] = []
+    every: list[Tensor] = []
 
     def pack(tensor: Tensor) -> Tensor:
         # Detached: a hook that returned a result itself would close a reference cycle.
-        saved.append(tensor.detach())
-        return saved[-1]
+        every.append(tensor.detach())
+        if tensor.layout == torch.strided:
+            saved.append(every[-1])
+        return every[-1]
 
     with torch.autograd.graph.saved_tensors_hooks(pack, _unpack):
         yield saved

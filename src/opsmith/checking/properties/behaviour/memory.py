@@ -44,17 +44,19 @@ def _sample(subject: Subject, sample: Sample) -> Findings:
 def _leaks(run: SampleRun) -> Findings:
     """Check for memory that stays after several calls when all of their tensors are dropped."""
     with without_garbage_collection():
-        calls = [each for _ in range(CALLS) for each in _watched(run)]
-        left = not_freed(calls)
+        each_call = [_watched(run) for _ in range(CALLS)]
+        left = not_freed([each for call in each_call for each in call])
         if not left:
             return
         left_over = not_freed_after_collection(left)
         stays = [each for each in left_over if each.label]
-        constants = {each.address: each for each in left_over if not each.label}
+        saved = {each.address: each for each in left_over if not each.label}
+        first = {each.address for each in each_call[0]}
+        grown = [each for address, each in saved.items() if address not in first]
         circle = [each for each in left if each.freed]
         where = run.backward_location() if run.argnums else run.subject.specification.where
-        if stays or len(constants) > 1:
-            yield _kept_for_ever(run, stays or list(constants.values()), where)
+        if stays or grown:  # else each call saved the same constants
+            yield _kept_for_ever(run, stays or list(saved.values()), where)
         elif circle:
             yield _in_a_circle(run, circle, where)
 

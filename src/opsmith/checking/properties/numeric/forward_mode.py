@@ -71,7 +71,11 @@ def _against_all(tangents: Tangents, together: Tangents) -> Findings:
         like = actual if right is None else right
         if like is None:
             continue
-        got, other = (torch.zeros_like(like) if each is None else each for each in (actual, right))
+        # Zero times the derivative by another input is nan where there is none.
+        known = tangents.results[position].isfinite() & (True if right is None else right.isfinite())
+        got, other = (
+            torch.zeros_like(like) if each is None else each.where(known, 0) for each in (actual, right)
+        )
         if agree_to_share(got, other, AGREE):
             continue
         if any(

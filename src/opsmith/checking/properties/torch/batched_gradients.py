@@ -174,7 +174,7 @@ class BatchedDifferentiation:
 
     def by_examples(self) -> list[Tensor | None]:
         """The gradients of every example: `vmap` over `torch.func.vjp`."""
-        return map_over(self._pulled, self.batch, self.every_dim)
+        return map_over(self._pulled, replicas(self.batch), self.every_dim)
 
     def _pulled(self, flat: list[Any]) -> list[Tensor]:
         pull = torch.func.vjp(
@@ -186,7 +186,7 @@ class BatchedDifferentiation:
         """The results that a gradient can come in for, as a function of some arguments."""
         values = list(flat[: self.count])
         for argnum, value in zip(self.argnums, given, strict=True):
-            values[argnum] = value
+            values[argnum] = value.clone()  # it may write into it
         results = self.subject.call(self.sample, values)
         pairs = zip(results, flat[self.count :], strict=True)
         return tuple(result for result, grad in pairs if grad is not None)
@@ -197,7 +197,7 @@ class BatchedDifferentiation:
         def mapped(flat: Sequence[Any]) -> list[Any]:
             return map_over(partial(self.subject.call, self.sample), flat, self.dims)
 
-        found = gradients_of(mapped, self.argnums, self.count, self.batch)
+        found = gradients_of(mapped, self.argnums, self.count, replicas(self.batch))
         return [
             gradient.movedim(self.dims[argnum], 0) if argnum in self.dims else gradient
             for argnum, gradient in zip(self.argnums, found, strict=True)

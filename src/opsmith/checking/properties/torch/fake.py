@@ -143,7 +143,7 @@ def compare_fake(
         failure = raised(NAME, subject, error, case)
         message = f"on fake tensors, where there is a form and no data, it raises {failure.message}"
         # The reference may look at data, as in `if x.sum() > 0`; an author's own fake kernel may not.
-        cause = "fake-mismatch" if _has_own_fake(subject) else failure.cause
+        cause = "fake-mismatch" if has_own_fake(subject) else failure.cause
         yield replace(failure, cause=cause, message=message)
         return
     for fake, real, result in zip(fakes, results, subject.results(sample), strict=True):
@@ -206,7 +206,7 @@ def _fits(sizes: Sequence[int | None], real: Tensor) -> bool:
     return len(sizes) == real.dim() and all(size in (None, right) for size, right in pairs)
 
 
-def _has_own_fake(subject: Subject) -> bool:
+def has_own_fake(subject: Subject) -> bool:
     """True if the author wrote the fake kernel, here or for torch.library."""
     specification = subject.specification
     return (
@@ -220,7 +220,7 @@ def _by_torch(subject: Subject, sample: Sample, flat: Sequence[Any], name: str, 
     """True if torch itself computes other strides on fake tensors, for operations inside the operator."""
     if subject.torch_operator is None:
         return True
-    if _has_own_fake(subject):
+    if has_own_fake(subject):
         return False
     names = [each.name for each in subject.results(sample)]
     alone = subject.plain(sample)([replica(value) for value in flat])[names.index(name)]

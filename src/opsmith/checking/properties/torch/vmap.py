@@ -42,6 +42,7 @@ from opsmith.checking.property import (
 )
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.batches import (
+    all_finite,
     batch_of,
     batched,
     empty_batch,
@@ -170,7 +171,7 @@ class MappedSample:
         loop = self.loop(tuple(batch_dims.dims), batch_dims.size)
         batch = batched(loop.rows, batch_dims.dims)
         found = yield from self._tried(
-            batch_dims, lambda: map_over(self.call, batch, batch_dims.dims, batch_dims.out_dim)
+            batch_dims, lambda: map_over(self.call, replicas(batch), batch_dims.dims, batch_dims.out_dim)
         )
         for position, got in enumerate(found or ()):
             name = self.subject.results(self.sample)[position].name
@@ -206,7 +207,11 @@ class MappedSample:
 
     def gradients(self, batch_dims: BatchDims, argnums: Sequence[int]) -> Findings:
         """Compare the gradients of every example, and of the whole batch, with the loop's."""
-        rows = self.loop(tuple(batch_dims.dims), batch_dims.size).rows
+        loop = self.loop(tuple(batch_dims.dims), batch_dims.size)
+        rows = loop.rows
+        if not all_finite(loop.expected):
+            yield Note(f"gradients of {self.sample.brief} were left out: its results are not all finite")
+            return
         given = BatchedDifferentiation(self.subject, self.sample, argnums, rows, batch_dims.dims)
         if not argnums or given.every_dim == batch_dims.dims:
             return
