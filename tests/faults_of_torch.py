@@ -10,6 +10,7 @@ import torch
 
 _BASIS = "cannot trace the basis of a Jacobian of several tensors: `diagonal(offset)` with a traced offset"
 _FLATTEN = "refuses to flatten a DTensor that is sharded in a dimension after the first of those"
+_TANGENT = "compiled code refuses a tensor that came with a tangent, as of any function"
 
 FAULTS: dict[str, dict[str, str]] = {
     "2.11": {
@@ -24,9 +25,8 @@ FAULTS: dict[str, dict[str, str]] = {
         "object_argument": "guards no identity of an object: a call that is given one breaks the graph",
         "generator_argument": "cannot trace an operation that is given a generator made on the way",
     },
-    "2.15": {
-        "from_outside": "compiled code refuses a tensor that came with a tangent, as of any function",
-    },
+    "2.14": {"from_outside": _TANGENT},
+    "2.15": {"from_outside": _TANGENT},
 }
 """What torch does wrong, by what a test calls the case."""
 
