@@ -20,6 +20,7 @@ from opsmith.checking.side_effects.global_settings import thread_count
 from opsmith.core.call_arguments import CallArguments, shown, tensors_in
 from opsmith.core.kernels import check_device
 from opsmith.core.operator import Operator
+from opsmith.core.shape_samples import samples_for
 
 Progress = Callable[[str, int, int], None]
 BUSY = 0.5
@@ -239,7 +240,8 @@ def _passed(operator: Operator[..., Any], report: Any, smallest: SizedCall, seed
     """
     if report is None:
         args, kwargs = smallest.sample.arguments(smallest.sample.flat)
-        given = None if operator.specification.samples is not None else [CallArguments(tuple(args), kwargs)]
+        own = samples_for(operator.specification)
+        given = None if own is not None else [CallArguments(tuple(args), kwargs)]
         report = check(operator, samples=given, seed=seed, effort="quick")
     elif not isinstance(report, Report) or report.operator != operator.name:
         raise errors.UsageError(

@@ -28,6 +28,7 @@ from opsmith.core.call_arguments import shown
 from opsmith.core.formula import listed
 from opsmith.core.operator import Operator
 from opsmith.core.samples import Make, samples_of
+from opsmith.core.shape_samples import samples_for
 
 Samples = Callable[..., Iterable[Any]] | Iterable[Any] | None
 Sizes = Mapping[str, Any] | None
@@ -184,7 +185,7 @@ def _of_function(
 
 def _own(operator: Operator[..., Any], seed: int) -> Sequence[Sample]:
     """Return the operator's own samples, if any."""
-    return samples_of_operator(operator, None, seed) if operator.specification.samples else ()
+    return samples_of_operator(operator, None, seed) if samples_for(operator.specification) else ()
 
 
 def _given(

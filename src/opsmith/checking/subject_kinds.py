@@ -39,6 +39,7 @@ from opsmith.core.call_arguments import CallArguments, shown
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
 from opsmith.core.samples import Make, samples_of
+from opsmith.core.shape_samples import samples_for
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.adopted.forward import returned_by
@@ -167,7 +168,7 @@ def _drawn(
     specification: Specification, samples: GivenSamples, seed: int, name: str | None = None
 ) -> list[CallArguments]:
     """The samples' calls."""
-    source = specification.samples if samples is None else samples
+    source = samples_for(specification) if samples is None else samples
     if source is None:
         return []
     with _drawing(seed) as make:

@@ -266,7 +266,9 @@ def first_call(specification: Specification, use: str, otherwise: str = "") -> C
         MissingSamplesError: If there is none.
         SampleError: If it does not fit the signature.
     """
-    source = specification.samples
+    from opsmith.core.shape_samples import samples_for  # it makes samples with this module
+
+    source = samples_for(specification)
     make = Make(torch.float32)
     calls = [] if source is None else samples_of(source, make, specification.schema, specification.name)
     if not calls:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from opsmith.core.adopted import ClassFormula
 from opsmith.core.formula import Formula, NonDifferentiable, NotImplementedGradient
 from opsmith.core.location import where
+from opsmith.core.shape_samples import samples_for
 from opsmith.core.specification import Specification
 from opsmith.pages.kernels import kernel_entries
 
@@ -223,6 +224,8 @@ def _flops(specification: Specification) -> Aspect:
 
 
 def _samples(specification: Specification) -> Aspect:
+    if specification.samples is None and samples_for(specification) is not None:
+        return Aspect("samples", "derived", "from `shapes=` and the types of the arguments")
     if specification.samples is None:
         how = "nothing to check, draw, export or measure it with: write `@op.samples`"
         return Aspect("samples", "missing", how)

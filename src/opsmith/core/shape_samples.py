@@ -1,0 +1,119 @@
+"""Samples made from `shapes=`, for an operator whose author gave none: each letter has a size of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from opsmith.core.argument_types import BOOL
+from opsmith.core.call_arguments import CallArguments, tensors_in
+from opsmith.core.samples import LocatedSamples, Make, Samples
+from opsmith.core.schema import REQUIRED, Argument
+from opsmith.core.shapes import LEADING, NO_SIZE, Shapes, Sizes
+from opsmith.core.specification import Specification
+
+ROUNDS: tuple[tuple[int, ...], ...] = (
+    (3, 5, 4, 6, 7, 2),
+    (2, 3, 6, 4, 5, 8),
+    (6, 4, 2, 8, 3, 5),
+    (4, 8, 12, 6, 2, 10),
+    (12, 6, 4, 2, 8, 10),
+)
+"""Sizes of the letters in one call after another: apart in each, first odd ones, then ones that divide."""
+
+MOST = 3
+"""Most samples."""
+
+RANGES = ((-2.0, 2.0), (0.5, 2.0))
+"""Ranges of numbers: any, or positive ones where the reference has no finite result for the others."""
+
+UNKNOWN = object()
+
+
+def samples_for(specification: Specification) -> Samples | None:
+    """Return the samples of an operator: the author's, or those that its shapes and types are enough for.
+
+    They are if every tensor has its dimensions, every other argument is a size, or has a default, None or a
+    list of values, and the reference has finite results for them.
+
+    Example:
+        >>> import torch, opsmith
+        >>> @opsmith.operator("demo::scaled", shapes="x: B N, scale: N -> B N")
+        ... def scaled(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        ...     return x * scale
+        >>> [[list(each.shape) for each in call.args] for call in samples_for(scaled.specification)(Make())]
+        [[[3, 5], [5]], [[2, 3], [3]], [[6, 4], [4]]]
+    """
+    if specification.samples is not None or specification.shapes is None:
+        return specification.samples
+    for low, high in RANGES:
+        made = partial(_call, specification, specification.shapes, low, high)
+        rounds = [number for number in range(len(ROUNDS)) if _runs(specification, made(Make(), number))]
+        if rounds:
+            return LocatedSamples(partial(_calls, made, rounds[:MOST]), specification.where)
+    return None
+
+
+def _calls(made: Callable[[Make, int], CallArguments | None], rounds: Sequence[int], make: Make) -> list[Any]:
+    return [made(make, number) for number in rounds]
+
+
+def _runs(specification: Specification, call: CallArguments | None) -> bool:
+    """Return True if the reference has finite results for a call."""
+    if call is None:
+        return False
+    try:
+        with torch.random.fork_rng(), torch.no_grad():
+            results = specification.reference(*call.args, **call.kwargs)
+    except Exception:  # the author's code, on a call that is a guess: it wants something else
+        return False
+    found = tensors_in([*results] if isinstance(results, tuple) else [results])
+    return all(bool(each.isfinite().all()) for each in found if each.is_floating_point() or each.is_complex())
+
+
+def _call(
+    specification: Specification, shapes: Shapes, low: float, high: float, make: Make, number: int
+) -> CallArguments | None:
+    """Return the call with the sizes of one round; None where nothing says which values it has."""
+    sizes = _sizes(specification, shapes, number)
+    values = [_value(each, shapes, sizes, make, low, high) for each in specification.schema.arguments]
+    if any(value is UNKNOWN for value in values):
+        return None
+    args, kwargs = specification.schema.split(values)
+    return CallArguments(tuple(args), kwargs)
+
+
+def _sizes(specification: Specification, shapes: Shapes, number: int) -> Sizes:
+    """Return the sizes of the letters in one round; an integer argument keeps its default."""
+    given = {letter for dims in shapes.arguments.values() for letter in dims.letters} | shapes.integers
+    numbers = ROUNDS[number]
+    sizes: Sizes = {letter: numbers[at % len(numbers)] for at, letter in enumerate(sorted(given))}
+    for each in specification.schema.arguments:
+        if each.name in shapes.integers and type(each.default) is int:
+            sizes[each.name] = each.default
+    return {**sizes, LEADING: (2,) if number == 0 else ()}
+
+
+def _value(argument: Argument, shapes: Shapes, sizes: Sizes, make: Make, low: float, high: float) -> Any:
+    """Return a value for an argument; UNKNOWN where nothing says which."""
+    kind, dims = argument.kind, shapes.arguments.get(argument.name)
+    if kind.is_tensor and dims is not None:
+        evaluated = dims.evaluate(sizes)
+        if any(size is NO_SIZE for size in evaluated):
+            return UNKNOWN
+        known: Sequence[int] = [2 if size is None else size for size in evaluated]
+        if kind.sequence:
+            return [make(*known, low=low, high=high) for _ in range(kind.length or 2)]
+        return make(*known, low=low, high=high)
+    if argument.name in shapes.integers:
+        return sizes[argument.name]
+    if argument.default is not REQUIRED:
+        return argument.default
+    if kind.optional:
+        return None
+    if kind.base is BOOL and not kind.sequence:
+        return False
+    return kind.base.values[0] if kind.base.values and not kind.sequence else UNKNOWN
