@@ -208,6 +208,13 @@ def test_a_flag_chooses_to_write() -> None:
         assert x.tolist() == [-1.0, 2.0]
 
 
+def test_samples_in_a_list_are_no_memory_of_a_call() -> None:
+    x = torch.randn(3, dtype=wide)
+    operator = opsmith.adopt(Inner, "foreign::listed", samples=[(x,)])
+    report = opsmith.check(operator, only=["memory"])
+    assert not report.failures, report
+
+
 class TwoTangents(Scaled):
     """A tangent more than it has results."""
 

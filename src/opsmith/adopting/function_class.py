@@ -329,7 +329,15 @@ def _describe(
     if reference is not None:
         reference = _as_reference(reference, schema, outputs, parameters, name)
     return AdoptedFunction(
-        name, schema, function_class, outputs, kinds, parameters, reference, defaults, origin=origin
+        name,
+        schema,
+        function_class,
+        outputs,
+        kinds,
+        parameters,
+        reference,
+        defaults,
+        provenance=lambda: origin,
     )
 
 
@@ -366,7 +374,7 @@ def learned_from(
     schema = Schema(arguments, _results(outputs, optional), single=outputs == 0)
     if (schema, parameters, outputs) == (adopted.schema, adopted.parameters, adopted.outputs):
         return None
-    reference = origin.reference
+    reference, final = origin.reference, replace(origin, ran=ran)
     if reference is not None:
         reference = _as_reference(reference, schema, outputs, parameters, adopted.operator)
     return replace(
@@ -377,7 +385,7 @@ def learned_from(
         reference=reference,
         defaults=defaults,
         facts=ObservedFacts(),
-        origin=replace(origin, ran=ran),
+        provenance=lambda: final,
     )
 
 

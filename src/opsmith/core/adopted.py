@@ -176,7 +176,7 @@ class AdoptedFunction(errors.ErrorSubject):
         reference: The function that takes over where the class cannot be used, if its author gave one.
         defaults: Defaults that are left out of the schema, because one of them cannot be written there.
         facts: Facts observed in its runs.
-        origin: Material of the adoption.
+        provenance: Returns the material of the adoption: a function, since samples are no state of a call.
     """
 
     operator: str
@@ -188,7 +188,12 @@ class AdoptedFunction(errors.ErrorSubject):
     reference: Callable[..., Any] | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     facts: ObservedFacts = field(default_factory=ObservedFacts, compare=False)
-    origin: Origin = field(default_factory=Origin, compare=False)
+    provenance: Callable[[], Origin] = field(default=Origin, compare=False)
+
+    @property
+    def origin(self) -> Origin:
+        """Material of the adoption."""
+        return self.provenance()
 
     @property
     def name(self) -> str:
