@@ -326,3 +326,47 @@ def test_a_reference_that_looks_at_data_is_a_limit_and_an_authors_fake_that_does
     assert [(each.property, each.cause, each.severity) for each in own.failures] == [
         ("fake", "fake-mismatch", "error")
     ]
+
+
+class SoftTarget(torch.autograd.Function):
+    """A loss: nobody differentiates by its target."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, target: Tensor) -> Tensor:
+        ctx.save_for_backward(logits, target)
+        return (logits * target).sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None]:
+        _, target = ctx.saved_tensors
+        if not ctx.needs_input_grad[0]:
+            return None, None
+        return grad * target, None
+
+
+class ForgottenTarget(SoftTarget):
+    """It returns a gradient by the target, if only at times."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:  # type: ignore[override]
+        logits, target = ctx.saved_tensors
+        return grad * target, grad * logits if len(logits) > 100 else None
+
+
+@pytest.mark.parametrize(("kind", "severity"), [(SoftTarget, "warning"), (ForgottenTarget, "error")])
+def test_no_gradient_in_every_return_statement_is_a_warning(kind: Any, severity: str) -> None:
+    samples = [(torch.randn(3, 4), torch.rand(3, 4))]
+    report = opsmith.check(kind, samples=samples, only=["forward", "gradient"], effort="quick")
+    (failure,) = report.failures
+    assert (failure.input, failure.cause, failure.severity) == ("target", "missing-gradient", severity)
+    declared = "declare it by `operator.gradients(target=opsmith.non_differentiable)`"
+    assert (declared in failure.message) is (severity == "warning")
+
+
+def test_what_the_warning_says_to_declare_is_accepted() -> None:
+    samples = [(torch.randn(3, 4), torch.rand(3, 4))]
+    operator = opsmith.adopt(SoftTarget, "severity::soft_target", samples=samples)
+    operator.gradients(target=opsmith.non_differentiable)
+    report = opsmith.check(operator, only=["forward", "gradient"], effort="quick")
+    assert report.passed, report
+    assert not report.failures, report

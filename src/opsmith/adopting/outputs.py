@@ -58,7 +58,7 @@ def outputs_of(
         )
     shape = next((found for found in map(_of_hint, [stated, *hints]) if found is not _UNKNOWN), _UNKNOWN)
     if shape is _UNKNOWN:
-        shape = _of_source(function_class) if run is None else _of_run(run, function_class)
+        shape = _of_source(function_class.forward) if run is None else _of_run(run, function_class)
     if shape is _UNKNOWN:
         shape = "tensor"  # until the first call shows it
     if not list(_leaves(shape)):
@@ -151,16 +151,33 @@ def _of_value(value: Any, function_class: type) -> Shape:
     )
 
 
-def _of_source(function_class: type[torch.autograd.Function]) -> Shape:
-    """Return the structure that the return statements of `forward` agree on: one value, or a tuple."""
+def never_returned(function: Callable[..., Any], position: int) -> bool:
+    """Return True if the value at a position of a returned tuple is None in every return statement.
+
+    Args:
+        function: A Function class's backward.
+        position: The position.
+
+    Example:
+        >>> def backward(ctx, grad):
+        ...     return 2 * grad, None
+        >>> never_returned(backward, 0), never_returned(backward, 1)
+        (False, True)
+    """
+    shape = _of_source(function)
+    return isinstance(shape, tuple) and position < len(shape) and shape[position] is None
+
+
+def _of_source(function: Callable[..., Any]) -> Shape:
+    """Return the structure that the return statements of a function agree on: one value, or a tuple."""
+    plain: Any = inspect.unwrap(function)
     try:
-        source = textwrap.dedent(inspect.getsource(inspect.unwrap(function_class.forward)))
-        tree = ast.parse(source)
+        tree = ast.parse(textwrap.dedent(inspect.getsource(plain)))
         shapes = [_of_expression(each) for each in _returned(tree.body[0])]
         if not shapes:  # a lambda
-            shapes = list(_of_code(inspect.unwrap(function_class.forward).__code__))
+            shapes = list(_of_code(plain.__code__))
     except (OSError, TypeError, SyntaxError):  # written at a prompt
-        shapes = list(_of_code(inspect.unwrap(function_class.forward).__code__))
+        shapes = list(_of_code(plain.__code__))
     merged = shapes[0] if shapes else _UNKNOWN
     for other in shapes[1:]:
         merged = _merged(merged, other)

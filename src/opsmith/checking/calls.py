@@ -11,6 +11,8 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
+from opsmith.adopting.outputs import never_returned
+from opsmith.adopting.signature import forward_signature
 from opsmith.checking.effort import Effort
 from opsmith.checking.exceptions import raised_within, refuse_own, stated
 from opsmith.checking.numerics.autodiff import dense, differentiate, has_gradient, record
@@ -145,6 +147,15 @@ def _without_derivative(error: Exception) -> str | None:
     """The words of torch where it has no derivative of an operation."""
     lacks = isinstance(error, RuntimeError) and has_message(error, NO_DERIVATIVE)
     return first_line(error) if lacks and not raised_within(error) else None
+
+
+def leaves_out(subject: Subject, name: str) -> bool:
+    """True if a class's backward returns None for an input in every return statement: it may be meant."""
+    adopted = subject.specification.adopted
+    if adopted is None:
+        return False
+    parameters = [*forward_signature(adopted.function_class).parameters]
+    return name in parameters and never_returned(adopted.function_class.backward, parameters.index(name))
 
 
 def rule_location(subject: Subject, name: str) -> str:

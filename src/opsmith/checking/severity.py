@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from opsmith.checking.calls import leaves_out
 from opsmith.checking.causes import CAUSES
 from opsmith.checking.properties import PROPERTIES
 from opsmith.checking.report import SEVERITIES, WIDEST, Failure, Outcome, Severity
@@ -108,6 +109,10 @@ def _seen_only_in(dtypes: Collection[str], failure: Failure) -> bool:
     return bool(failure.dtypes) and {*failure.dtypes} <= {*dtypes}
 
 
+def _left_out(failure: Failure, subject: Subject) -> bool:
+    return failure.cause == "missing-gradient" and leaves_out(subject, failure.input or "")
+
+
 def _any(failure: Failure, subject: Subject) -> bool:
     return True
 
@@ -135,6 +140,11 @@ RULES: tuple[Rule, ...] = (
     Rule("wrong at special values alone (`values`)", "warning", _at_special_values),
     Rule("wrong in low-precision dtypes alone: bfloat16, float16, complex32", "warning", _in_low_precision),
     Rule("computed in float32 where float64 comes in (`precision`)", "warning", _float32_in_float64),
+    Rule(
+        "no gradient by an input for which a class's backward returns None in every return statement",
+        "warning",
+        _left_out,
+    ),
     Rule(
         "wrong second order, or forward mode, of a class that does not promise it: it has no `jvp`, and its "
         "backward applies no Function",

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import rule_location
+from opsmith.checking.calls import leaves_out, rule_location
 from opsmith.checking.causes import CAUSES, first_of
 from opsmith.checking.diagnosis import Diagnosis, Observation, diagnose
 from opsmith.checking.diagnosis.observation import Observer
@@ -199,6 +199,8 @@ def _wrong(right: RightGradient, attempts: Sequence[Attempt]) -> Failure:
         evidence["also fits"] = dict(found.also_fits)
     message = f"the gradient of `{label}` is wrong: {shown.difference}"
     message += f"; {found.reason}" if found.reason else ""
+    if found.cause == "missing-gradient" and leaves_out(subject, name):
+        message += f"; {LEFT_OUT.format(name)}"
     derived = not isinstance(subject.specification.gradients.rules.get(name), Formula)
     if derived and not subject.specification.opaque and not right.trusted(shown.argnum, shown.grad_outputs):
         message += f". {HIDES}"
@@ -238,6 +240,11 @@ def reference_failure(right: RightGradient, argnum: int, grad_outputs: GradOutpu
         {"sample": case_name(sample, torch.float64, torch.device("cpu")), "grad_output": grad_outputs.name},
     )
 
+
+LEFT_OUT = (
+    "its backward returns None there in every case: where that is meant, adopt the class, and declare it by "
+    "`operator.gradients({}=opsmith.non_differentiable)`"
+)
 
 HIDES = "The reference hides a dependence from autograd (`.detach()`, `no_grad`, `.data`, a cast)"
 
