@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import platform
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from opsmith.checking.samples.symmetric import among_symmetric, symmetric_remark
 from opsmith.checking.samples.variations import Variations, failure_of, variations
 from opsmith.checking.severity import graded, with_status
 from opsmith.checking.side_effects.global_settings import without_warnings
+from opsmith.checking.side_effects.steady_runs import SteadyRuns, are_steady, steady_conditions
 from opsmith.checking.subject import Subject, missing_device
 from opsmith.checking.subject_kinds import ForwardRaisedError, GivenSamples, subject_of
 from opsmith.core.call_arguments import shown
@@ -143,6 +145,9 @@ def check(
             found |= {name: Outcome(name, "skipped", NOT_RUN) for name in USUAL if name in wanted}
     every = replace(subject, samples=(*subject.samples, *derived.samples))
     begun = [each.property for each in (*refused, *deaths) if LIMIT in each.evidence]
+    remarks: tuple[str, ...] = ()
+    tried_before: dict[Any, SteadyRuns | None] = {}
+    steady: SteadyRuns | None = None
     for name in sorted(names, key=lambda name: not PROPERTIES[name].first):
         known = PROPERTIES[name]
         if name in found:
@@ -154,12 +159,20 @@ def check(
         elif len(hung := [*begun, *_hung(found)]) >= MOST_HANGS:
             names_ = " and ".join(f"`{each}`" for each in dict.fromkeys(hung))
             found[name] = Outcome(name, "skipped", f"not run: a call does not return (see {names_})")
-        elif known.compares_runs and (unsteady := _unsteady(found)):
+        elif (
+            known.compares_runs
+            and (unsteady := _unsteady(found))
+            and not (steady := None if known.compiles else _steady(subject, found, tried_before, limit_s))
+        ):
             found[name] = Outcome(name, "skipped", unsteady)
         else:
+            conditions = steady if known.compares_runs and unsteady else None
+            if conditions is not None:
+                remarks = (f"two runs give different numbers; the rest ran {conditions.words()}",)
             tested = every if known.varied else sample_subset(subject) if known.subset else subject
             moved = smooth.symmetric if known.differences else frozenset()
-            found[name] = run(known, replace(tested, symmetric=moved) if moved else tested, limit_s)
+            tested = replace(tested, symmetric=moved, steady=conditions) if moved or conditions else tested
+            found[name] = run(known, tested, limit_s)
     if progress is not None:
         progress("", len(found), len(names))
     before = found["forward"]
@@ -188,7 +201,8 @@ def check(
         "remarks": subset_remarks(subject, [name for name in ran if PROPERTIES[name].subset])
         + symmetric_remarks(smooth)
         + unused_remarks(outcomes, findings)
-        + triton_remarks(subject),
+        + triton_remarks(subject)
+        + remarks,
     }
     return Report(
         subject.name,
@@ -275,6 +289,32 @@ def _unsteady(found: Mapping[str, Outcome]) -> str | None:
             if CAUSES[failure.cause].unsteady and not shared:
                 return f"not compared: two runs give different numbers (see `{name}`)"
     return None
+
+
+def _steady(
+    subject: Subject,
+    found: Mapping[str, Outcome],
+    tried: dict[Any, SteadyRuns | None],
+    limit_s: float,
+) -> SteadyRuns | None:
+    """The conditions under which runs are the same, tried once for the same failures; None for none."""
+    failures = [each for outcome in found.values() for each in outcome.failures]
+    key = tuple((each.property, each.cause, each.input) for each in failures)
+    if key not in tried:
+        same, conditions = False, steady_conditions(subject, failures)
+        steady = replace(subject, steady=conditions)
+
+        def begin() -> Outcome:
+            return Outcome("forward", "passed" if are_steady(steady) else "skipped")
+
+        if conditions is not None and limit_s:
+            location = subject.specification.where
+            same = run_isolated("forward", begin, where=location, limit_s=limit_s).status == "passed"
+        elif conditions is not None:
+            with suppress(EndlessCallError), few_threads(subject.effort), watched_calls():
+                same = begin().status == "passed"
+        tried[key] = conditions if same else None
+    return tried[key]
 
 
 def _derived(subject: Subject, limit_s: float) -> tuple[Variations, tuple[Failure, ...]]:

@@ -20,6 +20,7 @@ from opsmith.checking.property import Note, Property, Skipped, endless, missing_
 from opsmith.checking.report import Failure, Outcome, Status, all_dtypes, with_dtypes
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import thread_count, without_warnings
+from opsmith.checking.side_effects.steady_runs import random_states_restored
 from opsmith.checking.subject import Subject
 from opsmith.core.call_arguments import tensors_in
 
@@ -60,6 +61,7 @@ def _outcome(known: Property, subject: Subject) -> Outcome:
         with (
             without_warnings(),
             few_threads(subject.effort),
+            nullcontext() if subject.steady is None else random_states_restored(),
             nullcontext() if known.compiles else watchdog,
         ):
             for finding in known.run(subject):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from opsmith.checking.processes.watchdog import beat
 from opsmith.checking.report import SeenDtypes
 from opsmith.checking.samples.sample import Sample, is_inexact, replica
 from opsmith.core.adopted import Outputs, StructureMismatchError, leaves
+from opsmith.core.call_arguments import tensors_in
 from opsmith.core.kernels import Kernel, choose
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
@@ -31,6 +32,9 @@ from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.flattening import ResultFlattening
 from opsmith.torch_library.validation import run_validated
+
+if TYPE_CHECKING:
+    from opsmith.checking.side_effects.steady_runs import SteadyRuns
 
 CPU = torch.device("cpu")
 
@@ -95,6 +99,7 @@ class Subject:
         narrow: What it raises in float64, if it takes float32 and not that.
         limit_s: Seconds that a call may take in a process that is watched.
         dropped: Positions of the author's samples on which a call raises.
+        steady: Conditions that make all runs the same, where they are not by themselves.
         ran: The dtypes in which it was run.
         refusals: For each of its samples, by position, the inputs by which its own code refuses a gradient.
     """
@@ -111,6 +116,7 @@ class Subject:
     narrow: str = ""
     limit_s: float = 60.0
     dropped: frozenset[int] = frozenset()
+    steady: SteadyRuns | None = None
     ran: SeenDtypes = field(default_factory=SeenDtypes, compare=False, repr=False)
     refusals: dict[int, dict[str, str]] = field(default_factory=dict, compare=False, repr=False)
 
@@ -214,6 +220,8 @@ class Subject:
         with self.seeded():
             args, kwargs = sample.arguments(self._own(sample, flat))
             returned = self.called(args, kwargs)
+        if self.steady is not None:
+            self.steady.before_backward(tensors_in([returned]))
         adopted = self.specification.adopted
         if adopted is not None:  # its results may lie in tuples inside of tuples
             return self._widened(self._parts(adopted.outputs, returned, flat), flat)
@@ -241,6 +249,8 @@ class Subject:
         values: list[Any] = [v.clone_state() if isinstance(v, torch.Generator) else v for v in flat]
         if self.narrow:
             values = [v.float() if isinstance(v, Tensor) and v.dtype == torch.float64 else v for v in values]
+        if self.steady is not None:
+            values = self.steady.fresh(sample.labels, values)
         if not self.symmetric:
             return values
         pairs = zip(sample.labels, values, strict=True)
@@ -358,6 +368,10 @@ class Subject:
     @contextmanager
     def seeded(self) -> Iterator[None]:
         """A region in which every run draws the same numbers; the state outside is restored."""
+        if self.steady is not None:
+            with self.steady.region():
+                yield
+            return
         if not self.draws:  # setting the state takes longer than most operators
             yield
             return

@@ -163,4 +163,5 @@ DETERMINISM = Property(
     subset=True,
     first=True,
     compares_runs=False,
+    about_gradients=False,
 )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +15,7 @@ from opsmith.checking.report import Failure
 from opsmith.checking.samples.grad_outputs import contiguous_grad_outputs
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import without_warnings
+from opsmith.checking.side_effects.steady_runs import random_states, random_states_restored
 from opsmith.checking.subject import Subject, drawing_operations
 from opsmith.core.call_arguments import tensors_in
 
@@ -59,41 +58,15 @@ def run(subject: Subject) -> Findings:
 
 def _states_moved(subject: Subject, sample: Sample) -> list[str]:
     """Names of the global random states that a call of the operator changes; they are restored."""
-    before = {name: get() for name, (get, _) in _states().items()}
-    try:
-        with torch.no_grad():
-            args, kwargs = sample.arguments(sample.at())
-            subject.called(args, kwargs)
+    with random_states_restored(), torch.no_grad():
+        before = {name: get() for name, (get, _) in random_states().items()}
+        args, kwargs = sample.arguments(sample.at())
+        subject.called(args, kwargs)
         return [
-            name for name, (get, _) in _states().items() if name in before and not _same(before[name], get())
+            name
+            for name, (get, _) in random_states().items()
+            if name in before and not _same(before[name], get())
         ]
-    finally:
-        for name, (_, put) in _states().items():
-            if name in before:
-                put(before[name])
-
-
-def _states() -> dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]]:
-    """Functions that read and set each global random state, by name."""
-    states: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
-        "torch": (_torch_state, _set_torch_state),
-        "Python's `random`": (random.getstate, random.setstate),
-    }
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        states["NumPy"] = (numpy.random.get_state, numpy.random.set_state)
-    return states
-
-
-def _torch_state() -> list[torch.Tensor]:
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return [torch.get_rng_state(), *cuda]
-
-
-def _set_torch_state(states: list[torch.Tensor]) -> None:
-    torch.set_rng_state(states[0])
-    if torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(states[1:])
 
 
 def _same(first: Any, second: Any) -> bool:

@@ -1,0 +1,158 @@
+"""Steady runs of an operator that draws undeclared, or writes into a buffer: every run gives the same.
+
+Every forward and every backward begins with the same random states, and a buffer, such as running
+statistics, is a fresh copy in each call. What is wrong beside the reported fault then shows.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith.checking.calls import SampleRun
+from opsmith.checking.causes import CAUSES
+from opsmith.checking.exceptions import Overlooking
+from opsmith.checking.numerics.compare import differ_beyond_rounding
+from opsmith.checking.report import Failure
+from opsmith.checking.side_effects.canaries import fill_freed_memory
+from opsmith.checking.side_effects.global_settings import without_warnings
+from opsmith.checking.subject import Subject
+
+BYTES = (0xFF, 0x41)
+"""Bytes left in used memory between two runs that must be the same."""
+
+SAMPLES = 3
+"""Most samples on which it is tried."""
+
+
+@dataclass(frozen=True)
+class SteadyRuns:
+    """Conditions under which every run gives the same.
+
+    Args:
+        seed: Seed of every random state.
+        copied: Labels of the arguments that are copied for each call.
+    """
+
+    seed: int
+    copied: frozenset[str]
+
+    @contextmanager
+    def region(self) -> Iterator[None]:
+        """A region that begins with the same random states each time; those outside are restored."""
+        with random_states_restored():
+            self._seed()
+            yield
+
+    def fresh(self, labels: Sequence[str], values: Sequence[Any]) -> list[Any]:
+        """The arguments, with a copy of each buffer."""
+        return [
+            value.clone() if label in self.copied and isinstance(value, Tensor) else value
+            for label, value in zip(labels, values, strict=True)
+        ]
+
+    def before_backward(self, results: Sequence[Tensor]) -> None:
+        """Begin every backward of a call with the same random states."""
+        nodes = {each.grad_fn for each in results if each.grad_fn is not None}
+        for node in nodes:
+            node.register_prehook(self._before)
+
+    def _before(self, grads: Any) -> None:
+        self._seed(1)  # a backward that draws for itself gets other numbers than its forward
+
+    def _seed(self, more: int = 0) -> None:
+        torch.manual_seed(self.seed + more)
+        random.seed(self.seed + more)
+        numpy = sys.modules.get("numpy")
+        if numpy is not None:
+            numpy.random.seed((self.seed + more) % 2**32)
+
+    def words(self) -> str:
+        """Description for a remark."""
+        copied = ", ".join(f"`{label}`" for label in sorted(self.copied))
+        return f"with fresh copies of {copied} for each call" if copied else "under fixed seeds"
+
+
+def steady_conditions(subject: Subject, failures: Sequence[Failure]) -> SteadyRuns | None:
+    """The conditions that may make runs the same; None where no seeds and copies do.
+
+    Args:
+        subject: The subject of the check.
+        failures: Failures of the check so far.
+    """
+    unsteady = [each for each in failures if CAUSES[each.cause].unsteady]
+    draws = any(each.property == "randomness" for each in unsteady)
+    written = {each.input for each in unsteady if each.cause == "mutates-input"}
+    known = {"mutates-input", *(["nondeterministic"] if draws else [])}
+    drawn = [each.message for each in unsteady if each.property == "determinism"]
+    own = bool(drawn) and not any(message.startswith("two calls") for message in drawn)
+    # A backward that alone draws gives arbitrary numbers: no gradient can be compared.
+    if own or None in written or not {each.cause for each in unsteady} <= known:
+        return None
+    return SteadyRuns(subject.seed, frozenset(each for each in written if each is not None))
+
+
+def are_steady(subject: Subject) -> bool:
+    """True if all runs are the same under the conditions of a subject, tried on its first samples."""
+    with random_states_restored(), without_warnings(), Overlooking():
+        few = subject.samples[:SAMPLES]
+        return all(_is_steady(run) for each in few for run in SampleRun.of(subject, each))
+    return False
+
+
+def _is_steady(run: SampleRun) -> bool:
+    """True if every run gives the same, and no gradient flows to a buffer."""
+    first = run.values()
+    for byte in BYTES:
+        fill_freed_memory([*first.tensors, *run.sample.flat], byte)
+        again = run.values()
+        if any(differ_beyond_rounding(*pair) for pair in zip(first.tensors, again.tensors, strict=True)):
+            return False
+    assert run.subject.steady is not None
+    return all(
+        gradient is None or not bool(gradient.any())
+        for argnum, gradient in zip(run.argnums, first.gradients, strict=True)
+        if run.sample.labels[argnum] in run.subject.steady.copied
+    )
+
+
+@contextmanager
+def random_states_restored() -> Iterator[None]:
+    """A region after which every random state is as it was before."""
+    before = {name: get() for name, (get, _) in random_states().items()}
+    try:
+        yield
+    finally:
+        for name, (_, put) in random_states().items():
+            if name in before:
+                put(before[name])
+
+
+def random_states() -> dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]]:
+    """Functions that read and set each global random state, by name."""
+    states: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+        "torch": (_torch_state, _set_torch_state),
+        "Python's `random`": (random.getstate, random.setstate),
+    }
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        states["NumPy"] = (numpy.random.get_state, numpy.random.set_state)
+    return states
+
+
+def _torch_state() -> list[torch.Tensor]:
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return [torch.get_rng_state(), *cuda]
+
+
+def _set_torch_state(states: list[torch.Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    if torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(states[1:])

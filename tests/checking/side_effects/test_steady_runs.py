@@ -1,0 +1,145 @@
+"""What makes runs differ is reported, and the rest is checked under fixed seeds and with fresh copies."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+import opsmith
+
+GENERATOR = torch.Generator().manual_seed(0)
+X, WEIGHT = torch.randn(3, 4, generator=GENERATOR), torch.randn(4, generator=GENERATOR)
+ONLY = ["forward", "gradient", "determinism", "randomness", "effects"]
+
+
+class Noisy(Function):
+    """A mask of NumPy's global state, and the right gradient."""
+
+    sign = 1
+
+    @classmethod
+    def mask(cls, x: Tensor) -> Tensor:
+        return torch.from_numpy(np.random.rand(*x.shape)).to(x)
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        mask = Noisy.mask(x)
+        ctx.save_for_backward(x, weight, mask)
+        return x * weight * mask
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, weight, mask = ctx.saved_tensors
+        return grad * weight * mask, (grad * x * mask).sum(0)
+
+
+class NoisyAndWrong(Noisy):
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        by_x, by_weight = Noisy.backward(ctx, grad)
+        return by_x, -by_weight
+
+
+class ByPython(NoisyAndWrong):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        mask = torch.full_like(x, random.random())
+        ctx.save_for_backward(x, weight, mask)
+        return x * weight * mask
+
+
+class Running(Function):
+    """Keeps the mean of its input in a buffer."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, mean: Tensor) -> Tensor:
+        mean.mul_(0.9).add_(0.1 * x.mean(0))
+        ctx.save_for_backward(x, weight)
+        return x * weight
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        return grad * weight, (grad * x).sum(0), None
+
+
+class RunningAndWrong(Running):
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        by_x, by_weight, _ = Running.backward(ctx, grad)
+        return by_x, -by_weight, None
+
+
+class DrawsInBackward(Noisy):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x * weight
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        return grad * weight * torch.rand_like(x), (grad * x).sum(0)
+
+
+@opsmith.operator("steady_runs::undeclared")
+def undeclared(x: Tensor, weight: Tensor) -> Tensor:
+    return x * weight + torch.rand_like(x)
+
+
+undeclared.gradients(x=lambda grad, weight: grad * weight, weight=lambda grad, x: -(grad * x).sum(0))
+
+
+def check(checked: Any, *samples: Any, **options: Any) -> opsmith.Report:
+    return opsmith.check(checked, samples=[samples], effort="quick", only=ONLY, **options)
+
+
+def found(report: opsmith.Report) -> set[tuple[str, str | None, str]]:
+    return {(each.property, each.input, each.cause) for each in report.failures}
+
+
+@pytest.mark.parametrize("wrong", [NoisyAndWrong, ByPython, undeclared])
+def test_undeclared_randomness_hides_no_wrong_gradient(wrong: Any) -> None:
+    state = torch.get_rng_state()
+    report = check(wrong, X, WEIGHT)
+    assert ("gradient", "weight", "sign") in found(report), str(report)
+    assert ("randomness", None, "nondeterministic") in found(report)
+    assert all(each.follows is None for each in report.failures if each.property == "randomness")
+    assert "two runs give different numbers; the rest ran under fixed seeds" in report.remarks
+    assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("isolate", [False, 60])
+def test_a_buffer_that_changes_hides_no_wrong_gradient(isolate: Any) -> None:
+    report = check(RunningAndWrong, X, WEIGHT, torch.zeros(4), isolate=isolate)
+    roots = {(each.property, each.input, each.cause) for each in report.failures if each.follows is None}
+    assert roots == {("gradient", "weight", "sign"), ("effects", "mean", "mutates-input")}, str(report)
+    words = "two runs give different numbers; the rest ran with fresh copies of `mean` for each call"
+    assert words in report.remarks
+
+
+@pytest.mark.parametrize(
+    ("right", "samples", "properties"),
+    [
+        (Noisy, (X, WEIGHT), {"randomness", "determinism"}),
+        (Running, (X, WEIGHT, torch.zeros(4)), {"effects"}),
+    ],
+)
+def test_nothing_else_is_found_in_right_ones(right: Any, samples: Any, properties: set[str]) -> None:
+    report = check(right, *samples)
+    assert {each.property for each in report.failures} == properties, str(report)
+    assert all(
+        each.status == "passed" for each in report.outcomes if each.property in ("forward", "gradient")
+    )
+
+
+def test_a_backward_that_draws_by_itself_is_compared_with_nothing() -> None:
+    report = check(DrawsInBackward, X, WEIGHT)
+    gradient = next(each for each in report.outcomes if each.property == "gradient")
+    assert gradient.reason.startswith("not compared: two runs give different numbers")
