@@ -167,7 +167,8 @@ def _takes_negative(subject: Subject, sample: Sample, argnum: int) -> bool:
         _results(subject, sample, {argnum: negative}),
     ):
         return False
-    with Overlooking():
+    # Without it torch takes a negative index of a sparse gradient, and damages the process.
+    with Overlooking(), torch.sparse.check_sparse_tensor_invariants():
         flat = _flat(sample, {argnum: negative})
         live_call(subject, sample, flat, differentiated(subject, sample).argnums).backward()
         return True
