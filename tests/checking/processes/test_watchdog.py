@@ -17,6 +17,7 @@ import torch
 from torch.autograd import Function
 
 import opsmith
+from opsmith.checking.exceptions import watched_calls
 from opsmith.checking.processes import watchdog
 from opsmith.checking.processes.watchdog import EndlessCallError, Watchdog, recursion
 
@@ -224,3 +225,15 @@ def test_a_child_that_reports_a_hang_is_ended() -> None:
 
     (failure,) = run_isolated("forward", work, where=f"{__file__}:1").failures
     assert failure.message == "it did not finish within 7 s, before it ran on any sample"
+
+
+def test_code_under_a_profiler_runs_after_a_region() -> None:
+    before = sys.getprofile()
+    with watched_calls():
+        pass
+    sys.setprofile(lambda *event: None)
+    try:
+        found = [each for each in range(3) if str(each)]  # Python 3.11 hung here
+    finally:
+        sys.setprofile(before)
+    assert found == [0, 1, 2]

@@ -128,10 +128,13 @@ class Watchdog:
         return self
 
     def __exit__(self, *error: object) -> None:
-        with self._lock:
-            self._active = False
-        self._ended.set()
-        _raise_in(self._watched, None)  # one that is still on its way
+        while not self._ended.is_set():
+            try:
+                with self._lock:
+                    self._active = False  # nothing is sent any more
+                self._ended.set()
+            except EndlessCallError:  # one that was still on its way
+                continue
         if self._handles:
             signal.signal(INTERRUPT, signal.SIG_DFL)
 
@@ -225,8 +228,10 @@ def recursion(codes: Sequence[CodeType]) -> str:
     return counted[0][0].co_qualname
 
 
-def _raise_in(thread: int, error: type[BaseException] | None) -> None:
-    """Raise an exception at the next line of Python that a thread runs; None takes one back."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(
-        ctypes.c_ulong(thread), None if error is None else ctypes.py_object(error)
-    )
+def _raise_in(thread: int, error: type[BaseException]) -> None:
+    """Raise an exception at the next line of Python that a thread runs.
+
+    None in its place would take one back, and leave Python 3.11 looking for one for ever: each line gets
+    slower, and code under `sys.setprofile` hangs.
+    """
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
