@@ -517,7 +517,7 @@ def test_opaque_random_operator_under_vmap(randomness: str, name: str, place: Pl
     with says(
         errors.TransformError,
         f"""
-        {name}: it is opaque and random, and vmap was called with randomness={randomness!r}
+        {name}: it is random and called for each example, and vmap has randomness={randomness!r}
           where: {place(noise)}
           hint: call `vmap(..., randomness='different')`, or pass what is drawn as an argument
         """,

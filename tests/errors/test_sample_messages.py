@@ -169,10 +169,14 @@ def test_samples_of_adopt_that_do_not_fit() -> None:
 
 
 def test_a_list_of_tensors_for_an_argument_without_a_type() -> None:
+    report = opsmith.check(Joined, samples=[([vector(), vector()], 0)], only=FAST)
+    assert report.outcomes[0].status == "passed", report  # the sample says the type
+    name = "sample_messages::joined"
+    joined = opsmith.adopt(Joined, name, signature="(xs: object, dim: int = 0) -> Tensor")
     with pytest.raises(errors.SampleError) as raised:
-        opsmith.check(Joined, samples=[([vector(), vector()], 0)], only=FAST)
+        opsmith.check(joined, samples=[([vector(), vector()], 0)], only=FAST)
     told = str(raised.value)
-    assert told.startswith("Joined: sample 0 does not fit the signature: `xs` has the wrong type")
+    assert told.startswith(f"{name}: sample 0 does not fit the signature: `xs` has the wrong type")
     assert "got: list of Tensor" in told
     assert "annotate it where it is taken, `xs: list[Tensor]`" in told
     with pytest.raises(errors.SampleError, match="one argument that is a list stands in a tuple of one"):
