@@ -29,7 +29,7 @@ def test_several_operators_have_an_index_and_a_page_each(tmp_path: Path) -> None
     assert index.open == []
     links = [each for each in index.every("href") if each != "data:,"]
     assert links == ["paged-affine.html", "paged-plain.html"]
-    assert "paged::affine ✗ FAILED: gradient Compute scale (x Wt) + b" in index.text
+    assert "paged::affine ✗ FAILED: gradient; 1 error Compute scale (x Wt) + b" in index.text
     assert "kernels: cpu (Python); ONNX: function ✓ exported , inline ✗ refused" in index.text
     assert "paged::plain ✓ passed no kernel" in index.text
     assert "index.html" in affine.every("href")

@@ -83,7 +83,7 @@ def _refusal(subject: Subject, dtype: torch.dtype) -> str | None:
             results = [each for each in every if has_gradient(each)]
             ones = [torch.ones_like(each) for each in results]
             torch.autograd.grad(results, leaves, ones, allow_unused=True)
-    except Exception as error:
+    except BaseException as error:
         refuse_own(error)
         return f"{type(error).__name__}: {first_line(error)}"
     return None
