@@ -2,6 +2,7 @@
 
 import ctypes
 import errno
+import gc
 import os
 import subprocess
 import sys
@@ -322,3 +323,31 @@ def test_once_cuda_was_used_isolation_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     with pytest.raises(errors.UsageError, match="once CUDA has been used"):
         opsmith.check(sinking, isolate=True)
+
+
+class Unforkable:
+    """It waits for ever where it is destroyed in another process, as torch's process groups do."""
+
+    def __init__(self) -> None:
+        self.circle = self
+        self.process = os.getpid()
+
+    def __del__(self) -> None:
+        while os.getpid() != self.process:
+            time.sleep(1)
+
+
+def test_a_child_does_not_collect_the_garbage_of_its_parent() -> None:
+    def collecting() -> Outcome:
+        gc.collect()
+        return Outcome("forward", "passed")
+
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        Unforkable()
+        assert run_isolated("forward", collecting, where=HERE, limit_s=30.0).status == "passed"
+    finally:
+        gc.collect()
+        if enabled:
+            gc.enable()

@@ -8,6 +8,7 @@ standard error goes to a file, into which Python's fault handler writes the line
 from __future__ import annotations
 
 import faulthandler
+import gc
 import mmap
 import os
 import pickle
@@ -234,6 +235,9 @@ def _packed(
     run: Callable[[], Outcome], room: mmap.mmap, stderr_file: BinaryIO, crash_tracer: Path | None
 ) -> bytes:
     """Pickle the outcome or the exception."""
+    # The parent's garbage stays: what it destroys may wait for a thread that a child does not have, as the
+    # process groups of torch do.
+    gc.freeze()
     try:
         _settle(room, stderr_file)
         refusal = _without_backward()
