@@ -39,6 +39,8 @@ WARNINGS = {
     "sort_that_detaches",
     "swish_keeps_sigmoid_on_ctx",
     # Its backward leaves a gradient out in every return statement.
+    "h_soft_quantiser_with_a_fixed_step",
+    "linear_forgets_bias",
     "snake_with_frozen_frequency",
     # Computed in float32 where float64 comes in.
     "gelu_backward_in_float32",
