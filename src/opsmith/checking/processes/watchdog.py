@@ -139,7 +139,7 @@ class Watchdog:
             signal.signal(INTERRUPT, signal.SIG_DFL)
 
     def words(self) -> str:
-        """What was found, for a message."""
+        """Describe the call that did not return, for a message."""
         if self.recursion:
             return f"`{self.recursion}` calls itself without end"
         return "a call does not return"
