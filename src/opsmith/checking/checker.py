@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import difflib
 import platform
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,35 +13,29 @@ import torch
 
 from opsmith import errors
 from opsmith.checking.accepting import Accepting, accepted_findings, mark_accepted, unused_remarks
-from opsmith.checking.causes import CAUSES
 from opsmith.checking.effort import Effort, Level, effort_named
-from opsmith.checking.exceptions import UncheckableError, watched_calls
-from opsmith.checking.first_calls import runnable_samples, unrunnable
+from opsmith.checking.first_calls import runnable_samples, tried_inputs, unrunnable, without_calls
 from opsmith.checking.output.cause_replays import with_replays
-from opsmith.checking.processes.fork import limit_of, refuse_isolation, run_isolated
-from opsmith.checking.processes.watchdog import EndlessCallError, forget_calls
+from opsmith.checking.processes.fork import limit_of, refuse_isolation
+from opsmith.checking.processes.watchdog import forget_calls
 from opsmith.checking.properties import GROUPS, PROPERTIES, USUAL
-from opsmith.checking.properties.kernels.sizes import DeadlySizes, deadly_sizes, kernels_in_cpp
 from opsmith.checking.properties.torch.compiled_calls import load_compiler
-from opsmith.checking.property import endless, missing_here, raised
-from opsmith.checking.report import Failure, Outcome, Report
+from opsmith.checking.property import missing_here
+from opsmith.checking.report import Outcome, Report
 from opsmith.checking.root_causes import name_roots
-from opsmith.checking.run_property import few_threads, merged, run
-from opsmith.checking.samples.selection import sample_subset, subset_remarks
+from opsmith.checking.run_property import few_threads
+from opsmith.checking.samples.selection import subset_remarks
 from opsmith.checking.samples.single_precision import in_single_precision, triton_remarks
-from opsmith.checking.samples.symmetric import among_symmetric, symmetric_remarks
-from opsmith.checking.samples.variations import Variations, failure_of, variations
+from opsmith.checking.samples.symmetric import symmetric_remarks
+from opsmith.checking.schedule import Progress, Schedule
 from opsmith.checking.severity import graded, with_status
 from opsmith.checking.side_effects.global_settings import without_warnings
-from opsmith.checking.side_effects.steady_runs import SteadyRuns, are_steady, steady_conditions
 from opsmith.checking.subject import Subject, missing_device
 from opsmith.checking.subject_kinds import ForwardRaisedError, GivenSamples, subject_of
 from opsmith.core.call_arguments import shown
 from opsmith.core.operator import Operator
 from opsmith.kernels.triton.interpreted_launches import interpreted_launches
 from opsmith.kernels.triton.kernel import TritonKernel
-
-Progress = Callable[[str, int, int], None]
 
 
 # Inference mode of the caller would leave nothing to differentiate.
@@ -97,7 +90,6 @@ def check(
         True
     """
     wanted = selected(only, skip, ("sanitized",) if sanitize else ())
-    names = [name for name in PROPERTIES if name in USUAL or name in wanted]
     level = effort if isinstance(effort, Effort) else effort_named(effort)
     limit_s = limit_of(isolate)
     _refuse_seed(seed)
@@ -108,112 +100,55 @@ def check(
         if first.status != "passed":
             return _unrun(operator, first, seed, level)
     try:
-        subject = subject_of(operator, samples, seed, level)
+        given = subject_of(operator, samples, seed, level)
     except ForwardRaisedError as raised_:
         return _unrun(operator, raised_.outcome, seed, level)
-    findings = (
-        *accepted_findings(subject.specification.accept, subject.name),
-        *accepted_findings(accept, subject.name),
+    accepted = (
+        *accepted_findings(given.specification.accept, given.name),
+        *accepted_findings(accept, given.name),
     )
-    subject = in_single_precision(subject, limit_s)
-    if limit_s and subject.devices:  # `devices` initializes an accelerator
+    given = in_single_precision(given, limit_s)
+    if limit_s and given.devices:  # `devices` initializes an accelerator
         refuse_isolation()
-    found: dict[str, Outcome] = {}
-    for name in (each for each in names if each not in USUAL):  # before anything runs its kernels here
-        if progress is not None:
-            progress(name, len(found), len(names))
-        try:
-            found[name] = run(PROPERTIES[name], replace(subject, limit_s=limit_s or subject.limit_s), 0.0)
-        except UncheckableError as error:
-            raise error.reason from None
-    given, derived, loading = subject, Variations((), ()), 0.0
-    deaths = refused = NO_FAILURES
-    smooth, fatal = subject, DeadlySizes(())
-    if not limit_s and _damaging(found):
-        found |= {name: Outcome(name, "skipped", PROCESS_DAMAGED) for name in USUAL if name in wanted}
+    schedule = Schedule(wanted, limit_s, progress)
+    schedule.run_apart(given)
+    inputs, loading = without_calls(given), 0.0
+    if not limit_s and schedule.damages():
+        schedule.skip(PROCESS_DAMAGED)
     else:
         subject, refused = runnable_samples(given, limit_s)
         if subject.samples:
             loading = load_compiler() if only is None else 0.0  # a single property may need no compiler
-            safe = subject.by_reference() if limit_s else subject
-            with few_threads(level):
-                derived, deaths = _derived(safe, limit_s)
-                smooth = safe if deaths else among_symmetric(safe)
-                fatal = deadly_sizes("forward", subject, derived.samples)
-                derived = replace(derived, samples=fatal.survived)
+            inputs = tried_inputs(subject, refused, limit_s)
         else:
-            found |= {name: Outcome(name, "skipped", NOT_RUN) for name in USUAL if name in wanted}
-    every = replace(subject, samples=(*subject.samples, *derived.samples))
-    begun = [each.property for each in (*refused, *deaths) if LIMIT in each.evidence]
-    remarks: tuple[str, ...] = ()
-    tried_before: dict[Any, SteadyRuns | None] = {}
-    steady: SteadyRuns | None = None
-    for name in sorted(names, key=lambda name: not PROPERTIES[name].first):
-        known = PROPERTIES[name]
-        if name in found:
-            continue
-        if progress is not None:
-            progress(name, len(found), len(names))
-        if name not in wanted:
-            found[name] = Outcome(name, "skipped", "left out, as asked", left_out=True)
-        elif len(hung := [*begun, *_hung(found)]) >= MOST_HANGS:
-            names_ = " and ".join(f"`{each}`" for each in dict.fromkeys(hung))
-            found[name] = Outcome(name, "skipped", f"not run: a call does not return (see {names_})")
-        elif (
-            known.compares_runs
-            and (unsteady := _unsteady(found))
-            and not (steady := None if known.compiles else _steady(subject, found, tried_before, limit_s))
-        ):
-            found[name] = Outcome(name, "skipped", unsteady)
-        else:
-            conditions = steady if known.compares_runs and unsteady else None
-            if conditions is not None:
-                remarks = (f"two runs give different numbers; the rest ran {conditions.words()}",)
-            tested = every if known.varied else sample_subset(subject) if known.subset else subject
-            moved = smooth.symmetric if known.differences else frozenset()
-            tested = replace(tested, symmetric=moved, steady=conditions) if moved or conditions else tested
-            found[name] = run(known, tested, limit_s)
-    if progress is not None:
-        progress("", len(found), len(names))
-    before = found["forward"]
-    if refused:  # also where results were not asked for: no property runs on these samples
-        before = replace(before, status="failed", failures=(*refused, *before.failures), left_out=False)
-        found["forward"] = before
-    more = [failure_of("forward", subject, each) for each in derived.unserved]
-    if not any(each.cause == "raises" for each in before.failures):
-        more += deaths
-    more += merged(fatal.deaths)
-    if fatal.note:
-        before = found["forward"] = replace(before, notes=(*before.notes, fatal.note))
-    if more and not before.left_out:
-        found["forward"] = replace(before, status="failed", failures=(*before.failures, *more))
-    found = {name: graded(outcome, every) for name, outcome in found.items()}
-    replaying = not limit_s and not _leaves(found) and not _hung(found)
-    tried = replace(given, samples=(*given.samples, *derived.samples))
+            schedule.skip(NOT_RUN)
+            inputs = without_calls(subject, refused)
+    schedule.run_all(inputs)
+    found = schedule.found
+    found["forward"] = inputs.reported(found["forward"])
+    found = {name: graded(found[name], inputs.every) for name in schedule.names}
+    tried = replace(given, samples=(*given.samples, *inputs.derived.samples))
     with without_warnings(), few_threads(level):
-        rooted = mark_accepted(name_roots([found[name] for name in names]), findings)
+        rooted = mark_accepted(name_roots(list(found.values())), accepted)
+        replaying = not limit_s and not schedule.exits() and not schedule.hung()
         outcomes = tuple(with_replays(rooted, tried, run=replaying))
-    inputs = tuple(map(str, tried.samples))
-    ran = [name for name in names if found[name].status != "skipped"]
-    about = {
-        "inputs": inputs,
-        "rejected": derived.rejected,
-        "remarks": subset_remarks(subject, [name for name in ran if PROPERTIES[name].subset])
-        + symmetric_remarks(smooth)
-        + unused_remarks(outcomes, findings)
-        + triton_remarks(subject)
-        + remarks,
-    }
+    subsets = [name for name in found if found[name].status != "skipped" and PROPERTIES[name].subset]
     return Report(
-        subject.name,
+        given.name,
         outcomes,
         seed,
         environment(),
         level.name,
-        **about,
+        remarks=subset_remarks(inputs.subject, subsets)
+        + symmetric_remarks(inputs.symmetric)
+        + unused_remarks(outcomes, accepted)
+        + triton_remarks(inputs.subject)
+        + schedule.remarks,
+        inputs=tuple(map(str, tried.samples)),
+        rejected=inputs.derived.rejected,
         loading=loading,
         strict=strict,
-        unverified=_unverified(subject, found),
+        unverified=_unverified(inputs.subject, found),
     )
 
 
@@ -230,8 +165,6 @@ def _unverified(subject: Subject, found: Mapping[str, Outcome]) -> tuple[str, ..
             names[f"{words} at {Path(kernel.where).name}"] = None
     return tuple(names)
 
-
-NO_FAILURES: tuple[Failure, ...] = ()
 
 NOT_RUN = "it could not be run at all: see `forward`"
 
@@ -254,92 +187,6 @@ def _refuse_seed(seed: Any) -> None:
 PROCESS_DAMAGED = (
     "not run: a kernel would damage this process (see `sanitized`); with `isolate` it runs all the same"
 )
-
-
-def _damaging(found: Mapping[str, Outcome]) -> bool:
-    """True if a kernel used memory that is not its own, or ended a process."""
-    return any(CAUSES[failure.cause].damaging for outcome in found.values() for failure in outcome.failures)
-
-
-MOST_HANGS = 2
-"""Number of hangs after which nothing else runs: each takes its time."""
-
-LIMIT = "limit"
-"""Evidence of a call, or a process, that was stopped for its time."""
-
-
-def _hung(found: Mapping[str, Outcome]) -> list[str]:
-    """Names of the properties in which a call does not return."""
-    failures = [each for outcome in found.values() for each in outcome.failures]
-    return list(dict.fromkeys(each.property for each in failures if LIMIT in each.evidence))
-
-
-def _leaves(found: Mapping[str, Outcome]) -> bool:
-    """True if the operator calls `sys.exit`, so that no replay can run here."""
-    failures = [failure for outcome in found.values() for failure in outcome.failures]
-    return any(failure.evidence.get("exception") == SystemExit.__name__ for failure in failures)
-
-
-def _unsteady(found: Mapping[str, Outcome]) -> str | None:
-    """The reason why two runs may differ, so that comparing them is meaningless; None where there is none."""
-    for name, outcome in found.items():
-        for failure in outcome.failures:
-            # Results that share memory, which `effects` reports, need not differ: `state` compares them.
-            shared = name == "effects" and failure.cause == "stale-state"
-            if CAUSES[failure.cause].unsteady and not shared:
-                return f"not compared: two runs give different numbers (see `{name}`)"
-    return None
-
-
-def _steady(
-    subject: Subject,
-    found: Mapping[str, Outcome],
-    tried: dict[Any, SteadyRuns | None],
-    limit_s: float,
-) -> SteadyRuns | None:
-    """The conditions under which runs are the same, tried once for the same failures; None for none."""
-    failures = [each for outcome in found.values() for each in outcome.failures]
-    key = tuple((each.property, each.cause, each.input) for each in failures)
-    if key not in tried:
-        same, conditions = False, steady_conditions(subject, failures)
-        steady = replace(subject, steady=conditions)
-
-        def begin() -> Outcome:
-            return Outcome("forward", "passed" if are_steady(steady) else "skipped")
-
-        if conditions is not None and limit_s:
-            location = subject.specification.where
-            same = run_isolated("forward", begin, where=location, limit_s=limit_s).status == "passed"
-        elif conditions is not None:
-            with suppress(EndlessCallError), few_threads(subject.effort), watched_calls():
-                same = begin().status == "passed"
-        tried[key] = conditions if same else None
-    return tried[key]
-
-
-def _derived(subject: Subject, limit_s: float) -> tuple[Variations, tuple[Failure, ...]]:
-    """Derive more inputs; none where this ends the child process that tries it first, with the failures."""
-    if limit_s:
-
-        def begin() -> Outcome:
-            _, failures = _derived(subject, 0.0)
-            return Outcome("forward", "passed", failures=failures)
-
-        location = subject.specification.where
-        deaths = run_isolated(
-            "forward", begin, where=location, limit_s=limit_s, kernels=kernels_in_cpp(subject.specification)
-        ).failures
-        if deaths:
-            return Variations((), ()), deaths
-    watchdog = watched_calls()
-    try:
-        with watchdog:
-            return variations(subject), ()
-    except EndlessCallError as error:
-        failure = endless("forward", subject.specification.where, error, watchdog)
-        return Variations((), ()), (failure,)
-    except SystemExit as error:
-        return Variations((), ()), (raised("forward", subject, error, "an input derived from the samples"),)
 
 
 def _unrun(operator: Any, first: Outcome, seed: int, level: Effort) -> Report:

@@ -1,8 +1,11 @@
-"""First calls: each of the author's samples is called once, so that what cannot run is reported once."""
+"""First calls: each sample, and each input derived from one, is called once before any property runs on it.
+
+What cannot run is reported once, and not by every property in the same words.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,11 +14,14 @@ from opsmith.checking.effort import Effort
 from opsmith.checking.exceptions import refuse_own, watched_calls
 from opsmith.checking.processes.fork import run_isolated
 from opsmith.checking.processes.watchdog import EndlessCallError
-from opsmith.checking.properties.kernels.sizes import kernels_in_cpp
-from opsmith.checking.property import endless, raised
+from opsmith.checking.properties.kernels.sizes import DeadlySizes, deadly_sizes
+from opsmith.checking.property import Property, endless, raised
 from opsmith.checking.report import Failure, Outcome
-from opsmith.checking.run_property import few_threads, merged
+from opsmith.checking.run_property import few_threads, in_child_process, merged
 from opsmith.checking.samples.sample import Sample
+from opsmith.checking.samples.selection import sample_subset
+from opsmith.checking.samples.symmetric import among_symmetric
+from opsmith.checking.samples.variations import Variations, failure_of, variations
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
 from opsmith.checking.subject_kinds import ForwardRaisedError, GivenSamples, subject_of
@@ -75,8 +81,7 @@ def _isolated(subject: Subject, limit_s: float) -> tuple[Failure, ...]:
     def begin() -> Outcome:
         return Outcome(PROPERTY, "passed", failures=_first_calls(subject))
 
-    location, kernels = subject.specification.where, kernels_in_cpp(subject.specification)
-    return run_isolated(PROPERTY, begin, where=location, limit_s=limit_s, kernels=kernels).failures
+    return in_child_process(PROPERTY, subject, limit_s, begin).failures
 
 
 def _first_calls(subject: Subject) -> tuple[Failure, ...]:
@@ -108,3 +113,102 @@ def _without(subject: Subject, failures: tuple[Failure, ...]) -> Subject:
     left = tuple(sample for sample in subject.samples if runs(sample))
     dropped = {sample.position for sample in subject.samples if not runs(sample)}
     return replace(subject, samples=left, dropped=subject.dropped | dropped)
+
+
+NO_VARIATIONS = Variations((), ())
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Inputs of a check: the samples and derived inputs that calls take, and failures for the others.
+
+    Args:
+        subject: The subject, with the samples that run.
+        refused: Failures for the author's samples that do not run.
+        derived: Inputs derived from the samples.
+        symmetric: The subject, with its symmetric inputs marked.
+        deaths: Failures for the end of the process that derives inputs.
+        deadly: Sizes of 0 that end the process in a kernel.
+    """
+
+    subject: Subject
+    refused: tuple[Failure, ...]
+    derived: Variations
+    symmetric: Subject
+    deaths: tuple[Failure, ...]
+    deadly: DeadlySizes
+
+    @property
+    def every(self) -> Subject:
+        """The subject with all inputs."""
+        return replace(self.subject, samples=(*self.subject.samples, *self.derived.samples))
+
+    def of(self, known: Property) -> Subject:
+        """The subject with the inputs that a property runs on."""
+        subject = self.every if known.varied else self.subject
+        if known.subset and not known.varied:
+            subject = sample_subset(subject)
+        if known.differences and self.symmetric.symmetric:
+            subject = replace(subject, symmetric=self.symmetric.symmetric)
+        return subject
+
+    def reported(self, outcome: Outcome) -> Outcome:
+        """The outcome of results, with what was found before any property ran."""
+        if self.refused:  # also where results were not asked for: no property runs on these samples
+            failures = (*self.refused, *outcome.failures)
+            outcome = replace(outcome, status="failed", failures=failures, left_out=False)
+        more = [failure_of(PROPERTY, self.subject, each) for each in self.derived.unserved]
+        if not any(each.cause == "raises" for each in outcome.failures):
+            more += self.deaths
+        more += merged(self.deadly.deaths)
+        if self.deadly.note:
+            outcome = replace(outcome, notes=(*outcome.notes, self.deadly.note))
+        if more and not outcome.left_out:
+            outcome = replace(outcome, status="failed", failures=(*outcome.failures, *more))
+        return outcome
+
+
+def without_calls(subject: Subject, refused: tuple[Failure, ...] = ()) -> Inputs:
+    """The inputs of a check in which nothing is called.
+
+    Args:
+        subject: The subject of the check.
+        refused: Failures for the author's samples.
+    """
+    return Inputs(subject, refused, NO_VARIATIONS, subject, (), DeadlySizes(()))
+
+
+def tried_inputs(subject: Subject, refused: tuple[Failure, ...], limit_s: float) -> Inputs:
+    """Derive inputs from the samples that run, and leave out those that end the process.
+
+    Args:
+        subject: The subject, with the samples that run.
+        refused: Failures for the author's samples that do not run.
+        limit_s: Seconds that it may take in a child process; 0 for none.
+    """
+    safe = subject.by_reference() if limit_s else subject
+    with few_threads(subject.effort):
+        derived, deaths = _derived(safe, limit_s)
+        symmetric = safe if deaths else among_symmetric(safe)
+        deadly = deadly_sizes(PROPERTY, subject, derived.samples)
+    return Inputs(subject, refused, replace(derived, samples=deadly.survived), symmetric, deaths, deadly)
+
+
+def _derived(subject: Subject, limit_s: float) -> tuple[Variations, tuple[Failure, ...]]:
+    """Derive inputs; none where this ends the child process that tries it first, with the failures."""
+    if limit_s:
+
+        def begin() -> Outcome:
+            return Outcome(PROPERTY, "passed", failures=_derived(subject, 0.0)[1])
+
+        deaths = in_child_process(PROPERTY, subject, limit_s, begin).failures
+        if deaths:
+            return NO_VARIATIONS, deaths
+    watchdog = watched_calls()
+    try:
+        with watchdog:
+            return variations(subject), ()
+    except EndlessCallError as error:
+        return NO_VARIATIONS, (endless(PROPERTY, subject.specification.where, error, watchdog),)
+    except SystemExit as error:
+        return NO_VARIATIONS, (raised(PROPERTY, subject, error, "an input derived from the samples"),)

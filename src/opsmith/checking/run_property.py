@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -35,12 +35,22 @@ def run(known: Property, subject: Subject, limit_s: float) -> Outcome:
     """
     if not limit_s:
         return _outcome(known, subject)
-    location = subject.specification.where
-    kernels = kernels_in_cpp(subject.specification)
-    found = run_isolated(
-        known.name, lambda: _outcome(known, subject), where=location, limit_s=limit_s, kernels=kernels
-    )
+    found = in_child_process(known.name, subject, limit_s, lambda: _outcome(known, subject))
     return replace(found, compiles=known.compiles)
+
+
+def in_child_process(name: str, subject: Subject, limit_s: float, begin: Callable[[], Outcome]) -> Outcome:
+    """Run something of a subject in a child process, where a crash in a kernel in C++ has its line.
+
+    Args:
+        name: Name of the property that reports the death of the process.
+        subject: The subject of the check.
+        limit_s: Seconds that it may take.
+        begin: Runs it.
+    """
+    specification = subject.specification
+    kernels = kernels_in_cpp(specification)
+    return run_isolated(name, begin, where=specification.where, limit_s=limit_s, kernels=kernels)
 
 
 def few_threads(effort: Effort) -> AbstractContextManager[None]:
