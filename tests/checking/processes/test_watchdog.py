@@ -172,19 +172,50 @@ def test_a_slow_call_is_no_hang(right: Any, monkeypatch: pytest.MonkeyPatch) -> 
     assert report.passed_as_asked, str(report)
 
 
-def blocked() -> None:
-    lock = threading.Lock()
-    with lock:
-        lock.acquire(timeout=3.5)
+class Clock:
+    """The real clock, but for the time in which the process is suspended."""
+
+    suspended = 0.0
+
+    @classmethod
+    def monotonic(cls) -> float:
+        return time.monotonic() + cls.suspended
+
+
+class Suspended(Twice):
+    """A call in which the system suspends the process, as a laptop that is closed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        if not Clock.suspended:
+            Clock.suspended = 1000.0
+            time.sleep(0.3)
+        return x * 2
+
+
+def test_time_in_which_the_process_does_not_run_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "time", Clock)
+    monkeypatch.setattr(Clock, "suspended", 0.0)
+    report = opsmith.check(Suspended, samples=X, effort="quick", only=["determinism"])
+    assert report.passed_as_asked, str(report)
+
+
+def blocked(end: threading.Event) -> None:
+    end.wait()
 
 
 def test_what_cannot_be_stopped_is_given_up() -> None:
     """Python interrupts a wait in the main thread alone."""
     given_up: list[float] = []
+    end = threading.Event()
+
+    def give_up(seconds: float) -> None:
+        given_up.append(seconds)
+        end.set()
 
     def run() -> None:
-        with suppress(EndlessCallError), Watchdog([blocked.__code__], given_up.append):
-            blocked()
+        with suppress(EndlessCallError), Watchdog([blocked.__code__], give_up):
+            blocked(end)
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -209,7 +240,7 @@ def test_the_signal_is_handled_in_the_region_alone_and_left_to_others() -> None:
 def test_the_interpreter_switches_threads_as_before() -> None:
     before = sys.getswitchinterval()
     with pytest.raises(EndlessCallError), Watchdog([blocked.__code__]):
-        blocked()
+        blocked(threading.Event())
     assert sys.getswitchinterval() == before
 
 

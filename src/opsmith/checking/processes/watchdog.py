@@ -34,6 +34,9 @@ FACTOR = 20.0
 POLL_S = 0.25
 """Seconds between two looks at the time."""
 
+LONGEST_POLLS = 2
+"""Most times as long as asked that the time between two looks counts."""
+
 STOP_S = 0.02
 """Seconds between two looks for a thread in which a call can be stopped."""
 
@@ -145,10 +148,13 @@ class Watchdog:
         return "a call does not return"
 
     def _run(self) -> None:
-        began, poll = 0.0, POLL_S
+        began, poll, since = 0.0, POLL_S, 0.0
+        beaten, before = _pulse.at, time.monotonic()
         while not self._ended.wait(poll):
             now = time.monotonic()
-            since = now - _pulse.at
+            # Time in which the system ran other processes, or slept, is no time of the call.
+            since = since + min(now - before, LONGEST_POLLS * poll) if beaten == _pulse.at else 0.0
+            beaten, before = _pulse.at, now
             if since < min(RECURSION_S, _pulse.limit()):
                 began, poll = 0.0, POLL_S
                 continue
