@@ -1,4 +1,7 @@
-"""Plan of a backward: the formulas to run and the tensors to save, for the inputs that need gradients."""
+"""Plan of a backward: the formulas to run and the tensors to save, for the inputs that need gradients.
+
+A call needs none where neither formula nor kernel replaces the reference: ordinary autograd follows it.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import opsmith
 from opsmith.checking.diagnosis import Observer, diagnose
-from opsmith.checking.diagnosis.comparison import Evidence
+from opsmith.checking.diagnosis.evidence import Evidence
 from opsmith.checking.diagnosis.fresh_inputs import METHODS, draw_fresh
 from opsmith.checking.effort import EFFORTS
 from opsmith.checking.numerics.compare import largest_magnitude

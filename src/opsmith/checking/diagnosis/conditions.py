@@ -16,7 +16,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from opsmith.checking.diagnosis.comparison import Pair
+from opsmith.checking.diagnosis.evidence import Pair
 from opsmith.checking.numerics.compare import in_double, largest_magnitude
 
 PLAIN, THRESHOLD, BAND = 10.0, 16.0, 22.0

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.causes import UNKNOWN, first_of
-from opsmith.checking.diagnosis.comparison import Detection, Evidence, Pair
 from opsmith.checking.diagnosis.conditions import values_beside
 from opsmith.checking.diagnosis.detectors import DETECTORS
 from opsmith.checking.diagnosis.detectors.scale import shown_factor
+from opsmith.checking.diagnosis.evidence import Detection, Evidence, Pair
 from opsmith.checking.diagnosis.observation import Observation
 from opsmith.checking.numerics.compare import all_close, largest_magnitude, share_of_largest
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from opsmith.checking.diagnosis.comparison import Detection, Evidence, Pair
 from opsmith.checking.diagnosis.detectors import (
     broadcast,
     grad_output,
@@ -17,6 +16,7 @@ from opsmith.checking.diagnosis.detectors import (
     scale,
     sign,
 )
+from opsmith.checking.diagnosis.evidence import Detection, Evidence, Pair
 
 __all__ = ["DETECTORS", "Detector"]
 

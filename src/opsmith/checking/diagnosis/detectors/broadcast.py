@@ -15,7 +15,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from opsmith.checking.diagnosis.comparison import Detection, Evidence, Pair, zeros_for
+from opsmith.checking.diagnosis.evidence import Detection, Evidence, Pair, zeros_for
 from opsmith.checking.diagnosis.observation import Observation
 from opsmith.checking.numerics.compare import all_close, in_double, share_of_largest
 

@@ -10,8 +10,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from opsmith.checking.diagnosis.comparison import ROUNDINGS, Detection, Evidence, Pair
 from opsmith.checking.diagnosis.detectors.precision import precision
+from opsmith.checking.diagnosis.evidence import ROUNDINGS, Detection, Evidence, Pair
 from opsmith.checking.diagnosis.observation import Grads, Observation
 from opsmith.checking.numerics.compare import (
     all_close,

@@ -15,10 +15,10 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from opsmith.checking.diagnosis.comparison import Detection, Evidence, Pair, zeros_for
 from opsmith.checking.diagnosis.conditions import RELATIONS
 from opsmith.checking.diagnosis.detectors.region import index_rules
 from opsmith.checking.diagnosis.detectors.scale import factor_of, shown_factor
+from opsmith.checking.diagnosis.evidence import Detection, Evidence, Pair, zeros_for
 from opsmith.checking.diagnosis.gradient_paths import OperandEdge
 from opsmith.checking.numerics.compare import in_double, largest_magnitude
 

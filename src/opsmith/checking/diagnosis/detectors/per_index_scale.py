@@ -13,8 +13,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from opsmith.checking.diagnosis.comparison import Detection, Evidence, Pair
 from opsmith.checking.diagnosis.detectors.scale import shown_factor
+from opsmith.checking.diagnosis.evidence import Detection, Evidence, Pair
 from opsmith.checking.samples.generate_like import WHOLE
 
 SHOWN = 6

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.diagnosis.comparison import Detection, Evidence, Pair
+from opsmith.checking.diagnosis.evidence import Detection, Evidence, Pair
 from opsmith.checking.numerics.compare import in_double, largest_magnitude
 from opsmith.checking.samples.sample import is_inexact
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from opsmith.checking.diagnosis.comparison import Detection, Evidence, Pair
 from opsmith.checking.diagnosis.detectors.region import describe_elements
+from opsmith.checking.diagnosis.evidence import Detection, Evidence, Pair
 from opsmith.checking.numerics.compare import largest_magnitude
 
 LOWER_PRECISIONS = (torch.bfloat16, torch.float16, torch.float32)

@@ -10,9 +10,9 @@ from itertools import islice, product
 import torch
 from torch import Tensor
 
-from opsmith.checking.diagnosis.comparison import Detection, Evidence, Pair
 from opsmith.checking.diagnosis.conditions import PLAIN, ElementTable, chances, conditions, negligible
 from opsmith.checking.diagnosis.detectors.scale import shown_factor
+from opsmith.checking.diagnosis.evidence import Detection, Evidence, Pair
 from opsmith.checking.numerics.compare import all_close
 
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from opsmith.checking.diagnosis.comparison import Detection, Evidence, Pair
+from opsmith.checking.diagnosis.evidence import Detection, Evidence, Pair
 from opsmith.checking.diagnosis.observation import Observation
 
 if TYPE_CHECKING:
-    from opsmith.checking.diagnosis.comparison import Evidence
+    from opsmith.checking.diagnosis.evidence import Evidence
 
 STEADY = 1e-6
 """Relative difference below which factors of different inputs are the same."""

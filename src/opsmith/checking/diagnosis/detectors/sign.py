@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from opsmith.checking.diagnosis.comparison import Detection, Evidence, Pair
+from opsmith.checking.diagnosis.evidence import Detection, Evidence, Pair
 
 
 def sign(evidence: Evidence) -> Iterator[Detection]:

@@ -1,4 +1,4 @@
-"""A wrong tensor compared with the right one, on the first input and on fresh ones."""
+"""Evidence of a fault: a wrong tensor beside the right one, on the first input and on fresh ones."""
 
 from __future__ import annotations
 
