@@ -106,21 +106,10 @@ def operator(
         (tensor([2., 2.]), tensor([2., 2.]))
     """
     check_name(name, hint='write `@opsmith.operator("mylib::linear")`')
-    for flag, value, allowed in (
-        ("opaque", opaque, (False, True)),
-        ("random", random, (False, True)),
-        ("deterministic", deterministic, (True, False)),
-        ("inline", inline, (None, False, True)),
-    ):
-        if not any(value is each for each in allowed):
-            raise errors.UsageError(
-                f"`{flag}` has an invalid value",
-                operator=name,
-                argument=flag,
-                expected=" or ".join(map(repr, allowed)),
-                got=repr(value),
-                hint=f"write `{flag}={allowed[-1]}`, or leave it out",
-            )
+    check_flag(name, "opaque", opaque, (False, True))
+    check_flag(name, "random", random, (False, True))
+    check_flag(name, "deterministic", deterministic, (True, False))
+    check_flag(name, "inline", inline, (None, False, True))
     if autocast not in get_args(Autocast):
         raise errors.UsageError(
             "unknown rule for autocast",
@@ -207,6 +196,23 @@ def check_name(name: Any, *, hint: str) -> None:
             expected="two identifiers with `::` between them",
             got=where(name) if callable(name) else repr(name),
             hint=hint,
+        )
+
+
+def check_flag(operator: str, flag: str, value: Any, allowed: tuple[Any, ...]) -> None:
+    """Refuse a value of an option that is none of those allowed, of which the default is the first.
+
+    Raises:
+        UsageError: If it is another value.
+    """
+    if not any(value is each for each in allowed):
+        raise errors.UsageError(
+            f"`{flag}` has an invalid value",
+            operator=operator,
+            argument=flag,
+            expected=" or ".join(map(repr, allowed)),
+            got=repr(value),
+            hint=f"write `{flag}={allowed[-1]}`, or leave it out",
         )
 
 

@@ -207,6 +207,33 @@ def test_many_arguments_and_results(case: str) -> None:
     assert_close(F.jacrev(mine, argnums=every)(*values), F.jacrev(theirs, argnums=every)(*values))
 
 
+def test_a_reference_needs_no_type_hints() -> None:
+    """The schema of the operator says all of the types; hints that are there count."""
+
+    def kernel(x: Tensor, others: list[Tensor], k: list[int], by: float = 2.0) -> tuple[Tensor, Tensor]:
+        return x.detach().clone() * by, torch.stack(others).sum(0) * k[0]
+
+    def without_hints(y, others, k, factor=2, *, mode):  # type: ignore[no-untyped-def]
+        return y * factor, torch.stack(others).sum(0) * k[0]
+
+    def with_some(y: Tensor, others, k: tuple[int, int], *, mode, by=2.0):  # type: ignore[no-untyped-def]
+        assert isinstance(k, tuple)
+        return y * by, torch.stack(others).sum(0) * k[0]
+
+    head = "(Tensor x, Tensor[] others, int[2] k"
+    schema = f'{head}, float by=2.0, *, str mode="up") -> (Tensor, Tensor)'
+    handle = opsmith.adopt(defined(schema, kernel)[0], reference=without_hints)
+    assert str(handle).endswith(f"{schema}>")
+    leaf = x.clone().requires_grad_()
+    one, other = handle(leaf, [leaf, leaf], [3, 4])
+    assert_close(torch.autograd.grad((one + other).sum(), leaf)[0], torch.full_like(x, 8.0))
+    schema = f'{head}, *, str mode="up", float by=2.0) -> (Tensor, Tensor)'
+    handle = opsmith.adopt(defined(schema, kernel)[0], reference=with_some)
+    assert F.grad(lambda x: handle(x, [x], (3, 3))[1].sum())(x).unique().tolist() == [3.0]
+    with pytest.raises(errors.ArgumentError, match="`others` has the wrong type"):
+        handle(leaf, leaf, [3, 4])
+
+
 def test_names_that_formulas_use_are_no_obstacle() -> None:
     """The backward of somebody's operator takes a `grad`: its result is then called something else."""
 

@@ -88,10 +88,15 @@ def test_a_function_and_a_namespace_are_no_operators() -> None:
             "'surrogate'",
             "leave it out; attach `op.surrogate_gradients(...)` to the result",
         ),
+        (
+            {"deterministic": False},
+            "False",
+            "leave it out; give it torch's tag `nondeterministic_bitwise` where it is defined",
+        ),
     ],
-    ids=["name", "signature", "kind"],
+    ids=["name", "signature", "kind", "deterministic"],
 )
-def test_what_is_for_classes(given: dict[str, str], shown: str, hint: str, define: Define, says: Any) -> None:
+def test_what_is_for_classes(given: dict[str, Any], shown: str, hint: str, define: Define, says: Any) -> None:
     (argument,) = given
     operator = define("classes(Tensor x) -> Tensor")
     args = (given["name"],) if argument == "name" else ()
@@ -105,7 +110,7 @@ def test_what_is_for_classes(given: dict[str, str], shown: str, hint: str, defin
           hint: {hint}
         """,
     ):
-        opsmith.adopt(operator, *args, reference=same, **rest)  # type: ignore[arg-type]
+        opsmith.adopt(operator, *args, reference=same, **rest)
 
 
 def test_no_reference(define: Define, says: Any) -> None:
@@ -114,7 +119,7 @@ def test_no_reference(define: Define, says: Any) -> None:
         """
         theirs::alone: it is adopted with a reference, from which what it lacks is derived
           argument: reference
-          expected: a function with type hints that computes the same in plain PyTorch
+          expected: a function that computes the same in plain PyTorch
           got: None
           hint: write `opsmith.adopt(torch.ops.theirs.alone, reference=f)`
         """,
@@ -284,6 +289,10 @@ def moded(x: Tensor, mode: Mode) -> Tensor:
     return x * mode.value
 
 
+def bare(x, by=3, more=None):  # type: ignore[no-untyped-def]
+    return x * by
+
+
 ARGUMENTS = "take as many arguments by position, and those after `*` under the same names"
 MISMATCHES: dict[str, tuple[str, Callable[..., Any], str, str | None, str]] = {
     "more": (
@@ -292,6 +301,20 @@ MISMATCHES: dict[str, tuple[str, Callable[..., Any], str, str | None, str]] = {
         "the reference does not take the operator's arguments",
         None,
         ARGUMENTS,
+    ),
+    "more-without-hints": (
+        "bare_more(Tensor x, float by=3.) -> Tensor",
+        bare,
+        "the reference does not take the operator's arguments",
+        None,
+        ARGUMENTS,
+    ),
+    "default-without-hints": (
+        "bare_default(Tensor x, float by=3., int[] more=[2]) -> Tensor",
+        bare,
+        "the default of `more` is None, and that of the operator's `more` [2]",
+        "more",
+        "write `more: list[int] = [2]`, or leave the default out",
     ),
     "fewer": (
         "fewer(Tensor x, Tensor y) -> Tensor",
@@ -396,6 +419,7 @@ SIGNATURES = {
     listed: "listed(x: Tensor, ys: list[Tensor]) -> Tensor",
     pair: "pair(x: Tensor, k: tuple[int, int, int]) -> Tensor",
     defaulted: "defaulted(x: Tensor, by: float = 3.0) -> Tensor",
+    bare: "bare(x, by=3, more=None)",
     halves: "halves(x: Tensor) -> tuple[Tensor, Tensor]",
 }
 

@@ -145,6 +145,24 @@ def test_a_sum_that_cancels_may_lose_the_digits_that_rounding_takes() -> None:
         assert report.passed_as_asked is not known
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_a_sum_of_a_class_that_cancels_is_no_loss(dtype: torch.dtype) -> None:
+    """Without a reference, runs in another precision tell rounding from a term that is lost."""
+
+    class Cancelling(InAnyOrder):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, index: Tensor) -> Tensor:
+            ctx.save_for_backward(index)
+            large = x * 1e7 if dtype == torch.float32 else x * 1e15
+            return in_any_order(torch.cat([large, x, -large]), index.repeat(3))
+
+    samples = [(x.to(dtype), index) for x, index in SAMPLES[1:]]
+    for known in (True, False):
+        operator = opsmith.adopt(Cancelling, f"nondeterminism::class_{known}", deterministic=known)
+        report = opsmith.check(operator, samples=samples, only=["determinism"])
+        assert report.passed_as_asked is not known
+
+
 def test_an_operator_of_torch_library_with_the_tag_is_held_to_a_bound() -> None:
     if not hasattr(torch.Tag, "nondeterministic_bitwise"):
         pytest.skip("this torch has no such tag")
@@ -160,7 +178,87 @@ def test_an_operator_of_torch_library_with_the_tag_is_held_to_a_bound() -> None:
     assert not [note for outcome in report.outcomes for note in outcome.notes]
 
 
+class InAnyOrder(torch.autograd.Function):
+    """A class whose forward and backward sum in an order that depends on the clock."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.size = len(x)
+        return in_any_order(x, index)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (index,) = ctx.saved_tensors
+        return grad[index], None
+
+
+def adopted(name: str, **options: Any) -> Any:
+    return opsmith.adopt(InAnyOrder, f"nondeterminism::{name}", **options)
+
+
+@pytest.mark.parametrize("calls", [0, 3], ids=["first call", "fast path"])
+def test_a_call_of_an_adopted_class_is_refused_too(calls: int, deterministic: None) -> None:
+    operator = adopted(
+        f"adopted_{calls}", deterministic=False, signature="(x: Tensor, index: Tensor) -> Tensor"
+    )
+    if hasattr(torch.Tag, "nondeterministic_bitwise"):
+        assert torch.Tag.nondeterministic_bitwise in operator.torch_operator.tags
+    torch.use_deterministic_algorithms(False)
+    for _ in range(calls):
+        operator(X, INDEX)
+        operator(X.clone().requires_grad_(), INDEX)
+    torch.use_deterministic_algorithms(True)
+    mapped = torch.func.vmap(torch.func.grad(lambda x: operator(x, INDEX).sum()))
+    for call in (operator, operator.torch_operator):
+        for x in (X, X.clone().requires_grad_()):
+            with pytest.raises(errors.NondeterministicError) as caught:
+                call(x, INDEX)
+    with pytest.raises(errors.NondeterministicError):
+        mapped(X[None])
+    assert str(caught.value).splitlines()[-1] == (
+        "  hint: allow it, `torch.use_deterministic_algorithms(True, warn_only=True)`"
+    )
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    with pytest.warns(UserWarning, match="declared with `deterministic=False`") as warned:
+        operator(X.clone().requires_grad_(), INDEX)
+    assert len(warned) == 1
+    torch.use_deterministic_algorithms(False)
+    assert torch.allclose(operator(X, INDEX), summed(X, INDEX))
+
+
+def test_an_adopted_class_that_learns_its_types_keeps_the_declaration() -> None:
+    operator = adopted("learning", deterministic=False)
+    operator(X, INDEX)
+    assert not operator.specification.deterministic
+    assert adopted("plain_class").specification.deterministic
+
+
+def test_a_check_holds_an_adopted_class_to_a_bound() -> None:
+    names = ["forward", "gradient", "determinism", "state", "layouts", "backward_again"]
+    known = opsmith.check(adopted("known_class", deterministic=False), samples=SAMPLES, only=names)
+    assert known.passed_as_asked, known
+    assert not [note for outcome in known.outcomes for note in outcome.notes if "ound" in note]
+    unknown = opsmith.check(adopted("unknown_class"), samples=SAMPLES, only=["determinism"])
+    (note,) = [note for outcome in unknown.outcomes for note in outcome.notes]
+    assert note.endswith("say so by `deterministic=False`")
+
+
+def test_a_class_that_loses_terms_is_found_all_the_same() -> None:
+    class Losing(InAnyOrder):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, index: Tensor) -> Tensor:
+            ctx.save_for_backward(index)
+            return losing_one(x, index)
+
+    operator = opsmith.adopt(Losing, "nondeterminism::losing_class", deterministic=False)
+    report = opsmith.check(operator, samples=SAMPLES[1:], only=["determinism"])
+    assert {(each.cause, each.severity) for each in report.failures} == {("nondeterministic", "error")}
+
+
 def test_another_value_than_a_flag_is_refused() -> None:
+    with pytest.raises(errors.UsageError, match="`deterministic` has an invalid value"):
+        adopted("wrong_class", deterministic="no")
     with pytest.raises(errors.UsageError) as caught:
         opsmith.operator("nondeterminism::wrong", deterministic="no")  # type: ignore[call-overload]
     assert "`deterministic` has an invalid value" in str(caught.value)

@@ -26,6 +26,7 @@ def adopt(
     signature: Signature = None,
     kind: str | Iterable[str] = "true",
     opaque: bool = False,
+    deterministic: bool = True,
     accept: Mapping[tuple[str, ...], str] | None = None,
 ) -> Operator[..., Any]:
     """Make an operator of an `autograd.Function` class, or of an operator of torch.library.
@@ -46,6 +47,8 @@ def adopt(
         kind: Kind of its backward: `"true"` (the derivative), `"surrogate"`, `"approximate"`,
             `"nonlinear"` in grad_output, `"stochastic"` or `"float32"`; or several of them.
         opaque: True if its code is not made of torch operations, so that it is never run on fake tensors.
+        deterministic: False if it rounds otherwise from run to run, as sums with atomics do: a call is an
+            error under `torch.use_deterministic_algorithms(True)`. An operator of torch.library has a tag.
         accept: Findings of `check` to accept: the reason by `(property, cause)`, as `("vmap", "raises")`.
 
     Raises:
@@ -79,6 +82,7 @@ def adopt(
             signature=signature,
             kind=kind,
             opaque=opaque,
+            deterministic=deterministic,
             accept=accept,
             module=module,
         )
@@ -89,6 +93,7 @@ def adopt(
             signature=(signature, None),
             kind=(kind, "true"),
             opaque=(opaque, False),
+            deterministic=(deterministic, True),
         )
         return adopt_registered(subject, reference=reference, samples=samples, accept=accept, module=module)
     raise errors.UsageError(

@@ -52,7 +52,7 @@ from opsmith.core.samples import (
 )
 from opsmith.core.schema import Schema
 from opsmith.core.specification import Specification
-from opsmith.declaration import check_name, declare_specified
+from opsmith.declaration import check_flag, check_name, declare_specified
 from opsmith.torch_library.adopted.fallback import declare_opaque
 from opsmith.torch_library.adopted.forward import forward_function, returned_by
 from opsmith.torch_library.adopted.gradients import gradient_formula, tangent_formula
@@ -288,6 +288,7 @@ def adopt_function(
     opaque: bool,
     module: str,
     run: Runner = first_returned,
+    deterministic: bool = True,
     accept: Mapping[tuple[str, ...], str] | None = None,
 ) -> Operator[..., Any]:
     """Make an operator of a Function class, which is not changed; see `opsmith.adopt`.
@@ -295,12 +296,13 @@ def adopt_function(
     `run` returns the index of a sample and the value of forward for it, if the results must be observed.
     """
     check_name(name, hint='write `opsmith.adopt(MyFunction, "mylib::my_function")`')
+    check_flag(name, "deterministic", deterministic, (True, False))
     _refuse_unfit(function_class, name)
     kinds, given = _kinds(kind, name), class_samples(samples, function_class, name, "adopt")
     with errors.about(name, where(function_class.forward)):
         adopted = _describe(function_class, name, kinds, reference, given, signature, run)
     specification = _specification(adopted, given, module, opaque=opaque)
-    specification = replace(specification, accept=dict(accept or {}))
+    specification = replace(specification, deterministic=deterministic, accept=dict(accept or {}))
     return declare_specified(specification, AdoptedOperator)
 
 

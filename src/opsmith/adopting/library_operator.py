@@ -64,7 +64,7 @@ def adopt_registered(
 
     Args:
         subject: One of its overloads, a packet with one overload, or a `torch.library.custom_op`.
-        reference: The mathematics in plain PyTorch, with type hints.
+        reference: The mathematics in plain PyTorch; it needs no type hints.
         samples: Function that yields representative inputs, or a list of them.
         module: The module that adopts.
         accept: Findings of a check to accept.
@@ -76,7 +76,7 @@ def adopt_registered(
             "it is adopted with a reference, from which what it lacks is derived",
             operator=signature.name,
             argument="reference",
-            expected="a function with type hints that computes the same in plain PyTorch",
+            expected="a function that computes the same in plain PyTorch",
             got="None",
             hint=f"write `opsmith.adopt(torch.ops.{signature.name.replace('::', '.')}, reference=f)`",
         )
@@ -107,6 +107,13 @@ def _as_function(samples: Iterable[Any], operator: str) -> LocatedSamples:
     return LocatedSamples(lambda make: given, location)
 
 
+_INSTEAD = {
+    "kind": "; attach `op.surrogate_gradients(...)` to the result",
+    "deterministic": "; give it torch's tag `nondeterministic_bitwise` where it is defined",
+}
+"""Words for an option of classes that an operator of torch.library says otherwise."""
+
+
 def refuse_options(subject: Any, /, **given: tuple[Any, Any]) -> None:
     """Refuse arguments of `adopt` that only a class takes.
 
@@ -119,7 +126,7 @@ def refuse_options(subject: Any, /, **given: tuple[Any, Any]) -> None:
     """
     for argument, (value, default) in given.items():
         if value != default:
-            also = "; attach `op.surrogate_gradients(...)` to the result" if argument == "kind" else ""
+            also = _INSTEAD.get(argument, "")
             raise errors.UsageError(
                 f"`{argument}` is for a Function class, and not for an operator of torch.library",
                 operator=_name(capabilities.overloads_of(subject) or {}),

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import inspect
 import re
-import typing
+import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import Tensor
+
 from opsmith import errors
+from opsmith.adopting.signature import resolved
 from opsmith.core.annotations import shown_annotation
 from opsmith.core.argument_types import (
     COMPLEX,
@@ -18,6 +21,7 @@ from opsmith.core.argument_types import (
     NUMBER,
     NUMBERED,
     STR,
+    TENSOR,
     VALUE_TYPES,
     ArgumentType,
     ValueType,
@@ -41,12 +45,16 @@ def matched(signature: capabilities.OperatorSchema, reference: Callable[..., Any
     Args:
         signature: The schema as torch has it.
         reference: Its arguments are matched by position; keyword-only arguments of the operator by name.
+            Where it has no type hint, the type is the operator's.
 
     Raises:
         SignatureMismatchError: If the reference does not have the operator's signature.
         UnsupportedTypeError: If the schema has types that opsmith does not support.
     """
-    of_reference = schema_of(reference, signature.name)
+    _refuse_results(signature)
+    several = len(signature.results) > 1
+    returned: Any = types.GenericAlias(tuple, (Tensor,) * len(signature.results)) if several else Tensor
+    of_reference = schema_of(reference, signature.name, known=_known(signature, reference), returned=returned)
     mismatch = _Mismatch(signature, reference)
     positional = [each for each in signature.arguments if not each.keyword_only]
     taken = [each for each in of_reference.arguments if not each.keyword_only][: len(positional)]
@@ -59,7 +67,6 @@ def matched(signature: capabilities.OperatorSchema, reference: Callable[..., Any
         )
     pairs = [*zip(positional, taken, strict=True), *((each, by_name[each.name]) for each in named)]
     arguments = tuple(_argument(declared, other, mismatch) for declared, other in pairs)
-    _refuse_results(signature)
     if (
         len(of_reference.results) != len(signature.results)
         or (len(signature.results) == 1) != of_reference.single
@@ -70,6 +77,19 @@ def matched(signature: capabilities.OperatorSchema, reference: Callable[..., Any
         )
     names = _result_names(signature.results, [each.name for each in arguments])
     return Schema(arguments, tuple(map(Result, names)), of_reference.single)
+
+
+def _known(signature: capabilities.OperatorSchema, reference: Callable[..., Any]) -> dict[str, ArgumentType]:
+    """The operator's types by the names of the reference's parameters, for those without a type hint."""
+    if not inspect.isroutine(reference):
+        return {}  # `schema_of` refuses it
+    unnamed = [each for each in signature.arguments if not each.keyword_only]
+    named = {each.name: each for each in signature.arguments if each.keyword_only}
+    parameters = resolved(reference).parameters
+    found = dict(zip(parameters, unnamed, strict=False)) | {n: named[n] for n in parameters if n in named}
+    bare = [name for name, each in parameters.items() if each.annotation is each.empty]
+    # A parameter too many is refused below, with both signatures.
+    return {name: _kind(found[name], signature) if name in found else ArgumentType(TENSOR) for name in bare}
 
 
 def described(signature: capabilities.OperatorSchema) -> Schema:
@@ -138,13 +158,13 @@ class _Hint(str):
 
 def _written(reference: Callable[..., Any]) -> str:
     """Return the text of a signature, with or without `from __future__ import annotations`."""
-    signature, hints = inspect.signature(reference), typing.get_type_hints(reference)
-    parameters = [
-        each.replace(annotation=_Hint(shown_annotation(hints[name])))
-        for name, each in signature.parameters.items()
-    ]
-    returned = _Hint(shown_annotation(hints["return"]))
-    return str(signature.replace(parameters=parameters, return_annotation=returned))
+    signature = resolved(reference)
+
+    def shown(annotation: Any) -> Any:
+        return annotation if annotation is REQUIRED else _Hint(shown_annotation(annotation))
+
+    parameters = [each.replace(annotation=shown(each.annotation)) for each in signature.parameters.values()]
+    return str(signature.replace(parameters=parameters, return_annotation=shown(signature.return_annotation)))
 
 
 def _argument(declared: capabilities.ArgumentSchema, other: Argument, mismatch: _Mismatch) -> Argument:
@@ -162,7 +182,8 @@ def _argument(declared: capabilities.ArgumentSchema, other: Argument, mismatch: 
         kind = replace(kind, base=other.kind.base)
     default = REQUIRED if declared.default is capabilities.MISSING else _default(kind, declared.default)
     if default is not REQUIRED and other.default is not REQUIRED:
-        values = [kind.restore(default), kind.restore(other.default)]
+        given = kind.restore(other.default) if kind.accepts(other.default) else other.default
+        values = [kind.restore(default), given]
         if values[0] != values[1]:
             raise mismatch.error(
                 f"the default of `{other.name}` is {values[1]!r}, and that of the operator's "

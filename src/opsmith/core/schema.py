@@ -205,6 +205,8 @@ def schema_of(
     *,
     results: ResultNames = None,
     hidden: Iterable[str] = (),
+    known: Mapping[str, ArgumentType] | None = None,
+    returned: Any = REQUIRED,
 ) -> Schema:
     """Read an operator's schema from the signature of its reference.
 
@@ -214,6 +216,8 @@ def schema_of(
         results: Names of the results, in order; or a mapping from name to `...` (differentiable) or
             `opsmith.non_differentiable`.
         hidden: Names of results that callers do not see.
+        known: Types of parameters that need no hint, by name.
+        returned: Annotation of the return value where it has no hint.
 
     Raises:
         NotAFunctionError, MissingAnnotationError, UnsupportedTypeError, ParameterKindError, NameFormatError,
@@ -221,11 +225,18 @@ def schema_of(
     """
     with errors.about(operator, where(reference)):
         signature = _signature(reference, operator)
-        return _schema(signature, results, tuple(hidden))
+        if signature.return_annotation is REQUIRED:
+            signature = signature.replace(return_annotation=returned)
+        return _schema(signature, results, tuple(hidden), known or {})
 
 
-def _schema(signature: inspect.Signature, results: ResultNames, hidden: tuple[str, ...]) -> Schema:
-    arguments = tuple(map(_argument, signature.parameters.values()))
+def _schema(
+    signature: inspect.Signature,
+    results: ResultNames,
+    hidden: tuple[str, ...],
+    known: Mapping[str, ArgumentType],
+) -> Schema:
+    arguments = tuple(_argument(each, known.get(each.name)) for each in signature.parameters.values())
     _refuse_clash(arguments)
     forms, single = result_forms(signature.return_annotation)
     roles = result_roles(len(forms), results, hidden)
@@ -267,7 +278,8 @@ def _signature(reference: Callable[..., Any], operator: str) -> inspect.Signatur
     return signature.replace(parameters=parameters, return_annotation=hints.get("return", REQUIRED))
 
 
-def _argument(parameter: inspect.Parameter) -> Argument:
+def _argument(parameter: inspect.Parameter, known: ArgumentType | None) -> Argument:
+    """The argument for a parameter; `known` is its type where it has no hint."""
     name = parameter.name
     if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
         shown: dict[Any, str] = {parameter.VAR_POSITIONAL: f"*{name}", parameter.VAR_KEYWORD: f"**{name}"}
@@ -283,14 +295,14 @@ def _argument(parameter: inspect.Parameter) -> Argument:
             hint="rename the argument",
         )
     refuse_unwritable(name)
-    if parameter.annotation is REQUIRED:
+    if parameter.annotation is REQUIRED and known is None:
         raise errors.MissingAnnotationError(
             f"parameter `{name}` has no type hint",
             argument=name,
             expected="a type hint on every parameter",
             hint=f"write `{name}: Tensor`, or `int`, `float`, `bool`, `str`, ...",
         )
-    kind = kind_of(parameter.annotation)
+    kind = known if parameter.annotation is REQUIRED else kind_of(parameter.annotation)
     if kind is None:
         raise errors.UnsupportedTypeError(
             f"parameter `{name}` has a type that an operator's schema cannot carry",
@@ -300,7 +312,8 @@ def _argument(parameter: inspect.Parameter) -> Argument:
         )
     default = parameter.default
     if default is not REQUIRED:
-        _check_default(name, kind, default)
+        if parameter.annotation is not REQUIRED:  # a known type comes with a default of its own
+            _check_default(name, kind, default)
         if kind.base is FLOAT and type(default) is int:  # as an argument of a call it would be a float
             default = float(default)
     return Argument(name, kind, default, parameter.kind is parameter.KEYWORD_ONLY)

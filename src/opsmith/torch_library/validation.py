@@ -67,11 +67,13 @@ def refuse_nondeterminism(specification: Specification) -> None:
     """
     if specification.deterministic or not torch.are_deterministic_algorithms_enabled():
         return
+    adopted = specification.adopted
+    other = adopted is None or adopted.reference is not None
+    instead = f", or compute with `{specification.short_name}.reference`" if other else ""
     error = specification.error(
         errors.NondeterministicError,
         "it is declared with `deterministic=False`, and torch.use_deterministic_algorithms(True) is in force",
-        hint=f"allow it, `torch.use_deterministic_algorithms(True, warn_only=True)`, or compute with "
-        f"`{specification.short_name}.reference`",
+        hint=f"allow it, `torch.use_deterministic_algorithms(True, warn_only=True)`{instead}",
     )
     if not torch.is_deterministic_algorithms_warn_only_enabled():
         raise error

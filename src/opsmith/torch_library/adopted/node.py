@@ -40,7 +40,7 @@ from opsmith.torch_library.autograd.node import (
 )
 from opsmith.torch_library.autograd.random_state import RandomState
 from opsmith.torch_library.flattening import ArgumentFlattening, SavedValues
-from opsmith.torch_library.validation import unsupported_kind
+from opsmith.torch_library.validation import refuse_nondeterminism, unsupported_kind
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,7 @@ class AdoptedNode(OperatorNode):
             and uses_class_backward(primitive, needs)
             and not opaque_on_proxies
         ):
+            refuse_nondeterminism(primitive.specification)
             own = partial(run_traceable, adopted, values, needs)
             run = run_or_fall_back(adopted, "forward", values, own, _no_run)
         if run is None:
@@ -291,6 +292,7 @@ def adopted_call(
     """
     schema = adopted.schema
     kinds = [(argument.name, argument.kind) for argument in schema.arguments]
+    anywhere = registered.specification.deterministic
 
     def accepted(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
         """The argument values; None if the call needs the slow path."""
@@ -305,6 +307,8 @@ def adopted_call(
 
     def fast_call(handle: Any, /, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or not capabilities.nothing_active():
+            return call(handle, args, kwargs)
+        if not anywhere and torch.are_deterministic_algorithms_enabled():
             return call(handle, args, kwargs)
         values = accepted(args, kwargs)
         if values is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.calls import CallValues, SampleRun, copies
+from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.numerics.compare import (
     describe_difference,
     differ_beyond_rounding,
@@ -25,6 +27,7 @@ from opsmith.checking.side_effects.canaries import fill_freed_memory, poison_new
 from opsmith.checking.subject import Subject
 
 NAME = "determinism"
+WIDEST_DTYPES = (torch.float64, torch.complex128)
 BYTES = (0xFF, 0x41)
 """Bytes left in used memory: nan in every floating dtype, and a number."""
 
@@ -119,11 +122,44 @@ def _within_bounds(run: SampleRun, position: int, results: Sequence[Tensor]) -> 
     subject, sample = run.subject, run.sample
     if subject.specification.deterministic or not is_inexact(results[0]):
         return False
+    if not subject.kind.has_reference:  # what runs differs from itself, so that no truth is to be had
+        return _vanishes_with_precision(run, position, results)
     reference = partial(subject.reference, sample)
     measure = MeasuredFunction.of(reference, sample.at(), subject.generator(), has_truth=subject.has_truth)
     truth = measure.truth(sample.at(), results[0].dtype)
     at = subject.visible_positions(sample)[position]
     return all(truth.judge(at, result) is None for result in results)
+
+
+RUNS = 8
+"""Runs in another precision: an accident, such as a lost term, need not happen in two."""
+
+
+def _vanishes_with_precision(run: SampleRun, position: int, results: Sequence[Tensor]) -> bool:
+    """Return True if runs in a wider dtype differ by as much less as its rounding is finer.
+
+    A lost term is as large in every precision.
+    """
+    subject, sample, dtype = run.subject, run.sample, results[0].dtype
+    other = torch.float32 if dtype in WIDEST_DTYPES else torch.float64
+    found: list[Tensor] = []
+    with Overlooking(), torch.no_grad():
+        for _ in range(RUNS):
+            result = subject.call(sample, sample.at(other))[position]
+            found += [] if result is None else [result]
+    if not found or not is_inexact(found[0]) or torch.finfo(found[0].dtype).eps == torch.finfo(dtype).eps:
+        return False
+    spreads = {torch.finfo(group[0].dtype).eps: _spread(group) for group in (results, found)}
+    fine, coarse = sorted(spreads)
+    return spreads[fine] <= spreads[coarse] * math.sqrt(fine / coarse)
+
+
+def _spread(results: Sequence[Tensor]) -> float:
+    """The largest distance of a run's elements from those of the first; infinite where one is not finite."""
+    stacked = torch.stack([each.detach() for each in results])
+    if not bool(stacked.isfinite().all()):
+        return math.inf
+    return float((stacked - stacked[0]).abs().max()) if stacked.numel() else 0.0
 
 
 def _reads_unwritten(
