@@ -15,7 +15,7 @@ from opsmith.checking.properties import PROPERTIES, USUAL
 from opsmith.checking.property import Property
 from opsmith.checking.report import Failure, Outcome
 from opsmith.checking.run_property import few_threads, in_child_process, run
-from opsmith.checking.side_effects.steady_runs import SteadyRuns, are_steady, steady_conditions
+from opsmith.checking.side_effects.steady_runs import SteadyRuns, are_steady, is_unsteady, steady_conditions
 from opsmith.checking.subject import Subject
 
 Progress = Callable[[str, int, int], None]
@@ -130,9 +130,7 @@ class Schedule:
         """The reason why two runs may differ, so that comparing them is meaningless; None for none."""
         for name, outcome in self.found.items():
             for failure in outcome.failures:
-                # Results that share memory, which `effects` reports, need not differ: `state` compares them.
-                shared = name == "effects" and failure.cause == "stale-state"
-                if CAUSES[failure.cause].unsteady and not shared:
+                if is_unsteady(failure):
                     return f"not compared: two runs give different numbers (see `{name}`)"
         return None
 

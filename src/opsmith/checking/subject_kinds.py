@@ -23,7 +23,7 @@ from opsmith.checking.exceptions import calls_operator, refuse_own, watched_call
 from opsmith.checking.processes.fork import announce
 from opsmith.checking.processes.watchdog import EndlessCallError
 from opsmith.checking.property import endless, raised_at
-from opsmith.checking.report import Outcome
+from opsmith.checking.report import Failure, Outcome
 from opsmith.checking.samples.cases import refuse_unfit
 from opsmith.checking.samples.sample import Sample, sample_named
 from opsmith.checking.subject import (
@@ -119,6 +119,34 @@ def _apply_of(function_class: Any, specification: Specification) -> Callable[...
         return function_class.apply(*adopted.spread(specification.schema.call_values(args, kwargs)))
 
     return apply
+
+
+def through_apply(subject: Subject) -> Subject | None:
+    """The class of an adopted operator, called through its own `apply`; None if it can be checked itself.
+
+    The operator copies what the class writes into, and takes fewer gradients than `apply`. A class that was
+    adopted with a `kind=` is held to torch's contract all the same: checked itself, it would fail for what
+    `kind=` declares.
+    """
+    adopted = subject.specification.adopted
+    if adopted is None or subject.apply is not None or adopted.kinds == {"true"} or adopted.takes_self:
+        return None
+    return replace(
+        subject, kind=FUNCTION_CLASS, apply=_apply_of(adopted.function_class, subject.specification)
+    )
+
+
+THROUGH_APPLY = "called"
+"""Evidence of a failure of a class through its own `apply`; the operator that was made of it is right."""
+
+
+def of_own_apply(failure: Failure, subject: Subject) -> Failure:
+    """The failure of a class through its own `apply`, as a failure of the operator that was made of it."""
+    adopted = subject.specification.adopted
+    assert adopted is not None
+    call = f"`{adopted.name}.apply`"
+    message = f"called through {call}: {failure.message}"
+    return replace(failure, message=message, evidence={**failure.evidence, THROUGH_APPLY: call})
 
 
 def _subject(

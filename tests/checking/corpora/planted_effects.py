@@ -9,6 +9,8 @@ from sound_activations import LeakyReLU
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+import opsmith
+
 
 @planted("relu", "mutates-grad-output")
 def relu_that_zeroes_its_gradient() -> Any:
@@ -363,3 +365,62 @@ def monitor_that_keeps_gradients() -> Any:
             return grad * ctx.saved_tensors[0].cosh()
 
     return Monitored, [(normal(3, 4),)]
+
+
+@planted("sign", "mutates-grad-output", input="grad")
+def straight_through_that_clears_grad_output() -> Any:
+    """The author says that the gradient is wrong on purpose; the write is not."""
+
+    class Sign(Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x.sign()
+
+        @staticmethod
+        def backward(ctx, grad):
+            grad[ctx.saved_tensors[0].abs() > 1] = 0
+            return grad
+
+    samples = [(normal(3, 4),)]
+    return opsmith.adopt(Sign, "corpus::clearing_sign", kind="surrogate", samples=samples), None
+
+
+@planted("round", "gradient-count")
+def straight_through_without_the_last_gradient() -> Any:
+    """The operator that is made of it needs no gradient by a number; torch's `apply` does."""
+
+    class Quantise(Function):
+        @staticmethod
+        def forward(ctx, x, steps: int):
+            return (x * steps).round() / steps
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad
+
+    samples = [(normal(3, 4), 8)]
+    return opsmith.adopt(Quantise, "corpus::quantise", kind="surrogate", samples=samples), None
+
+
+@planted("spike", "forward-mode", input="x")
+def spike_with_a_narrower_tangent() -> Any:
+    """Its backward and its jvp have windows of different widths, so that the two modes disagree."""
+
+    class Spike(Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            ctx.save_for_forward(x)
+            return (x > 0).to(x.dtype)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * (ctx.saved_tensors[0].abs() < 2)
+
+        @staticmethod
+        def jvp(ctx, tangent):
+            return tangent * (ctx.saved_tensors[0].abs() < 0.5)
+
+    samples = [(normal(3, 4),)]
+    return opsmith.adopt(Spike, "corpus::narrow_spike", kind="surrogate", samples=samples), None

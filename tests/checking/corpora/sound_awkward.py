@@ -9,6 +9,8 @@ from heldout_numbers import normal, uniform, whole
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+import opsmith
+
 
 @sound
 def relu_in_place_marked_dirty() -> Any:
@@ -331,3 +333,27 @@ def sum_that_expands_its_gradient() -> Any:
             return grad.expand(ctx.shape)
 
     return Total, [(normal(3, 4),)]
+
+
+@sound
+def spike_with_its_own_tangent() -> Any:
+    """A surrogate in both modes, in place and marked dirty, with a None more than `apply` needs."""
+
+    class Spike(Function):
+        @staticmethod
+        def forward(ctx, x, width: float):
+            ctx.inside = x.abs() < width
+            x.gt_(0)
+            ctx.mark_dirty(x)
+            return x
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * ctx.inside, None, None
+
+        @staticmethod
+        def jvp(ctx, tangent, _):
+            return tangent.mul_(ctx.inside)
+
+    samples = [(normal(3, 4), 2.0)]
+    return opsmith.adopt(Spike, "corpus::own_spike", kind="surrogate", samples=samples), None

@@ -24,6 +24,7 @@ from opsmith.checking.report import Failure
 from opsmith.checking.side_effects.canaries import fill_freed_memory
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
+from opsmith.checking.subject_kinds import THROUGH_APPLY
 
 BYTES = (0xFF, 0x41)
 """Bytes left in used memory between two runs that must be the same."""
@@ -80,6 +81,13 @@ class SteadyRuns:
         return f"with fresh copies of {copied} for each call" if copied else "under fixed seeds"
 
 
+def is_unsteady(failure: Failure) -> bool:
+    """True if two runs may give different numbers for what a failure reports."""
+    # Results that share memory, which `effects` reports, need not differ: `state` compares them.
+    shared = failure.property == "effects" and failure.cause == "stale-state"
+    return CAUSES[failure.cause].unsteady and not shared and THROUGH_APPLY not in failure.evidence
+
+
 def steady_conditions(subject: Subject, failures: Sequence[Failure]) -> SteadyRuns | None:
     """The conditions that may make runs the same; None where no seeds and copies do.
 
@@ -87,7 +95,7 @@ def steady_conditions(subject: Subject, failures: Sequence[Failure]) -> SteadyRu
         subject: The subject of the check.
         failures: Failures of the check so far.
     """
-    unsteady = [each for each in failures if CAUSES[each.cause].unsteady]
+    unsteady = [each for each in failures if is_unsteady(each)]
     draws = any(each.property == "randomness" for each in unsteady)
     written = {each.input for each in unsteady if each.cause == "mutates-input"}
     known = {"mutates-input", *(["nondeterministic"] if draws else [])}

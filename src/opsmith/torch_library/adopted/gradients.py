@@ -276,6 +276,14 @@ def tangent_formula(adopted: AdoptedFunction) -> Formula | None:
         record = run.context.opsmith_record
         record.saved = record.saved_forward
         skeletons = {slot.value for slot in adopted.parameters.slots if slot.form == "mixed"}
+        # torch wants the tangent of an input that forward writes into to be written as well.
+        written = {schema.names[position] for position in adopted.facts.written or ()}
+        given = {
+            name: value.clone()
+            if schema.tangents.get(name) in written and isinstance(value, Tensor)
+            else value
+            for name, value in given.items()
+        }
         moved = adopted.spread(
             [
                 given[tangents[name]] if name in tangents else given[name] if name in skeletons else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -23,8 +22,21 @@ from opsmith.checking.side_effects.global_settings import other_settings
 from opsmith.checking.side_effects.liveness import attribute_tensors, nodes, record_saved_tensors
 from opsmith.checking.side_effects.reachable_state import changes_since, short_repr, take_snapshot
 from opsmith.checking.subject import Subject
+from opsmith.checking.subject_kinds import of_own_apply, through_apply
 
 NAME = "effects"
+
+
+def run(subject: Subject) -> Findings:
+    """Check the operator, then the class of an operator that was adopted with a `kind=`."""
+    causes: set[str] = set()
+    for finding in each_sample(NAME, _sample, subject):
+        causes.update([finding.cause] if isinstance(finding, Failure) else [])
+        yield finding
+    own = through_apply(subject)
+    for finding in [] if own is None else each_sample(NAME, _sample, own):
+        if isinstance(finding, Failure) and finding.cause not in causes:
+            yield of_own_apply(finding, subject)
 
 
 @dataclass(frozen=True)
@@ -383,7 +395,7 @@ def _untouched(grad: Tensor | None, mark: Tensor | None) -> bool:
 EFFECTS = Property(
     NAME,
     "no argument, saved tensor or setting is changed, and no memory is shared",
-    partial(each_sample, NAME, _sample),
+    run,
     varied=True,
     first=True,
     compares_runs=False,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from opsmith.checking.calls import rule_location
+from opsmith.checking.calls import differentiated, rule_location
 from opsmith.checking.causes import UNKNOWN
 from opsmith.checking.diagnosis import Observation, diagnose
 from opsmith.checking.numerics.autodiff import differentiate, vjp
@@ -26,16 +26,78 @@ from opsmith.checking.numerics.noise import Noise, noise_of
 from opsmith.checking.numerics.tolerance import is_noise
 from opsmith.checking.properties.numeric.differentiable import each_subset
 from opsmith.checking.properties.numeric.second_order import DIRECTIONS, SHARE, NumericalDerivatives
-from opsmith.checking.property import Findings, Note, Property, Skipped
+from opsmith.checking.property import Coverage, Findings, Note, Property, Skipped, covered_samples
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import case_name
 from opsmith.checking.samples.grad_outputs import random_grad_outputs, results_with_gradient
 from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
+from opsmith.checking.subject_kinds import through_apply
 from opsmith.core.formula import Formula
 
 NAME = "forward_mode"
+
+
+def run(subject: Subject) -> Findings:
+    """Check forward mode on every sample; beside surrogate gradients, tangents that the author wrote."""
+    if not subject.specification.gradients.surrogate:
+        yield from each_subset(NAME, _check_subset, subject)
+    elif any(isinstance(rule, Formula) for rule in subject.specification.tangents.rules.values()):
+        yield from covered_samples(NAME, _beside_surrogates, "there is nothing to differentiate", subject)
+    else:
+        yield Skipped("the gradients are surrogates, wrong on purpose; the property `surrogate` holds them")
+
+
+def _beside_surrogates(subject: Subject, sample: Sample, coverage: Coverage) -> Findings:
+    """Compare the tangents with the surrogate gradients: u (J v) is (u J) v, whatever J is.
+
+    A backward that is not linear in grad_output has no J; the form of the tangents is checked all the same.
+    """
+    subsets = [*differentiated(subject, sample).subsets()]
+    for argnums in reversed(subsets):
+        for device in subject.devices_with(torch.float64):
+            tangents = Tangents(subject, sample, argnums, device)
+            if not any(weight is not None for weight in tangents.weights[0]):
+                continue
+            coverage.ran += 1
+            got = tangents.by_dual_numbers(tangents.direction)
+            own = through_apply(subject)
+            if own is not None:  # it raises what torch says about their number, shapes and dtypes
+                replace(tangents, subject=own).by_dual_numbers(tangents.direction)
+            if not subject.linear:
+                coverage.refused[WITHOUT_JACOBIAN] = None
+                continue
+            for weights in tangents.weights:
+                if not _as_reverse(tangents, got, weights):
+                    yield _beside_reverse(tangents, got, weights)
+                    return  # the other inputs would report the same
+
+
+WITHOUT_JACOBIAN = (
+    "the numbers of the tangents were left out: the backward is declared not to be linear in grad_output"
+)
+
+
+def _beside_reverse(
+    tangents: Tangents, got: Sequence[Tensor | None], weights: Sequence[Tensor | None]
+) -> Failure:
+    """The failure for tangents that are not those of the surrogate gradient; a warning if they are true."""
+    actual, right = weighed(got, weights), tangents.by_gradients(weights)
+    numbers = tangents.numerically(weights, tangents.direction)
+    true = numbers is not None and abs(actual - numbers.value) <= numbers.error
+    sums = distinct_texts(actual, right)
+    message = (
+        f"the tangents by `{tangents.labels}` do not agree with the surrogate gradients, so that forward and "
+        f"reverse mode give other Jacobians: their weighed sum is {sums[0]}, and by the backward it is "
+        f"{sums[1]}"
+    )
+    if not true:
+        return tangents.failure("forward-mode", message, {"got": actual, "expected": right})
+    message += "; they are the derivatives of the forward"
+    return replace(
+        tangents.failure("forward-mode", message, {"got": actual, "expected": right}), severity="warning"
+    )
 
 
 def _check_subset(
@@ -151,8 +213,13 @@ def _is_rounding(
     )
     if not tangents.subject.kind.own_forward or rounded:
         return False
-    terms = sum(float((coordinates(t).double() * coordinates(w).double()).abs().sum()) for t, w in pairs)
-    return off <= 2 * torch.finfo(torch.float32).eps * terms
+    return off <= 2 * torch.finfo(torch.float32).eps * _size_of_terms(got, weights)
+
+
+def _size_of_terms(tangents: Sequence[Tensor | None], weights: Sequence[Tensor | None]) -> float:
+    """The sum of the absolute terms of a weighed sum."""
+    pairs = [(t, w) for t, w in zip(tangents, weights, strict=True) if t is not None and w is not None]
+    return sum(float((coordinates(t).double() * coordinates(w).double()).abs().sum()) for t, w in pairs)
 
 
 LOWER_PRECISION = {torch.float64: torch.float32, torch.complex128: torch.complex64}
@@ -170,11 +237,15 @@ def _alone(tangents: Tangents) -> list[Failure]:
 def _as_reverse(tangents: Tangents, got: Sequence[Tensor | None], weights: Sequence[Tensor | None]) -> bool:
     """True if the weighed tangents agree with the gradients: u (J v) is (u J) v."""
     reverse, forward = tangents.by_gradients(weights), weighed(got, weights)
-    return abs(reverse - forward) <= AGREE * max(abs(reverse), abs(forward))
+    allowed = LOWER_AGREE if tangents.subject.single_precision else AGREE
+    return abs(reverse - forward) <= allowed * max(abs(reverse), _size_of_terms(got, weights))
 
 
 AGREE = 1e-6
 """Allowed relative difference of forward and reverse mode, which are exact but for rounding."""
+
+LOWER_AGREE = 1e-4
+"""The same, where they are computed in float32."""
 
 
 def _failure(tangents: Tangents, got: Sequence[Tensor | None], actual: float, right: float) -> Failure:
@@ -267,7 +338,7 @@ def _second_order(tangents: Tangents) -> Findings:
 FORWARD_MODE = Property(
     NAME,
     "forward-mode derivatives are right",
-    partial(each_subset, NAME, _check_subset),
+    run,
     subset=True,
     differences=True,
     gradcheck="torch.autograd.gradcheck(lambda {names}: {call}, ({names},), check_forward_ad=True, "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,10 +19,11 @@ from opsmith.checking.properties.numeric.differentiable import given_instead, no
 from opsmith.checking.properties.numeric.linearity import WHY, KnownBackward, departure
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample
 from opsmith.checking.report import Failure
-from opsmith.checking.samples.cases import ALWAYS_CHECKED, Case, cases
+from opsmith.checking.samples.cases import ALWAYS_CHECKED, Case, case_name, cases
 from opsmith.checking.samples.grad_outputs import GradOutputs, contiguous_grad_outputs
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import CPU, Subject
+from opsmith.checking.subject_kinds import of_own_apply, through_apply
 
 NAME = "surrogate"
 
@@ -36,6 +37,13 @@ def run(subject: Subject) -> Findings:
     instead: dict[str, str] = {}
     found = [*each_sample(NAME, partial(_sample, seen=seen, instead=instead), subject)]
     found += not_exercised(NAME, subject, instead, seen, "surrogate gradient")
+    own = through_apply(subject)
+    if own is not None and not any(isinstance(finding, Failure) for finding in found):
+        found += [
+            of_own_apply(each, subject)
+            for each in each_sample(NAME, _form_of_each, own)
+            if isinstance(each, Failure)
+        ]
     yield from found
     if not seen and not any(isinstance(finding, Failure) for finding in found):
         yield Skipped("no sample has an input to differentiate by: add one with floating tensors")
@@ -52,12 +60,23 @@ def _sample(subject: Subject, sample: Sample, seen: set[str], instead: dict[str,
     for argnum in argnums:
         gradient = partial(_gradient, subject, sample, argnum)
         yield from _form(subject, sample, argnum, gradient, plain)
+        yield from _precision(subject, sample, argnum, gradient, plain)
         if subject.linear:
             yield from _linear(subject, sample, argnum, gradient, plain)
         else:
             yield Note("linearity in grad_output was left out: it is declared not to be linear")
     if subject.specification.gradients.stand_in is not None:
         yield from _stand_in(subject, sample, argnums, plain)
+
+
+def _form_of_each(subject: Subject, sample: Sample) -> Findings:
+    """Check the form of each gradient alone, which torch's engine checks, too."""
+    argnums = () if sample.origin else differentiated(subject, sample).argnums
+    if argnums:
+        results = subject.call(sample, sample.at(torch.float64))
+        plain = contiguous_grad_outputs(subject, sample, results)
+        for argnum in argnums:
+            yield from _form(subject, sample, argnum, partial(_gradient, subject, sample, argnum), plain)
 
 
 def _gradient(
@@ -88,6 +107,42 @@ def _form(
                 cause = aspect if aspect in CAUSES else UNKNOWN
                 yield _failure(subject, sample, argnum, cause, what, {"got": actual, "expected": right})
                 return
+
+
+def _precision(
+    subject: Subject, sample: Sample, argnum: int, gradient: Any, grad_outputs: GradOutputs
+) -> Findings:
+    """Check that float64 stays float64: the gradient is not made of float32 numbers, and blind to others.
+
+    A gradient that rounds on purpose ignores larger changes of grad_output, too.
+    """
+    grads = grad_outputs.at(torch.float64, CPU)
+    if subject.single_precision or not any(grad is not None for grad in grads):
+        return
+
+    def with_grads(change: Callable[[Tensor], Tensor]) -> Tensor | None:
+        return gradient([None if grad is None else change(grad) for grad in grads])  # type: ignore[no-any-return]
+
+    got, moved = with_grads(torch.clone), with_grads(lambda grad: grad * (1 + 2.0**-10))
+    blind = (with_grads(to_float32), with_grads(lambda grad: grad * (1 + 2.0**-40)))
+    if got is None or moved is None or not got.isfinite().all() or torch.equal(got, moved):
+        return
+    if torch.equal(to_float32(got), got) and all(
+        each is not None and torch.equal(each, got) for each in blind
+    ):
+        what = (
+            "in float64 it is a float32 number in every element, and blind to smaller changes of grad_output"
+        )
+        evidence = {"sample": case_name(sample, torch.float64, CPU), "eps of float32": FLOAT32_EPS}
+        yield _failure(subject, sample, argnum, "precision", what, evidence)
+
+
+def to_float32(tensor: Tensor) -> Tensor:
+    """Round to the numbers of float32."""
+    return tensor.to(torch.complex64 if tensor.is_complex() else torch.float32).to(tensor.dtype)
+
+
+FLOAT32_EPS = torch.finfo(torch.float32).eps
 
 
 def _linear(
