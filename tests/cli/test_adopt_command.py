@@ -37,13 +37,13 @@ REPORT = {
         "needs a declaration",
         ["`activation` and `derivative` are called", "(torch.randn(3, 4), ACTIVATION, DERIVATIVE)"],
     ),
-    "AverageOfMany": ("needs a declaration", ["`*tensors`", 'signature="(*tensors: Tensor) -> Tensor"']),
+    "AverageOfMany": ("works", ["tried on tensors[0] [3, 4]"]),
     "Square": ("wrong", ["the gradient of `x` is wrong", "it is the right one times 1/2", "functions.py:78"]),
     "ScaleRows": ("wrong", ["wrong for one that is expanded", "`grad.contiguous()`", "functions.py:92"]),
     "LeakyReLUInPlace": ("needs a declaration", ["its forward writes into `x`", "works on a copy"]),
     "Arctangent": (
-        "needs a declaration",
-        ["torch cannot look into its code", "`reference=`", "opaque=True)"],
+        "works",
+        ["no forward mode and no second order", "is marked with `once_differentiable`", "with `reference=`"],
     ),
     "DropFeatures": ("needs a declaration", ["draws random numbers", 'kind="stochastic"', "no forward mode"]),
     "Binarize": ("needs a declaration", ["small steps of `x` do not change", 'kind="surrogate")']),
@@ -51,7 +51,7 @@ REPORT = {
 LINES = {
     "Mish": 'mish = opsmith.adopt(Mish, "mypackage::mish")',
     "Affine": 'affine = opsmith.adopt(Affine, "mypackage::affine")',
-    "Arctangent": 'arctangent = opsmith.adopt(Arctangent, "mypackage::arctangent", opaque=True)',
+    "Arctangent": 'arctangent = opsmith.adopt(Arctangent, "mypackage::arctangent")',
     "Binarize": 'binarize = opsmith.adopt(Binarize, "mypackage::binarize", kind="surrogate")',
 }
 
@@ -96,7 +96,7 @@ def test_the_line_to_copy_stands_by_itself(mixed: Result, name: str) -> None:
 @pytest.mark.slow
 def test_the_report_ends_in_a_table_and_in_what_to_do(mixed: Result) -> None:
     end = mixed.stdout[mixed.stdout.index("10 Functions: ") :]
-    assert end.splitlines()[0] == "10 Functions: 2 work, 6 need a declaration, 2 are wrong"
+    assert end.splitlines()[0] == "10 Functions: 4 work, 4 need a declaration, 2 are wrong"
     words = " ".join(end.split())
     assert "works Copy the line into your code, with `import opsmith` above it" in words
     assert "needs a declaration Read the reasons first." in words
@@ -112,6 +112,35 @@ def test_what_works_has_status_0_and_only_its_own_advice(opsmith: Run, write: Wr
     assert "Fix the class" not in done.stdout
     assert "Functions:" not in done.stdout
     assert "a word of its own" in done.stderr
+
+
+SAVING = """
+import torch
+
+class Cubed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        slope = 3 * x * x
+        ctx.save_for_backward(slope)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, grad):
+        (slope,) = ctx.saved_tensors
+        return slope * grad
+"""
+
+
+def test_a_second_order_that_is_mended_has_a_line(opsmith: Run, write: Write) -> None:
+    file = write(SAVING)
+    done = opsmith("adopt", str(file))
+    assert done.exit_code == 0, done.output
+    assert "gains jvp, vmap; mends second order; keeps torch.compile" in done.stdout
+    words = " ".join(done.stdout.split())
+    assert "- mends second order: by `apply` a derivative of the gradient by `x` is " in words
+    (read,) = json.loads(opsmith("adopt", str(file), "--json").stdout)["functions"]
+    assert read["abilities"]["second order"] == "mended"
+    assert read["mends"][0] in words
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 import opsmith
 from opsmith import errors
@@ -283,3 +285,76 @@ def test_a_guess_that_needs_no_gradient_is_no_way_around_a_backward_that_raises(
     with pytest.raises(errors.MissingSamplesError) as raised:
         guessed_samples(EndlessBackward, name="EndlessBackward", hint="")
     assert "the one that came furthest ended in RecursionError" in str(raised.value)
+
+
+class Cubed(Function):
+    """A class that saves what forward has computed: its own second order is silently wrong."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        slope = 3 * x * x
+        ctx.save_for_backward(slope)
+        return x**3
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (slope,) = ctx.saved_tensors
+        return slope * grad
+
+
+class CubedOnce(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return 3 * x * x * grad
+
+
+def test_it_says_which_second_orders_it_mends() -> None:
+    found = survey(Cubed)
+    assert found.verdict == "works"
+    assert found.reasons == ()
+    assert found.abilities["second order"] == "mended"
+    (line,) = found.mends
+    assert line.startswith("mends second order: by `apply` a derivative of the gradient by `x` is -")
+    assert line.endswith("and nothing says so: torch takes what forward has computed and kept for a constant")
+    assert found.to_dict()["mends"] == [line]
+
+
+def test_a_second_order_that_is_refused_is_mended_by_a_reference_alone() -> None:
+    found = survey(CubedOnce)
+    assert found.verdict == "works"
+    assert "second order" not in found.abilities
+    assert found.mends == ()
+    (reason,) = found.reasons
+    assert reason.startswith("no forward mode and no second order: `CubedOnce.backward` is marked with")
+    assert reason.endswith(
+        "with `reference=`, the same mathematics in plain PyTorch, the operator derives it"
+    )
+    operator = opsmith.adopt(CubedOnce, "surveying::cubed_once", reference=lambda x: x**3)
+    assert torch.func.hessian(lambda x: operator(x).sum())(torch.tensor([2.0])).item() == 12.0
+
+
+def test_code_that_reads_addresses_needs_no_declaration() -> None:
+    """The address of a tensor without data is 0, at which code in C dies."""
+    found = survey(CopiedByAddress)
+    assert (found.verdict, found.reasons) == ("works", ())
+    assert found.line == 'copied_by_address = opsmith.adopt(CopiedByAddress, "mypackage::copied_by_address")'
+    assert found.abilities["torch.compile"] == "kept"
+
+
+class CopiedByAddress(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        x, result = x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
+        ctypes.memmove(result.data_ptr(), x.data_ptr(), x.numel() * x.element_size())
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad.clone()

@@ -33,6 +33,9 @@ COUNTED = {
     "wrong": ("is wrong", "are wrong"),
 }
 
+SAID = {"new": "gains", "mended": "mends", "kept": "keeps"}
+"""Verb for the abilities of each state."""
+
 NEXT = {
     "works": "Copy the line into your code, with `import opsmith` above it and your package's name for "
     "`mypackage`. The operator has the arguments and results of `apply`. The abilities that it gains were "
@@ -110,7 +113,7 @@ def _show(console: Console, finding: Finding, *, verbose: bool) -> None:
     rows = Table.grid(padding=(0, 1))
     for remark in remarks:
         rows.add_row(" ", Text(remark, style="dim"))
-    for reason in finding.reasons:
+    for reason in (*finding.mends, *finding.reasons):
         rows.add_row(" -", Text(_near(reason), overflow="fold"))
     console.print(rows)
     if finding.line is not None:
@@ -123,11 +126,8 @@ def _show(console: Console, finding: Finding, *, verbose: bool) -> None:
 
 
 def _abilities(finding: Finding) -> str:
-    gained = [name for name, state in finding.abilities.items() if state == "new"]
-    kept = [name for name, state in finding.abilities.items() if state == "kept"]
-    parts = [f"gains {', '.join(gained)}"] if gained else []
-    parts += [f"keeps {', '.join(kept)}"] if kept else []
-    return "; ".join(parts)
+    named = {state: [name for name, each in finding.abilities.items() if each == state] for state in SAID}
+    return "; ".join(f"{verb} {', '.join(named[state])}" for state, verb in SAID.items() if named[state])
 
 
 def _close(console: Console, findings: list[Finding]) -> None:

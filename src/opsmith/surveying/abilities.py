@@ -1,8 +1,9 @@
-"""Abilities that an adopted Function gains over its class, each tried on the guessed arguments."""
+"""Abilities that an adopted Function gains over its class, or mends, each tried on the guessed arguments."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from opsmith.checking.numerics.compare import agree_to_share
+from opsmith.checking.property import first_line
 from opsmith.checking.report import Report
 from opsmith.core.operator import Operator
 from opsmith.surveying.guesses import Guess
@@ -18,32 +20,51 @@ from opsmith.surveying.trials import leaves, seeded
 COARSE = 1e-8
 
 
+@dataclass
+class Abilities:
+    """Abilities of an operator.
+
+    Args:
+        states: Each ability `new`, `mended` if `apply` has it, and is wrong, or `kept` if both have it.
+        mends: A sentence on each that is mended.
+    """
+
+    states: dict[str, str] = field(default_factory=dict)
+    mends: list[str] = field(default_factory=list)
+
+
 def abilities(
-    function_class: type[torch.autograd.Function], operator: Operator[..., Any], report: Report, guess: Guess
-) -> dict[str, str]:
-    """Map each ability of the operator to `new`, or to `kept` if `apply` of the class has it, too.
+    function_class: type[torch.autograd.Function],
+    operator: Operator[..., Any],
+    report: Report,
+    guess: Guess,
+    names: Sequence[str],
+) -> Abilities:
+    """Compare the abilities of the operator with those of `apply` of the class.
 
     Args:
         function_class: The class.
         operator: The adopted operator.
         report: Report of its check.
         guess: The arguments to try on.
+        names: Their names.
     """
     passed = {outcome.property for outcome in report.outcomes if outcome.word() == "passed"}
     complete = {
         outcome.property for outcome in report.outcomes if outcome.property in passed and not outcome.notes
     }
     apply: Callable[..., Any] = function_class.apply
-    found: dict[str, str] = {}
+    every = Abilities()
+    found = every.states
     if "second_order" in passed:
-        found["second order"] = _new_or_kept(lambda: _second_order(apply, guess))
+        found["second order"], every.mends = _compared_second_order(apply, operator, guess, names)
     if "forward_mode" in passed:
         found["jvp"] = _new_or_kept(lambda: _jvp(apply, guess))
     if not operator.specification.random and _succeeds(lambda: _vmap(operator, guess)):
         found["vmap"] = _new_or_kept(lambda: _vmap(apply, guess))
     if "opcheck" in complete:
         found["torch.compile"] = "kept"
-    return found
+    return every
 
 
 def _new_or_kept(attempt: Callable[[], None]) -> str:
@@ -81,12 +102,44 @@ def _inputs(guess: Guess) -> list[Tensor]:
     return [guess.values[index].detach().clone() for index in _floating(guess)]
 
 
-def _second_order(function: Callable[..., Any], guess: Guess) -> None:
+def _compared_second_order(
+    apply: Callable[..., Any], operator: Operator[..., Any], guess: Guess, names: Sequence[str]
+) -> tuple[str, list[str]]:
+    """The state of the second order, which is right by the operator, and a sentence if that mends it."""
+    first: list[Tensor] = []
+    try:
+        with seeded(0):
+            got = _second_order(apply, guess, first)
+    except Exception as error:
+        if not first:
+            return "new", []  # there is no gradient by `apply` either
+        return "mended", [f"mends second order: `apply` raises {type(error).__name__}: {first_line(error)}"]
+    with seeded(0):
+        right = _second_order(operator, guess, [])
+    for index, one, other in zip(_floating(guess), got, right, strict=True):
+        if agree_to_share(one, other, torch.finfo(other.dtype).eps ** 0.5):
+            continue
+        furthest = (one - other).abs().nan_to_num(torch.inf).argmax()
+        at = [int(each) for each in torch.unravel_index(furthest, other.shape)]
+        wrong, expected = (each.flatten()[furthest].item() for each in (one, other))
+        return "mended", [
+            f"mends second order: by `apply` a derivative of the gradient by `{names[index]}` is {wrong:.6g} "
+            f"at {at} where {expected:.6g} is right, and nothing says so: torch takes what forward has "
+            "computed and kept for a constant"
+        ]
+    return "kept", []
+
+
+def _second_order(function: Callable[..., Any], guess: Guess, gradients: list[Tensor]) -> list[Tensor]:
+    """Derivatives of the squared gradients of a sum of squares; the gradients are appended to a list."""
     inputs = [each.requires_grad_() for each in _inputs(guess)]
     total = _call(function, guess, inputs).square().sum()
     first: Sequence[Tensor | None] = torch.autograd.grad(total, inputs, create_graph=True, allow_unused=True)
-    squares = [each.square().sum() for each in first if each is not None]
-    torch.autograd.grad(torch.stack(squares).sum(), inputs, allow_unused=True)
+    gradients += [each for each in first if each is not None]
+    squares = [each.square().sum() for each in gradients]
+    second = torch.autograd.grad(torch.stack(squares).sum(), inputs, allow_unused=True)
+    pairs = zip(inputs, second, strict=True)
+    return [torch.zeros_like(each) if found is None else found for each, found in pairs]
 
 
 def _jvp(function: Callable[..., Any], guess: Guess) -> None:

@@ -39,14 +39,12 @@ class Declaration:
         guess: Arguments on which it runs.
         seed: Seed of the check.
         kinds: Values of `kind=`.
-        opaque: Value of `opaque=`.
     """
 
     source: ClassSource
     guess: Guess
     seed: int
     kinds: list[str] = field(default_factory=list)
-    opaque: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -59,8 +57,6 @@ class Declaration:
         if self.kinds:
             words = [f'"{kind}"' for kind in self.kinds]
             code["kind"] = words[0] if len(words) == 1 else f"({', '.join(words)})"
-        if self.opaque:
-            code["opaque"] = "True"
         return code
 
     def operator(self) -> Operator[..., Any]:
@@ -72,7 +68,7 @@ class Declaration:
             samples=None,
             signature=None,
             kind=self.kinds or "true",
-            opaque=self.opaque,
+            opaque=False,
             module=__name__,
         )
         copies = [value.clone() if isinstance(value, Tensor) else value for value in self.guess.values]
@@ -156,10 +152,6 @@ def _gradients(function_class: Class, guess: Guess, seed: int, factor: float) ->
     return [each for each in found if each is not None]
 
 
-LEAVES_TORCH = "TransformError"
-"""Name of the exception for code that cannot run on traced tensors."""
-
-
 OTHER = ("layout", "raises", "nondeterministic", "not-exercised")
 """Causes other than a wrong value of the derivative."""
 
@@ -167,7 +159,7 @@ OTHER = ("layout", "raises", "nondeterministic", "not-exercised")
 def add_declaration(declaration: Declaration, report: Report) -> str | None:
     """Add a declaration that the failures suggest, and return its reason; None if they suggest none."""
     failures = [failure for failure in report.failures if failure.follows is None]
-    for rule in (_random, _low_precision, _leaves_torch, _deliberate_gradient):
+    for rule in (_random, _low_precision, _deliberate_gradient):
         reason = rule(declaration, failures)
         if reason is not None:
             return reason
@@ -196,19 +188,6 @@ def _low_precision(declaration: Declaration, failures: list[Failure]) -> str | N
     declaration.kinds.append("float32")
     what = "returns" if returns else "computes in"
     return f'it {what} float32 for float64: if that is meant, declare `kind="float32"`'
-
-
-def _leaves_torch(declaration: Declaration, failures: list[Failure]) -> str | None:
-    raised = [failure for failure in failures if failure.evidence.get("exception") == LEAVES_TORCH]
-    if declaration.opaque or not raised:
-        return None
-    declaration.opaque = True
-    lines = raised[0].message.splitlines()
-    got = next((line.partition("got: ")[2] for line in lines if line.strip().startswith("got: ")), lines[0])
-    return (
-        f"torch cannot look into its code ({got}): with `opaque=True` it works, but not under "
-        "torch.compile and vmap; `reference=`, the same mathematics in plain PyTorch, adds what is missing"
-    )
 
 
 def _deliberate_gradient(declaration: Declaration, failures: list[Failure]) -> str | None:

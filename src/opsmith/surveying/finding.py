@@ -23,8 +23,10 @@ class Finding:
         reasons: Reasons of the verdict, and remarks; each in a sentence or two.
         tried: Description of the arguments of the check; None if none could be guessed.
         line: Code that adopts it; None if the class must be fixed first.
-        abilities: Abilities of the operator, each `new`, or `kept` if `apply` has it, too.
+        abilities: Abilities of the operator, each `new`, `mended` if that of `apply` is wrong or raises, or
+            `kept` if `apply` has it, too.
         report: Report of the last check.
+        mends: A sentence on each ability that is mended.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Finding:
     line: str | None = None
     abilities: Mapping[str, str] = field(default_factory=dict)
     report: Report | None = None
+    mends: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The finding in JSON's types."""
@@ -46,6 +49,7 @@ class Finding:
             "tried": self.tried,
             "line": self.line,
             "abilities": dict(self.abilities),
+            "mends": list(self.mends),
             "report": None if self.report is None else self.report.to_dict(),
         }
 

@@ -15,7 +15,7 @@ from opsmith.checking.side_effects.global_settings import thread_count
 from opsmith.core.adopted import overrides
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
-from opsmith.surveying.abilities import abilities
+from opsmith.surveying.abilities import Abilities, abilities
 from opsmith.surveying.declarations import Declaration, add_declaration
 from opsmith.surveying.finding import Finding, Verdict, adopting_line
 from opsmith.surveying.guesses import ClassSource, argument_names, placeholder_code, unguessable
@@ -26,6 +26,9 @@ FLOAT32 = 1e-4
 
 ROUNDS = 4
 """Most declarations that are tried for one class, one after the other."""
+
+
+NO_ABILITIES = Abilities()
 
 
 def survey(
@@ -122,7 +125,7 @@ def _check_and_declare(declaration: Declaration) -> Finding:
     if not has_backward(function_class):
         reasons.append("it has no backward: its gradient is the derivative of its forward")
     reasons += _missing_abilities(report)
-    found = abilities(function_class, operator, report, declaration.guess)
+    found = abilities(function_class, operator, report, declaration.guess, declaration.names)
     return _finding(declaration, verdict, reasons, operator, report, found)
 
 
@@ -132,7 +135,7 @@ def _finding(
     reasons: list[str],
     operator: Operator[..., object] | None,
     report: Report | None,
-    found: dict[str, str] | None = None,
+    found: Abilities = NO_ABILITIES,
 ) -> Finding:
     name = declaration.source.name
     return Finding(
@@ -142,8 +145,9 @@ def _finding(
         tuple(dict.fromkeys(reasons)),
         declaration.guess.named(declaration.names),
         None if operator is None else adopting_line(name, declaration.options()),
-        found or {},
+        found.states,
         report,
+        tuple(found.mends),
     )
 
 
@@ -223,6 +227,7 @@ def _wrong_for_some(wrong: Finding, right: Finding) -> Finding:
         right.line,
         right.abilities,
         wrong.report,
+        right.mends,
     )
 
 
@@ -254,7 +259,10 @@ def _missing_abilities(report: Report) -> list[str]:
             reason = outcome.reason.removeprefix(f"{report.operator}: ")
             if "surrogate" not in reason:
                 found.setdefault(reason, []).append(TITLES[outcome.property])
-    return [f"no {' and no '.join(which)}: {reason}" for reason, which in found.items()]
+    return [
+        f"no {' and no '.join(which)}: {reason}" + f"; {DERIVED}" * (ONCE in reason)
+        for reason, which in found.items()
+    ]
 
 
 CUT = (
@@ -263,6 +271,11 @@ CUT = (
 )
 
 UNFINISHED = "adopt it with `samples=` that show what it takes, and run `opsmith.check` on the operator"
+
+ONCE = "marked with `once_differentiable`"
+"""Words of a reason that a reference removes."""
+
+DERIVED = "with `reference=`, the same mathematics in plain PyTorch, the operator derives it"
 
 TITLES = {"second_order": "second order", "forward_mode": "forward mode"}
 

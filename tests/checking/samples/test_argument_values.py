@@ -244,3 +244,24 @@ def test_an_exception_for_a_value_that_the_code_alone_knows_is_a_limit() -> None
     assert not meant.passed_as_asked
     gradient = next(each for each in meant.outcomes if each.property == "gradient")
     assert "it refuses a gradient by `x`: NotImplementedError: no gradient of reflect" in gradient.reason
+
+
+class WithSlope(torch.autograd.Function):
+    """A class that calls an argument in its backward, for which None is no value."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, function: Any, slope: Any) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.slope = slope
+        return function(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return grads[0] * ctx.slope(x), None, None
+
+
+def test_none_is_no_value_of_an_argument_that_takes_any_object() -> None:
+    report = opsmith.check(WithSlope, samples=[(X, torch.sin, torch.cos)], effort="quick")
+    assert not report.failures, report
+    assert not [text for text in report.inputs if "None" in text]

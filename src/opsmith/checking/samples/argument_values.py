@@ -16,6 +16,7 @@ from opsmith.checking.samples.linked_sizes import sizes_of
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.samples.variation_kinds import Variation
 from opsmith.checking.subject import Subject
+from opsmith.core.argument_types import OBJECT
 from opsmith.core.schema import REQUIRED, Argument
 
 LARGEST = 10_000
@@ -88,9 +89,14 @@ def _is_meant(argument: Argument, other: Any) -> bool:
     """Return True for the default, and for a value that the type lists: None, a member of an enum."""
     return (
         bool(argument.kind.base.values)
-        or (other is None and argument.kind.optional)
+        or (other is None and _states_none(argument))
         or repr(other) == repr(argument.default)
     )
+
+
+def _states_none(argument: Argument) -> bool:
+    """Return True if the type says that None is a value; that of any object carries it with all else."""
+    return argument.kind.optional and argument.kind.base is not OBJECT
 
 
 def _others(
@@ -99,7 +105,7 @@ def _others(
     """Yield values of the type of the given one, the most revealing first."""
     compared = [other for comparison in comparisons for other in comparison.others(value)]
     # A class has no types but those that its samples show.
-    if argument.kind.optional or (subject.kind.applied and None in compared):
+    if _states_none(argument) or (subject.kind.applied and None in compared):
         yield None
     if isinstance(value, Tensor):
         return

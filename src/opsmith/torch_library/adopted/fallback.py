@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from opsmith import errors
 from opsmith.core.adopted import AdoptedFunction
@@ -52,7 +54,8 @@ def run_or_fall_back(
     symbols = capabilities.fresh_symbols(tensors_in(list(values)))
     count = len(symbols)
     try:
-        return own()
+        with _RefusingAddresses() if circumstance == TRACED else nullcontext():
+            return own()
     except errors.OpsmithError:
         raise
     except Exception as error:
@@ -69,6 +72,15 @@ def run_or_fall_back(
         answer = instead()
         known[key] = reason
         return answer
+
+
+class _RefusingAddresses(TorchFunctionMode):
+    """A region in which the address of a tensor raises: a fake tensor's is 0, at which code in C dies."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.data_ptr and (type(args[0]) not in _EAGER or args[0].is_meta):
+            raise RuntimeError("it reads the address of a tensor, which has no data yet")
+        return func(*args, **(kwargs or {}))
 
 
 def _inside_torch(error: BaseException) -> bool:
