@@ -136,8 +136,8 @@ def _second_order(function: Callable[..., Any], guess: Guess, gradients: list[Te
     total = _call(function, guess, inputs).square().sum()
     first: Sequence[Tensor | None] = torch.autograd.grad(total, inputs, create_graph=True, allow_unused=True)
     gradients += [each for each in first if each is not None]
-    squares = [each.square().sum() for each in gradients]
-    second = torch.autograd.grad(torch.stack(squares).sum(), inputs, allow_unused=True)
+    squares = torch.stack([each.square().sum() for each in gradients]).sum()
+    second: Sequence[Tensor | None] = torch.autograd.grad(squares, inputs, allow_unused=True)
     pairs = zip(inputs, second, strict=True)
     return [torch.zeros_like(each) if found is None else found for each, found in pairs]
 
