@@ -38,9 +38,12 @@ def test_an_edited_file_runs_after_reload_and_not_before(tmp_path: Path) -> None
         assert value(x).item() == number
 
 
-def test_headers_of_the_author_s_own_are_found_beside_the_file_and_part_of_the_key(tmp_path: Path) -> None:
+@pytest.mark.parametrize("include", ['#include "parts/all.h"\n', '#define ALL "parts/all.h"\n#include ALL\n'])
+def test_headers_of_the_author_s_own_are_found_beside_the_file_and_part_of_the_key(
+    include: str, tmp_path: Path
+) -> None:
     (tmp_path / "parts").mkdir()
-    (tmp_path / "value.cpp").write_text('#include "parts/all.h"\n' + TEMPLATE.format("number()"))
+    (tmp_path / "value.cpp").write_text(include + TEMPLATE.format("number()"))
     (tmp_path / "parts" / "all.h").write_text('#include "opsmith.h"\n#include "number.h"\n')
     number = tmp_path / "parts" / "number.h"
     number.write_text("inline float number() { return 1; }\n")

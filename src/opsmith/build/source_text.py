@@ -12,7 +12,11 @@ from pathlib import Path
 from opsmith import errors
 
 _COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
-_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
+_DIRECTIVE = re.compile(r"^[ \t]*(?:#|%:).*$", re.MULTILINE)
+_NAMED_FILE = re.compile(r'["<]([^"<>\n]+)[">]')
+_OWN_INCLUDE = re.compile(
+    r"(?:#|%:)(?:\s|\\\n|/\*.*?\*/)*(?:include|import|include_next)\b(?!\s*<)|__has_include", re.DOTALL
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +164,10 @@ def folder_of(file: str | PathLike[str] | None, declared: str | None) -> str | N
 
 
 def includes_of(text: str, folder: str | None) -> Mapping[Path, str]:
-    """Return the text of the headers that a kernel includes between quotes, transitively, by path.
+    """Return the text of the headers that a kernel may include, transitively, by path.
 
-    A header that is not found is the compiler's own, or missing, which the compiler reports.
+    These are all files that a directive names: a macro may stand for one, or a condition test one. A header
+    that is not found is the compiler's own, or missing, which the compiler reports.
 
     Args:
         text: Text of a kernel.
@@ -172,7 +177,7 @@ def includes_of(text: str, folder: str | None) -> Mapping[Path, str]:
     waiting = [(text, Path(folder) if folder else None)]
     while waiting:
         including, folder_beside = waiting.pop()
-        for name in _INCLUDE.findall(including):
+        for name in _named_files(including):
             for start in dict.fromkeys([folder_beside, Path(folder) if folder else None]):
                 if start is None and not Path(name).is_absolute():
                     continue
@@ -186,6 +191,13 @@ def includes_of(text: str, folder: str | None) -> Mapping[Path, str]:
     return found
 
 
+def _named_files(text: str) -> list[str]:
+    """Return the files that the directives of a text name, also where comments or line ends divide them."""
+    joined = text.replace("\\\r\n", "").replace("\\\n", "")
+    plain = _COMMENT.sub(lambda match: match[0] if match[0].startswith('"') else " ", joined)
+    return [name for line in _DIRECTIVE.findall(plain) for name in _NAMED_FILE.findall(line)]
+
+
 def include_parts(text: str, folder: str | None) -> dict[str, str]:
     """Return the part of a cache key for a kernel's own headers; empty if it has none."""
     found = includes_of(text, folder)
@@ -195,5 +207,5 @@ def include_parts(text: str, folder: str | None) -> dict[str, str]:
 
 
 def has_includes(text: str) -> bool:
-    """Return True if a text includes a header between quotes."""
-    return _INCLUDE.search(text) is not None
+    """Return True if a text may include a header that is not between angle brackets."""
+    return _OWN_INCLUDE.search(text) is not None

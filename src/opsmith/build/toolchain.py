@@ -23,6 +23,13 @@ FLAGS = (
 )
 """Flags of kernels. Without `-ffast-math`, because nan and inf are compared with the reference, too. With
 line numbers (`-g1`), for reports of crashes."""
+VARIABLES = (
+    *("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX"),
+    *("LD_RUN_PATH", "SOURCE_DATE_EPOCH", "CCC_OVERRIDE_OPTIONS", "GCC_COMPARE_DEBUG"),
+)
+"""Environment variables that change what a compiler builds."""
+UNWANTED = ("DEPENDENCIES_OUTPUT", "SUNPRO_DEPENDENCIES")
+"""Environment variables by which a compiler writes files of its own."""
 LIMIT_S = 600
 """Time limit of the compiler: generous, because a machine may be slow."""
 
@@ -55,7 +62,8 @@ class Toolchain:
             OSError: If the disk is full.
         """
         command = [*self.command, *arguments]
-        environment = {**os.environ, "LC_ALL": "C", "CCACHE_DISABLE": "1"}  # its messages are parsed
+        inherited = {name: value for name, value in os.environ.items() if name not in UNWANTED}
+        environment = {**inherited, "LC_ALL": "C", "CCACHE_DISABLE": "1"}  # its messages are parsed
         try:
             done = subprocess.run(
                 command,
@@ -105,6 +113,11 @@ def _toolchain(named: str, path: str) -> Toolchain:
         hint="install one, on Debian or Ubuntu by `apt-get install g++`, or name yours in CXX; "
         "until then the reference computes the operator",
     )
+
+
+def compiler_variables() -> str:
+    """Return the environment variables that change what a compiler builds, for cache keys."""
+    return "\0".join(f"{name}={os.environ[name]}" for name in VARIABLES if name in os.environ)
 
 
 def file_identity(path: Path) -> str:

@@ -346,17 +346,69 @@ def test_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_headers_of_the_author_s_own_are_found_beside_the_file_and_part_of_the_key(tmp_path: Path) -> None:
+INCLUDES = {
+    "quoted": '#include "number.cuh"',
+    "macro": '#define NUMBER "number.cuh"\n#include NUMBER',
+    "comment-before": '/* of the value */ #include "number.cuh"',
+    "comment-inside": '#include /* of the value */ "number.cuh"',
+    "continued": '#include \\\n"number.cuh"',
+    "digraph": '%:include "number.cuh"',
+    "brackets": '#include <number.cuh>\n#include "opsmith_cuda.h"',
+}
+
+
+def number_header(number: object) -> str:
+    return f"__device__ inline float number() {{ return {number}; }}\n"
+
+
+@pytest.mark.parametrize("include", INCLUDES)
+def test_headers_of_the_author_s_own_are_found_beside_the_file_and_part_of_the_key(
+    include: str, tmp_path: Path
+) -> None:
+    header = tmp_path / "number.cuh"
+    text = f"{INCLUDES[include]}\n__global__ void f(Contiguous<float> y) {{ y[0] = number(); }}\n"
+    (tmp_path / "f.cu").write_text(text)
+    images = []
+    for number in (1, 2, 1):
+        header.write_text(number_header(number))
+        source = cuda_source("own::f", cuda=None, cuda_file=tmp_path / "f.cu", entry=None, declared=__file__)
+        images.append(compiling.compile_instance(source, "own::f", Instance(), "sm_90").image)
+    assert images[0] == images[2] != images[1]
+    header.write_text(number_header("three"))
+    with pytest.raises(errors.CompileError, match=rf"got: {header}:1:\d+: identifier \"three\" is undefined"):
+        compiling.compile_instance(source, "own::f", Instance(), "sm_90")
+
+
+def test_a_header_saved_while_nvrtc_runs_is_not_mixed_in(
+    disk: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     header = tmp_path / "number.cuh"
     (tmp_path / "f.cu").write_text(
         '#include "number.cuh"\n__global__ void f(Contiguous<float> y) { y[0] = number(); }\n'
     )
-    images = []
-    for number in (1, 2, 1):
-        header.write_text(f"__device__ inline float number() {{ return {number}; }}\n")
-        source = cuda_source("own::f", cuda=None, cuda_file=tmp_path / "f.cu", entry=None, declared=__file__)
-        images.append(compiling.compile_instance(source, "own::f", Instance(), "sm_90").image)
-    assert images[0] == images[2] != images[1]
-    header.write_text("__device__ inline float number() { return three; }\n")
-    with pytest.raises(errors.CompileError, match=rf"got: {header}:1:\d+: identifier \"three\" is undefined"):
+    source = cuda_source("own::f", cuda=None, cuda_file=tmp_path / "f.cu", entry=None, declared=__file__)
+    compiled, saved = compiling._compile, iter([2])
+
+    def compile_and_save(*args: Any, **options: Any) -> Any:
+        result = compiled(*args, **options)
+        for number in saved:
+            header.write_text(number_header(number))
+        return result
+
+    monkeypatch.setattr(compiling, "_compile", compile_and_save)
+    header.write_text(number_header(1))
+    image = compiling.compile_instance(source, "own::f", Instance(), "sm_90").image
+    assert image == compiling.compile_instance(source, "own::f", Instance(), "sm_90").image
+    header.write_text(number_header(1))
+    assert image != compiling.compile_instance(source, "own::f", Instance(), "sm_90").image
+
+    saved = iter(range(3, 100))
+
+    def save_each_time(*args: Any, **options: Any) -> Any:
+        header.write_text(number_header(next(saved)))
+        return compiled(*args, **options)
+
+    monkeypatch.setattr(compiling, "_compile", save_each_time)
+    header.write_text(number_header(1000))
+    with pytest.raises(errors.CompileError, match="the headers of the kernel change while it is compiled"):
         compiling.compile_instance(source, "own::f", Instance(), "sm_90")

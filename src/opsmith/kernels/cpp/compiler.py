@@ -5,7 +5,8 @@ from __future__ import annotations
 import linecache
 import re
 import sys
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -14,9 +15,18 @@ from pathlib import Path
 import torch
 
 from opsmith import errors
+from opsmith.build import dependencies
 from opsmith.build.cache import CacheEntry, cache_on_disk
-from opsmith.build.source_text import has_includes, include_parts, includes_of
-from opsmith.build.toolchain import FLAGS, Toolchain, cpu_model, find_toolchain
+from opsmith.build.dependencies import (
+    PREPROCESSED,
+    SOURCE,
+    PreprocessedText,
+    PreprocessorError,
+    obtain_compiled,
+    preprocess,
+)
+from opsmith.build.source_text import has_includes, includes_of
+from opsmith.build.toolchain import FLAGS, Toolchain, compiler_variables, cpu_model, find_toolchain
 from opsmith.kernels.cpp.codegen import kernel_code
 from opsmith.kernels.cpp.source import CppSource
 
@@ -70,20 +80,86 @@ def compile_kernel(
         CompileError: If the compiler refuses the source, with its errors at the author's lines.
         ToolchainError: If there is no compiler, or kernels are not built on this system.
     """
-    toolchain = kernel_toolchain()
-    text = kernel_code(source, operator, dtypes, shapes)
     flags = [*build_flags(), *include_flags(source)]
+    text = kernel_code(source, operator, dtypes, shapes)
 
-    def build(directory: Path) -> None:
-        (directory / HEADER.name).write_bytes(HEADER.read_bytes())
-        (directory / "kernel.cpp").write_text(text, encoding="utf-8")
-        done = toolchain.run([*flags, "kernel.cpp", "-o", LIBRARY], directory)
+    def build(compiler: KernelCompiler, directory: Path) -> None:
+        compiler.run(["-o", LIBRARY], directory)
+
+    return KernelCompiler(kernel_toolchain(), source, operator, text, flags).obtain("cpp", build)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCompiler:
+    """Compiler of the text of one kernel, through the cache.
+
+    Attributes:
+        toolchain: The compiler.
+        source: The author's source.
+        operator: Name of the operator.
+        text: Text to compile.
+        flags: Flags of the compiler.
+    """
+
+    toolchain: Toolchain
+    source: CppSource
+    operator: str
+    text: str
+    flags: Sequence[str]
+
+    def parts(self, kind: str) -> dict[str, str]:
+        """Return the parts of a cache key, without headers."""
+        parts = {"kind": kind, "operator": self.operator, "text": self.text}
+        return parts | build_parts(self.toolchain, self.flags)
+
+    def obtain(self, kind: str, build: Callable[[KernelCompiler, Path], None]) -> CacheEntry:
+        """Return the entry of the kernel: from the cache, or built now.
+
+        Args:
+            kind: Kind of the entry.
+            build: Builds it in a directory that holds the preprocessed text.
+
+        Raises:
+            CompileError: If the compiler refuses the source, with its errors at the author's lines.
+        """
+
+        def fill(directory: Path) -> None:
+            (directory / SOURCE).write_text(self.text, encoding="utf-8")
+            build(self, directory)
+
+        return obtain_compiled(cache_on_disk(), self.parts(kind), self._preprocessed, fill)
+
+    def run(self, arguments: Sequence[str], directory: Path) -> None:
+        """Run the compiler on the preprocessed text.
+
+        Raises:
+            CompileError: If it refuses the source.
+        """
+        done = self.toolchain.run([*self.flags, PREPROCESSED, *arguments], directory)
         if done.status:
-            raise compile_error("the C++ compiler", source, operator, quoted_errors(done.printed, source))
+            text = (directory / PREPROCESSED).read_text(encoding="utf-8", errors="surrogateescape")
+            headers = frozenset(dependencies.own_headers(text))
+            raise self._refused(self._messages() or done.printed, headers)
 
-    parts = {"kind": "cpp", "operator": operator, "text": text, **build_parts(toolchain, flags)}
-    parts |= include_parts(source.text, source.folder)
-    return cache_on_disk().obtain(parts, build)
+    def _preprocessed(self) -> PreprocessedText:
+        files = {SOURCE: self.text, HEADER.name: HEADER.read_text(encoding="utf-8")}
+        try:
+            return preprocess(self.toolchain, self.flags, files)
+        except PreprocessorError as error:
+            raise self._refused(error.printed, own_headers(self.source)) from None
+
+    def _messages(self) -> str:
+        """Compile the author's text for the errors alone: macros move the columns of a preprocessed text."""
+        with tempfile.TemporaryDirectory(prefix="opsmith-") as scratch:
+            directory = Path(scratch)
+            (directory / SOURCE).write_text(self.text, encoding="utf-8")
+            (directory / HEADER.name).write_bytes(HEADER.read_bytes())
+            done = self.toolchain.run([*self.flags, SOURCE, "-o", LIBRARY], directory)
+        return done.printed if done.status else ""
+
+    def _refused(self, printed: str, headers: frozenset[str]) -> errors.CompileError:
+        quoted = quoted_errors(printed, self.source, headers)
+        return compile_error("the C++ compiler", self.source, self.operator, quoted)
 
 
 def compile_runtime() -> CacheEntry:
@@ -164,6 +240,7 @@ def build_parts(toolchain: Toolchain, flags: Sequence[str]) -> dict[str, str]:
         "header": HEADER.read_text(encoding="utf-8"),
         "flags": " ".join(flags),
         "compiler": " ".join((*toolchain.command, toolchain.identity)),
+        "environment": compiler_variables(),
         "cpu": cpu_model(),
     }
 
@@ -197,14 +274,14 @@ class Diagnostic:
         return "\n".join(lines)
 
 
-def diagnostics(printed: str, source: CppSource) -> list[Diagnostic]:
+def diagnostics(printed: str, source: CppSource, headers: frozenset[str] = frozenset()) -> list[Diagnostic]:
     """Return the errors that a compiler printed, each location once.
 
     An error in another file, or in generated code, is reported at the author's line that led there, or else
     at the kernel. An unclosed brace causes errors in all generated code behind it, so it is reported first.
     """
     found: list[Diagnostic] = []
-    headers, brace_missing = own_headers(source), False
+    brace_missing = False
     last: tuple[int, int | None] | None = None
     for line in printed.splitlines():
         match = _LINE.match(line)
@@ -243,9 +320,15 @@ def quoted_from(header: str, line: int) -> str:
     return linecache.getline(header, line).rstrip("\r\n")
 
 
-def quoted_errors(printed: str, source: CppSource) -> str:
-    """Return the first errors that a C++ compiler or its linker printed, each with location and line."""
-    return quote(diagnostics(printed, source) or _undefined(printed, source), source, printed)
+def quoted_errors(printed: str, source: CppSource, headers: frozenset[str] = frozenset()) -> str:
+    """Return the first errors that a C++ compiler or its linker printed, each with location and line.
+
+    Args:
+        printed: Its output.
+        source: The author's source.
+        headers: The author's headers, by the names that compilers print.
+    """
+    return quote(diagnostics(printed, source, headers) or _undefined(printed, source), source, printed)
 
 
 def quote(found: Sequence[Diagnostic], source: CppSource, printed: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import torch
 
 from opsmith import errors
-from opsmith.build.cache import cache_on_disk
+from opsmith.build.cache import Build, CacheEntry, cache_on_disk
 from opsmith.build.source_text import has_includes, include_parts
 from opsmith.kernels.common.gpu_resources import Resources, read_resources
 from opsmith.kernels.cpp.codegen import CPP_TYPES, cpp_path
@@ -32,6 +33,8 @@ OPTIONS = ("--std=c++17", "--device-as-default-execution-space")
 """Options of NVRTC. By the second, functions without an execution space run on the GPU."""
 VERBOSE = "--ptxas-options=-v"
 SOURCE, CUBIN, REPORT, PTX = "kernel.cu", "kernel.cubin", "kernel.json", "kernel.ptx"
+ATTEMPTS = 5
+"""Most compilations of one kernel while its headers change."""
 MARGIN = 2
 """Spaces that NVRTC prints before a quoted line of the source."""
 
@@ -147,8 +150,8 @@ def describe_instances(
         result = _compile(text, source, operator, [*OPTIONS, target], ptx=True)
         (directory / PTX).write_bytes(result.image.rstrip(b"\0"))
 
-    parts = _parts("cuda description", operator, text, OPTIONS, source) | {"architecture": architecture}
-    entry = cache_on_disk().obtain(parts, build)
+    parts = _parts("cuda description", operator, text, OPTIONS) | {"architecture": architecture}
+    entry = _obtain(parts, source, build)
     return read_parameters((entry.directory / PTX).read_text(), len(instances))
 
 
@@ -176,9 +179,8 @@ def compile_instance(source: CudaSource, operator: str, instance: Instance, arch
         report = {"name": result.names[name], "log": result.log}
         (directory / REPORT).write_text(json.dumps(report), encoding="utf-8")
 
-    parts = _parts("cuda", operator, text, options, source)
-    parts |= {"instance": name, "architecture": architecture}
-    directory = cache_on_disk().obtain(parts, build).directory
+    parts = _parts("cuda", operator, text, options) | {"instance": name, "architecture": architecture}
+    directory = _obtain(parts, source, build).directory
     report = json.loads((directory / REPORT).read_text(encoding="utf-8"))
     used = read_resources(report["log"], report["name"])
     if used is None:
@@ -244,7 +246,36 @@ def _compile(
     return result
 
 
-def _parts(kind: str, operator: str, text: str, options: Sequence[str], source: CudaSource) -> dict[str, str]:
+class _ChangedError(Exception):
+    """A header changed while NVRTC read it."""
+
+
+def _obtain(parts: Mapping[str, str], source: CudaSource, build: Build) -> CacheEntry:
+    """Return the entry of a kernel with its headers, which NVRTC reads from their files.
+
+    Raises:
+        CompileError: If a header changes each time.
+    """
+    for _ in range(ATTEMPTS):
+        headers = include_parts(source.text, source.folder)
+
+        def fill(directory: Path, headers: dict[str, str] = headers) -> None:
+            build(directory)
+            if include_parts(source.text, source.folder) != headers:
+                raise _ChangedError
+
+        with suppress(_ChangedError):
+            return cache_on_disk().obtain({**parts, **headers}, fill)
+    raise errors.CompileError(
+        "the headers of the kernel change while it is compiled",
+        operator=parts["operator"],
+        got=f"another text in each of {ATTEMPTS} attempts",
+        where=source.where,
+        hint="let nothing write the headers during a build",
+    )
+
+
+def _parts(kind: str, operator: str, text: str, options: Sequence[str]) -> dict[str, str]:
     """Return the parts of a cache key."""
     return {
         "kind": kind,
@@ -254,7 +285,6 @@ def _parts(kind: str, operator: str, text: str, options: Sequence[str], source: 
         "header": header(),
         "compiler": nvrtc_identity(),
         "headers": headers_version() if "#include" in text.partition("\n")[2] else "",
-        **include_parts(source.text, source.folder),
     }
 
 

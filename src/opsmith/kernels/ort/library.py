@@ -12,16 +12,14 @@ import torch
 
 from opsmith import errors
 from opsmith.build.cache import CacheEntry, cache_on_disk, key_of
-from opsmith.build.source_text import include_parts
 from opsmith.build.toolchain import FLAGS, LIMIT_S, Toolchain
 from opsmith.kernels.cpp.codegen import kernel_code
 from opsmith.kernels.cpp.compiler import (
     HEADER,
+    KernelCompiler,
     build_parts,
-    compile_error,
     include_flags,
     kernel_toolchain,
-    quoted_errors,
 )
 from opsmith.kernels.cpp.source import CppSource
 from opsmith.kernels.ort.nodes import NodeType, generated_nodes
@@ -33,6 +31,7 @@ HEADERS = tuple(
 )
 LIBRARY = "nodes.so"
 OBJECT = "kernel.o"
+KIND = "onnx kernel"
 TABLE = "opsmith_kernel"
 """Name of the table of a kernel's instances; in a library a suffix makes it unique."""
 
@@ -79,23 +78,17 @@ def kernel_object(
     if "clang" not in toolchain.identity:
         flags.append("-fno-gnu-unique")  # else equal names are merged across a process
     text = kernel_code(source, operator, dtypes, shapes)
-    parts = {"kind": "onnx kernel", "operator": operator, "text": text, **build_parts(toolchain, flags)}
-    parts |= include_parts(source.text, source.folder)
-    table = f"{TABLE}_{key_of(parts)}"
+    compiler = KernelCompiler(toolchain, source, operator, text, flags)
+    table = f"{TABLE}_{key_of(compiler.parts(KIND))}"
 
-    def build(directory: Path) -> None:
-        (directory / HEADER.name).write_bytes(HEADER.read_bytes())
-        (directory / "kernel.cpp").write_text(text, encoding="utf-8")
-        done = toolchain.run([*flags, "-c", "kernel.cpp", "-o", "compiled.o"], directory)
-        if done.status:
-            raise compile_error("the C++ compiler", source, operator, quoted_errors(done.printed, source))
+    def build(compiler: KernelCompiler, directory: Path) -> None:
+        compiler.run(["-c", "-o", "compiled.o"], directory)
         # Definitions shared between templates are merged here, before other kernels are linked.
         merging = ["-r", "-nostdlib", "-Wl,--force-group-allocation", "-Wl,--wrap=exit", "compiled.o"]
         _run(toolchain, [*merging, "-o", "alone.o"], directory)
         _make_local(directory, table)
 
-    entry = cache_on_disk().obtain(parts, build)
-    return KernelObject(table, entry.directory / OBJECT)
+    return KernelObject(table, compiler.obtain(KIND, build).directory / OBJECT)
 
 
 def _path_flags(source: CppSource) -> list[str]:
@@ -136,6 +129,7 @@ def link_library(kernels: Sequence[KernelObject], types: Sequence[NodeType]) -> 
         "operator": names,
         "text": text,
         "glue": _glue(),
+        "objects": " ".join(each.path.parent.name for each in kernels),
         **build_parts(toolchain, flags),
     }
     return cache_on_disk().obtain(parts, build)

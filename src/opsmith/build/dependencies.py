@@ -1,0 +1,286 @@
+"""Dependencies of a compilation: its preprocessed text, the files in it, the folders that were searched.
+
+The preprocessed text is what the compiler reads and what the key of a built kernel is made of, so that no
+header can change between the two. The preprocessor takes a tenth of a second. Where no file and no folder
+changed since an earlier run, its text is known without it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import re
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+from opsmith.build.cache import Build, Cache, CacheEntry, key_of
+from opsmith.build.toolchain import Toolchain
+
+SOURCE, PREPROCESSED = "kernel.cpp", "kernel.ii"
+REMEMBERED = 8
+"""Most texts that are remembered for one source, as for the branches of a repository."""
+INDEX = "index"
+"""Folder of what is remembered, in a cache."""
+ATTEMPTS = 4
+"""Most runs of the preprocessor in which its files should stay the same."""
+
+_ENTERED = re.compile(r'^# \d+ "((?:\\.|[^"\\\n])+)" 1((?: \d)*)$', re.MULTILINE)
+_FOLDER_MARKER = re.compile(r'^# \d+ "/.*//"\n', re.MULTILINE)
+_TESTED = re.compile(r'__has_include(?:_next)?\s*\(\s*["<]([^">\n]+)[">]')
+_SYSTEM_HEADER = "3"
+_SEARCHED = re.compile(r"^ (/.*?)(?: \(framework directory\))?$", re.MULTILINE)
+_MISSING = re.compile(r'^ignoring nonexistent directory "(/.*)"$', re.MULTILINE)
+
+State = tuple[int, ...]
+"""Size, inode and times of a file or folder, which change when it does; empty if it is missing."""
+
+
+class PreprocessorError(Exception):
+    """The preprocessor refuses a text.
+
+    Attributes:
+        printed: Its output.
+    """
+
+    def __init__(self, printed: str) -> None:
+        self.printed = printed
+        super().__init__(printed)
+
+
+class _OtherTextError(Exception):
+    """The preprocessed text is another one than that of the key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dependencies:
+    """Files in a preprocessed text, and folders in which files were looked for, as they were then.
+
+    Attributes:
+        files: State and digest of each file, by path.
+        folders: State of each folder, and digest of the names in it: a new file may hide another one.
+    """
+
+    files: Mapping[str, tuple[State, str]]
+    folders: Mapping[str, tuple[State, str]]
+
+    @classmethod
+    def now(cls, files: Iterable[str], folders: Iterable[str]) -> Self:
+        """Return the dependencies as they are now."""
+        return cls(
+            {path: (_state(path), _digest(path)) for path in files},
+            {path: (_state(path), _names(path)) for path in folders},
+        )
+
+    @classmethod
+    def read(cls, held: Mapping[str, Mapping[str, tuple[Sequence[int], str]]]) -> Self:
+        """Return dependencies from their form in JSON."""
+        kinds = [
+            {str(path): (tuple(state), str(digest)) for path, (state, digest) in held[name].items()}
+            for name in ("files", "folders")
+        ]
+        return cls(*kinds)
+
+    def hold(self) -> bool:
+        """Return True if nothing changed. A file is read only if its state differs."""
+        return all(
+            _state(path) == state or read(path) == digest
+            for known, read in ((self.folders, _names), (self.files, _digest))
+            for path, (state, digest) in known.items()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PreprocessedText:
+    """Output of the preprocessor.
+
+    Attributes:
+        text: The text that the compiler reads.
+        dependencies: Its dependencies; None if they changed while it was made.
+    """
+
+    text: str
+    dependencies: Dependencies | None
+
+    @property
+    def digest(self) -> str:
+        """Digest of the text."""
+        return hashlib.sha256(self.text.encode(errors="surrogateescape")).hexdigest()
+
+
+def preprocess(toolchain: Toolchain, flags: Sequence[str], files: Mapping[str, str]) -> PreprocessedText:
+    """Run the preprocessor until two runs see the same files, so that the second one read what is recorded.
+
+    Args:
+        toolchain: The compiler.
+        flags: Its flags.
+        files: Texts by name: that of `SOURCE`, and of headers beside it.
+
+    Raises:
+        PreprocessorError: If the preprocessor refuses the text.
+        ToolchainError: If the compiler does not run.
+        OSError: If nothing can be written.
+    """
+    searched = _searched(toolchain, flags)
+    before: Dependencies | None = None
+    with tempfile.TemporaryDirectory(prefix="opsmith-") as scratch:
+        directory = Path(scratch)
+        for name, text in files.items():
+            (directory / name).write_text(text, encoding="utf-8")
+        for attempt in range(ATTEMPTS):
+            # The files are listed five times faster where macros are kept, which g++ alone can do.
+            quick = ["-fdirectives-only"] if not attempt and "clang" not in toolchain.identity else []
+            done = toolchain.run([*flags, "-E", *quick, SOURCE, "-o", PREPROCESSED], directory)
+            if done.status:
+                raise PreprocessorError(done.printed)
+            text = (directory / PREPROCESSED).read_text(encoding="utf-8", errors="surrogateescape")
+            text = _FOLDER_MARKER.sub("", text)  # names the temporary directory
+            seen = _dependencies(text, files[SOURCE], searched)
+            if seen == before:
+                return PreprocessedText(text, seen)
+            before = seen
+    return PreprocessedText(text, None)
+
+
+def obtain_compiled(
+    cache: Cache, parts: Mapping[str, str], preprocessed: Callable[[], PreprocessedText], build: Build
+) -> CacheEntry:
+    """Return the entry for a text with its headers: from the cache, or compiled now.
+
+    Args:
+        cache: The cache.
+        parts: Everything that the entry depends on, without headers.
+        preprocessed: Runs the preprocessor.
+        build: Compiles the file `PREPROCESSED` in a directory. Its exceptions are raised.
+
+    Raises:
+        CacheError: As `Cache.obtain`.
+    """
+    key = key_of(parts)
+    known = _remembered(cache, key)
+    digest = next((digest for digest, dependencies in known.items() if dependencies.hold()), None)
+    made: PreprocessedText | None = None
+
+    def fill(directory: Path) -> None:
+        nonlocal made
+        made = made or preprocessed()
+        if made.digest != digest:
+            raise _OtherTextError
+        path = directory / PREPROCESSED
+        path.write_text(made.text, encoding="utf-8", errors="surrogateescape")
+        build(directory)
+        path.unlink()
+
+    if digest is not None:
+        with suppress(_OtherTextError):  # a header was saved just now, or what was remembered is wrong
+            return cache.obtain({**parts, "preprocessed": digest}, fill)
+    made = made or preprocessed()
+    digest = made.digest
+    entry = cache.obtain({**parts, "preprocessed": digest}, fill)
+    if made.dependencies is not None:
+        _remember(cache, key, {digest: made.dependencies, **known})
+    return entry
+
+
+def own_headers(text: str) -> list[str]:
+    """Return the headers in a preprocessed text that are not the system's."""
+    return [name for name, is_system in _headers(text).items() if not is_system]
+
+
+def _headers(text: str) -> dict[str, bool]:
+    """Return the absolute paths of headers in a preprocessed text; True for one of the system."""
+    entered = ((_unquoted(name), flags.split()) for name, flags in _ENTERED.findall(text))
+    return {name: _SYSTEM_HEADER in flags for name, flags in entered if os.path.isabs(name)}
+
+
+def _dependencies(text: str, source: str, searched: Sequence[str]) -> Dependencies:
+    files, own = _headers(text), own_headers(text)
+    starts = [*searched, *map(os.path.dirname, own)]
+    beside = {
+        os.path.dirname(os.path.relpath(name, start))
+        for name in files
+        for start in starts
+        if _below(name, start)
+    }
+    for each in (source, *map(_text, own)):
+        beside |= {os.path.dirname(name) for name in _TESTED.findall(each)}
+    folders = {os.path.normpath(os.path.join(start, each)) for start in starts for each in ("", *beside)}
+    return Dependencies.now(files, sorted(folders))
+
+
+def _searched(toolchain: Toolchain, flags: Sequence[str]) -> tuple[str, ...]:
+    """Return the folders in which a compiler looks for headers, also those that do not exist."""
+    with tempfile.TemporaryDirectory(prefix="opsmith-") as scratch:
+        printed = toolchain.run(
+            [*flags, "-v", "-E", "-x", "c++", os.devnull, "-o", os.devnull], Path(scratch)
+        ).printed
+    listed = printed.partition('#include "..." search starts here:')[2].partition("End of search list")[0]
+    return tuple(dict.fromkeys([*_SEARCHED.findall(listed), *_MISSING.findall(printed)]))
+
+
+def _index(cache: Cache, key: str) -> Path:
+    return cache.directory / INDEX / f"{key}.json"
+
+
+def _remembered(cache: Cache, key: str) -> dict[str, Dependencies]:
+    """Return the dependencies of the texts of a source, by the digest of the text, the newest first."""
+    try:
+        held = json.loads(_index(cache, key).read_text(encoding="utf-8"))
+        return {str(digest): Dependencies.read(each) for digest, each in held.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # missing or damaged
+        return {}
+
+
+def _remember(cache: Cache, key: str, known: Mapping[str, Dependencies]) -> None:
+    """Write the dependencies of a source's texts; a disk that cannot serve is no error."""
+    path = _index(cache, key)
+    newest = dict(itertools.islice(known.items(), REMEMBERED))
+    with suppress(OSError):
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        written = path.with_name(f".{key}-{os.getpid()}-{threading.get_ident()}")
+        written.write_text(json.dumps({digest: asdict(each) for digest, each in newest.items()}))
+        written.replace(path)
+
+
+def _state(path: str) -> State:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return ()
+    return (found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def _digest(path: str) -> str:
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def _names(path: str) -> str:
+    try:
+        names = sorted(os.listdir(path))
+    except OSError:
+        return ""
+    return hashlib.sha256("\0".join(names).encode(errors="surrogateescape")).hexdigest()
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _unquoted(name: str) -> str:
+    return re.sub(r"\\(.)", r"\1", name)
+
+
+def _below(name: str, start: str) -> bool:
+    return os.path.commonpath([name, start]) == os.path.normpath(start)
