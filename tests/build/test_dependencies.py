@@ -7,10 +7,12 @@ import os
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from opsmith import errors
 from opsmith.build.cache import Cache
 from opsmith.build.dependencies import (
     INDEX,
@@ -219,3 +221,18 @@ def test_a_missing_header_is_an_error_of_the_compiler(tmp_path: Path) -> None:
     with pytest.raises(PreprocessorError, match=r"nothing\.h"):
         Project(tmp_path, '#include "nothing.h"').run()
     assert not list((tmp_path).rglob("program"))
+
+
+def test_a_text_that_was_refused_is_refused_again_at_once(tmp_path: Path) -> None:
+    builds = []
+
+    def build(directory: Path) -> None:
+        builds.append(directory)
+        raise errors.CompileError("no")
+
+    text = f"int unused; // {tmp_path}\n"
+    preprocessed = partial(preprocess, find_toolchain(), [], {SOURCE: text})
+    for _ in range(2):
+        with pytest.raises(errors.CompileError, match="no"):
+            obtain_compiled(Cache(tmp_path / "cache"), {"text": text}, preprocessed, build)
+    assert len(builds) == 1

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
-from collections.abc import Iterator
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ import pytest
 
 from opsmith import config, errors
 from opsmith.build import toolchain
+from opsmith.build.elf import fault_of
 from opsmith.build.toolchain import cpu_model, find_toolchain
 
 
@@ -172,3 +177,111 @@ def test_no_header_of_torch_is_read(tmp_path: Path) -> None:
     read = {line.lstrip(". ") for line in done.stderr.splitlines() if line.startswith(".")}
     assert own <= read
     assert not [path for path in read - own if "torch" in path or "pybind" in path or "Python.h" in path]
+
+
+def wait_until(happens: Callable[[], bool]) -> None:
+    """Wait without a limit of its own: a hang ends the run."""
+    while not happens():
+        time.sleep(0.02)
+
+
+def processes_of(folder: Path) -> list[str]:
+    """Command lines of the running processes that name a folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if str(folder) in line and path.parent.name != str(os.getpid()):
+                found.append(line)
+    return found
+
+
+def test_a_compiler_past_its_limit_is_killed_with_its_own_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = program(tmp_path, "slow", f"tail -f {tmp_path}/slow & tail -f {tmp_path}/slow")
+    monkeypatch.setenv("CXX", str(path))
+    monkeypatch.setattr(toolchain, "LIMIT_S", 0.5)
+    with pytest.raises(errors.ToolchainError, match=r"timed out after 0\.5 seconds"):
+        find_toolchain().run([], tmp_path)
+    wait_until(lambda: not processes_of(tmp_path))
+
+
+COMPILING = """
+import sys
+from pathlib import Path
+from opsmith.build.toolchain import find_toolchain
+folder = sys.argv[1]
+find_toolchain().run(["-fsyntax-only", "-iquote", folder, folder + "/kernel.cpp"], Path(folder))
+"""
+
+
+@pytest.mark.skipif(
+    not shutil.which("setpriv"), reason="util-linux alone has the kernel end a process with its parent"
+)
+def test_a_compiler_ends_when_its_process_is_killed(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "endless.h")  # the compiler waits for somebody to write into it
+    (tmp_path / "kernel.cpp").write_text('#include "endless.h"\n')
+    running = subprocess.Popen([sys.executable, "-c", COMPILING, str(tmp_path)])
+    wait_until(
+        lambda: any("cc1plus" in each for each in processes_of(tmp_path)) or running.poll() is not None
+    )
+    running.kill()
+    running.wait()
+    wait_until(lambda: not processes_of(tmp_path))
+
+
+def test_output_without_end_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", str(program(tmp_path, "loud", "yes 'a warning' | head -c 5000000")))
+    assert len(find_toolchain().run([], tmp_path).printed) == toolchain.MOST_PRINTED
+
+
+@pytest.mark.parametrize(
+    ("script", "died"),
+    [
+        ("kill -KILL $$", "SIGKILL"),
+        (
+            "echo 'g++: fatal error: Killed signal terminated program cc1plus'; exit 1",
+            "Killed signal terminated program cc1plus",
+        ),
+    ],
+)
+def test_a_compiler_that_a_signal_ends_says_nothing_of_the_source(
+    script: str, died: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", str(program(tmp_path, "dying", script)))
+    with pytest.raises(errors.ToolchainError, match="the C\\+\\+ compiler died of a signal") as caught:
+        find_toolchain().run([], tmp_path)
+    assert caught.value.got == died
+
+
+FORGETFUL = {
+    "nothing": ("exit 0", "there is no such file"),
+    "empty": ("touch kernel.so", "it is empty"),
+    "text": ("echo done > kernel.so", "it is no ELF file of 64 bits"),
+    "link": ("ln -s /bin/ls kernel.so", "it is a link"),
+    "half": ("head -c 2000 /bin/ls > kernel.so", "bytes"),
+}
+
+
+@pytest.mark.parametrize("kind", FORGETFUL)
+def test_a_library_that_is_not_complete_is_refused(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, fault = FORGETFUL[kind]
+    monkeypatch.setenv("CXX", str(program(tmp_path, "forgetful", script)))
+    found = find_toolchain()
+    assert found.run([], tmp_path).status == 0
+    with pytest.raises(errors.ToolchainError, match="wrote no complete file") as caught:
+        found.refuse_incomplete(tmp_path / "kernel.so")
+    assert fault in str(caught.value.got)
+
+
+def test_each_part_of_an_elf_file_counts(tmp_path: Path) -> None:
+    whole = Path("/bin/ls").read_bytes()
+    path = tmp_path / "library.so"
+    path.write_bytes(whole)
+    assert fault_of(path) is None
+    for length in range(64, len(whole), len(whole) // 50):
+        path.write_bytes(whole[:length])
+        assert fault_of(path) is not None

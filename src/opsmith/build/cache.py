@@ -110,6 +110,11 @@ class Cache:
         self._known.clear()
         return len(found)
 
+    def discard(self, entry: CacheEntry) -> None:
+        """Remove an entry that cannot be used, so that it is built again."""
+        self._known = {key: path for key, path in self._known.items() if path != entry.directory}
+        _remove(entry.directory)
+
     def _from_disk(self, key: str, parts: Mapping[str, str], build: Build) -> CacheEntry:
         locks = self.directory / LOCKS
         try:

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
+from opsmith import errors
 from opsmith.build.cache import Build, Cache, CacheEntry, key_of
 from opsmith.build.toolchain import Toolchain
 
@@ -37,6 +38,9 @@ _TESTED = re.compile(r'__has_include(?:_next)?\s*\(\s*["<]([^">\n]+)[">]')
 _SYSTEM_HEADER = "3"
 _SEARCHED = re.compile(r"^ (/.*?)(?: \(framework directory\))?$", re.MULTILINE)
 _MISSING = re.compile(r'^ignoring nonexistent directory "(/.*)"$', re.MULTILINE)
+
+_refused: dict[tuple[str, str], errors.CompileError] = {}
+"""Errors for the texts that the compiler refused in this process, by the key of the source and the digest."""
 
 State = tuple[int, ...]
 """Size, inode and times of a file or folder, which change when it does; empty if it is missing."""
@@ -160,6 +164,7 @@ def obtain_compiled(
         build: Compiles the file `PREPROCESSED` in a directory. Its exceptions are raised.
 
     Raises:
+        CompileError: If the compiler refuses the text. The error is remembered for the process.
         CacheError: As `Cache.obtain`.
     """
     key = key_of(parts)
@@ -172,9 +177,15 @@ def obtain_compiled(
         made = made or preprocessed()
         if made.digest != digest:
             raise _OtherTextError
+        if (key, digest) in _refused:
+            raise _refused[key, digest].with_traceback(None)
         path = directory / PREPROCESSED
         path.write_text(made.text, encoding="utf-8", errors="surrogateescape")
-        build(directory)
+        try:
+            build(directory)
+        except errors.CompileError as error:
+            _refused[key, digest] = error
+            raise
         path.unlink()
 
     if digest is not None:

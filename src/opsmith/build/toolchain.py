@@ -6,13 +6,18 @@ import errno
 import functools
 import os
 import platform
+import re
 import shlex
 import shutil
+import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from opsmith import config, errors
+from opsmith.build.elf import fault_of
 
 NAMES = ("g++", "clang++", "c++")
 FLAGS = (
@@ -30,6 +35,10 @@ VARIABLES = (
 """Environment variables that change what a compiler builds."""
 UNWANTED = ("DEPENDENCIES_OUTPUT", "SUNPRO_DEPENDENCIES")
 """Environment variables by which a compiler writes files of its own."""
+NOT_STARTED = (126, 127)
+"""Exit statuses of POSIX for a program that cannot be started."""
+MOST_PRINTED = 1_000_000
+"""Most bytes of a compiler's output that are read."""
 LIMIT_S = 600
 """Time limit of the compiler: generous, because a machine may be slow."""
 
@@ -61,20 +70,25 @@ class Toolchain:
             ToolchainError: If it does not run, or does not end.
             OSError: If the disk is full.
         """
-        command = [*self.command, *arguments]
         inherited = {name: value for name, value in os.environ.items() if name not in UNWANTED}
         environment = {**inherited, "LC_ALL": "C", "CCACHE_DISABLE": "1"}  # its messages are parsed
         try:
-            done = subprocess.run(
-                command,
-                cwd=directory,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                timeout=LIMIT_S,
-                check=False,
-            )
+            with (
+                subprocess.Popen(
+                    self._command(arguments),
+                    cwd=directory,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    process_group=0 if os.name == "posix" else None,
+                ) as process,
+                killed_whole(process),
+            ):
+                output, _ = process.communicate(timeout=LIMIT_S)
+            printed = output[:MOST_PRINTED].decode(errors="replace")
+            if process.returncode in NOT_STARTED:
+                raise OSError(printed.strip())
         except (OSError, subprocess.TimeoutExpired) as error:
             if not directory.is_dir():  # another process cleared the cache
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(directory)) from error
@@ -84,10 +98,84 @@ class Toolchain:
                 got=f"{shlex.join(self.command)}: {error}",
                 hint=f"see that `{shlex.join(self.command)} --version` works, or name another one in CXX",
             ) from error
-        printed = done.stdout.decode(errors="replace")
-        if done.returncode and os.strerror(errno.ENOSPC) in printed:
+        if process.returncode and os.strerror(errno.ENOSPC) in printed:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory))
-        return CompilerOutput(done.returncode, printed)
+        self._refuse_death(process.returncode, printed)
+        return CompilerOutput(process.returncode, printed)
+
+    def refuse_incomplete(self, path: Path) -> None:
+        """Refuse a file that the compiler did not write, or not to its end, though it reports success.
+
+        Args:
+            path: A library or an object file.
+
+        Raises:
+            ToolchainError: If it is not complete.
+        """
+        fault = fault_of(path)
+        if fault is not None:
+            raise errors.ToolchainError(
+                "the C++ compiler reports success, and wrote no complete file",
+                expected=f"{path.name}, an ELF file",
+                got=fault,
+                hint=f"see what `{shlex.join(self.command)}` is, or name another compiler in CXX",
+            )
+
+    def _command(self, arguments: list[str]) -> list[str]:
+        """Return the command, with what ends the compiler and its own processes if this thread ends."""
+        wrapper = _dying_wrapper()
+        if not wrapper:
+            return [*self.command, *arguments]
+        inner = ["-wrapper", ",".join(wrapper)] if _GCC.search(self.identity.split()[0]) else []
+        return [*wrapper, *self.command, *arguments, *inner]
+
+    def _refuse_death(self, status: int, printed: str) -> None:
+        """Refuse a compiler that a signal ended, which says nothing about the source."""
+        told = _DIED.search(printed) if status else None
+        if status < 0 or told is not None:
+            number = -status if status < 0 else 0
+            died = told[0] if told is not None else signal.Signals(number).name
+            raise errors.ToolchainError(
+                "the C++ compiler died of a signal",
+                expected="a compiler that ends by itself",
+                got=died,
+                hint="see that there is memory enough, since the system kills what takes too much; or name "
+                "another compiler in CXX",
+            )
+
+
+_GCC = re.compile(r"(?:^|[/-])g\+\+(?:-[\d.]+)?$")
+_DIED = re.compile(r"\b\w[\w ]* signal terminated program \w+")
+
+
+@contextmanager
+def killed_whole(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Kill a process with its process group if an exception ends the region.
+
+    Args:
+        process: Process that leads a group of its own.
+    """
+    try:
+        yield
+    except BaseException:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+
+
+@functools.cache
+def _dying_wrapper() -> tuple[str, ...]:
+    """Return the command of util-linux by which a process is killed when its parent ends; empty for none."""
+    program = shutil.which("setpriv")
+    if program is None:
+        return ()
+    command = (program, "--pdeathsig", "KILL")
+    try:
+        tried = subprocess.run([*command, "true"], capture_output=True, check=False)
+    except OSError:
+        return ()
+    return () if tried.returncode else command
 
 
 def find_toolchain() -> Toolchain:

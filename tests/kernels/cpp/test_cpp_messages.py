@@ -340,8 +340,27 @@ def test_a_strict_kernel_is_not_passed_over_on_its_device(mode: Any) -> None:
 
 
 def test_a_library_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
+    from opsmith.build.cache import CacheEntry
     from opsmith.kernels.cpp.dispatch import LIBRARY, CppLibrary
 
     (tmp_path / LIBRARY).write_text("no library")
     with pytest.raises(errors.CompileError, match=r"the compiled kernel cannot be loaded\n  got: .*"):
-        CppLibrary(tmp_path)
+        CppLibrary(lambda: CacheEntry(tmp_path, "built"))
+
+
+def test_a_stored_library_that_does_not_load_is_built_again_once(tmp_path: Path) -> None:
+    from opsmith.build.cache import CacheEntry
+    from opsmith.kernels.cpp.dispatch import LIBRARY, CppLibrary
+
+    sources = iter(["disk", "built"])
+    entries = []
+
+    def obtain() -> CacheEntry:
+        (tmp_path / "entry").mkdir()
+        (tmp_path / "entry" / LIBRARY).write_text("no library")
+        entries.append(CacheEntry(tmp_path / "entry", next(sources)))  # type: ignore[arg-type]
+        return entries[-1]
+
+    with pytest.raises(errors.CompileError, match="the compiled kernel cannot be loaded"):
+        CppLibrary(obtain)
+    assert [each.source for each in entries] == ["disk", "built"]

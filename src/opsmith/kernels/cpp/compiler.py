@@ -85,6 +85,7 @@ def compile_kernel(
 
     def build(compiler: KernelCompiler, directory: Path) -> None:
         compiler.run(["-o", LIBRARY], directory)
+        compiler.toolchain.refuse_incomplete(directory / LIBRARY)
 
     return KernelCompiler(kernel_toolchain(), source, operator, text, flags).obtain("cpp", build)
 
@@ -187,6 +188,7 @@ def compile_runtime() -> CacheEntry:
                     got=done.printed.strip(),
                     hint="name another compiler in CXX",
                 )
+        toolchain.refuse_incomplete(directory / LIBRARY)
 
     text = "".join(path.read_text(encoding="utf-8") for path in (RUNTIME, *RUNTIME_HEADERS))
     parts = {"kind": "runtime", "text": text, **build_parts(toolchain, FLAGS)}

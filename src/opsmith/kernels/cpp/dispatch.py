@@ -6,12 +6,12 @@ import ctypes
 import itertools
 from collections.abc import Callable, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from opsmith import errors
+from opsmith.build.cache import CacheEntry, cache_on_disk
 from opsmith.core.argument_types import NUMBERED
 from opsmith.kernels.common.parameters import PARAMETER_TYPES, Parameter
 from opsmith.kernels.common.result_layout import LAYOUTS
@@ -61,28 +61,44 @@ class CppLibrary:
     """Loaded library of a kernel.
 
     Args:
-        directory: Directory of the library; see `compile_kernel`.
+        obtain: Returns the entry of the library; see `compile_kernel`.
 
     Attributes:
         candidates: Parameters of each instance of the kernel.
         computes_sizes: True if it computes the sizes of the results.
     """
 
-    def __init__(self, directory: Path) -> None:
-        try:
-            self._library = ctypes.CDLL(str(directory / LIBRARY))
-        except OSError as error:
-            raise errors.CompileError(
-                "the compiled kernel cannot be loaded",
-                got=str(error),
-                hint="see that every library it needs is installed, and that CXX is this machine's compiler",
-            ) from error
+    def __init__(self, obtain: Callable[[], CacheEntry]) -> None:
+        self._library = _loaded(obtain)
         self.exported = _Exported.in_dll(self._library, "opsmith_kernel")
         self.computes_sizes = bool(self.exported.candidates[0].sizes)
         self.candidates = tuple(
             tuple(map(_decode, each.parameters[: each.count]))
             for each in self.exported.candidates[: self.exported.count]
         )
+
+
+def _loaded(obtain: Callable[[], CacheEntry]) -> ctypes.CDLL:
+    """Load the library of an entry; one from the cache that does not load is dropped, and built again once.
+
+    Args:
+        obtain: Returns the entry.
+
+    Raises:
+        CompileError: If a library that was built now does not load.
+    """
+    entry = obtain()
+    try:
+        return ctypes.CDLL(str(entry.directory / LIBRARY))
+    except OSError as error:
+        if entry.source == "disk":
+            cache_on_disk().discard(entry)
+            return _loaded(obtain)
+        raise errors.CompileError(
+            "the compiled kernel cannot be loaded",
+            got=str(error),
+            hint="see that every library it needs is installed, and that CXX is this machine's compiler",
+        ) from error
 
 
 def _decode(raw: Any) -> Parameter:
@@ -251,7 +267,7 @@ def fill_new_memory(on: bool) -> bool:
 @cache
 def _runtime() -> Any:
     """Load the runtime's functions, called without the interpreter's lock: torch's dispatcher has its own."""
-    loaded = _with_prototypes(ctypes.CDLL(str(compile_runtime().directory / LIBRARY)))
+    loaded = _with_prototypes(_loaded(compile_runtime))
     loaded.opsmith_fill(int(_fills_memory))
     return loaded
 
@@ -259,7 +275,7 @@ def _runtime() -> Any:
 @cache
 def _python_runtime() -> Any:
     """Load the runtime's functions that hold Python objects, called with the lock."""
-    return _with_prototypes(ctypes.PyDLL(str(compile_runtime().directory / LIBRARY)))
+    return _with_prototypes(ctypes.PyDLL(_runtime()._name))
 
 
 def _with_prototypes(library: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -235,8 +236,8 @@ class CppKernel(BuiltKernel[CppSource]):
         schema = specification.schema
         arguments = cpp_arguments(self)
         try:
-            entry = compile_kernel(self.source, specification.name, self.dtypes or (), self._shapes_in_cpp())
-            library = CppLibrary(entry.directory)
+            built = self.source, specification.name, self.dtypes or (), self._shapes_in_cpp()
+            library = CppLibrary(partial(compile_kernel, *built))
             wanted = [*arguments, *(Parameter("Tensor", written=True) for _ in schema.results)]
             names = [*schema.names, *(result.name for result in schema.results)]
             check_parameters(self, library.candidates, wanted, names)

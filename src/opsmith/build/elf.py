@@ -1,0 +1,42 @@
+"""ELF files: check that a library or an object file is complete before it is stored or loaded."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+_MAGIC = b"\x7fELF"
+_NO_BITS = 8
+"""Type of a section that takes no room in the file."""
+
+
+def fault_of(path: Path) -> str | None:
+    """Return what is wrong with an ELF file; None if it is complete.
+
+    A truncated library ends the process that loads it, by a bus error.
+
+    Args:
+        path: Path of a library or an object file.
+
+    Example:
+        >>> fault_of(Path(__file__))
+        'it is no ELF file of 64 bits'
+    """
+    if path.is_symlink() or not path.is_file():
+        return "it is a link" if path.is_symlink() else "there is no such file"
+    content = path.read_bytes()
+    if not content.startswith(_MAGIC) or len(content) < 64 or content[4] != 2:
+        return "it is empty" if not content else "it is no ELF file of 64 bits"
+    order = "<" if content[5] == 1 else ">"
+    header = struct.unpack_from(f"{order}HHIQQQIHHHHHH", content, 16)
+    segments_at, sections_at = header[4:6]
+    segment_size, segments, section_size, sections = header[8:12]
+    needed = max(segments_at + segment_size * segments, sections_at + section_size * sections)
+    if needed <= len(content):
+        for at in range(segments_at, segments_at + segment_size * segments, segment_size or 1):
+            offset, _, _, size = struct.unpack_from(f"{order}QQQQ", content, at + 8)
+            needed = max(needed, offset + size)
+        for at in range(sections_at, sections_at + section_size * sections, section_size or 1):
+            kind, _, _, offset, size = struct.unpack_from(f"{order}IQQQQ", content, at + 4)
+            needed = max(needed, 0 if kind == _NO_BITS else offset + size)
+    return None if needed <= len(content) else f"it has {len(content)} of {needed} bytes"
