@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-import threading
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -36,6 +36,7 @@ from opsmith.core.adopted import (
 )
 from opsmith.core.argument_types import VALUE_TYPES
 from opsmith.core.call_arguments import CallArguments, check_attached
+from opsmith.core.forked_locks import lock_of
 from opsmith.core.formula import non_differentiable, not_implemented
 from opsmith.core.forward_arguments import ForwardArguments
 from opsmith.core.gradients import GradientRules, Rule, TangentRule, TangentRules
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
     from opsmith.core.explanation import Explanation
 
 
-_LEARNING = threading.RLock()
+_LEARNING = lock_of(sys.modules[__name__], "_LEARNING")
 _MISFITS = (errors.ArgumentError, errors.ResultTypeError, errors.ResultCountError)
 
 

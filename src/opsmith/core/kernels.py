@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import torch
 
 from opsmith import errors
 from opsmith.core.call_arguments import tensors_in
+from opsmith.core.forked_locks import lock_of
 from opsmith.core.location import where
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class BuiltKernel(errors.ErrorSubject, ABC, Generic[S]):
         self.strict = strict
         self.__name__ = operator.specification.short_name
         self._read = read
-        self._lock = threading.RLock()
+        self._lock = lock_of(self, "_lock")
         self._forget()
 
     @property

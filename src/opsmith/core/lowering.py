@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import os
-import threading
 import types
 import weakref
 from collections import OrderedDict
@@ -13,6 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from opsmith.core.forked_locks import lock_of
 
 if TYPE_CHECKING:
     from opsmith.core.schema import Argument
@@ -39,7 +40,7 @@ class Tokens:
     def __init__(self) -> None:
         # Each process starts at a random number, so that a number from another process is not found.
         self._next = int.from_bytes(os.urandom(5)) << 20
-        self._lock = threading.RLock()
+        self._lock = lock_of(self, "_lock")
         self._tokens: dict[Hashable, int] = {}
         self._keys: dict[int, Hashable] = {}
         self._pinned: dict[int, Any] = {}
@@ -53,7 +54,7 @@ class Tokens:
             token = self._tokens.get(key)
             if token is None:
                 token = self._next = self._next + 1
-                self._tokens[key], self._keys[token] = token, key
+                self._keys[token], self._tokens[key] = key, token  # in this order: a fork may come between
             if pin:
                 self._pinned[token] = value
             elif token not in self._pinned and token not in self._watched:

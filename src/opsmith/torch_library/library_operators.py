@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from torch.utils.flop_counter import flop_registry
 
 from opsmith.core.adopted import LibraryOperator
 from opsmith.core.call_arguments import tensors_in
+from opsmith.core.forked_locks import lock_of
 from opsmith.core.reachable import refuse_captured_tensors
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
@@ -104,7 +104,7 @@ class LibraryOperatorRegistration(DispatcherRegistration):
 
     def __init__(self, specification: Specification) -> None:
         refuse_captured_tensors(specification.reference, specification.name)
-        self._placing = threading.Lock()
+        self._placing = lock_of(self, "_placing")
         super().__init__(specification)
         self.validated = True  # it has just been inspected
         _registrations[specification.name] = self

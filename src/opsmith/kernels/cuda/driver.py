@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 
 from opsmith import errors
+from opsmith.core.forked_locks import lock_of
 
 LIBRARIES = ("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1", "libcuda.so")
 MAX_DYNAMIC_SHARED = 8
@@ -45,7 +45,7 @@ class Driver:
     def __init__(self, library: Any) -> None:
         self._library = library
         self._contexts: dict[int, ctypes.c_void_p] = {}
-        self._lock = threading.Lock()
+        self._lock = lock_of(self, "_lock")
         library.cuLaunchKernel.argtypes = [
             ctypes.c_void_p,
             *[ctypes.c_uint] * 7,

@@ -21,10 +21,10 @@ from opsmith.build.cache import cache_on_disk
 from opsmith.build.toolchain import file_identity
 from opsmith.kernels.common.gpu_resources import Resources, read_resources
 from opsmith.kernels.triton.source import (
-    LANGUAGE,
     LAUNCH_OPTIONS,
     TritonSource,
     compiler_options,
+    language_lock,
     triton_module,
 )
 
@@ -231,7 +231,7 @@ def _compile(
     printed = io.StringIO()
     knobs = triton.knobs
     with (
-        LANGUAGE,
+        language_lock(),
         tempfile.TemporaryDirectory(prefix="opsmith-triton-") as folder,
         knobs.cache.scope(),
         knobs.nvidia.scope(),

@@ -14,7 +14,7 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.kernels.triton.compiler import compile_specialization, specialization_of
 from opsmith.kernels.triton.interpreted_language import interpreted_language
-from opsmith.kernels.triton.source import LANGUAGE, TritonSource, triton_module
+from opsmith.kernels.triton.source import TritonSource, language_lock, triton_module
 
 MEMORY = "_interpreter"
 """Name of the interpreter's memory access in Triton's module."""
@@ -201,7 +201,7 @@ def interpret(
     wide = {parameter.name for parameter in source.parameters if parameter.wide}
     constants = {parameter.name for parameter in source.parameters if parameter.constant}
     memory = _Memory(bounded=bounded)
-    with LANGUAGE, interpreted_language() as rewrite, numpy.errstate(all="ignore"):
+    with language_lock(), interpreted_language() as rewrite, numpy.errstate(all="ignore"):
         given = {
             name: value if name in constants else _argument(name, value, memory, wide=name in wide)
             for name, value in arguments.items()

@@ -15,11 +15,11 @@ import torch
 
 from opsmith import errors
 from opsmith.core.call_arguments import shown
+from opsmith.core.forked_locks import lock_of
 from opsmith.core.location import where
 from opsmith.extras import install
 
-LANGUAGE = threading.RLock()
-"""Lock for compilation and the interpreter, which modifies Triton's language while it runs."""
+_language_lock = lock_of(sys.modules[__name__], "_language_lock")
 LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 """Options of Triton's launch, which are passed beside a kernel's parameters."""
 POINTED = (
@@ -38,6 +38,11 @@ POINTED = (
     torch.float64,
 )
 """dtypes that Triton has pointers to."""
+
+
+def language_lock() -> threading.RLock:
+    """Return the lock for compilation and the interpreter, which modifies Triton's language while it runs."""
+    return _language_lock
 
 
 def triton_module() -> Any:

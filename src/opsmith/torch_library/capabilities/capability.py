@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import sys
 import threading
 import warnings
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 from opsmith import config, errors
+from opsmith.core.forked_locks import lock_of
 from opsmith.torch_library.capabilities.private import steady_device_guard
 
 TESTED = ("2.11", "2.13", "2.14", "2.15")
@@ -68,7 +70,7 @@ class CapabilityStatus:
 
 
 _decided: dict[str, CapabilityStatus] = {}
-_deciding = threading.RLock()
+_deciding = lock_of(sys.modules[__name__], "_deciding")
 
 
 def decide(capability: Capability) -> CapabilityStatus:

@@ -1,0 +1,47 @@
+"""Locks that are free in a forked process, though another thread of its parent held them."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+
+_locks: list[tuple[weakref.ref[object], str]] = []
+_registered = False
+
+
+def lock_of(holder: object, name: str) -> threading.RLock:
+    """Return a new reentrant lock, which is replaced in a forked child where another thread held it.
+
+    What the lock protects must be whole at any time: the child sees it as the other thread left it.
+
+    Args:
+        holder: Object or module that has the lock as an attribute.
+        name: Name of the attribute.
+
+    Example:
+        >>> class Cache:
+        ...     def __init__(self):
+        ...         self.lock = lock_of(self, "lock")
+        >>> with Cache().lock:
+        ...     pass
+    """
+    global _registered
+    if not _registered and hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_renew)
+        _registered = True
+    _locks.append((weakref.ref(holder), name))
+    return threading.RLock()
+
+
+def _renew() -> None:
+    """Replace the locks that a thread holds which this process does not have."""
+    for reference, name in _locks:
+        holder = reference()
+        if holder is None:
+            continue
+        lock = getattr(holder, name)
+        if lock.acquire(blocking=False):  # it is free, or this thread's own
+            lock.release()
+        else:
+            setattr(holder, name, threading.RLock())
