@@ -14,7 +14,7 @@ import pytest
 
 from opsmith import errors
 from opsmith.build import cache as cache_module
-from opsmith.build.cache import MANIFEST, Cache, key_of, parts_of
+from opsmith.build.cache import MANIFEST, Cache, CacheEntry, key_of, own_directory, parts_of
 
 PARTS = {"source": "y = 2 * x", "flags": "-O3"}
 
@@ -42,6 +42,12 @@ def directory(tmp_path: Path) -> Iterator[Path]:
 
 def read(entry: Any) -> str:
     return str((entry.directory / "library.so").read_text())
+
+
+def built_privately(cache: Cache, build: Any = None, parts: Any = None) -> CacheEntry:
+    """Return an entry that cannot be stored, which a warning says."""
+    with pytest.warns(RuntimeWarning, match="kernels are built for this process alone, and not kept in"):
+        return cache.obtain(parts or PARTS, build or Builder())
 
 
 def test_it_is_built_once_and_then_comes_from_memory_or_disk(directory: Path) -> None:
@@ -157,7 +163,7 @@ def test_on_a_full_disk_it_is_built_for_this_process(
     owner: Any = {"mkdtemp": cache_module.tempfile, "fsync": os}.get(where, Path)
     original = getattr(owner, where)
     monkeypatch.setattr(owner, where, once)
-    entry = Cache(directory).obtain(PARTS, Builder())
+    entry = built_privately(Cache(directory))
     assert (entry.source, read(entry)) == ("private", "right")
     assert "No space left on device" in entry.reason
     monkeypatch.undo()
@@ -180,7 +186,7 @@ def test_where_nothing_can_be_written_it_says_so(directory: Path, monkeypatch: p
 
 def test_a_file_where_the_directory_should_be(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("")
-    entry = Cache(tmp_path / "cache").obtain(PARTS, Builder())
+    entry = built_privately(Cache(tmp_path / "cache"))
     assert entry.source == "private"
     assert "File exists" in entry.reason
 
@@ -190,7 +196,7 @@ def test_a_read_only_directory_is_read(directory: Path) -> None:
     Cache(directory).obtain(PARTS, Builder())
     directory.chmod(0o500)
     assert Cache(directory).obtain(PARTS, Builder()).source == "disk"
-    entry = Cache(directory).obtain({"source": "new"}, Builder())
+    entry = built_privately(Cache(directory), parts={"source": "new"})
     assert (entry.source, read(entry)) == ("private", "right")
 
 
@@ -206,7 +212,7 @@ def test_a_directory_that_cannot_be_written_is_read(directory: Path, monkeypatch
 
     monkeypatch.setattr(os, "open", opened)
     assert Cache(directory).obtain(PARTS, Builder()).source == "disk"
-    entry = Cache(directory).obtain({"source": "new"}, Builder())
+    entry = built_privately(Cache(directory), parts={"source": "new"})
     assert (entry.source, read(entry)) == ("private", "right")
     assert os.strerror(errno.EROFS) in entry.reason
 
@@ -266,7 +272,7 @@ def test_one_that_hangs_does_not_hang_the_next(directory: Path) -> None:
 
     Cache(directory).obtain({"source": "other"}, Builder())
     with FileLock(directory / "locks" / f"{key_of(PARTS)}.lock"):
-        entry = Cache(directory, wait_s=0.05).obtain(PARTS, Builder())
+        entry = built_privately(Cache(directory, wait_s=0.05))
     assert (entry.source, read(entry)) == ("private", "right")
     assert entry.reason == "another process has been building it for 0 s"
 
@@ -279,7 +285,7 @@ def test_where_there_are_no_locks_it_is_built_for_this_process(
             raise NotImplementedError("FileSystem does not appear to support flock")
 
     monkeypatch.setattr(cache_module, "FileLock", NoLocks)
-    entry = Cache(directory).obtain(PARTS, Builder())
+    entry = built_privately(Cache(directory))
     assert (entry.source, entry.reason) == ("private", "FileSystem does not appear to support flock")
 
 
@@ -304,7 +310,7 @@ def test_what_is_cleared_by_another_while_it_is_built_is_built_for_this_process(
         if builder.times == 1:
             Cache(directory).clear()
 
-    entry = Cache(directory).obtain(PARTS, build)
+    entry = built_privately(Cache(directory), build)
     assert (entry.source, read(entry), builder.times) == ("private", "right", 2)
 
 
@@ -313,3 +319,66 @@ def test_a_manifest_is_text_that_people_can_read(directory: Path) -> None:
     manifest = json.loads((entry.directory / MANIFEST).read_text())
     assert manifest["parts"] == PARTS
     assert set(manifest["files"]) == {"library.so", "log.txt"}
+
+
+def test_it_warns_once(directory: Path) -> None:
+    directory.write_text("")
+    cache = Cache(directory)
+    built_privately(cache)
+    assert cache.obtain({"source": "other"}, Builder()).source == "private"
+
+
+def test_a_cache_that_is_abandoned_builds_for_this_process(directory: Path) -> None:
+    cache = Cache(directory)
+    assert cache.obtain(PARTS, Builder()).source == "built"
+    cache.abandon("noexec")
+    entry = built_privately(cache)
+    assert (entry.source, entry.reason, read(entry)) == ("private", "noexec", "right")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such bits")
+def test_a_link_that_others_can_replace_is_refused(tmp_path: Path) -> None:
+    """Another user would swap the link after it was checked."""
+    real, shared = tmp_path / "real", tmp_path / "shared"
+    real.mkdir(mode=0o700)
+    shared.mkdir()
+    (shared / "link").symlink_to(real)
+    shared.chmod(0o777)
+    with pytest.raises(errors.CacheError, match=f"{shared}: its mode is 777"):
+        Cache(shared / "link" / "cache").obtain(PARTS, Builder())
+    shared.chmod(0o700)
+    (tmp_path / "second").symlink_to(shared / "link")
+    cache = Cache(tmp_path / "second" / "cache")
+    entry = cache.obtain(PARTS, Builder())
+    assert entry.directory.parent == own_directory(cache.directory, "OPSMITH_CACHE") == real / "cache"
+    shared.chmod(0o777)
+    with pytest.raises(errors.CacheError, match=f"{shared}: its mode is 777"):
+        Cache(tmp_path / "second" / "cache").obtain(PARTS, Builder())
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() != 0, reason="only root gives files away")
+def test_a_link_of_another_user_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    os.lchown(tmp_path / "link", 12345, -1)
+    with pytest.raises(errors.CacheError, match=f"{tmp_path}/link: it belongs to user 12345"):
+        Cache(tmp_path / "link" / "cache").obtain(PARTS, Builder())
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such bits")
+@pytest.mark.parametrize("name", ["", "library.so", MANIFEST])
+def test_an_entry_that_others_can_write_is_built_again(directory: Path, name: str) -> None:
+    entry = Cache(directory).obtain(PARTS, Builder())
+    (entry.directory / name).chmod(0o777)
+    assert Cache(directory).obtain(PARTS, Builder()).source == "built"
+    assert Cache(directory).obtain(PARTS, Builder()).source == "disk"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such bits")
+def test_files_that_a_loose_umask_leaves_open_are_closed(directory: Path) -> None:
+    before = os.umask(0)
+    try:
+        entry = Cache(directory).obtain(PARTS, Builder())
+    finally:
+        os.umask(before)
+    assert not any(path.stat().st_mode & 0o022 for path in entry.directory.iterdir())
+    assert Cache(directory).obtain(PARTS, Builder()).source == "disk"

@@ -76,12 +76,24 @@ def test_one_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         find_toolchain().run([], tmp_path)
 
 
-def test_a_full_disk_is_no_word_about_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = "/tmp/x.s: fatal error: error writing to x.s: No space left on device"
+@pytest.mark.parametrize(
+    ("words", "number"),
+    [
+        ("No space left on device", errno.ENOSPC),
+        ("Disk quota exceeded", errno.EDQUOT),
+        ("Read-only file system", errno.EROFS),
+        ("Input/output error", errno.EIO),
+        ("File size limit exceeded signal terminated program as", errno.EFBIG),
+    ],
+)
+def test_a_disk_that_takes_no_more_is_no_word_about_the_source(
+    words: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = f"/tmp/x.s: fatal error: error writing to x.s: {words}"
     monkeypatch.setenv("CXX", str(program(tmp_path, "full", f"echo '{said}' >&2; exit 1")))
-    with pytest.raises(OSError, match="No space left on device") as caught:
+    with pytest.raises(OSError, match=words.partition(" signal")[0]) as caught:
         find_toolchain().run([], tmp_path)
-    assert caught.value.errno == errno.ENOSPC
+    assert caught.value.errno == number
 
 
 def test_a_directory_that_went_away_is_no_fault_of_the_compiler(

@@ -16,6 +16,7 @@ import os
 import shutil
 import stat
 import tempfile
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +64,8 @@ class Cache:
         self.directory = directory
         self._wait_s = wait_s
         self._known: dict[str, Path] = {}
+        self._unusable = ""
+        self._warned = False
 
     def obtain(self, parts: Mapping[str, str], build: Build) -> CacheEntry:
         """Return the entry for these parts: from memory, from disk, or built now.
@@ -82,8 +85,27 @@ class Cache:
             entry = self._from_disk(key, parts, build)
         except _NotStoredError as failure:
             entry = CacheEntry(_private(build, parts, failure.reason), "private", failure.reason)
+            self._warn(failure.reason)
         self._known[key] = entry.directory
         return entry
+
+    def abandon(self, reason: str) -> None:
+        """Store and load nothing any more in this process, which builds for itself alone.
+
+        Args:
+            reason: Reason why the directory cannot serve.
+        """
+        self._unusable = reason
+        self._known.clear()
+
+    def _warn(self, reason: str) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"kernels are built for this process alone, and not kept in {self.directory}: {reason}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def entries(self) -> list[Path]:
         """Return the directories of all entries on disk, in order of their names.
@@ -93,8 +115,8 @@ class Cache:
         """
         if not self.directory.is_dir():
             return []
-        refuse_foreign(self.directory, CACHE)
-        return sorted(path for path in self.directory.iterdir() if is_sound(path, path.name))
+        directory = own_directory(self.directory, CACHE)
+        return sorted(path for path in directory.iterdir() if is_sound(path, path.name))
 
     def clear(self) -> int:
         """Remove all entries from the disk, and return their number. Loaded kernels go on running.
@@ -104,7 +126,7 @@ class Cache:
         """
         found = self.entries()
         if self.directory.is_dir():
-            for path in self.directory.iterdir():
+            for path in own_directory(self.directory, CACHE).iterdir():
                 if path.is_dir() and path.name != LOCKS:
                     _remove(path)
         self._known.clear()
@@ -116,13 +138,14 @@ class Cache:
         _remove(entry.directory)
 
     def _from_disk(self, key: str, parts: Mapping[str, str], build: Build) -> CacheEntry:
-        locks = self.directory / LOCKS
+        if self._unusable:
+            raise _NotStoredError(self._unusable)
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise _NotStoredError(error) from error
-        refuse_foreign(self.directory, CACHE)
-        path = self.directory / key
+        directory = own_directory(self.directory, CACHE)
+        path, locks = directory / key, directory / LOCKS
         if is_sound(path, key):
             return CacheEntry(path, "disk")
         try:
@@ -139,9 +162,9 @@ class Cache:
 
     def _make(self, path: Path, parts: Mapping[str, str], build: Build) -> None:
         """Build in a temporary directory, and rename it; older files of the locked entry are leftovers."""
-        for leftover in (path, *self.directory.glob(f".{path.name}-*")):
+        for leftover in (path, *path.parent.glob(f".{path.name}-*")):
             _remove(leftover)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=self.directory))
+        scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
         try:
             build(scratch)
             seal(scratch, parts)
@@ -207,10 +230,12 @@ def seal(directory: Path, parts: Mapping[str, str]) -> None:
     digests = {}
     for path in sorted(directory.iterdir()):
         digests[path.name] = _digest(path)
+        path.chmod(path.stat().st_mode & ~OTHERS)
         _flush(path)
     manifest = {"key": key_of(parts), "parts": dict(parts), "files": digests}
     path = directory / MANIFEST
     path.write_text(json.dumps(manifest, indent=1, sort_keys=True))
+    path.chmod(path.stat().st_mode & ~OTHERS)
     _flush(path)
     _flush(directory)
 
@@ -221,7 +246,8 @@ def is_sound(directory: Path, key: str) -> bool:
         manifest = json.loads(_content(directory / MANIFEST))
         files = manifest["files"]
         return bool(
-            manifest["key"] == key == key_of(manifest["parts"])
+            all(_fault(path, shared=False) is None for path in (directory, *directory.iterdir()))
+            and manifest["key"] == key == key_of(manifest["parts"])
             and {path.name for path in directory.iterdir()} == {*files, MANIFEST}
             and all(_digest(directory / name) == digest for name, digest in files.items())
         )
@@ -259,11 +285,13 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def refuse_foreign(directory: Path, variable: str) -> None:
-    """Refuse a directory that another user owns or can write into, or that has such a parent.
+def own_directory(directory: Path, variable: str) -> Path:
+    """Return the real path of a directory in which no other user can put a file, and which none can replace.
 
-    A library from there would run that user's code as this user. Windows has no permission bits and
-    separates profiles; nothing is checked there.
+    A library from there would run that user's code as this user. Each directory on the way, also to and
+    behind a link, must belong to this user or root, and others may not replace what is in it. The returned
+    path has no links that could lead elsewhere later. Windows has no permission bits and separates profiles;
+    nothing is checked there.
 
     Args:
         directory: An existing directory.
@@ -272,15 +300,11 @@ def refuse_foreign(directory: Path, variable: str) -> None:
     Raises:
         CacheError: If another user can create files there.
     """
-    if os.name == "nt":
-        return
     resolved = directory.resolve()
-    fault = _fault(resolved, shared=False)
-    at = resolved
-    for parent in resolved.parents:
-        if fault is not None:
-            break
-        at, fault = parent, _fault(parent, shared=True)
+    if os.name == "nt":
+        return resolved
+    faults = ((path, _fault(path, shared=path != resolved)) for path in (resolved, *_way(directory)))
+    at, fault = next(((path, fault) for path, fault in faults if fault is not None), (resolved, None))
     if fault is not None:
         raise errors.CacheError(
             "the cache of built kernels is in a directory that is not this user's alone",
@@ -288,13 +312,31 @@ def refuse_foreign(directory: Path, variable: str) -> None:
             got=f"{at}: {fault}",
             hint=f"run `chmod go-w {at}` if it is yours, or set {variable} to a directory of your own",
         )
+    return resolved
 
 
-def _fault(directory: Path, *, shared: bool) -> str | None:
-    """Return the fault of a directory. Parents may belong to root, or be shared with a sticky bit."""
-    state = directory.stat()
+def _way(directory: Path) -> list[Path]:
+    """Return the links and directories by which a path leads to a directory, the nearest to the root last."""
+    way: dict[Path, None] = {}
+    waiting = [directory.absolute()]
+    while waiting:
+        path = waiting.pop()
+        for each in (path, *path.parents):
+            if each in way:
+                continue
+            way[each] = None
+            if each.is_symlink():
+                waiting.append(each.parent / each.readlink())
+    return sorted(way, key=lambda path: -len(path.parts))
+
+
+def _fault(path: Path, *, shared: bool) -> str | None:
+    """Return the fault of a file, directory or link. Parents may be root's, or shared with a sticky bit."""
+    state = path.lstat()
     if state.st_uid != os.geteuid() and not (shared and state.st_uid == 0):
         return f"it belongs to user {state.st_uid}, and this is user {os.geteuid()}"
+    if stat.S_ISLNK(state.st_mode):  # its own bits say nothing; who may replace it, those of its directory do
+        return None
     if state.st_mode & OTHERS and not (shared and state.st_mode & stat.S_ISVTX):
         return f"its mode is {stat.S_IMODE(state.st_mode):o}, so others can write into it"
     return None

@@ -98,8 +98,9 @@ class Toolchain:
                 got=f"{shlex.join(self.command)}: {error}",
                 hint=f"see that `{shlex.join(self.command)} --version` works, or name another one in CXX",
             ) from error
-        if process.returncode and os.strerror(errno.ENOSPC) in printed:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory))
+        for number, text in _DISK_FAULTS.items() if process.returncode else ():
+            if text in printed:
+                raise OSError(number, text, str(directory))
         self._refuse_death(process.returncode, printed)
         return CompilerOutput(process.returncode, printed)
 
@@ -145,6 +146,11 @@ class Toolchain:
 
 
 _GCC = re.compile(r"(?:^|[/-])g\+\+(?:-[\d.]+)?$")
+_DISK_FAULTS = {
+    number: os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+}
+_DISK_FAULTS[errno.EFBIG] = "File size limit exceeded"  # by a signal, before the system call answers
+"""What compilers print of a disk that takes no more."""
 _DIED = re.compile(r"\b\w[\w ]* signal terminated program \w+")
 
 

@@ -364,3 +364,24 @@ def test_a_stored_library_that_does_not_load_is_built_again_once(tmp_path: Path)
     with pytest.raises(errors.CompileError, match="the compiled kernel cannot be loaded"):
         CppLibrary(obtain)
     assert [each.source for each in entries] == ["disk", "built"]
+
+
+def test_a_disk_that_runs_no_programs_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from opsmith.build.cache import Cache
+    from opsmith.kernels.cpp import dispatch
+
+    cache = Cache(tmp_path / "cache")
+    monkeypatch.setattr(dispatch, "cache_on_disk", lambda: cache)
+    monkeypatch.setattr(dispatch, "_runs_nothing", lambda directory: directory.parent == cache.directory)
+    places = []
+
+    def load(path: str) -> Any:
+        places.append(Path(path).parent)
+        if places[-1].parent == cache.directory:
+            raise OSError(f"{path}: failed to map segment from shared object")
+        return "loaded"
+
+    monkeypatch.setattr(dispatch.ctypes, "CDLL", load)
+    with pytest.warns(RuntimeWarning, match="for this process alone, .*noexec"):
+        assert dispatch._loaded(lambda: cache.obtain({"a": "b"}, lambda at: (at / "c").touch())) == "loaded"
+    assert len(places) == 2

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -91,6 +93,9 @@ def _loaded(obtain: Callable[[], CacheEntry]) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(entry.directory / LIBRARY))
     except OSError as error:
+        if entry.source in ("disk", "built") and _runs_nothing(entry.directory):
+            cache_on_disk().abandon("no program can be run from its file system (noexec)")
+            return _loaded(obtain)
         if entry.source == "disk":
             cache_on_disk().discard(entry)
             return _loaded(obtain)
@@ -99,6 +104,11 @@ def _loaded(obtain: Callable[[], CacheEntry]) -> ctypes.CDLL:
             got=str(error),
             hint="see that every library it needs is installed, and that CXX is this machine's compiler",
         ) from error
+
+
+def _runs_nothing(directory: Path) -> bool:
+    """Return True for a file system that is mounted without the right to run programs from it."""
+    return hasattr(os, "statvfs") and bool(os.statvfs(directory).f_flag & os.ST_NOEXEC)
 
 
 def _decode(raw: Any) -> Parameter:
