@@ -50,6 +50,31 @@ POSITIVE = MATRIX.abs() + 0.1
 COMPLEX = torch.complex(MATRIX, MATRIX.flip(0))
 NEARLY_SINGULAR = torch.cat([random(5, 6), (random(5, 6)[:1] + 1e-7 * random(1, 6, seed=1))])
 
+
+def falling(x: Tensor) -> Tensor:
+    """The nearest falling sequence: its blocks change along almost every direction."""
+    count = len(x)
+
+    def at(place: int) -> Tensor:
+        means = [
+            torch.stack([x[first : last + 1].mean() for last in range(place, count)])
+            for first in range(place + 1)
+        ]
+        return torch.stack([each.max() for each in means]).min()
+
+    return torch.stack([at(place) for place in range(count)])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_bends_nearby_is_no_staircase(seed: int) -> None:
+    """Quotients over coarse steps agree by chance, and differ from those over finer ones."""
+    x = random(6, seed=seed % 3)
+    found, grad = numerical(lambda x: x - falling(x), x, seed=seed)
+    right = through_autograd(lambda x: x - falling(x), x, grad)
+    assert found.judge(right) is None
+    assert found.judge(grad) is not None  # as if the nearest sequence did not move
+
+
 SMOOTH: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
     "exp": (torch.exp, MATRIX),
     "sin": (torch.sin, MATRIX),

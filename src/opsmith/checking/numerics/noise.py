@@ -33,6 +33,12 @@ DROP = 2.0**20
 times the step falls more slowly than the step to the power of `FLAT`; that of a smooth function falls with
 its cube. On a single tread it drops by `DROP` within two steps."""
 
+INSIDE = 3
+"""Number of finer steps after the edge of a tread at which a quotient stays on one."""
+
+PLACES = 16
+"""Number of places at which slopes are taken, to tell stairs from bends."""
+
 COARSEST = 2.0**-6
 """Above half of the eps of bfloat16, 2**-9: a function with larger noise jumps, and does not round."""
 
@@ -79,7 +85,13 @@ def noise_of(line: DirectionalFunction, generator: torch.Generator) -> Noise:
     ratio = (least_apart / larger).nan_to_num(
         torch.inf, torch.inf, torch.inf
     )  # a result that does not move gives no ratio
-    least, best = _plateau(ratio, (steps[:-1] * apart).nan_to_num(0.0, 0.0, 0.0), line.rounding * size)
+    found = _stairs(ratio, (steps[:-1] * apart).nan_to_num(0.0, 0.0, 0.0), line.rounding * size)
+    stairs = found.least <= COARSE
+    if stairs.any():
+        stairs &= ~_bends(line, direction, rows, found, stairs)
+    least = torch.where(stairs, found.least, ratio.amin(0))  # `min(0)` starts all threads, if only for a few
+    best = torch.where(stairs, found.best, ratio.argmin(0))
+    least, best = _still(line, direction, rows, least, best)
     plateau = rows.gather(0, best.unsqueeze(0)).squeeze(0)
     noise_at = (steps[1:] * apart).nan_to_num(0.0, 0.0, 0.0)
     finer = torch.arange(len(apart)).unsqueeze(1) >= best.unsqueeze(0)
@@ -118,18 +130,33 @@ def _typical(values: Tensor) -> float:
     return float(values.quantile(TYPICAL)) if values.numel() else 0.0
 
 
-def _plateau(ratio: Tensor, apart: Tensor, rounding: Tensor) -> tuple[Tensor, Tensor]:
-    """Find for each result the step whose quotient agrees best with its neighbour, and the disagreement.
+@dataclass(frozen=True)
+class _Stairs:
+    """What may be a staircase, for each result.
 
-    On a stair whose tread is not level, as of `x * x.float().exp()`, quotients agree best, but on another
-    value than over many stairs. The value over many stairs is the derivative.
+    Args:
+        least: Least relative difference of quotients over many stairs; infinite where there are none.
+        best: Index of the step at which it is found.
+        edge: Index of the last step that is wider than a tread; -1 where there is none.
+    """
+
+    least: Tensor
+    best: Tensor
+    edge: Tensor
+
+
+def _stairs(ratio: Tensor, apart: Tensor, rounding: Tensor) -> _Stairs:
+    """Find for each result the step over many stairs whose quotient agrees best with its neighbour.
+
+    On a stair whose tread is not level, as of `x * x.float().exp()`, quotients over finer steps agree best,
+    but on another value than over many stairs. The value over many stairs is the derivative.
 
     Args:
         ratio: Relative difference of the quotients of each step and the next one.
         apart: The same difference in the function's own values.
         rounding: Rounding error of each result.
     """
-    least, best = ratio.amin(0), ratio.argmin(0)  # `min(0)` starts all threads, however small the tensor
+    best = ratio.argmin(0)
     rows = torch.arange(len(ratio)).unsqueeze(1)
     after = torch.maximum(torch.cat([apart[2:], apart[-1:], apart[-1:]]), rounding)
     previous = torch.cat([torch.full_like(apart[:1], torch.inf), apart[:-1]])
@@ -137,13 +164,46 @@ def _plateau(ratio: Tensor, apart: Tensor, rounding: Tensor) -> tuple[Tensor, Te
     edge = (apart >= previous * finer**FLAT) & (apart >= DROP * after) & (rows < best)
     last = torch.where(edge, rows, -1).amax(0)
     before = torch.where(rows < last, ratio, torch.inf)
-    coarse, coarse_index = before.amin(0), before.argmin(0)
-    stairs = coarse <= COARSE
-    return torch.where(stairs, coarse, least), torch.where(stairs, coarse_index, best)
+    return _Stairs(before.amin(0), before.argmin(0), last)
 
 
-def _quotient(line: DirectionalFunction, direction: Tensor, step: float) -> Tensor:
-    above, below = line.along(direction, step), line.along(direction, -step)
+def _still(
+    line: DirectionalFunction, direction: Tensor, rows: Tensor, least: Tensor, best: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Take the finer steps for a result that bends, and does not move over them: its slope is zero there.
+
+    Over coarse steps it moves all the same, as a result that is rounded does, which stays as it is.
+    """
+    last = torch.where(rows != 0, torch.arange(len(rows)).unsqueeze(1), -1).amax(0)
+    level = (best <= last) & (last < len(rows) - 1 - INSIDE)
+    if level.any():
+        level &= _bends(line, direction, rows, _Stairs(least, best, last), level)
+    return torch.where(level, 0.0, least), torch.where(level, last + 1, best)
+
+
+def _bends(
+    line: DirectionalFunction, direction: Tensor, rows: Tensor, found: _Stairs, stairs: Tensor
+) -> Tensor:
+    """Mark results that bend, as a maximum does, and have no stairs: they do not jump.
+
+    The mean of the slopes along a way is the quotient over it, unless there are jumps: on a staircase the
+    slopes are those of the treads alone.
+    """
+    inside = (found.edge + INSIDE).clamp(max=len(STEPS) - 1)
+    tread = rows.gather(0, inside.unsqueeze(0)).squeeze(0)
+    step = STEPS[int(inside[stairs].max())]
+    bends = torch.zeros_like(stairs)
+    for way in found.best[stairs].unique().tolist():
+        places = [STEPS[way] * ((2 * at + 1) / PLACES - 1) for at in range(PLACES)]
+        slopes = torch.stack([_quotient(line, direction, step, place) for place in places])
+        far = (slopes - slopes.median(0).values).abs().argmax(0)  # its step may have met the edge of a tread
+        kept = slopes.scatter(0, far.unsqueeze(0), 0.0).sum(0) / (PLACES - 1)
+        bends |= (found.best == way) & ((kept - rows[way]).abs() < (kept - tread).abs())
+    return bends
+
+
+def _quotient(line: DirectionalFunction, direction: Tensor, step: float, place: float = 0.0) -> Tensor:
+    above, below = line.along(direction, place + step), line.along(direction, place - step)
     return (above - below) / (2 * step)
 
 
