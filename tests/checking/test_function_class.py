@@ -443,6 +443,35 @@ def test_a_class_may_draw_in_its_forward_and_not_again_in_its_backward() -> None
     assert wrong.where.startswith(__file__)
 
 
+class SlopeInFewBits(Function):
+    """It keeps its derivative in eight bits, rounded at random, and draws only for a backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        if x.requires_grad:
+            ctx.save_for_backward((127 * (1 + x.cos()) + torch.rand_like(x)).to(torch.uint8))
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad * (ctx.saved_tensors[0] / 127 - 1)
+
+
+def test_a_forward_that_draws_only_where_a_gradient_is_required_draws() -> None:
+    report = opsmith.check(SlopeInFewBits, samples=[(matrix(),)], only=["randomness", "determinism"])
+    assert report.passed_as_asked, report
+    assert 'kind="stochastic"' in " ".join(outcome(report, "randomness").notes)
+    kinds = ("stochastic", "approximate")
+    adopted = opsmith.adopt(SlopeInFewBits, "few_bits::sin", kind=kinds, samples=[(matrix(),)])
+    again = opsmith.check(adopted, effort="quick")
+    assert again.passed, again
+    with pytest.raises(AssertionError, match="draws from torch's random state"):
+        opsmith.testing.assert_correct(
+            opsmith.adopt(SlopeInFewBits, "few_bits::silent", kind="approximate", samples=[(matrix(),)]),
+            effort="quick",
+        )
+
+
 class Flipped(Function):
     """Its gradient has the wrong sign for a negative factor."""
 

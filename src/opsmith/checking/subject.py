@@ -235,7 +235,10 @@ class Subject:
         """All results of the reference, or of another function, as plain PyTorch; hidden ones too."""
         with self.seeded():
             args, kwargs = sample.arguments(self._own(sample, flat))
-            results = self._listed((function or self.specification.reference)(*args, **kwargs))
+            beat()  # finite differences run it many hundred times, and no single one of these hangs
+            returned = (function or self.specification.reference)(*args, **kwargs)
+            beat(returned=True)
+            results = self._listed(returned)
         return self._widened(results, flat)
 
     def _widened(self, results: list[Any], flat: Sequence[Any]) -> list[Any]:
@@ -385,13 +388,20 @@ class Subject:
         return self.specification.random or any(self._draws_in(sample) for sample in self.samples)
 
     def _draws_in(self, sample: Sample) -> bool:
-        with torch.random.fork_rng(), torch.no_grad():
+        with torch.random.fork_rng():
             before = torch.get_rng_state()
             for function in (self.called, self.referred):
-                args, kwargs = sample.arguments(sample.at())
-                with Overlooking():  # the properties report what it raises
-                    function(args, kwargs)
+                with torch.no_grad(), Overlooking():  # the properties report what it raises
+                    function(*sample.arguments(sample.at()))
+            with Overlooking():
+                self.called_with_gradients(sample)
             return not torch.equal(before, torch.get_rng_state())
+
+    def called_with_gradients(self, sample: Sample) -> None:
+        """Call a class on inputs that require a gradient: its forward may draw only then."""
+        if self.specification.adopted is not None:
+            with torch.enable_grad():
+                self.called(*sample.arguments(sample.leaves()))
 
     def generator(self, stream: int = 0) -> torch.Generator:
         """A new generator for grad_outputs; its numbers differ from those of samples of the same seed.

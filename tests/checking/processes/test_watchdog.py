@@ -17,9 +17,11 @@ import torch
 from torch.autograd import Function
 
 import opsmith
+from opsmith.checking.effort import EFFORTS
 from opsmith.checking.exceptions import watched_calls
 from opsmith.checking.processes import watchdog
 from opsmith.checking.processes.watchdog import EndlessCallError, Watchdog, recursion
+from opsmith.checking.subject_kinds import subject_of
 
 X = [(torch.ones(2, 3),)]
 FAST = ["forward", "gradient", "determinism", "memory"]
@@ -198,6 +200,16 @@ def test_time_in_which_the_process_does_not_run_is_no_hang(monkeypatch: pytest.M
     monkeypatch.setattr(Clock, "suspended", 0.0)
     report = opsmith.check(Suspended, samples=X, effort="quick", only=["determinism"])
     assert report.passed_as_asked, str(report)
+
+
+def test_each_run_of_a_reference_is_a_call_of_its_own() -> None:
+    """Finite differences run a forward many hundred times: that is no call that hangs."""
+    subject = subject_of(Twice, X, 0, EFFORTS["quick"])
+    sample = subject.samples[0]
+    watchdog._pulse.at = 0.0
+    subject.reference(sample, sample.at())
+    assert watchdog._pulse.at > 0.0
+    assert watchdog._pulse.longest > 0.0
 
 
 def blocked(end: threading.Event) -> None:

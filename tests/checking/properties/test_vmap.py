@@ -273,6 +273,24 @@ def test_what_draws_is_held_to_randomness() -> None:
     assert (found.status, found.notes) == ("passed", ())
 
 
+def test_equal_examples_that_round_otherwise_draw_nothing() -> None:
+    """In a longer batch other elements fill a vector of the processor; here rounding is put in by hand."""
+
+    class Rounded(Product):
+        @staticmethod
+        def forward(x: Tensor, y: Tensor) -> Tensor:
+            torch.rand(1)
+            return x * y
+
+        @staticmethod
+        def vmap(info: Any, in_dims: Any, x: Tensor, y: Tensor) -> Any:
+            torch.rand(1)
+            both = x.movedim(in_dims[0], 0) * y.movedim(in_dims[1], 0)
+            return torch.cat([both[:-1], both[-1:] * (1 + torch.finfo(both.dtype).eps)]), 0
+
+    assert vmap(Rounded, (X, Y)).status == "passed"
+
+
 class DrawsAnew(Product):
     """Its rule draws for each example, whatever `randomness` says."""
 

@@ -25,7 +25,7 @@ class Sample:
         flattening: Arrangement of the arguments.
         flat: Argument values as the author gave them, with defaults, and with lists of tensors spread out.
         origin: Description of the author's sample that it was derived from; empty for one of the author's.
-        invented: True if it has a value that neither a sample nor a type shows.
+        invented: True if it has a value that neither a sample nor a type shows, beside its other arguments.
         repeats: True if it repeats an index that no sample of the author repeats.
     """
 
@@ -82,6 +82,10 @@ class Sample:
         """
         announce(lambda: str(self) if dtype is None else f"{self} in {str(dtype).removeprefix('torch.')}")
         return [replica(value, dtype, device) for value in self.flat]
+
+    def leaves(self) -> list[Any]:
+        """Return the flat arguments in fresh memory; each floating tensor requires a gradient."""
+        return [value.requires_grad_() if is_inexact(value) else value for value in self.at()]
 
     def arguments(self, flat: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
         """Return positional and keyword arguments for a call with these flat values."""

@@ -58,10 +58,12 @@ def run(subject: Subject) -> Findings:
 
 def _states_moved(subject: Subject, sample: Sample) -> list[str]:
     """Names of the global random states that a call of the operator changes; they are restored."""
-    with random_states_restored(), torch.no_grad():
+    with random_states_restored():
         before = {name: get() for name, (get, _) in random_states().items()}
-        args, kwargs = sample.arguments(sample.at())
-        subject.called(args, kwargs)
+        with torch.no_grad():
+            subject.called(*sample.arguments(sample.at()))
+        with Overlooking():  # as where it refuses a gradient by one of them
+            subject.called_with_gradients(sample)
         return [
             name
             for name, (get, _) in random_states().items()
