@@ -46,8 +46,8 @@ LAYOUT_REFUSED = (
 )
 """An operation that does not take the strides of a tensor."""
 
-LAZY_BIT = ("negative bit", "conjugate bit")
-"""A conversion to NumPy of a view whose negation or conjugation is pending."""
+LAZY_BIT = ("negative bit", "conjugate bit", "DispatchKey Negative doesn't", "DispatchKey Conjugate doesn't")
+"""A view whose negation or conjugation is pending, given to NumPy or to `Tensor.new`."""
 
 NO_BATCHING_RULE = (
     "In order to use an autograd.Function with functorch transforms",

@@ -308,6 +308,44 @@ def test_what_numpy_does_not_know_is_listed() -> None:
     assert any("does not take a grad_output a negated view" in note for note in outcome.notes)
 
 
+class ByNew(torch.autograd.Function):
+    """`Tensor.new` takes no view whose negation is pending."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.new(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad
+
+
+def test_what_new_does_not_know_is_listed() -> None:
+    outcome = found(ByNew, [(torch.randn(3, 4),)])
+    assert outcome.failures == ()
+    assert any("does not take `x` a negated view" in note for note in outcome.notes)
+
+
+class ViewedAndWritten(torch.autograd.Function):
+    """It writes into `x`, and takes a view of `mask`: two faults, of two inputs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mask: Tensor) -> Tensor:
+        ctx.save_for_backward(mask)
+        x -= 1
+        return x * mask.view(-1).view(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        return grad * ctx.saved_tensors[0], None
+
+
+def test_a_view_beside_a_write_is_a_fault_of_its_own() -> None:
+    failures = found(ViewedAndWritten, [(torch.randn(3, 4), torch.randint(0, 2, (3, 4)))]).failures
+    assert ("mask", "layout") in [(each.input, each.cause) for each in failures]
+    assert not [each for each in failures if each.input == "mask" and each.cause == "mutates-input"]
+
+
 def test_quick_tries_a_few_of_each_tensor() -> None:
     from wrong_layouts import gradient_by_pointer
 

@@ -229,7 +229,7 @@ def _saved_written(
         who = labels.get(each.tensor.untyped_storage().data_ptr(), f"a tensor of the shape {shape}")
         message = (
             f"{what} wrote into {who}, which is kept for it or was returned: {words}; another backward "
-            "through the same graph goes wrong. Work on a copy, `.clone()`"
+            "through the same graph may go wrong. Work on a copy, `.clone()`"
         )
         yield observed.failure(None, "mutates-saved", message, observed.backward_location())
         return

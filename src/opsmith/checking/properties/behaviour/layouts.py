@@ -243,7 +243,8 @@ class LayoutCase:
             wrong = replace(wrong, kernel=chosen.kernel if chosen else None)
         else:
             about = f"gradient of {sample.labels[self.runner.argnums[wrong.output - len(results)]]}"
-        if self.twin.written is not None:  # a write goes wrong where numbers share memory: that is the fault
+        shares = wrong.odd.layout.repeats or wrong.difference is not None
+        if self.twin.written is not None and shares:  # a write goes wrong where numbers share memory
             wrong = replace(wrong, cause=self.twin.written)
         seen.wrong.setdefault((self._label(wrong.odd), wrong.odd.backward, about), []).append(wrong)
 
