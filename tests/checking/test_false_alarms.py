@@ -313,3 +313,71 @@ def test_beside_a_refused_gradient_a_wrong_one_is_found() -> None:
         ByLengthWrong, samples=[(drawn(3, 4), torch.tensor(1.5))], only=["gradient"], effort="quick"
     )
     assert [(each.input, each.cause) for each in report.failures] == [("length", "scale")], report
+
+
+def pools(values: list[float]) -> list[tuple[float, int]]:
+    """Mean and size of each block of the nearest falling sequence, by pooling adjacent violators."""
+    blocks: list[tuple[float, int]] = []
+    for value in values:
+        mean, count = value, 1
+        while blocks and blocks[-1][0] < mean:
+            other, more = blocks.pop()
+            mean, count = (mean * count + other * more) / (count + more), count + more
+        blocks.append((mean, count))
+    return blocks
+
+
+class LeftByIsotonicRegression(Function):
+    """Autograd through its forward has a part of the gradient alone; its blocks change near every input."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        blocks = pools(x.tolist())
+        ctx.counts = [count for _, count in blocks]
+        return x - x.new_tensor([mean for mean, count in blocks for _ in range(count)])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        blocks = grad.split(ctx.counts) if ctx.counts else []
+        return torch.cat([block - block.mean() for block in blocks]) if blocks else grad
+
+
+class LeftWithoutMeans(LeftByIsotonicRegression):
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_forward_that_leaves_torch_for_a_part_is_no_truth(seed: int) -> None:
+    given: dict[str, Any] = {"samples": [(drawn(6, seed=seed),)], "only": ["gradient"], "effort": "quick"}
+    right = opsmith.check(LeftByIsotonicRegression, **given)
+    assert right.passed_as_asked, right
+    wrong = opsmith.check(LeftWithoutMeans, **given)
+    assert [each.property for each in wrong.errors] == ["gradient"], wrong
+
+
+class ShapedByDimension(Function):
+    """Its forward does not use `dim`, and takes one for which `scale` has another size, too."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, scale: Any, dim: int) -> Any:
+        shape = [1] * x.dim()
+        shape[dim] = -1
+        ctx.save_for_backward(scale)
+        ctx.shape = shape
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        (scale,) = ctx.saved_tensors
+        return grad + 0 * scale.reshape(ctx.shape), None, None
+
+
+def test_a_number_of_another_sample_that_does_not_fit_here_is_a_limit() -> None:
+    samples = [(drawn(3, 4, 2), torch.rand(4), 1), (drawn(3, 5), torch.rand(5), -1)]
+    report = opsmith.check(ShapedByDimension, samples=samples, only=["gradient"])
+    assert report.passed_as_asked, report
+    (limit,) = report.limits
+    assert limit.cause == "raises"
+    assert "`dim=-1` where it had 1" in limit.evidence["sample"]

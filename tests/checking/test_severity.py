@@ -73,6 +73,44 @@ class HandwrittenSecondOrder(torch.autograd.Function):
         return found
 
 
+class SlopeRefused(Slope):
+    """Backward of `RefusedSecondOrder`."""
+
+    @staticmethod
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, Tensor]:
+        assert not ctx.needs_input_grad[1]
+        return outer * ctx.saved_tensors[1].cos(), torch.zeros_like(outer)
+
+
+class RefusedSecondOrder(torch.autograd.Function):
+    """Its backward applies a Function, whose own backward refuses a gradient by `x` in its own words."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        found: Tensor = SlopeRefused.apply(grad, *ctx.saved_tensors)
+        return found
+
+
+class BrokenSecondOrder(RefusedSecondOrder):
+    """Its second backward raises by mistake."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        found: Tensor = SlopeBroken.apply(grad, *ctx.saved_tensors)
+        return found
+
+
+class SlopeBroken(Slope):
+    @staticmethod
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, Tensor]:
+        return outer * ctx.saved_tensors[2], outer
+
+
 class WrongTangent(torch.autograd.Function):
     """It has a `jvp`, which is wrong."""
 
@@ -184,6 +222,7 @@ def report_on(function_class: type, *only: str) -> Report:
         (NanAtZero, "values", "nan", "warning"),
         (Float32Inside, "gradient", "precision", "warning"),
         (OwnRuleRaises, "vmap", "raises", "error"),
+        (BrokenSecondOrder, "second_order", "raises", "error"),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
@@ -193,6 +232,11 @@ def test_severity_of_a_failure(function_class: type, property: str, cause: str, 
     assert found.get((property, cause)) == severity, report
     assert report.passed is (severity != "error")
     assert not replace(report, strict=True).passed
+
+
+def test_a_second_order_that_a_class_refuses_in_its_own_words_is_a_limit() -> None:
+    (failure,) = report_on(RefusedSecondOrder, "second_order").failures
+    assert (failure.property, failure.cause, failure.severity) == ("second_order", "raises", "limit")
 
 
 def test_a_formula_that_no_sample_reaches_is_a_limit() -> None:

@@ -11,7 +11,14 @@ from typing import Any
 import torch
 
 from opsmith import errors
-from opsmith.checking.exceptions import WrongCountError, WrongFormError, named_by, refuse_own
+from opsmith.checking.exceptions import (
+    WrongCountError,
+    WrongFormError,
+    by_statement,
+    named_by,
+    raised_within,
+    refuse_own,
+)
 from opsmith.checking.processes.fork import announced
 from opsmith.checking.processes.watchdog import Watchdog
 from opsmith.checking.report import Failure
@@ -201,6 +208,8 @@ def raised_at(
     evidence: dict[str, Any] = {"sample": when, "exception": type(error).__name__}
     if notes:
         evidence["notes"] = " ".join(notes)
+    if isinstance(error, Exception) and raised_within(error) and by_statement(error):
+        evidence[BY_ITSELF] = where or innermost(error, location)
     lacks = _lacks(error, named.cause)
     if lacks:
         evidence[MISSING_HERE] = lacks
@@ -216,6 +225,9 @@ def raised_at(
         severity="limit" if lacks else "error",
     )
 
+
+BY_ITSELF = "raised by"
+"""Evidence of a `raise` or an `assert` in the operator's own code: its author refuses something."""
 
 MISSING_HERE = "missing here"
 """Evidence of what the machine lacks: it is no fault of the operator, but nothing was checked either."""

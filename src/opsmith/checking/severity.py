@@ -11,6 +11,7 @@ import torch
 from opsmith.checking.calls import leaves_out
 from opsmith.checking.causes import CAUSES
 from opsmith.checking.properties import PROPERTIES
+from opsmith.checking.property import BY_ITSELF
 from opsmith.checking.report import SEVERITIES, WIDEST, Failure, Outcome, Severity
 from opsmith.checking.subject import Subject
 
@@ -53,7 +54,11 @@ def _on_an_invented_value(failure: Failure, subject: Subject) -> bool:
 def _refused(failure: Failure, subject: Subject) -> bool:
     known = PROPERTIES[failure.property]
     refusable = known.refusable or known.transforms or known.special
-    if failure.cause != "raises" or _promised(failure, subject) is True:
+    if failure.cause != "raises":
+        return False
+    if failure.property == "second_order" and BY_ITSELF in failure.evidence:
+        return True
+    if _promised(failure, subject) is True:
         return False
     return refusable or _seen_only_in(LOW_PRECISION, failure)
 
@@ -120,7 +125,8 @@ def _any(failure: Failure, subject: Subject) -> bool:
 RULES: tuple[Rule, ...] = (
     Rule("memory that is not its own is used, or the process dies or hangs", "error", _damages),
     Rule(
-        "an exception (`raises`) for a value of an argument that the code alone knows",
+        "an exception (`raises`) for a value of an argument that the code alone knows, or for a number that "
+        "another sample has beside other arguments",
         "limit",
         _on_an_invented_value,
     ),
@@ -133,7 +139,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "an exception (`raises`) at special values, in low-precision dtypes alone, in second order, in "
         "forward mode, under autocast, or where it is traced, mapped, copied, compiled or exported; not of a "
-        "class that promises it by its own `jvp`, rule for `vmap` or second Function",
+        "class that promises it by its own `jvp`, rule for `vmap` or second Function; but a `raise` or an "
+        "`assert` of its own refuses a second order all the same",
         "limit",
         _refused,
     ),

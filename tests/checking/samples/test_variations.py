@@ -379,6 +379,17 @@ def test_indices_stay_within_what_they_point_into() -> None:
         assert not index.numel() or int(index.max()) < table.shape[0]
 
 
+def test_dimensions_take_turns_where_several_samples_have_them() -> None:
+    def doubled(x: Tensor) -> Tensor:
+        return 2 * x
+
+    given = [(torch.rand(2, 3, 4),), (torch.rand(3, 2, 5),)]
+    found = shaped(derived(declared(doubled, given), effort="default"))
+    for size in (0, 1):
+        reached = {shape.index(size) for (shape,) in found if size in shape}
+        assert len(reached) > 1, (size, found)
+
+
 def test_classes_and_library_operators_have_variations() -> None:
     class Square(torch.autograd.Function):
         @staticmethod

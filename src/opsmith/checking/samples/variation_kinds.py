@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -29,7 +29,7 @@ class Variation:
         fresh_numbers: True if it is a new input although its shapes are known.
         silent: True if its rejection need not be reported.
         without: The size that is 0 in it, where only that is changed.
-        invented: True if no sample and no type shows that one of its values is meant.
+        invented: True if no sample and no type shows that one of its values is meant, beside the others.
         repeats: True if it repeats an index that no sample repeats.
     """
 
@@ -74,14 +74,14 @@ def _sizes(subject: Subject, sample: Sample, generator: torch.Generator) -> Iter
 def _ones(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Variation]:
     """Set one size that may vary to 1."""
     sizes = sizes_of(subject, sample)
-    for symbol in sizes.symbols:
+    for symbol in _from_another(sizes.symbols, sample):
         if may_vary(subject, sizes, symbol):
             yield from resized(sizes, {symbol.name: 1}, generator, silent=True)
 
 
 def _large_sizes(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Variation]:
     sizes = sizes_of(subject, sample)
-    for symbol in sizes.symbols:
+    for symbol in _from_another(sizes.symbols, sample):
         if may_vary(subject, sizes, symbol):
             first = sample.position % len(LARGE_SIZES)
             for size in (*LARGE_SIZES[first:], *LARGE_SIZES[:first]):
@@ -91,9 +91,15 @@ def _large_sizes(subject: Subject, sample: Sample, generator: torch.Generator) -
 def empties(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Variation]:
     """Set each size alone to 0."""
     sizes = sizes_of(subject, sample)
-    for symbol in sizes.symbols:
+    for symbol in _from_another(sizes.symbols, sample):
         for change in resized(sizes, {symbol.name: 0}, generator):
             yield replace(change, without=symbol)
+
+
+def _from_another(symbols: Sequence[Symbol], sample: Sample) -> Sequence[Symbol]:
+    """Return the symbols from another one on for each sample: few variations reach every dimension then."""
+    first = sample.position % max(len(symbols), 1)
+    return (*symbols[first:], *symbols[:first])
 
 
 def may_vary(subject: Subject, sizes: Sizes, symbol: Symbol) -> bool:
@@ -213,7 +219,15 @@ def _numbers(subject: Subject, sample: Sample, generator: torch.Generator) -> It
         for other in _shown(subject, argument, value):
             flat = tuple(other if at == argnum else each for at, each in enumerate(sample.flat))
             few = isinstance(value, bool | Enum)
-            yield Variation(sample, f"`{name}={other!r}` where it had {value!r}", flat, silent=not few)
+            words = f"`{name}={other!r}` where it had {value!r}"
+            # A forward that does not use a number, such as a dimension, takes one that does not fit, too.
+            yield Variation(sample, words, flat, silent=not few, invented=not few and is_number(other))
+
+
+def is_number(value: Any) -> bool:
+    """Return True for a plain number, or several: a flag is none."""
+    several = value if isinstance(value, list | tuple) else [value]
+    return all(isinstance(each, int | float) and not isinstance(each, bool) for each in several)
 
 
 def _shown(subject: Subject, argument: Argument, value: Any) -> list[Any]:
