@@ -10,6 +10,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Self, TypeVar
 
+_PICTURES = {
+    **{code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"},
+    0x7F: 0x2421,
+    **dict.fromkeys([*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)], 0xFFFD),
+}
+"""Visible characters for control characters, and for those that turn the direction of text."""
+
+
+def printable(text: str) -> str:
+    """Return a text with visible characters in place of control characters, which terminals would obey.
+
+    Example:
+        >>> printable("red: \\x1b[31m")
+        'red: ␛[31m'
+    """
+    return text.translate(_PICTURES)
+
 
 class OpsmithError(Exception):
     """Base of all errors of this package.
@@ -49,7 +66,7 @@ class OpsmithError(Exception):
         for label in ("argument", "expected", "got", "where", "hint"):
             text = getattr(self, label)
             lines += [] if text is None else [f"  {label}: {text}"]
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
     def of(self, operator: str, where: str | None = None) -> Self:
         """Name the operator, and a location, in an error that names none yet; return the error."""

@@ -13,6 +13,7 @@ import torch
 
 from opsmith.checking.output.text import folded, rows
 from opsmith.core.call_arguments import tensors_in
+from opsmith.errors import printable
 
 SCHEMA = 4
 """Version of the format of `Report.to_json`; it changes when a key changes its meaning or is removed."""
@@ -98,7 +99,7 @@ class Failure:
             lines += _indented(f"{name}: {value}".rstrip(), "  " * (depth + 1))
         if self.replay:
             lines += ["  replay:", *_indented(folded(self.replay, WIDTH - 4), "    ")]
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
 
 @dataclass(frozen=True)
@@ -346,7 +347,7 @@ class Report:
         lines += [f"  {line}" for line in (self.omissions(), self.times(), self.rejections()) if line]
         for failure in self.failures:
             lines += ["", str(failure)]
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
 
 def _outcome_dict(outcome: Outcome) -> dict[str, Any]:

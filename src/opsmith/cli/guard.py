@@ -14,9 +14,9 @@ from types import FrameType
 from typing import NoReturn
 
 import typer
-from rich.console import Console
 
 from opsmith import errors
+from opsmith.cli.console import PrintableConsole
 
 FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
 """Exit statuses: something failed; the command could not be carried out; Ctrl-C."""
@@ -143,7 +143,7 @@ def _stderr_descriptor() -> int | None:
 @contextmanager
 def waiting(activity: str) -> Iterator[None]:
     """Show an activity that may take over a second, if stderr is a terminal."""
-    console = Console(stderr=True)
+    console = PrintableConsole(stderr=True)
     if not console.is_terminal:
         yield
         return

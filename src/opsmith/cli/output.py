@@ -23,6 +23,7 @@ from rich.progress import (
 )
 
 from opsmith import errors
+from opsmith.cli.console import PrintableConsole
 from opsmith.cli.guard import raise_interruption
 
 
@@ -44,19 +45,19 @@ class Output:
                 got="it is closed",
                 hint="leave `>&-` out, or write `>/dev/null` where a file is all you want",
             )
-        self._stream, self._console = stream, Console(file=stream)
+        self._stream, self._console = stream, PrintableConsole(file=stream)
         self._error: OSError | None = None
 
     def console(self) -> Console:
         """Return a console of rich for reports of several parts."""
         stream: Any = _RichStream(self, self._stream)
-        return Console(file=stream, highlight=False)
+        return PrintableConsole(file=stream, highlight=False)
 
     def show(self, renderable: Any) -> None:
         """Print a renderable of rich."""
         console, text = self._console, io.StringIO()
         color: Any = console.color_system
-        recorder = Console(
+        recorder = PrintableConsole(
             file=text, width=console.width, color_system=color, force_terminal=console.is_terminal
         )
         recorder.print(renderable)
@@ -205,7 +206,7 @@ def progress_bar(subject: str = "", first: str = "", *, threaded: bool = True) -
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    console = Console(stderr=True)
+    console = PrintableConsole(stderr=True)
     with Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal, auto_refresh=threaded
     ) as bar:
