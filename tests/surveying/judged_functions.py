@@ -27,6 +27,18 @@ class ClipGrad(Function):
         return grad.clamp(-0.1, 0.1)
 
 
+class DampPositive(Function):
+    """Twice the grad_output gives twice the gradient, and minus once something else."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad - 0.1 * grad.abs()
+
+
 class Embed(Function):
     @staticmethod
     def forward(ctx, weight, indices):

@@ -33,7 +33,11 @@ VERDICTS = {
     ),
     "ClipGrad": (
         "needs a declaration",
-        ["twice the grad_output does not give twice", 'kind="nonlinear"'],
+        ["a multiple of the grad_output does not give that of the gradient", 'kind="nonlinear"'],
+    ),
+    "DampPositive": (
+        "needs a declaration",
+        ["a multiple of the grad_output does not give that of the gradient", 'kind="nonlinear"'],
     ),
     "Embed": ("works", []),
     "Conv": ("works", []),

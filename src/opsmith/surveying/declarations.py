@@ -123,9 +123,13 @@ def is_identity(function_class: Class, guess: Guess, index: int, seed: int) -> b
 
 
 def is_nonlinear(function_class: Class, guess: Guess, seed: int) -> bool:
-    """Return True if twice the grad_output does not give twice the gradient."""
-    small, large = _gradients(function_class, guess, seed, 1.0), _gradients(function_class, guess, seed, 2.0)
-    return not all(agree_to_share(2 * one, two, COARSE) for one, two in zip(small, large, strict=True))
+    """Return True if twice, or minus, the grad_output does not give that multiple of the gradient."""
+    once = _gradients(function_class, guess, seed, 1.0)
+    return not all(
+        agree_to_share(factor * one, other, COARSE)
+        for factor in (2.0, -1.0)
+        for one, other in zip(once, _gradients(function_class, guess, seed, factor), strict=True)
+    )
 
 
 def returns_float32(function_class: Class, guess: Guess, seed: int) -> bool:
@@ -202,8 +206,8 @@ def _deliberate_gradient(declaration: Declaration, failures: list[Failure]) -> s
         if is_nonlinear(function_class, declaration.guess, declaration.seed):
             declaration.kinds.append("nonlinear")
             return (
-                "twice the grad_output does not give twice the gradient, as when one clips gradients: "
-                'if that is meant, declare `kind="nonlinear"`; otherwise its backward is wrong'
+                "a multiple of the grad_output does not give that of the gradient, as when one clips "
+                'gradients: if that is meant, declare `kind="nonlinear"`; otherwise its backward is wrong'
             )
         if is_piecewise_constant(function_class, declaration.guess, index, declaration.seed):
             declaration.kinds.append("surrogate")
