@@ -72,6 +72,7 @@ def _outcome(known: Property, subject: Subject) -> Outcome:
             without_warnings(),
             few_threads(subject.effort),
             nullcontext() if subject.steady is None else random_states_restored(),
+            nullcontext() if subject.outside is None else subject.outside.fresh(),
             nullcontext() if known.compiles else watchdog,
         ):
             for finding in known.run(subject):

@@ -34,6 +34,7 @@ from opsmith.torch_library.flattening import ResultFlattening
 from opsmith.torch_library.validation import run_validated
 
 if TYPE_CHECKING:
+    from opsmith.checking.side_effects.outside_state import OutsideState
     from opsmith.checking.side_effects.steady_runs import SteadyRuns
 
 CPU = torch.device("cpu")
@@ -100,6 +101,7 @@ class Subject:
         limit_s: Seconds that a call may take in a process that is watched.
         dropped: Positions of the author's samples on which a call raises.
         steady: Conditions that make all runs the same, where they are not by themselves.
+        outside: The state outside of its calls, as it was before the check.
         ran: The dtypes in which it was run.
         refusals: For each of its samples, by position, the inputs by which its own code refuses a gradient.
     """
@@ -117,6 +119,7 @@ class Subject:
     limit_s: float = 60.0
     dropped: frozenset[int] = frozenset()
     steady: SteadyRuns | None = None
+    outside: OutsideState | None = field(default=None, compare=False, repr=False)
     ran: SeenDtypes = field(default_factory=SeenDtypes, compare=False, repr=False)
     refusals: dict[int, dict[str, str]] = field(default_factory=dict, compare=False, repr=False)
 
@@ -147,6 +150,11 @@ class Subject:
         returned = self.specification.reference(*args, **kwargs)
         beat(returned=True)
         return returned
+
+    def restore_outside(self) -> None:
+        """Make the state outside of its calls what it was before the check."""
+        if self.outside is not None and not torch.compiler.is_compiling():
+            self.outside.restore()
 
     def by_reference(self) -> Subject:
         """The subject with the reference instead of the operator: no kernel runs that may end the process."""
@@ -254,6 +262,7 @@ class Subject:
             values = [v.float() if isinstance(v, Tensor) and v.dtype == torch.float64 else v for v in values]
         if self.steady is not None:
             values = self.steady.fresh(sample.labels, values)
+        values = sample.objects.fresh(values)
         if not self.symmetric:
             return values
         pairs = zip(sample.labels, values, strict=True)

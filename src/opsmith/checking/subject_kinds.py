@@ -26,6 +26,7 @@ from opsmith.checking.property import endless, raised_at
 from opsmith.checking.report import Failure, Outcome
 from opsmith.checking.samples.cases import refuse_unfit
 from opsmith.checking.samples.sample import Sample, sample_named
+from opsmith.checking.side_effects.outside_state import OutsideState
 from opsmith.checking.subject import (
     ADOPTED,
     ADOPTED_CLASS,
@@ -169,7 +170,8 @@ def _subject(
     own = tuple(Sample.of(position, call, specification.schema) for position, call in enumerate(calls))
     for each in own:
         refuse_unfit(each.position, each.labels, each.flat, shown_as or specification.name, GIVEN)
-    return Subject(specification, own, seed, effort, kind, operator, apply, shown_as)
+    subject = Subject(specification, own, seed, effort, kind, operator, apply, shown_as)
+    return replace(subject, outside=OutsideState.of(subject))
 
 
 def _sampling_hint(specification: Specification, operator: Operator[..., Any] | None) -> str:

@@ -424,3 +424,104 @@ def spike_with_a_narrower_tangent() -> Any:
 
     samples = [(normal(3, 4),)]
     return opsmith.adopt(Spike, "corpus::narrow_spike", kind="surrogate", samples=samples), None
+
+
+STATISTICS = torch.zeros(4)
+"""Statistics that a class keeps in a global."""
+
+
+@planted("whitening", "stale-state", also=("side-effect",))
+def whitening_by_a_global_mean() -> Any:
+    """Each call takes off what the calls before it have seen."""
+    STATISTICS.zero_()
+
+    class Whitened(Function):
+        @staticmethod
+        def forward(ctx, x):
+            centred = x - STATISTICS.to(x.dtype)
+            STATISTICS.mul_(0.9).add_(0.1 * x.detach().mean(0))
+            return centred
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad.clone()
+
+    return Whitened, [(normal(3, 4),)]
+
+
+@planted("whitening", "side-effect")
+def whitening_that_counts_in_a_global() -> Any:
+    """The statistics are for a monitor: no result depends on them."""
+    STATISTICS.zero_()
+
+    class Whitened(Function):
+        @staticmethod
+        def forward(ctx, x):
+            STATISTICS.mul_(0.9).add_(0.1 * x.detach().mean(0))
+            return x - x.mean(0)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad - grad.mean(0)
+
+    return Whitened, [(normal(3, 4),)]
+
+
+class RunAgain(Function):
+    """Runs a module again in its backward, and differentiates by all of its parameters."""
+
+    @staticmethod
+    def forward(ctx, x, module):
+        ctx.module = module
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return module(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        with torch.enable_grad():
+            x = ctx.saved_tensors[0].detach().requires_grad_()
+            wanted = (x, *ctx.module.parameters())
+            by_x, *_ = torch.autograd.grad(ctx.module(x), wanted, grad)
+        return by_x, None
+
+
+@planted("recomputed", "input-needs-grad")
+def recomputed_for_frozen_parameters() -> Any:
+    """torch refuses to differentiate by a parameter that is frozen."""
+    module = torch.nn.Linear(4, 3)
+    torch.nn.init.uniform_(module.weight)
+    return RunAgain, [(normal(3, 4), module)]
+
+
+@planted("recomputed", "input-needs-grad", input="x")
+def recomputed_for_trained_modules_alone() -> Any:
+    """A frozen module is taken for one that nothing flows through."""
+
+    class Recomputed(RunAgain):
+        @staticmethod
+        def backward(ctx, grad):
+            if not any(each.requires_grad for each in ctx.module.parameters()):
+                return torch.zeros_like(ctx.saved_tensors[0]), None
+            return grad @ ctx.module.weight.detach(), None
+
+    return Recomputed, [(normal(3, 4), torch.nn.Linear(4, 3))]
+
+
+@planted("running_norm", "scale", input="x")
+def running_norm_without_its_scale() -> Any:
+    """The buffer that changes is meant; the gradient that forgets the scale is not."""
+
+    class Normalised(Function):
+        @staticmethod
+        def forward(ctx, x, norm):
+            ctx.scale = norm.eps**-0.25
+            centred = x - norm.running_mean
+            norm.running_mean.mul_(0.9).add_(0.1 * x.detach().mean(0))
+            return centred * ctx.scale
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * ctx.scale**2, None
+
+    return Normalised, [(normal(3, 4), torch.nn.BatchNorm1d(4))]

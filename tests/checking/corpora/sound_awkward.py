@@ -357,3 +357,47 @@ def spike_with_its_own_tangent() -> Any:
 
     samples = [(normal(3, 4), 2.0)]
     return opsmith.adopt(Spike, "corpus::own_spike", kind="surrogate", samples=samples), None
+
+
+@sound
+def running_norm_in_a_module() -> Any:
+    """It updates the running mean of a module in training, as such a module does."""
+
+    class Normalised(Function):
+        @staticmethod
+        def forward(ctx, x, norm):
+            centred = x - norm.running_mean
+            norm.running_mean.mul_(0.9).add_(0.1 * x.detach().mean(0))
+            return centred.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad.clone(), None
+
+    return Normalised, [(normal(3, 4), torch.nn.BatchNorm1d(4))]
+
+
+@sound
+def module_run_again_for_what_needs_it() -> Any:
+    """It asks each parameter of the module whether it is frozen, and is given one that is."""
+
+    class Recomputed(Function):
+        @staticmethod
+        def forward(ctx, x, module):
+            ctx.module = module
+            ctx.save_for_backward(x)
+            with torch.no_grad():
+                return module(x)
+
+        @staticmethod
+        def backward(ctx, grad):
+            again = torch.enable_grad()
+            with again:
+                x = ctx.saved_tensors[0].view_as(ctx.saved_tensors[0])
+                x = x if x.requires_grad else x.requires_grad_()
+                (by_x,) = torch.autograd.grad(ctx.module(x), x, grad, create_graph=True)
+            return by_x, None
+
+    module = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh())
+    module[0].weight.requires_grad_(False)
+    return Recomputed, [(normal(3, 4), module)]

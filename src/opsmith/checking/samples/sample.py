@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.processes.fork import announce
+from opsmith.checking.samples.object_arguments import ObjectArguments
 from opsmith.core.call_arguments import CallArguments
 from opsmith.core.schema import Schema
 from opsmith.torch_library.flattening import ArgumentFlattening
@@ -81,7 +82,12 @@ class Sample:
             device: Device of the tensors.
         """
         announce(lambda: str(self) if dtype is None else f"{self} in {str(dtype).removeprefix('torch.')}")
-        return [replica(value, dtype, device) for value in self.flat]
+        return self.objects.fresh([replica(value, dtype, device) for value in self.flat])
+
+    @cached_property
+    def objects(self) -> ObjectArguments:
+        """The objects that hold tensors, such as modules, by position."""
+        return ObjectArguments(self.flat)
 
     def leaves(self) -> list[Any]:
         """Return the flat arguments in fresh memory; each floating tensor requires a gradient."""

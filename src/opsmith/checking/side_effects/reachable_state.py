@@ -99,8 +99,8 @@ def take_snapshot(subject: Subject) -> list[ValueSnapshot]:
 def changes_since(before: list[ValueSnapshot]) -> Iterator[tuple[str, str]]:
     """Yield the names of changed values, each with a description of the change.
 
-    Added or replaced tensors are left out: `memory` and `state` test for those that are kept too long, or
-    used by later calls.
+    Added tensors, and those of another form, are left out: `memory` and `state` test for those that are kept
+    too long, or used by later calls.
     """
     for each in before:
         value = each.reached.current()
@@ -137,7 +137,7 @@ class _TensorSnapshot:
 
     def change(self, now: _TensorSnapshot) -> str | None:
         if now.tensor is not self.tensor:
-            return None
+            return self.replaced(now)
         if self.requires_grad != now.requires_grad:
             return f"its requires_grad was {self.requires_grad} before and is {now.requires_grad} after"
         if self.bits is not None and now.bits is not None and not same_bits(self.bits, now.bits):
@@ -147,6 +147,13 @@ class _TensorSnapshot:
         if self.grad is None or now.grad is None or self.grad.differs(now.grad):
             return "its `.grad` was written, though `torch.autograd.grad` asked for other gradients"
         return None
+
+    def replaced(self, now: _TensorSnapshot) -> str | None:
+        """Describe another tensor of the same form under the same name, as of running statistics."""
+        if self.bits is None or now.bits is None or same_bits(self.bits, now.bits):
+            return None
+        alike = (self.bits.shape, self.bits.dtype) == (now.bits.shape, now.bits.dtype)
+        return "it is replaced by a tensor of other numbers" if alike else None
 
     def differs(self, now: _TensorSnapshot) -> bool:
         """Return True if it is another tensor, or has other numbers."""

@@ -23,6 +23,7 @@ from opsmith.checking.numerics.compare import differ_beyond_rounding
 from opsmith.checking.report import Failure
 from opsmith.checking.side_effects.canaries import fill_freed_memory
 from opsmith.checking.side_effects.global_settings import without_warnings
+from opsmith.checking.side_effects.outside_state import OutsideState
 from opsmith.checking.subject import Subject
 from opsmith.checking.subject_kinds import THROUGH_APPLY
 
@@ -40,14 +41,20 @@ class SteadyRuns:
     Args:
         seed: Seed of every random state.
         copied: Labels of the arguments that are copied for each call.
+        outside: State outside of calls that each call begins with; None where calls do not change it.
+        names: Names of what changes there.
     """
 
     seed: int
     copied: frozenset[str]
+    outside: OutsideState | None = None
+    names: tuple[str, ...] = ()
 
     @contextmanager
     def region(self) -> Iterator[None]:
         """A region that begins with the same random states each time; those outside are restored."""
+        if self.outside is not None and not torch.compiler.is_compiling():
+            self.outside.restore()
         with random_states_restored():
             self._seed()
             yield
@@ -77,7 +84,9 @@ class SteadyRuns:
 
     def words(self) -> str:
         """Description for a remark."""
-        copied = ", ".join(f"`{label}`" for label in sorted(self.copied))
+        copied = ", ".join([*(f"`{label}`" for label in sorted(self.copied)), *self.names])
+        if self.outside is not None and not copied:
+            return "with what it keeps between calls restored for each"
         return f"with fresh copies of {copied} for each call" if copied else "under fixed seeds"
 
 
@@ -98,13 +107,27 @@ def steady_conditions(subject: Subject, failures: Sequence[Failure]) -> SteadyRu
     unsteady = [each for each in failures if is_unsteady(each)]
     draws = any(each.property == "randomness" for each in unsteady)
     written = {each.input for each in unsteady if each.cause == "mutates-input"}
-    known = {"mutates-input", *(["nondeterministic"] if draws else [])}
+    changed = [str(each.evidence["changed"]) for each in failures if _changes_outside(each)]
+    keeps = bool(changed) or any(each.cause == "stale-state" for each in unsteady)
+    known = {"mutates-input", *(["nondeterministic"] if draws or keeps else [])}
+    known.update(["stale-state"] if keeps else [])
     drawn = [each.message for each in unsteady if each.property == "determinism"]
     own = bool(drawn) and not any(message.startswith("two calls") for message in drawn)
     # A backward that alone draws gives arbitrary numbers: no gradient can be compared.
     if own or None in written or not {each.cause for each in unsteady} <= known:
         return None
-    return SteadyRuns(subject.seed, frozenset(each for each in written if each is not None))
+    return SteadyRuns(
+        subject.seed,
+        frozenset(each for each in written if each is not None),
+        subject.outside if keeps else None,
+        tuple(dict.fromkeys(changed)),
+    )
+
+
+def _changes_outside(failure: Failure) -> bool:
+    """True if a call changes what it reaches without an argument."""
+    of_effects = failure.property == "effects" and failure.cause == "side-effect"
+    return of_effects and str(failure.evidence.get("changed", "")).startswith("`")
 
 
 def are_steady(subject: Subject) -> bool:

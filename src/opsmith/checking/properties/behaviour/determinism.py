@@ -33,7 +33,10 @@ BYTES = (0xFF, 0x41)
 
 
 def _sample(subject: Subject, sample: Sample) -> Findings:
-    """Run forward and backward several times from the same random state, and in memory that was filled."""
+    """Run forward and backward several times from the same random state, and in memory that was filled.
+
+    Each run begins with the state that was there before the check: `state` tests what calls leave behind.
+    """
     for run in SampleRun.of(subject, sample):
         runs = []
         for repeat in range(subject.effort.repeats):
@@ -58,6 +61,7 @@ def _sample(subject: Subject, sample: Sample) -> Findings:
 
 def _values(run: SampleRun) -> CallValues:
     """Results without gradients enabled, and, where there are gradients, results and gradients with them."""
+    run.subject.restore_outside()
     flat = run.flat()
     with torch.no_grad():
         alone = copies(run.subject.call(run.sample, flat))

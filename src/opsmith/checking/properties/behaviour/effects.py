@@ -339,6 +339,7 @@ def _second_order(
 def _outside_call(observed: EffectsRun) -> Findings:
     """Check for changes outside of a call; without hooks on saved tensors, torch's own checks apply too."""
     subject, sample = observed.subject, observed.sample
+    subject.restore_outside()  # earlier calls may have made nan of running statistics
     before = take_snapshot(subject)
     call = observed.call()
     argnums = observed.argnums if call.open else ()
@@ -346,6 +347,7 @@ def _outside_call(observed: EffectsRun) -> Findings:
     for argnum, mark in marks.items():
         call.leaves[argnum].grad = mark
     flags = [_form(value) for value in call.given]
+    written = [*_objects_written(observed, call, "a call", subject.runs_at(call.given))]
     if argnums:
         call.backward(retain_graph=True)
         with Overlooking():  # what it refuses is reported already
@@ -361,10 +363,56 @@ def _outside_call(observed: EffectsRun) -> Findings:
             yield observed.failure(label, "side-effect", message, observed.backward_location())
     where = observed.backward_location() if argnums else subject.specification.where
     yield from _reformed(observed, call.given, flags, set(), where)
+    yield from written
+    if not written:
+        yield from _objects_written(observed, call, "a backward", where)
+    yield from _objects_changed(observed, call, where)
     for name, what in changes_since(before):
         message = f"a call and its backward change {name}: {what}; take what it needs as an argument"
         yield observed.failure(None, "side-effect", message, where, changed=name)
     yield from _settings(observed)
+
+
+def _objects_written(observed: EffectsRun, call: LiveCall, what: str, where: str) -> Findings:
+    """Report tensors within an object among the arguments, such as a module, whose numbers change."""
+    for argnum, label in _objects(observed):
+        state = observed.sample.objects.state(argnum, call.given)
+        written = state.written()
+        meant = [name for name, tensor in written.items() if id(tensor) in state.statistics]
+        if meant:
+            yield Note(
+                f"{what} changes {_listed(meant)} of `{label}`, which is in training: each call began with a "
+                "fresh copy"
+            )
+        others = [name for name in written if name not in meant]
+        if others:
+            message = f"{what} wrote into {_listed(others)} of `{label}`; work on a copy, `.clone()`"
+            yield observed.failure(label, "mutates-input", message, where)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _objects_changed(observed: EffectsRun, call: LiveCall, where: str) -> Findings:
+    """Report flags, and `.grad` of tensors, that change within an object among the arguments."""
+    for argnum, label in _objects(observed):
+        state = observed.sample.objects.state(argnum, call.given)
+        if flags := state.flags():
+            message = f"a call or its backward changes {', '.join(flags)} of `{label}`; work on a copy"
+            yield observed.failure(label, "side-effect", message, where)
+        if names := state.with_gradients():
+            message = (
+                f"a backward adds to the `.grad` of {_listed(names)} of `{label}`, "
+                "for which `torch.autograd.grad` did not ask, and which has none where no other input "
+                "requires a gradient: pass parameters as arguments of their own, and return their gradients"
+            )
+            found = observed.failure(label, "side-effect", message, where)
+            yield replace(found, severity="warning")
+
+
+def _objects(observed: EffectsRun) -> list[tuple[int, str]]:
+    return [(argnum, observed.sample.labels[argnum]) for argnum in observed.sample.objects]
 
 
 def _settings(observed: EffectsRun) -> Findings:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -28,6 +28,7 @@ from opsmith.checking.side_effects.interleavings import (
     Interleaving,
     in_threads,
 )
+from opsmith.checking.side_effects.reachable_state import changes_since, take_snapshot
 from opsmith.checking.subject import Subject
 
 NAME = "state"
@@ -59,19 +60,37 @@ def _sample(subject: Subject, sample: Sample, every: Sequence[Sample]) -> Findin
 
 def _unsteady(run: SampleRun, memory: HiddenState) -> Failure | None:
     """The failure if two runs of the same call differ, though hidden state was reset."""
+
+    def begin_anew() -> None:
+        run.subject.restore_outside()
+        memory.clear()
+
+    difference = _difference(run, memory.clear)
+    if difference is None:
+        return None
+    evidence, where = {"sample": str(run.sample)}, run.subject.specification.where
+    words = f"the same call gives something else the second time: {difference}; the first is taken as right"
+    if _difference(run, begin_anew) is not None:
+        return Failure(NAME, None, "nondeterministic", words, where, evidence)
+    before = take_snapshot(run.subject)
+    run.values()
+    changed = ", ".join(name for name, _ in changes_since(before))
+    by = f"; each changes {changed}" if changed else ""
+    message = (
+        f"{words}{by}. From the same state both give the same. What a call needs belongs on its own "
+        "context, or among its arguments"
+    )
+    return Failure(NAME, None, "stale-state", message, where, evidence)
+
+
+def _difference(run: SampleRun, begin: Callable[[], None]) -> str | None:
+    """Describe the difference between two runs of the same call; None if there is none."""
     runs = []
     for _ in range(2):
-        memory.clear()
+        begin()
         runs.append(run.values().tensors)
-    for one, other in zip(*runs, strict=True):
-        if differ_beyond_rounding(one, other):
-            message = (
-                "the same call gives something else the second time: "
-                f"{describe_difference(one, other)}; the first time is taken as right"
-            )
-            evidence, where = {"sample": str(run.sample)}, run.subject.specification.where
-            return Failure(NAME, None, "nondeterministic", message, where, evidence)
-    return None
+    pairs = zip(*runs, strict=True)
+    return next((describe_difference(*pair) for pair in pairs if differ_beyond_rounding(*pair)), None)
 
 
 def _others(run: SampleRun, every: Sequence[Sample]) -> Iterator[tuple[str, SampleRun]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from opsmith.checking.properties.numeric.differentiable import (
     nothing_to_differentiate,
     promises_gradients,
 )
+from opsmith.checking.properties.numeric.frozen_parameters import frozen_parameters
 from opsmith.checking.properties.numeric.gradient_truth import RightGradient
 from opsmith.checking.properties.numeric.gradient_verdict import NAME, Attempt, conclude, reference_failure
 from opsmith.checking.property import Finding, Findings, Note, Property, Skipped, each_sample
@@ -75,7 +77,8 @@ def run(subject: Subject) -> Findings:
     for finding in [*each_sample(NAME, partial(_sample, seen=seen), subject)]:
         seen.failed = seen.failed or isinstance(finding, Failure)
         yield _with_right_samples(_wants_distinct(finding, subject), seen)
-    for finding in not_exercised(NAME, subject, seen.instead, seen.differentiated, "gradient formula"):
+    more = not_exercised(NAME, subject, seen.instead, seen.differentiated, "gradient formula")
+    for finding in chain(more, frozen_parameters(NAME, subject)):
         seen.failed = seen.failed or isinstance(finding, Failure)
         yield finding
     if seen.differentiated and not seen.failed and not seen.decided:

@@ -16,6 +16,7 @@ from opsmith.checking.numerics.autodiff import vjp, vjp_or_zeros
 from opsmith.checking.numerics.compare import metadata_difference
 from opsmith.checking.numerics.tolerance import MeasuredFunction
 from opsmith.checking.properties.numeric.differentiable import given_instead, not_exercised
+from opsmith.checking.properties.numeric.frozen_parameters import frozen_parameters
 from opsmith.checking.properties.numeric.linearity import WHY, KnownBackward, departure
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample
 from opsmith.checking.report import Failure
@@ -37,6 +38,7 @@ def run(subject: Subject) -> Findings:
     instead: dict[str, str] = {}
     found = [*each_sample(NAME, partial(_sample, seen=seen, instead=instead), subject)]
     found += not_exercised(NAME, subject, instead, seen, "surrogate gradient")
+    found += frozen_parameters(NAME, subject)
     own = through_apply(subject)
     if own is not None and not any(isinstance(finding, Failure) for finding in found):
         found += [

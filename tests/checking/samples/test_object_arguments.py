@@ -1,0 +1,247 @@
+"""Modules, and what holds them, among the arguments: each call has a copy in the state that was given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+
+import opsmith
+from opsmith.checking.samples.object_arguments import ObjectArguments, copied_object, tensors_of_object
+
+X = torch.linspace(-2, 2, 12).view(4, 3) + 0.013
+ONLY = ["forward", "gradient", "surrogate", "determinism", "effects", "state"]
+
+
+class Applied(Function):
+    """Runs a module, or a function, again in its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, run: Any) -> Tensor:
+        ctx.run = run
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return run(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        with torch.enable_grad():
+            x = ctx.saved_tensors[0].detach().requires_grad_()
+            (by_x,) = torch.autograd.grad(ctx.run(x), x, grad)
+        return by_x, None
+
+
+class ForAllParameters(Applied):
+    """Differentiates by parameters that may be frozen."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        parameters = [each for each in tensors_of_object(ctx.run).values() if each.is_floating_point()]
+        with torch.enable_grad():
+            x = ctx.saved_tensors[0].detach().requires_grad_()
+            by_x, *_ = torch.autograd.grad(ctx.run(x), (x, *parameters), grad)
+        return by_x, None
+
+
+class ForTrainedAlone(Applied):
+    """Takes a frozen module for one that nothing flows through."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        by_x, _ = Applied.backward(ctx, grad)
+        return (by_x if any(each.requires_grad for each in ctx.run.parameters()) else 0 * by_x), None
+
+
+class Accumulates(Applied):
+    """Leaves the gradients of parameters in their `.grad`."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        with torch.enable_grad():
+            x = ctx.saved_tensors[0].detach().requires_grad_()
+            ctx.run(x).backward(grad)
+        return x.grad, None
+
+
+class Checkpoint(Function):
+    """Runs again what it was given, for the input and the parameters that need a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Any, x: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.run = run
+        ctx.save_for_backward(x, *parameters)
+        with torch.no_grad():
+            return run(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, *parameters = ctx.saved_tensors
+        with torch.enable_grad():
+            x = x.detach().requires_grad_(x.requires_grad)
+            wanted = [each for each in (x, *parameters) if each.requires_grad]
+            found = iter(torch.autograd.grad(ctx.run(x), wanted, grad, allow_unused=True))
+        return (None, *(next(found) if each.requires_grad else None for each in (x, *parameters)))
+
+
+class Updates(Function):
+    """Takes off the mean of earlier calls, and writes its own into a buffer of a module."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, norm: nn.Module) -> Tensor:
+        mean = norm.get_buffer("running_mean")
+        centred = x - mean
+        mean.mul_(0.9).add_(0.1 * x.mean(0))
+        return 3 * centred
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return 3 * grad, None
+
+
+class UpdatesAndWrong(Updates):
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad, None
+
+
+class ScalesParameters(Applied):
+    """Writes into the parameters of a module."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, run: Any) -> Tensor:
+        with torch.no_grad():
+            run.weight.mul_(0.5)
+        return Applied.forward(ctx, x, run)
+
+
+class Trains(Applied):
+    """Switches a module to training."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, run: Any) -> Tensor:
+        run.train()
+        return Applied.forward(ctx, x, run)
+
+
+def linear(**options: Any) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(3, 2, **options)
+
+
+def closure() -> Callable[[Tensor], Tensor]:
+    module = linear()
+    return lambda x: module(x).tanh()
+
+
+def method() -> Callable[[Tensor], Tensor]:
+    return linear().forward
+
+
+def bound() -> Callable[[Tensor], Tensor]:
+    return partial(nn.functional.linear, weight=nn.Parameter(torch.arange(6.0).view(2, 3)))
+
+
+def check(function_class: type[Function], *arguments: Any, kind: str = "") -> opsmith.Report:
+    checked: Any = function_class
+    if kind:
+        checked = opsmith.adopt(
+            function_class, "object_arguments::kind", kind=kind, samples=lambda: [arguments]
+        )
+        return opsmith.check(checked, only=ONLY, effort="quick")
+    return opsmith.check(checked, samples=[arguments], only=ONLY, effort="quick")
+
+
+def faults(found: opsmith.Report) -> set[tuple[str, str, str]]:
+    return {(each.property, each.cause, each.severity) for each in found.failures}
+
+
+HOLDERS = [linear, closure, method, bound, partial(linear, bias=False)]
+
+
+@pytest.mark.parametrize("make", HOLDERS, ids=["module", "closure", "method", "partial", "one parameter"])
+def test_a_class_that_takes_a_module_is_checked_in_float64(make: Callable[[], Any]) -> None:
+    found = check(Applied, X, make())
+    assert not found.failures, str(found)
+
+
+@pytest.mark.parametrize("make", HOLDERS, ids=["module", "closure", "method", "partial", "one parameter"])
+def test_a_frozen_parameter_of_an_object_that_ends_the_backward_is_found(make: Callable[[], Any]) -> None:
+    found = check(ForAllParameters, X, make())
+    assert faults(found) == {("gradient", "input-needs-grad", "error")}, str(found)
+    assert ", it raises RuntimeError" in found.failures[0].message
+
+
+def test_a_frozen_parameter_beside_a_surrogate_gradient_is_found() -> None:
+    found = check(ForAllParameters, X, linear(), kind="surrogate")
+    assert faults(found) == {("surrogate", "input-needs-grad", "error")}, str(found)
+
+
+def test_a_gradient_that_vanishes_where_a_module_is_frozen_is_found() -> None:
+    found = check(ForTrainedAlone, X, linear())
+    (failure,) = found.failures
+    assert (failure.property, failure.cause, failure.input) == ("gradient", "input-needs-grad", "x")
+    assert "is another one where no parameter of `run` requires a gradient" in failure.message
+
+
+def test_a_module_that_the_author_froze_is_tried_in_training() -> None:
+    frozen = linear().requires_grad_(False)
+    found = check(ForTrainedAlone, X, frozen)
+    assert ("gradient", "input-needs-grad", "error") in faults(found), str(found)
+    assert not check(Applied, X, frozen).failures
+
+
+def test_parameters_that_are_arguments_as_well_are_left_alone() -> None:
+    module = linear()
+    found = check(Checkpoint, module, X, *module.parameters())
+    assert not found.failures, str(found)
+
+
+def test_gradients_that_go_to_parameters_of_an_object_are_a_warning() -> None:
+    found = check(Accumulates, X, linear())
+    assert faults(found) == {("effects", "side-effect", "warning")}, str(found)
+    assert "adds to the `.grad` of `weight`, `bias` of `run`" in found.failures[0].message
+
+
+def test_running_statistics_of_a_module_in_training_are_noted_and_hide_nothing() -> None:
+    norm = nn.BatchNorm1d(3)
+    found = check(Updates, X, norm)
+    assert not found.failures, str(found)
+    (effects,) = [each for each in found.outcomes if each.property == "effects"]
+    note = "a call changes `running_mean` of `norm`, which is in training: each call began with a fresh copy"
+    assert effects.notes == (note,)
+    assert ("gradient", "scale", "error") in faults(check(UpdatesAndWrong, X, norm))
+    assert not norm.get_buffer("running_mean").any()
+
+
+def test_a_write_into_what_a_module_holds_is_found() -> None:
+    assert ("effects", "mutates-input", "error") in faults(check(Updates, X, nn.BatchNorm1d(3).eval()))
+    found = check(ScalesParameters, X, linear())
+    assert ("effects", "mutates-input", "error") in faults(found), str(found)
+    failure = next(each for each in found.failures if each.property == "effects")
+    assert failure.message == "a call wrote into `weight` of `run`; work on a copy, `.clone()`"
+
+
+def test_a_flag_of_a_module_that_changes_is_a_side_effect() -> None:
+    found = check(Trains, X, linear().eval())
+    assert ("effects", "side-effect", "error") in faults(found), str(found)
+    assert "changes `training` of `run`" in str(found)
+
+
+def test_a_copy_of_an_object_shares_nothing_with_it() -> None:
+    for make in HOLDERS:
+        own = make()
+        copied = copied_object(own, torch.float64, None)
+        pairs = zip(tensors_of_object(own).values(), tensors_of_object(copied).values(), strict=True)
+        for one, other in pairs:
+            assert other.dtype == torch.float64
+            assert one.dtype == torch.float32
+            assert one.data_ptr() != other.data_ptr()
+
+
+def test_an_object_without_tensors_stays_as_it_is() -> None:
+    assert not ObjectArguments([X, print, "text", {"k": 3}, torch.float32, len])
