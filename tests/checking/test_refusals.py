@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -167,3 +168,174 @@ def test_who_raises_by_a_statement_and_who_by_a_call() -> None:
     found = {call: raised(call) for call in (states, calls, within_torch)}
     assert [stated(error) for error in found.values()] == [True, False, False]
     assert [raised_within(error) for error in found.values()] == [True, True, False]
+
+
+class ByReduction(Function):
+    """A squared distance, without a gradient of what is not reduced."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
+        ctx.save_for_backward(x, y)
+        ctx.reduction = reduction
+        return {"mean": torch.mean, "sum": torch.sum, "none": torch.clone}[reduction]((x - y) ** 2)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, y = ctx.saved_tensors
+        ctx.refuse(ctx.reduction)
+        gradient = 2 * (x - y) * grad / (x.numel() if ctx.reduction == "mean" else 1)
+        return gradient, -gradient, None
+
+
+def in_words(reduction: str) -> None:
+    if reduction == "none":
+        raise NotImplementedError("reduction none is not supported in the backward")
+
+
+def by_assertion(reduction: str) -> None:
+    assert reduction != "none", "reduction none is not supported in the backward"
+
+
+def by_mistake(reduction: str) -> None:
+    {"mean": 1, "sum": 2}[reduction]
+
+
+def after_a_mistake(reduction: str) -> None:
+    try:
+        by_mistake(reduction)
+    except KeyError:
+        raise RuntimeError("the backward failed")  # noqa: B904 - as people write it
+
+
+def inside_of_python(reduction: str) -> None:
+    os.environ["a variable that is set" if reduction == "none" else "PATH"]
+
+
+def refusing(how: Callable[[str], None]) -> type[Function]:
+    class Refusing(ByReduction):
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Any:
+            ctx.refuse = how
+            return ByReduction.backward(ctx, grad)
+
+    return Refusing
+
+
+MODES = [(X, X + 1, "mean"), (X, 2 * X, "none"), (X, X * X, "sum")]
+
+
+@pytest.mark.parametrize("how", [in_words, by_assertion], ids=["raise", "assert"])
+@pytest.mark.parametrize("samples", [MODES, MODES[:1]], ids=["a-sample", "a-value-of-the-code"])
+def test_a_gradient_that_is_refused_in_one_mode_is_a_limit(how: Any, samples: Any) -> None:
+    report = opsmith.check(refusing(how), samples=samples, effort="quick")
+    assert report.passed, report
+    (failure,) = report.failures
+    assert (failure.property, failure.input, failure.severity) == ("gradient", "x, y", "limit")
+    assert "reduction none is not supported in the backward" in failure.message
+    assert "reduction='none'" in str(failure.evidence["sample"])
+
+
+@pytest.mark.parametrize("how", [by_mistake, after_a_mistake, inside_of_python])
+def test_a_mistake_in_one_mode_is_an_error(how: Any) -> None:
+    report = opsmith.check(refusing(how), samples=MODES, effort="quick")
+    assert {(each.property, each.cause) for each in report.errors if each.follows is None} == {
+        ("gradient", "raises")
+    }
+
+
+def test_a_gradient_that_is_refused_in_every_sample_is_not_checked() -> None:
+    def always(reduction: str) -> None:
+        in_words("none")
+
+    report = opsmith.check(refusing(always), samples=MODES[1:2], effort="quick", only=["gradient"])
+    assert not report.failures
+    (outcome,) = [each for each in report.outcomes if each.property == "gradient"]
+    assert outcome.status == "skipped"
+    assert "it refuses a gradient by `x`: NotImplementedError: reduction none" in outcome.reason
+
+
+WEIGHT = torch.rand(4, 5, generator=torch.Generator().manual_seed(1))
+
+
+def demanding_float32(x: Tensor) -> Tensor:
+    if x.dtype != torch.float32:
+        raise TypeError(f"expected float32, got {x.dtype}")
+    return x @ WEIGHT
+
+
+class InFloat32(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return demanding_float32(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad @ WEIGHT.T
+
+
+class ByBuffer(InFloat32):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x @ WEIGHT
+
+
+class BackwardByBuffer(InFloat32):
+    """The forward takes float64, and the backward fails there."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x @ WEIGHT.to(x.dtype)
+
+
+class WrongInFloat32(InFloat32):
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return -grad @ WEIGHT.T
+
+
+def test_float64_that_is_refused_in_words_is_a_limit_and_the_rest_is_checked_in_float32() -> None:
+    report = opsmith.check(InFloat32, samples=[(X,)], effort="quick")
+    assert report.passed, report
+    (failure,) = report.failures
+    assert (failure.property, failure.cause, failure.severity) == ("forward", "raises", "limit")
+    words = "TypeError: expected float32, got torch.float64"
+    assert failure.message == f"it takes float32 and not float64: {words}"
+    assert failure.where == f"{__file__}:{demanding_float32.__code__.co_firstlineno + 2}"
+    assert failure.dtypes == ("float64",)
+    assert f"it takes float32 and not float64 ({words}), and was checked in float32" in report.remarks
+
+
+def test_what_is_wrong_in_float32_is_found_where_float64_is_refused() -> None:
+    report = opsmith.check(WrongInFloat32, samples=[(X,)], effort="quick")
+    assert {(each.property, each.cause) for each in report.errors if each.follows is None} == {
+        ("gradient", "sign")
+    }
+
+
+def test_a_wrong_gradient_of_what_is_declared_to_compute_in_float32_is_found() -> None:
+    class Cast(WrongInFloat32):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return (x.float() @ WEIGHT).to(x.dtype)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            return -(grad.float() @ WEIGHT.T).to(grad.dtype)
+
+    operator = opsmith.adopt(Cast, "excuses::cast", kind="float32")
+    report = opsmith.check(operator, samples=[(X,)], effort="quick", only=["forward", "gradient"])
+    assert [(each.input, each.cause) for each in report.failures] == [("x", "sign")]
+
+
+@pytest.mark.parametrize("kind", [ByBuffer, BackwardByBuffer], ids=["forward", "backward"])
+def test_a_buffer_in_float32_is_one_error(kind: type[Function]) -> None:
+    report = opsmith.check(kind, samples=[(X,)], effort="quick")
+    (failure,) = [each for each in report.failures if each.follows is None]
+    assert (failure.cause, failure.severity) == ("raises", "error")
+    assert "same dtype" in failure.message
+
+
+def test_samples_in_float64_are_not_narrowed() -> None:
+    report = opsmith.check(InFloat32, samples=[(X.double(),)], effort="quick")
+    (failure,) = report.failures
+    assert (failure.property, failure.severity) == ("forward", "error")

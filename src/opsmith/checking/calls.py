@@ -69,7 +69,7 @@ def differentiated(subject: Subject, sample: Sample) -> Differentiated:
         return Differentiated((), {})
     rules = subject.specification.gradients
     argnums: list[int] = []
-    stated_refusals = refusals_of(subject)
+    stated_refusals = refusals_in(subject, sample)
     refused: dict[str, str] = {}
     for argnum in sample.inexact:
         name = sample.names[argnum]
@@ -102,16 +102,16 @@ def differentiated(subject: Subject, sample: Sample) -> Differentiated:
     return Differentiated(tuple(argnums), refused)
 
 
-def refusals_of(subject: Subject) -> dict[str, str]:
-    """Inputs by which a class refuses a gradient: its own code raises an error that says so, with its text.
+def refusals_in(subject: Subject, sample: Sample) -> dict[str, str]:
+    """Inputs by which a class refuses a gradient for a sample by an error of its own code, with its text.
 
     It does so whenever the input requires a gradient, alone and with all others.
     """
-    own = [sample for sample in subject.samples if subject.kind.own_forward and not sample.origin]
-    for sample in own:
-        if sample.position not in subject.refusals:
-            subject.refusals[sample.position] = _refusals_in(subject, sample, sample.inexact, _statement)
-    return {name: text for sample in own for name, text in subject.refusals[sample.position].items()}
+    if not subject.kind.own_forward:
+        return {}
+    if sample.position not in subject.refusals:
+        subject.refusals[sample.position] = _refusals_in(subject, sample, sample.inexact, _statement)
+    return subject.refusals[sample.position]
 
 
 Words = Callable[[Exception], str | None]
@@ -139,8 +139,10 @@ def _refusal(subject: Subject, sample: Sample, argnums: Sequence[int], words: Wo
 
 
 def _statement(error: Exception) -> str | None:
-    """The error that the operator's own code states."""
-    return f"{type(error).__name__}: {first_line(error)}" if stated(error) else None
+    """The error that the operator's own code states, and not for another one that surprised it."""
+    before = None if error.__suppress_context__ else error.__context__
+    surprised = isinstance(before, Exception) and not isinstance(before, ImportError) and not stated(before)
+    return f"{type(error).__name__}: {first_line(error)}" if stated(error) and not surprised else None
 
 
 def _without_derivative(error: Exception) -> str | None:

@@ -25,7 +25,7 @@ from opsmith.checking.report import Outcome, Report
 from opsmith.checking.root_causes import name_roots
 from opsmith.checking.run_property import few_threads
 from opsmith.checking.samples.selection import subset_remarks
-from opsmith.checking.samples.single_precision import in_single_precision, triton_remarks
+from opsmith.checking.samples.single_precision import in_single_precision, precision_remarks
 from opsmith.checking.samples.symmetric import symmetric_remarks
 from opsmith.checking.schedule import Progress, Schedule
 from opsmith.checking.severity import graded, with_status
@@ -143,7 +143,7 @@ def check(
         remarks=subset_remarks(inputs.subject, subsets)
         + symmetric_remarks(inputs.symmetric)
         + unused_remarks(outcomes, accepted)
-        + triton_remarks(inputs.subject)
+        + precision_remarks(inputs.subject)
         + schedule.remarks,
         inputs=tuple(map(str, tried.samples)),
         rejected=inputs.derived.rejected,

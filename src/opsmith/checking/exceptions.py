@@ -305,7 +305,10 @@ def stated(error: BaseException) -> bool:
         ...     stated(error)
         True
     """
-    return raised_within(error) and by_statement(error)
+    stack = [*_stack(error.__traceback__)]
+    if not stack or not raised_within(error) or not by_statement(error):
+        return False
+    return not _is_known_module(stack[-1][0].f_globals.get("__name__"))
 
 
 def _opcode(frame: FrameType, instruction: int) -> str:
@@ -359,8 +362,11 @@ def _is_known(called: Any) -> bool:
     """True if a function belongs to torch, NumPy or Python, and not to an author's compiled code."""
     owner = getattr(called, "__self__", None)
     kind = getattr(called, "__objclass__", None) if owner is None else type(owner)
-    home = getattr(called, "__module__", None) or getattr(kind, "__module__", None)
-    root = str(home).partition(".")[0]
+    return _is_known_module(getattr(called, "__module__", None) or getattr(kind, "__module__", None))
+
+
+def _is_known_module(name: str | None) -> bool:
+    root = str(name).partition(".")[0]
     return root in ("torch", "numpy") or root in sys.stdlib_module_names
 
 

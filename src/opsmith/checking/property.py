@@ -229,6 +229,9 @@ def raised_at(
 BY_ITSELF = "raised by"
 """Evidence of a `raise` or an `assert` in the operator's own code: its author refuses something."""
 
+REFUSED = "refused"
+"""Evidence of a limit: a gradient in some samples, or a dtype, that its author refuses like this."""
+
 MISSING_HERE = "missing here"
 """Evidence of what the machine lacks: it is no fault of the operator, but nothing was checked either."""
 

@@ -11,7 +11,7 @@ import torch
 from opsmith.checking.calls import leaves_out
 from opsmith.checking.causes import CAUSES
 from opsmith.checking.properties import PROPERTIES
-from opsmith.checking.property import BY_ITSELF
+from opsmith.checking.property import BY_ITSELF, REFUSED
 from opsmith.checking.report import SEVERITIES, WIDEST, Failure, Outcome, Severity
 from opsmith.checking.subject import Subject
 
@@ -49,6 +49,10 @@ def _on_an_invented_value(failure: Failure, subject: Subject) -> bool:
         return False
     shown = str(failure.evidence.get("sample", ""))
     return any(sample.invented and shown.startswith(str(sample)) for sample in subject.samples)
+
+
+def _on_purpose(failure: Failure, subject: Subject) -> bool:
+    return failure.cause == "raises" and REFUSED in failure.evidence
 
 
 def _refused(failure: Failure, subject: Subject) -> bool:
@@ -129,6 +133,12 @@ RULES: tuple[Rule, ...] = (
         "another sample has beside other arguments",
         "limit",
         _on_an_invented_value,
+    ),
+    Rule(
+        "an error of its own (`raise`, `assert`) for a gradient of some samples alone, or for float64 where "
+        "samples are in float32",
+        "limit",
+        _on_purpose,
     ),
     Rule(
         "no sample reaches a formula, a kernel or a claim (`not-exercised`); code is compiled anew for each "

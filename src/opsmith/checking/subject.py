@@ -20,7 +20,7 @@ from opsmith.checking.exceptions import (
     structure_of,
 )
 from opsmith.checking.processes.watchdog import beat
-from opsmith.checking.report import SeenDtypes
+from opsmith.checking.report import Failure, SeenDtypes
 from opsmith.checking.samples.sample import Sample, is_inexact, replica
 from opsmith.core.adopted import Outputs, StructureMismatchError, leaves
 from opsmith.core.call_arguments import tensors_in
@@ -98,6 +98,7 @@ class Subject:
         shown_as: Name in the report, if not the operator's name.
         symmetric: Labels of the inputs that are made symmetric before it sees them.
         narrow: What it raises in float64, if it takes float32 and not that.
+        refused_float64: The failure for that; none if it launches kernels in Triton, which seldom take it.
         limit_s: Seconds that a call may take in a process that is watched.
         dropped: Positions of the author's samples on which a call raises.
         steady: Conditions that make all runs the same, where they are not by themselves.
@@ -116,6 +117,7 @@ class Subject:
     shown_as: str | None = None
     symmetric: frozenset[str] = frozenset()
     narrow: str = ""
+    refused_float64: tuple[Failure, ...] = ()
     limit_s: float = 60.0
     dropped: frozenset[int] = frozenset()
     steady: SteadyRuns | None = None

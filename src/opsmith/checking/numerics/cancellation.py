@@ -58,7 +58,8 @@ def is_only_rounding(
     """Return True if an element of a gradient is off by rounding alone.
 
     In float64 its error must be tiny, and change when the inputs are perturbed. In another dtype it must
-    exceed the operator's error in float64 by no more than the ratio of the eps.
+    exceed the operator's error in float64 by no more than the ratio of the eps. What computes in float32,
+    whatever comes in, has no other error in float64: it is held to the first rule, in float32.
 
     Args:
         right: Right gradients, which finite differences confirm.
@@ -72,9 +73,10 @@ def is_only_rounding(
     dtype = got.dtype.to_real() if got.is_complex() else got.dtype
     error = got.detach().cpu().to(bound.truth.dtype) - bound.truth
     worst, eps = abs(complex(error[difference.index])), torch.finfo(dtype).eps
-    fine = torch.finfo(torch.float64).eps
-    others = partial(_errors, right, argnum, subset, grad_outputs, got.device, difference.index)
-    if dtype != torch.float64:
+    single = right.subject.single_precision
+    fine = torch.finfo(torch.float32 if single else torch.float64).eps
+    others = partial(_errors, right, argnum, subset, grad_outputs, got.device, difference.index, fine**MOVED)
+    if dtype != torch.float64 and not single:
         return any(worst <= MAX_RATIO * eps / fine * abs(other) for other in others())
     if not bool(error.abs().max() <= fine**KEPT * bound.truth.abs().max()):
         return False
@@ -88,10 +90,10 @@ def _errors(
     grad_outputs: GradOutputs,
     device: torch.device,
     index: tuple[int, ...],
+    step: float,
 ) -> Iterator[complex]:
-    """Yield the errors of one element in float64, each on inputs perturbed differently."""
+    """Yield the errors of one element in float64, each on inputs perturbed differently by a step."""
     generator = right.subject.generator(PERTURBATIONS)
-    step = torch.finfo(torch.float64).eps ** MOVED
     for _ in range(DRAWS):
         flat = [perturbed(value, step, generator) for value in right.sample.at(torch.float64, device)]
         grads = [perturbed(grad, step, generator) for grad in grad_outputs.at(torch.float64, device)]

@@ -95,6 +95,7 @@ def run(subject: Subject) -> Findings:
         reason = missing_device(kernel.device)
         if reason is not None:
             yield Note(f"the kernel for {kernel.device}, {kernel.where}, did not run: {reason}")
+    yield from subject.refused_float64
     yield from _lost_precision(subject)
     yield from _through_default_dtype(subject)
     ran: set[Kernel] = set()

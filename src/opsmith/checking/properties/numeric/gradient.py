@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import Differentiated, differentiated
+from opsmith.checking.calls import Differentiated, differentiated, refusals_in
 from opsmith.checking.causes import CAUSES
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.autodiff import vjp
@@ -28,7 +28,7 @@ from opsmith.checking.properties.numeric.differentiable import (
 from opsmith.checking.properties.numeric.frozen_parameters import frozen_parameters
 from opsmith.checking.properties.numeric.gradient_truth import RightGradient
 from opsmith.checking.properties.numeric.gradient_verdict import NAME, Attempt, conclude, reference_failure
-from opsmith.checking.property import Finding, Findings, Note, Property, Skipped, each_sample
+from opsmith.checking.property import REFUSED, Finding, Findings, Note, Property, Skipped, each_sample
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, Case, cases
 from opsmith.checking.samples.grad_outputs import GradOutputs, grad_outputs_to_try
@@ -43,7 +43,7 @@ class GradientCoverage:
 
     Args:
         differentiated: Inputs that were differentiated by.
-        refused: Inputs that have no gradient to check, and why.
+        refused: Inputs that have no gradient to check, why, and in which sample first.
         instead: Inputs with a formula, and what a sample gave instead of floating numbers.
         failed: True if anything was wrong.
         wrong: Inputs whose gradient is wrong on the author's samples, for which derived samples are skipped.
@@ -54,7 +54,7 @@ class GradientCoverage:
     """
 
     differentiated: set[str] = field(default_factory=set)
-    refused: dict[str, str] = field(default_factory=dict)
+    refused: dict[str, tuple[str, Sample]] = field(default_factory=dict)
     instead: dict[str, str] = field(default_factory=dict)
     failed: bool = False
     confirmed: bool = True
@@ -84,13 +84,29 @@ def run(subject: Subject) -> Findings:
     if seen.differentiated and not seen.failed and not seen.decided:
         yield Skipped(WITHOUT_ELEMENTS if lacks_floats(subject) else UNDECIDED)
     elif seen.differentiated or seen.failed:
-        yield from (Note(reason) for reason in seen.refused.values())
+        yield from _about_refused(subject, seen)
     elif seen.refused:
-        yield Skipped("; ".join(seen.refused.values()))
+        yield Skipped("; ".join(reason for reason, _ in seen.refused.values()))
     elif not (promises_gradients(subject) and lacks_floats(subject)) and nothing_to_differentiate(subject):
         yield Note("nothing to differentiate: no result requires a gradient in any sample")
     else:
         yield Skipped("no sample has an input to differentiate by: add one with floating tensors")
+
+
+def _about_refused(subject: Subject, seen: GradientCoverage) -> Findings:
+    """Note inputs without a gradient to check; what a class refuses in some samples alone is a limit."""
+    some: dict[tuple[str, int], list[str]] = {}
+    for name, (reason, sample) in seen.refused.items():
+        text = refusals_in(subject, sample).get(name)
+        if text is None or name not in seen.differentiated:
+            yield Note(reason)
+        else:
+            some.setdefault((text, sample.position), []).append(name)
+    adopted = subject.specification.adopted
+    where = subject.specification.where if adopted is None else adopted.backward_where
+    for (text, _), names in some.items():
+        evidence = {"sample": str(seen.refused[names[0]][1]), REFUSED: "by an error of its own"}
+        yield Failure(NAME, ", ".join(names), "raises", text, where, evidence)
 
 
 WITHOUT_ELEMENTS = "no sample has a floating tensor with elements: its gradient is not checked"
@@ -131,7 +147,8 @@ def _sample(subject: Subject, sample: Sample, seen: GradientCoverage) -> Finding
         inputs = replace(
             inputs, argnums=tuple(p for p in inputs.argnums if sample.labels[p] not in seen.wrong)
         )
-    seen.refused.update(inputs.refused)
+    for name, reason in inputs.refused.items():
+        seen.refused.setdefault(name, (reason, sample))
     for name, given in given_instead(subject, sample).items():
         seen.instead[name] = given
         if given != "None" and not sample.origin:
