@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,8 @@ from torch.autograd import Function
 
 import opsmith
 from opsmith.checking.samples.object_arguments import ObjectArguments, copied_object, tensors_of_object
+from opsmith.checking.samples.sample import Sample
+from opsmith.core.call_arguments import CallArguments
 
 X = torch.linspace(-2, 2, 12).view(4, 3) + 0.013
 ONLY = ["forward", "gradient", "surrogate", "determinism", "effects", "state"]
@@ -245,3 +248,18 @@ def test_a_copy_of_an_object_shares_nothing_with_it() -> None:
 
 def test_an_object_without_tensors_stays_as_it_is() -> None:
     assert not ObjectArguments([X, print, "text", {"k": 3}, torch.float32, len])
+
+
+def test_derived_samples_share_the_copies_of_their_objects() -> None:
+    operator = opsmith.adopt(Applied, "object_arguments::shared", samples=lambda: [(X, linear())])
+    adopted = operator.specification.adopted
+    assert adopted is not None
+    module = linear()
+    sample = Sample.of(0, CallArguments(tuple(adopted.packed([X, module]))), operator.specification.schema)
+    (argnum,) = sample.objects
+    fewer = tuple(value[:2] if value is X else value for value in sample.flat)
+    derived = replace(sample, flat=fewer, origin="fewer rows")
+    assert derived.at()[argnum] is sample.at()[argnum]
+    assert sample.at()[argnum] is not module
+    other = tuple(linear() if value is module else value for value in sample.flat)
+    assert replace(sample, flat=other).at()[argnum] is not sample.at()[argnum]

@@ -182,7 +182,8 @@ class ObjectState:
         for state in self.tensors.values():
             state.restore()
         for module, training in self.training:
-            module.training = training
+            if module.training != training:
+                module.training = training
         return self.value
 
 
@@ -225,9 +226,9 @@ def _copied_function(function: types.FunctionType) -> types.FunctionType:
 class ObjectArguments(dict[int, Any]):
     """The objects among flat arguments that hold tensors, by position, with a copy of each in each dtype."""
 
-    def __init__(self, flat: Sequence[Any]) -> None:
+    def __init__(self, flat: Sequence[Any], copies: dict[Any, Any] | None = None) -> None:
         super().__init__((argnum, value) for argnum, value in enumerate(flat) if tensors_of_object(value))
-        self._copies: dict[tuple[Any, ...], ObjectState] = {}
+        self._copies: dict[Any, tuple[Any, ObjectState]] = {} if copies is None else copies
         self._form = _form(flat)
 
     def state(self, argnum: int, flat: Sequence[Any]) -> ObjectState:
@@ -237,13 +238,14 @@ class ObjectArguments(dict[int, Any]):
             argnum: Position of the object.
             flat: Flat arguments, whose dtype and device its tensors get if the author's were alike.
         """
+        own = self[argnum]
         dtype, device = _form(flat)
         dtype = None if dtype == self._form[0] else dtype
         device = None if device == self._form[1] else device
-        key = argnum, dtype, device, threading.get_ident()  # calls in threads of the check share nothing
+        key = id(own), dtype, device, threading.get_ident()  # calls in threads of the check share nothing
         if key not in self._copies:
-            self._copies[key] = ObjectState.of(copied_object(self[argnum], dtype, device))
-        return self._copies[key]
+            self._copies[key] = own, ObjectState.of(copied_object(own, dtype, device))
+        return self._copies[key][1]
 
     def fresh(self, flat: Sequence[Any]) -> list[Any]:
         """Return flat arguments with the copies of objects, in the state that the author gave."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -28,6 +28,8 @@ class Sample:
         origin: Description of the author's sample that it was derived from; empty for one of the author's.
         invented: True if it has a value that neither a sample nor a type shows, beside its other arguments.
         repeats: True if it repeats an index that no sample of the author repeats.
+        copies: Copies of its objects, which samples that are derived from it share: code that is compiled
+            for one of them then serves the others.
     """
 
     position: int
@@ -36,6 +38,7 @@ class Sample:
     origin: str = ""
     invented: bool = False
     repeats: bool = False
+    copies: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(cls, position: int, call: CallArguments, schema: Schema) -> Sample:
@@ -87,7 +90,7 @@ class Sample:
     @cached_property
     def objects(self) -> ObjectArguments:
         """The objects that hold tensors, such as modules, by position."""
-        return ObjectArguments(self.flat)
+        return ObjectArguments(self.flat, self.copies)
 
     def leaves(self) -> list[Any]:
         """Return the flat arguments in fresh memory; each floating tensor requires a gradient."""
