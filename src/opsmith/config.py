@@ -41,14 +41,26 @@ COMPILER = "CXX"
 
 
 def cache_directory() -> Path:
-    """Return the directory of built kernels: `OPSMITH_CACHE`, or `opsmith` in the user's cache."""
+    """Return the directory of built kernels: `OPSMITH_CACHE`, or `opsmith` in the user's cache.
+
+    Raises:
+        CacheError: If neither is there.
+    """
     named = os.environ.get(CACHE, "")
     if named:
         return Path(named).absolute()
     if os.name == "nt":
         return Path(os.environ.get("LOCALAPPDATA", Path.home())) / "opsmith" / "cache"
     home = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(home) if home else Path.home() / ".cache") / "opsmith"
+    try:
+        return (Path(home) if home else Path.home() / ".cache") / "opsmith"
+    except RuntimeError as error:  # neither HOME nor the system knows one
+        raise errors.CacheError(
+            "there is no home directory for the cache of built kernels",
+            expected=f"a home directory, or a directory in {CACHE}",
+            got=str(error),
+            hint=f"set {CACHE} to a directory of your own",
+        ) from None
 
 
 def compiler() -> str:

@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar, get_args, overload
 
+import torch
+
 from opsmith import errors
 from opsmith.core.location import where
 from opsmith.core.operator import Operator, Registration
@@ -20,6 +22,8 @@ Accepting = Mapping[tuple[str, ...], str]
 P = ParamSpec("P")
 R = TypeVar("R")
 
+RESERVED_NAMESPACES = ("prim",)
+"""Namespaces in which torch defines no operator of others."""
 _NAME = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*", re.ASCII)
 _declared: dict[str, Operator[Any, Any]] = {}
 
@@ -193,7 +197,7 @@ def check_name(name: Any, *, hint: str) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name) or _reserved(name):
         raise errors.NameFormatError(
             "an operator's name is `namespace::name`",
-            expected="two identifiers with `::` between them",
+            expected="two identifiers with `::` between them, which torch does not use for itself",
             got=where(name) if callable(name) else repr(name),
             hint=hint,
         )
@@ -217,8 +221,17 @@ def check_flag(operator: str, flag: str, value: Any, allowed: tuple[Any, ...]) -
 
 
 def _reserved(name: str) -> bool:
-    """Return True if a part of a name is a keyword of Python, which torch's schema language refuses too."""
-    return any(keyword.iskeyword(part) for part in name.split("::"))
+    """Return True if torch can give no such name: one of its schema's keywords, namespaces or attributes.
+
+    torch finds an operator as an attribute of a namespace, which has some of its own: `torch.ops.a.name`.
+    """
+    space, short = name.split("::")
+    namespace = torch.ops.opsmith  # which has no operators
+    return (
+        any(map(keyword.iskeyword, (space, short)))
+        or space in {*RESERVED_NAMESPACES, *dir(type(torch.ops))}
+        or short in {*dir(type(namespace)), *vars(namespace)}
+    )
 
 
 def find_operator(name: str, module: str | None = None) -> Operator[..., Any]:

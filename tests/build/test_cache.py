@@ -117,7 +117,9 @@ def test_a_file_that_was_put_into_an_entry_makes_it_another(directory: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "manifest", ["[]", "null", '{"key": 3}', '{"files": []}', "\udcff", '{"files": {"a": 1}}']
+    "manifest",
+    ["[]", "null", '{"key": 3}', '{"files": []}', "\udcff", '{"files": {"a": 1}}', "[" * 100_000],
+    ids=["list", "null", "key", "files", "encoding", "digest", "brackets"],
 )
 def test_a_manifest_that_says_something_else_is_none(directory: Path, manifest: str) -> None:
     entry = Cache(directory).obtain(PARTS, Builder())

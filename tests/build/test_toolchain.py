@@ -297,3 +297,22 @@ def test_each_part_of_an_elf_file_counts(tmp_path: Path) -> None:
     for length in range(64, len(whole), len(whole) // 50):
         path.write_bytes(whole[:length])
         assert fault_of(path) is not None
+
+
+def test_a_cxx_that_is_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "g++ 'abc")
+    with pytest.raises(errors.ToolchainError, match="CXX is no command") as caught:
+        find_toolchain()
+    assert caught.value.got == '"g++ \'abc": No closing quotation'
+
+
+def test_without_a_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("OPSMITH_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    with pytest.raises(errors.CacheError, match="there is no home directory") as caught:
+        config.cache_directory()
+    assert caught.value.hint == "set OPSMITH_CACHE to a directory of your own"

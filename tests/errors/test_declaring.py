@@ -37,6 +37,11 @@ def identity(x: Tensor) -> Tensor:
         "demo::a b",
         "démo::a",
         "demo::class",
+        "demo::__class__",
+        "demo::__init__",
+        "demo::name",  # torch.ops.demo.name is the name of the namespace
+        "prim::twice",
+        "load_library::twice",
     ],
 )
 def test_bad_name(bad: str, says: Any) -> None:
@@ -44,7 +49,7 @@ def test_bad_name(bad: str, says: Any) -> None:
         errors.NameFormatError,
         f"""
         an operator's name is `namespace::name`
-          expected: two identifiers with `::` between them
+          expected: two identifiers with `::` between them, which torch does not use for itself
           got: {bad!r}
           hint: write `@opsmith.operator("mylib::linear")`
         """,
@@ -57,7 +62,7 @@ def test_decorator_without_a_name(place: Place, says: Any) -> None:
         errors.NameFormatError,
         f"""
         an operator's name is `namespace::name`
-          expected: two identifiers with `::` between them
+          expected: two identifiers with `::` between them, which torch does not use for itself
           got: {place(identity)}
           hint: write `@opsmith.operator("mylib::linear")`
         """,
@@ -70,7 +75,7 @@ def test_name_of_the_wrong_type(says: Any) -> None:
         errors.NameFormatError,
         """
         an operator's name is `namespace::name`
-          expected: two identifiers with `::` between them
+          expected: two identifiers with `::` between them, which torch does not use for itself
           got: 3
           hint: write `@opsmith.operator("mylib::linear")`
         """,
@@ -690,3 +695,12 @@ def test_argument_whose_name_a_schema_cannot_write(name: str, place: Place, says
         """,
     ):
         opsmith.operator(name)(scaled)
+
+
+def test_a_default_that_utf_8_cannot_encode() -> None:
+    def reference(x: torch.Tensor, mode: str = "\ud800") -> torch.Tensor:
+        return x * 2
+
+    with pytest.raises(errors.DefaultError, match="cannot write the default of `mode`") as caught:
+        opsmith.operator("demo::surrogate")(reference)
+    assert caught.value.got == "'\\ud800'"

@@ -240,6 +240,10 @@ def seal(directory: Path, parts: Mapping[str, str]) -> None:
     _flush(directory)
 
 
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+"""Exceptions of a manifest that is missing, truncated or damaged."""
+
+
 def is_sound(directory: Path, key: str) -> bool:
     """Return True if a directory is the complete and unchanged entry of this key."""
     try:
@@ -251,7 +255,7 @@ def is_sound(directory: Path, key: str) -> bool:
             and {path.name for path in directory.iterdir()} == {*files, MANIFEST}
             and all(_digest(directory / name) == digest for name, digest in files.items())
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # missing, truncated, or not readable
+    except _UNREADABLE:
         return False
 
 
@@ -260,7 +264,7 @@ def parts_of(directory: Path) -> dict[str, str]:
     try:
         parts = json.loads(_content(directory / MANIFEST))["parts"]
         return {str(name): str(value) for name, value in parts.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except _UNREADABLE:
         return {}
 
 

@@ -196,7 +196,16 @@ def find_toolchain() -> Toolchain:
 
 @functools.cache
 def _toolchain(named: str, path: str) -> Toolchain:
-    for candidate in [shlex.split(named)] if named else [[name] for name in NAMES]:
+    try:
+        candidates = [shlex.split(named)] if named else [[name] for name in NAMES]
+    except ValueError as error:
+        raise errors.ToolchainError(
+            "CXX is no command",
+            expected="a program, and options after it, with closed quotation marks",
+            got=f"{named!r}: {error}",
+            hint="set CXX to the command that runs your compiler, or unset it",
+        ) from None
+    for candidate in candidates:
         program = shutil.which(candidate[0], path=path)
         if program is not None:
             return Toolchain((program, *candidate[1:]), file_identity(Path(program)))

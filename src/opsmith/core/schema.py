@@ -334,6 +334,14 @@ def _refuse_clash(arguments: Iterable[Argument]) -> None:
 
 
 def _check_default(name: str, kind: ArgumentType, default: Any) -> None:
+    if isinstance(default, str) and default != default.encode(errors="replace").decode():
+        raise errors.DefaultError(
+            f"torch's schema language cannot write the default of `{name}`",
+            argument=name,
+            expected="a text that UTF-8 can encode",
+            got=ascii(default),
+            hint="leave surrogates out of it",
+        )
     if not kind.accepts(default):
         raise errors.DefaultError(
             f"the default of `{name}` does not fit its type hint",

@@ -212,7 +212,7 @@ def test_dtypes_for_what_is_no_template() -> None:
             ["  expected: a function of some of `x`, `by`, `result`", "  got: a function of `z`"],
         ),
         ({"grid": (1, 1, 1, 1)}, ["  expected: 1 to 3 numbers", "  got: 4 of them"]),
-        ({"shared": 1.5}, ["  expected: a number, a text, or a function", "  got: 1.5"]),
+        ({"shared": 1.5}, ["  expected: a whole number, a text, or a function", "  got: 1.5"]),
         (
             {"constants": {"K": 3}},
             [
@@ -404,3 +404,16 @@ def test_reload_and_declaring_again(tmp_path: Path) -> None:
     with pytest.raises(errors.KernelSourceError):
         kernel.reload()
     assert kernel.source.constants == ()
+
+
+def test_a_driver_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    from opsmith.kernels.cuda import driver
+
+    def broken(library: Any) -> Any:
+        raise driver.DriverError("cuInit", 100, "CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected")
+
+    monkeypatch.setattr(driver, "Driver", broken)
+    monkeypatch.setattr(driver, "LIBRARIES", (None,))  # this process
+    with pytest.raises(errors.ToolchainError, match="the CUDA driver does not start") as caught:
+        driver.find_driver.__wrapped__()
+    assert caught.value.got == "cuInit returns CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected"

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import struct
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
 from opsmith.core.expression import ExpressionError, parse
-from opsmith.kernels.cuda.launch import LAUNCH
+from opsmith.kernels.cuda.launch import LAUNCH, _rule
+from opsmith.kernels.cuda.parameters import CudaParameter, pack_parameters
 
 VALUES: dict[str, Any] = {
     "x": torch.empty(2, 3, 5, dtype=torch.float16),
@@ -92,3 +96,16 @@ def test_what_has_no_value(text: str, why: str) -> None:
 def test_names_are_those_of_arguments_alone() -> None:
     expression = parse("ceil(x.numel / count) + max(stride[0], x.dim)", LAUNCH)
     assert set(expression.names) == {"x", "count", "stride"}
+
+
+def test_whole_numbers_of_numpy_are_numbers() -> None:
+    rule = _rule("grid", numpy.int64(3), "demo::op", ["x"], 3)
+    assert rule.value(VALUES) == (3,)
+    rule = _rule("grid", lambda x: (numpy.int32(x.shape[0]), 1), "demo::op", ["x"], 3)
+    assert rule.value(VALUES) == (2, 1)
+
+
+def test_a_float_beyond_float32_is_infinite_as_in_c() -> None:
+    parameter = CudaParameter("float", item=4, size=4, alignment=4)
+    for value, packed in ((1e300, math.inf), (-1e300, -math.inf), (1.5, 1.5), (math.inf, math.inf)):
+        assert struct.unpack("<f", pack_parameters([parameter], [value]).image[:4]) == (packed,)

@@ -167,6 +167,13 @@ def find_driver() -> Driver:
             return Driver(ctypes.CDLL(name))
         except OSError as error:
             failure = failure or str(error)
+        except DriverError as error:
+            raise errors.ToolchainError(
+                "the CUDA driver does not start",
+                expected="a GPU that this process can see",
+                got=str(error),
+                hint="see `nvidia-smi`, and CUDA_VISIBLE_DEVICES; until then the reference computes",
+            ) from None
     raise errors.ToolchainError(
         "there is no CUDA driver",
         expected=LIBRARIES[0],

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from operator import index as whole_number
 from typing import Any
 
 from torch import Tensor
@@ -101,10 +102,11 @@ class LaunchRule:
     def _integer(self, value: Any) -> int:
         if isinstance(value, Fraction) and value.denominator == 1:
             return int(value)
-        if not isinstance(value, int):
+        try:
+            return whole_number(value)
+        except TypeError:
             shown = f"{float(value):g}" if isinstance(value, Fraction) else repr(value)
-            raise self._error(f"{shown}, which is not a whole number")
-        return value
+            raise self._error(f"{shown}, which is not a whole number") from None
 
     def _error(self, got: str) -> errors.LaunchError:
         return errors.LaunchError(
@@ -241,12 +243,14 @@ def _rule(name: str, declared: LaunchValue, operator: str, names: Sequence[str],
             raise error(got, f"a function of some of {listed}")
         return LaunchRule(name, (declared,), parameters, operator)
     parts: list[int | Expression] = []
-    for part in list(declared) if isinstance(declared, tuple | list) else [declared]:
-        if isinstance(part, int):
-            parts.append(part)
-            continue
+    listed_parts: list[Any] = list(declared) if isinstance(declared, tuple | list) else [declared]
+    for part in listed_parts:
         if not isinstance(part, str):
-            raise error(repr(part), "a number, a text, or a function")
+            try:
+                parts.append(whole_number(part))
+            except TypeError:
+                raise error(repr(part), "a whole number, a text, or a function") from None
+            continue
         try:
             parts.append(parsed := parse(part, LAUNCH))
         except ExpressionError as refused:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from collections.abc import Iterator, Sequence
@@ -34,6 +35,7 @@ _FIELDS = 10
 _BYTES = {"Tensor": 0, "int": 8, "float": 8, "bool": 1}
 """Types of arguments that a kernel takes, with the bytes of a number."""
 _FORMATS = {"int": {4: "i", 8: "q"}, "float": {4: "f", 8: "d"}, "bool": {1: "?"}}
+FLT_MAX = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +256,8 @@ def _pack(parameter: CudaParameter, value: Any) -> tuple[bytes, list[int]]:
         items = struct.pack(f"<{len(value)}{parameter.item_format}", *value)
         capacity = -(-parameter.capacity_items * parameter.item // 8) * 8  # padded to the count's alignment
         return struct.pack("<q", len(value)) + items.ljust(capacity, b"\0"), []
+    if parameter.item_format == "f" and abs(value) > FLT_MAX:
+        value = math.copysign(math.inf, value)  # as the conversion in C rounds it
     return struct.pack(f"<{parameter.item_format}", value), []
 
 
