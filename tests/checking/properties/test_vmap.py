@@ -438,3 +438,39 @@ def test_a_reference_must_return_as_many_results_under_vmap() -> None:
     mapped.__dict__["reference"] = lambda flat: [flat[0]] * next(counts)
     with pytest.raises(ValueError, match="zip"):
         mapped._torch_loses_form(BatchDims({0: 0}, ("x",), size=0), sample.at())
+
+
+class Positive(Function):
+    """The positive numbers: how many there are depends on the numbers."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        at = (x > 0.8).nonzero(as_tuple=True)
+        ctx.save_for_backward(*at)
+        ctx.shape = x.shape
+        return x[at]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad.new_zeros(ctx.shape).index_put(ctx.saved_tensors, grad)
+
+
+def positive(x: Tensor) -> Tensor:
+    return x[x > 0.8]
+
+
+@pytest.mark.parametrize("kind", ["operator", "adopted"])
+def test_what_cannot_be_mapped_is_a_limit_with_the_reason(kind: str) -> None:
+    name = f"mapped::positive_{kind}"
+    made: Any = opsmith.operator(name)(positive) if kind == "operator" else opsmith.adopt(Positive, name)
+    found = vmap(made, (X,), effort="quick")
+    (failure,) = found.failures
+    assert found.status == "skipped"
+    assert (failure.cause, failure.severity) == ("raises", "limit")
+    assert failure.message == f"it cannot be mapped: {found.reason}"
+
+
+def test_a_class_by_apply_need_not_be_mapped() -> None:
+    found = vmap(Positive, (X,), effort="quick")
+    assert found.status == "skipped"
+    assert not found.failures

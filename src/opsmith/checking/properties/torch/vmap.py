@@ -31,6 +31,7 @@ from opsmith.checking.properties.torch.mapping import (
     ways,
 )
 from opsmith.checking.property import (
+    REFUSED,
     Coverage,
     Finding,
     Findings,
@@ -63,6 +64,12 @@ OUTER = 2
 Mapped = Generator[Finding, None, list[Tensor | None] | None]
 
 
+def _limit(subject: Subject, reason: str) -> Failure:
+    """The limit for what can be mapped in no sample; a class that is called by `apply` need not offer it."""
+    location, message = rule_location(subject), f"it cannot be mapped: {reason}"
+    return Failure(NAME, None, "raises", message, location, {REFUSED: "in every sample"}, severity="limit")
+
+
 def run(subject: Subject) -> Findings:
     """Map every sample in several ways, and compare with calls for each example."""
     if subject.lacks("vmap"):
@@ -72,7 +79,10 @@ def run(subject: Subject) -> Findings:
         return
     unchecked, noted = "no sample has a tensor to batch", "a part of it is refused: "
     check_sample = partial(_sample, flags=MappingFlags())
-    yield from covered_samples(NAME, check_sample, unchecked, subject, noted=noted)
+    for finding in covered_samples(NAME, check_sample, unchecked, subject, noted=noted):
+        yield finding
+        if isinstance(finding, Skipped) and finding.reason != unchecked and not subject.kind.applied:
+            yield _limit(subject, finding.reason)
 
 
 @dataclass
