@@ -143,7 +143,7 @@ def h_stochastic_rounding_unsaid() -> Any:
     return stochastic_round, None
 
 
-@planted("running_centre", "stale-state", input="result", also=("nondeterministic",))
+@planted("running_centre", "stale-state", input="result", also=("nondeterministic", "side-effect"))
 def h_running_centre() -> Any:
     """A mean that is carried from call to call."""
     seen = {"mean": 0.0}
