@@ -40,3 +40,20 @@ def fault_of(path: Path) -> str | None:
             kind, _, _, offset, size = struct.unpack_from(f"{order}IQQQQ", content, at + 4)
             needed = max(needed, 0 if kind == _NO_BITS else offset + size)
     return None if needed <= len(content) else f"it has {len(content)} of {needed} bytes"
+
+
+def section(content: bytes, name: str) -> bytes:
+    """Return the content of a section of an ELF file; empty if there is none.
+
+    Args:
+        content: Content of the file, of 64 bits, complete and little-endian.
+        name: Name of the section.
+    """
+    (sections_at,) = struct.unpack_from("<Q", content, 40)
+    size, count, names = struct.unpack_from("<HHH", content, 58)
+    headers = [struct.unpack_from("<IIQQQQ", content, sections_at + size * number) for number in range(count)]
+    for at, _, _, _, offset, length in headers:
+        start = headers[names][4] + at
+        if content[start : content.index(b"\0", start)] == name.encode():
+            return content[offset : offset + length]
+    return b""

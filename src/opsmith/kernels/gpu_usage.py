@@ -68,7 +68,8 @@ def cuda_usage(
 def _cuda_usage(
     kernel: CudaKernel, instance: Instance, geometry: Geometry | None, architecture: str
 ) -> KernelUsage:
-    used = kernel.compile(instance, architecture).resources
+    cubin = kernel.compile(instance, architecture)
+    used = cubin.resources
     dynamic = 0 if geometry is None else geometry.shared
     threads = None if geometry is None else geometry.threads
     shared = used.shared + dynamic
@@ -79,6 +80,8 @@ def _cuda_usage(
         faults.append(f"it spills {used.spills} bytes, and max_spills is {rules.max_spills}")
     if rules.max_registers is not None and used.registers > rules.max_registers:
         faults.append(f"it takes {used.registers} registers, and max_registers is {rules.max_registers}")
+    if threads is not None and cubin.max_threads is not None and threads > cubin.max_threads:
+        faults.append(f"a block has {threads} threads, and `__launch_bounds__` allows {cubin.max_threads}")
     if estimate == 0:
         faults.append(
             f"no block of {threads} threads, {used.registers} registers each, and {shared} "

@@ -104,6 +104,9 @@ class OnCpu(TorchCuda):
     def stream(self, index: int) -> int:
         return STREAM + index
 
+    def is_capturing(self) -> bool:
+        return False
+
     def driver(self) -> Driver:
         return driver()
 

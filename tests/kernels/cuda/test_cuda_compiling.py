@@ -412,3 +412,26 @@ def test_a_header_saved_while_nvrtc_runs_is_not_mixed_in(
     header.write_text(number_header(1000))
     with pytest.raises(errors.CompileError, match="the headers of the kernel change while it is compiled"):
         compiling.compile_instance(source, "own::f", Instance(), "sm_90")
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        "__launch_bounds__((256))",
+        "__launch_bounds__(8 * sizeof(double) * 4, (2))",
+        "__launch_bounds__(int(sizeof(float) * (32 + 32)))",
+        "__launch_bounds__(256) __maxnreg__(32)",
+        "__cluster_dims__(2, 1, 1) __launch_bounds__(256)",
+    ],
+)
+def test_attributes_of_a_kernel_and_its_launch_bounds(attributes: str) -> None:
+    for text in (f"__global__ {attributes} void f", f"__global__ void {attributes} f"):
+        source = source_of(f"{text}(Contiguous<float> y) {{ y[0] = threadIdx.x; }}", "f")
+        if "__maxnreg__" in attributes:  # NVRTC takes no bound beside it
+            continue
+        assert compiling.compile_instance(source, "own::f", Instance(), "sm_90").max_threads == 256
+
+
+def test_a_kernel_without_launch_bounds_has_no_limit_of_its_own() -> None:
+    source = source_of("__global__ void f(Contiguous<float> y) { y[0] = threadIdx.x; }", "f")
+    assert compiling.compile_instance(source, "own::f", Instance(), "sm_90").max_threads is None

@@ -417,3 +417,52 @@ def test_a_driver_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(errors.ToolchainError, match="the CUDA driver does not start") as caught:
         driver.find_driver.__wrapped__()
     assert caught.value.got == "cuInit returns CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected"
+
+
+BOUNDED = RIGHT.replace("__global__ void", "__global__ void __launch_bounds__((32))")
+STATIC = """
+__global__ void twice(Contiguous<const float> x, double by, Contiguous<float> y) {
+  __shared__ volatile float held[10 * 1024];
+  OPSMITH_EACH(i, y.numel()) { held[i] = x[i]; y[i] = held[i] * by; }
+}
+"""
+
+
+def test_a_block_beyond_launch_bounds_is_refused_before_the_launch() -> None:
+    operator = given("bounded", BOUNDED, block=(8, 8))
+    forget()
+    with pytest.raises(
+        errors.LaunchError, match="more threads than `__launch_bounds__` of the CUDA kernel"
+    ) as caught:
+        operator(torch.ones(2))
+    assert (caught.value.expected, caught.value.got) == ("at most 32 threads", "64 threads, 8 x 8 x 1")
+    assert record().launches == 0
+    given("unbounded", BOUNDED, block=(8, 4))(torch.ones(2))
+    assert record().launches == 1
+
+
+def test_static_and_dynamic_shared_memory_together_need_the_driver_s_leave() -> None:
+    """40 KiB and 10 KiB are more than the 48 KiB that every kernel may use."""
+    operator = given("shared_twice", STATIC, shared=10 * 1024)
+    forget()
+    operator(torch.ones(2))
+    assert (record().allowed, record().shared) == (10 * 1024, 10 * 1024)
+    forget()
+    given("shared_once", STATIC, shared=8 * 1024)(torch.ones(2))
+    assert record().allowed == 0
+
+
+def test_a_first_call_while_a_graph_is_captured_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    operator = given("captured")
+    forget()
+    kernel = operator.specification.kernels[0].function
+    capturing = True
+    monkeypatch.setattr(type(kernel._machine), "is_capturing", lambda self: capturing)
+    with pytest.raises(errors.KernelError, match="cannot be loaded while a CUDA graph is captured") as caught:
+        operator(torch.ones(2))
+    assert caught.value.got == "the first call of its instance float32"
+    capturing = False
+    operator(torch.ones(2))
+    capturing = True
+    operator(torch.ones(2))
+    assert record().launches == 2

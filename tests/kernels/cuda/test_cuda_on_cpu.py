@@ -49,9 +49,27 @@ WRONG = {
 }
 
 
+@opsmith.operator("cuda_on_cpu::ones")
+def ones(x: Tensor) -> Tensor:
+    return torch.ones_like(x)
+
+
+ones.kernel(
+    "cuda",
+    cuda="""
+__global__ void ones(Contiguous<const float> x, Contiguous<float> y) {
+  OPSMITH_EACH(i, y.numel()) y[i] = 0;
+  OPSMITH_EACH(i, y.numel()) y[i] += 1;
+}
+""",
+    grid=(2, 3, 2),
+    block=(4, 2, 2),
+)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _emulated() -> Iterator[None]:
-    kernels = [on_cpu(each) for each in (RIGHT, *WRONG.values())]
+    kernels = [on_cpu(each) for each in (RIGHT, ones, *WRONG.values())]
     emulate({kernel: instances(kernel) for kernel in kernels})
     forget(dry=False)
     yield
@@ -79,3 +97,8 @@ def test_a_barrier_is_for_all_threads(name: str) -> None:
 def test_shared_memory_ends_where_the_launch_says() -> None:
     with pytest.raises(errors.KernelError, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
         WRONG["beyond"](torch.arange(8.0))
+
+
+@pytest.mark.parametrize("numbers", [1, 10, 191, 192, 193, 1000])
+def test_each_number_belongs_to_one_thread_of_all_dimensions(numbers: int) -> None:
+    assert ones(torch.zeros(numbers)).tolist() == [1.0] * numbers

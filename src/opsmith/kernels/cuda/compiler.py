@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import struct
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import torch
 
 from opsmith import errors
 from opsmith.build.cache import Build, CacheEntry, cache_on_disk
+from opsmith.build.elf import section
 from opsmith.build.source_text import has_includes, include_parts
 from opsmith.kernels.common.gpu_resources import Resources, read_resources
 from opsmith.kernels.cpp.codegen import CPP_TYPES, cpp_path
@@ -33,6 +35,8 @@ OPTIONS = ("--std=c++17", "--device-as-default-execution-space")
 """Options of NVRTC. By the second, functions without an execution space run on the GPU."""
 VERBOSE = "--ptxas-options=-v"
 SOURCE, CUBIN, REPORT, PTX = "kernel.cu", "kernel.cubin", "kernel.json", "kernel.ptx"
+_SIZED, _MAX_THREADS = 4, 5
+"""Numbers of cubins: an attribute of a kernel that has a size, and the most threads of a block, in three."""
 ATTEMPTS = 5
 """Most compilations of one kernel while its headers change."""
 MARGIN = 2
@@ -88,6 +92,19 @@ class Cubin:
     name: str
     resources: Resources
     architecture: str
+
+    @property
+    def max_threads(self) -> int | None:
+        """Most threads of a block, by `__launch_bounds__`; None without it."""
+        attributes, at = section(self.image, f".nv.info.{self.name}"), 0
+        while at < len(attributes):
+            form, attribute, size = struct.unpack_from("<BBH", attributes, at)
+            at += 4
+            if form == _SIZED and attribute == _MAX_THREADS:
+                x, y, z = struct.unpack_from("<3I", attributes, at)
+                return int(x * y * z)
+            at += size if form == _SIZED else 0
+        return None
 
 
 @cache

@@ -18,7 +18,7 @@ LIBRARIES = ("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1", "li
 MAX_DYNAMIC_SHARED = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
 DEFAULT_MAX_SHARED = 48 * 1024
-"""Bytes of shared memory that a kernel may use without `cuFuncSetAttribute`."""
+"""Bytes of shared memory, static and dynamic, that a kernel may use without `cuFuncSetAttribute`."""
 
 
 class DriverError(Exception):
@@ -82,7 +82,7 @@ class Driver:
                 self._contexts[index] = context
             return self._contexts[index]
 
-    def load(self, image: bytes, name: str, *, shared: int = 0) -> int:
+    def load(self, image: bytes, name: str) -> int:
         """Load a cubin into the current context, and return the handle of a kernel in it.
 
         It stays loaded, because a launch may be pending in some stream.
@@ -90,7 +90,6 @@ class Driver:
         Args:
             image: The cubin.
             name: Name of the kernel.
-            shared: Bytes of dynamic shared memory that its launches may use.
 
         Raises:
             DriverError: If the driver refuses it.
@@ -98,7 +97,6 @@ class Driver:
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         self._do("cuModuleLoadData", ctypes.byref(module), image)
         self._do("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
-        self.allow_shared(function.value or 0, shared)
         return function.value or 0
 
     def allow_shared(self, function: int, shared: int) -> None:
@@ -107,8 +105,7 @@ class Driver:
         Raises:
             DriverError: If it exceeds the limit of this GPU.
         """
-        if shared > DEFAULT_MAX_SHARED:
-            self._do("cuFuncSetAttribute", ctypes.c_void_p(function), MAX_DYNAMIC_SHARED, shared)
+        self._do("cuFuncSetAttribute", ctypes.c_void_p(function), MAX_DYNAMIC_SHARED, shared)
 
     def launch(
         self,
@@ -199,6 +196,10 @@ class TorchCuda:
     def stream(self, index: int) -> int:
         """Return the handle of torch's current stream on a GPU."""
         return int(torch.cuda.current_stream(index).cuda_stream)
+
+    def is_capturing(self) -> bool:
+        """Return True if torch's current stream records a CUDA graph."""
+        return torch.cuda.is_current_stream_capturing()
 
     def driver(self) -> Driver:
         """Return the driver.

@@ -28,7 +28,7 @@ from opsmith.kernels.common.result_layout import (
 )
 from opsmith.kernels.cpp.codegen import DEFAULT_DTYPES
 from opsmith.kernels.cuda.compiler import Cubin, Instance, compile_instance, describe_instances
-from opsmith.kernels.cuda.driver import DriverError, TorchCuda
+from opsmith.kernels.cuda.driver import DEFAULT_MAX_SHARED, DriverError, TorchCuda
 from opsmith.kernels.cuda.launch import Geometry, LaunchRules
 from opsmith.kernels.cuda.parameters import (
     CudaParameter,
@@ -97,7 +97,7 @@ class _LoadedFunction:
 
     handle: int
     cubin: Cubin
-    shared: int
+    shared: int = 0
 
 
 class CudaKernel(BuiltKernel[CudaSource]):
@@ -292,11 +292,28 @@ class CudaKernel(BuiltKernel[CudaSource]):
             driver = self._machine.driver()
             function = self._functions.get((instance, index))
             if function is None:
+                if self._machine.is_capturing():
+                    raise self.error(
+                        errors.KernelError,
+                        "the CUDA kernel cannot be loaded while a CUDA graph is captured",
+                        got="the first call of " + (f"its instance {instance}" if str(instance) else "it"),
+                        hint="call the operator once with such arguments before the capture",
+                    )
                 cubin = self.compile(instance, self._machine.architecture(index))
-                handle = driver.load(cubin.image, cubin.name, shared=geometry.shared)
-                function = _LoadedFunction(handle, cubin, geometry.shared)
+                function = _LoadedFunction(driver.load(cubin.image, cubin.name), cubin)
                 self._functions[instance, index] = function
-            if geometry.shared > function.shared:
+            most = function.cubin.max_threads
+            if most is not None and geometry.threads > most:
+                raise self.error(
+                    errors.LaunchError,
+                    "a block has more threads than `__launch_bounds__` of the CUDA kernel allows",
+                    argument="block",
+                    expected=f"at most {most} threads",
+                    got=f"{geometry.threads} threads, {' x '.join(map(str, geometry.block))}",
+                    hint="write a smaller `block=`, or a larger bound",
+                )
+            static = function.cubin.resources.shared
+            if geometry.shared > function.shared and static + geometry.shared > DEFAULT_MAX_SHARED:
                 driver.allow_shared(function.handle, geometry.shared)
                 function.shared = geometry.shared
             return function

@@ -208,6 +208,14 @@ template <class... P> struct Table<void (*)(P...)> {
       : count(sizeof...(P)), parameters{ParameterTraits<typename by_value<P>::type>::parameter..., Parameter{}} {}
 };
 
+// Number of this thread among all threads of the launch, and how many there are.
+inline int64_t threads_of_block() { return int64_t(blockDim.x) * blockDim.y * blockDim.z; }
+inline int64_t threads_of_launch() { return threads_of_block() * gridDim.x * gridDim.y * gridDim.z; }
+inline int64_t thread_of_launch() {
+  int64_t block = (int64_t(blockIdx.z) * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+  return block * threads_of_block() + (int64_t(threadIdx.z) * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
+}
+
 }  // namespace opsmith
 
 using opsmith::BFloat16;
@@ -218,7 +226,8 @@ using opsmith::List;
 using opsmith::Optional;
 using opsmith::View;
 
-// Loop over all numbers below `count`, shared among all threads of the launch, for any grid.
+// Loop over all numbers below `count`, shared among all threads of the launch, for any grid and block.
 #define OPSMITH_EACH(index, count)                                                                     \
-  for (int64_t index = int64_t(blockIdx.x) * blockDim.x + threadIdx.x, index##_end = (count);          \
-       index < index##_end; index += int64_t(blockDim.x) * gridDim.x)
+  for (int64_t index = opsmith::thread_of_launch(), index##_end = (count),                             \
+               index##_step = opsmith::threads_of_launch();                                            \
+       index < index##_end; index += index##_step)

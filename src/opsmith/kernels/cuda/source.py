@@ -10,13 +10,18 @@ from opsmith import errors
 from opsmith.build.source_text import SourceLanguage, find_function, folder_of
 from opsmith.kernels.cpp.source import CppSource
 
+_ATTRIBUTES = r"""
+    (?: \s* __ (?: launch_bounds | maxnreg | cluster_dims | block_size ) __ \s*
+      \( (?: [^()] | \( (?: [^()] | \( [^()]* \) )* \) )* \) \s*
+    )*
+"""
+"""Attributes of a kernel, whose arguments may have parentheses."""
 _KERNEL = r"""
     (?: template \s* < (?P<template> [^;{{}}]*? ) > \s* )?
     (?: (?: extern | static ) \s+ )?
-    (?: __global__ \s+ (?: __launch_bounds__ \s* \([^)]*\) \s* )? void \b | void \s+ __global__ \b )
-    (?: \s* __launch_bounds__ \s* \([^)]*\) )?
+    (?: __global__ \s+ {attributes} void \b | void \s+ __global__ \b ) {attributes}
     \s* \b {name} \s* \(
-"""
+""".replace("{attributes}", _ATTRIBUTES)
 
 
 @dataclass(frozen=True, slots=True)
