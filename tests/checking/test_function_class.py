@@ -231,6 +231,20 @@ def test_how_many_results_there_are_may_depend_on_the_numbers(values: Tensor) ->
     assert {failure.cause for failure in wrong.failures}.isdisjoint({"raises"})
 
 
+class AboveThreshold(Positive):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.save_for_backward(x - 0.3)
+        return x[x > 0.3]
+
+
+def test_other_numbers_may_give_more_results_than_there_are_grad_outputs() -> None:
+    below = torch.linspace(0.25, 0.299, 20)  # a step that measures rounding lifts some of them
+    report = opsmith.check(AboveThreshold, samples=[(below,)], effort="quick", only=["gradient", "autocast"])
+    assert report.passed_as_asked, report
+    assert "does not run in float64" not in " ".join(outcome(report, "autocast").notes)
+
+
 class Decay(Function):
     """Its backward has the factor in a tensor of float32, its forward has it as a number."""
 

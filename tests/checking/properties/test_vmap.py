@@ -474,3 +474,14 @@ def test_a_class_by_apply_need_not_be_mapped() -> None:
     found = vmap(Positive, (X,), effort="quick")
     assert found.status == "skipped"
     assert not found.failures
+
+
+def rows_above_the_mean(x: Tensor, score: Tensor) -> Tensor:
+    return x[score > score.mean()]
+
+
+def test_examples_may_have_results_of_other_sizes() -> None:
+    made = opsmith.operator("mapped::rows_above_the_mean")(rows_above_the_mean)
+    found = vmap(made, (X, X[:, 0]), (X.mT.contiguous(), X[0]))
+    assert found.status == "passed"
+    assert "gradients of sample 0 were left out: examples have results of other sizes" in found.notes

@@ -75,13 +75,21 @@ def vjp_or_zeros(
 ) -> list[Tensor]:
     """Compute gradients as `vjp` does, with zeros where autograd has none.
 
+    Where a result has other sizes than its grad_output, as of `x[x > 0]` at other numbers, they are nan.
+
     Args:
         function: Function of flat arguments.
         flat: Arguments.
         argnums: Positions of the arguments to differentiate with respect to.
         grads: grad_output of each result; None where there is none.
     """
-    found = vjp(function, flat, argnums, grads)
+    leaves, _, results = record(function, flat, argnums)
+    if any(
+        has_gradient(result) and grad is not None and result.shape != grad.shape
+        for result, grad in zip(results, grads, strict=True)
+    ):
+        return [torch.full_like(flat[argnum], torch.nan) for argnum in argnums]
+    found = differentiate(results, [leaves[argnum] for argnum in argnums], grads)
     return [
         torch.zeros_like(flat[argnum]) if gradient is None else gradient
         for argnum, gradient in zip(argnums, found, strict=True)

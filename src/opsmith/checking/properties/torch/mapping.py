@@ -212,13 +212,27 @@ class ExampleLoop:
     @cached_property
     def expected(self) -> list[Tensor | None]:
         """The right results of the whole batch."""
-        return self._together(self.function, self._batch)
+        return self._stacked(self._columns)
 
     @cached_property
     def _batch(self) -> list[Any]:
         return batched(self.rows, dict.fromkeys(self.argnums, 0))
 
+    @cached_property
+    def varies(self) -> bool:
+        """True if results of the examples have several shapes, as of `x[x > 0]`: no tensor holds them all."""
+        shapes = ({one.shape for one in column if one is not None} for column in self._columns)
+        return any(len(found) > 1 for found in shapes)
+
+    @cached_property
+    def _columns(self) -> list[tuple[Tensor | None, ...]]:
+        return self._one_by_one(self.function, self._batch)
+
     def _together(self, function: OneByOne, batch: Sequence[Any]) -> list[Tensor | None]:
+        return self._stacked(self._one_by_one(function, batch))
+
+    def _one_by_one(self, function: OneByOne, batch: Sequence[Any]) -> list[tuple[Tensor | None, ...]]:
+        """The results of every example, column by column."""
         each = [
             function(
                 [
@@ -228,7 +242,10 @@ class ExampleLoop:
             )
             for row in range(len(self.rows))
         ]
-        return [self._joined(position, column) for position, column in enumerate(zip(*each, strict=True))]
+        return list(zip(*each, strict=True))
+
+    def _stacked(self, columns: Sequence[Sequence[Tensor | None]]) -> list[Tensor | None]:
+        return [self._joined(position, column) for position, column in enumerate(columns)]
 
     def _joined(self, position: int, column: Sequence[Tensor | None]) -> Tensor | None:
         present = [each for each in column if each is not None]
