@@ -95,6 +95,18 @@ def test_a_header_that_changes_is_compiled_again(project: Project) -> None:
     assert project.run() == (1, "disk")
 
 
+def test_a_change_that_leaves_the_text_is_looked_at_once(tmp_path: Path) -> None:
+    project = Project(tmp_path, INCLUDES["quoted"])
+    project.write(1)
+    header = tmp_path / "own" / HEADER
+    assert project.run() == (1, "built")
+    header.write_text(header.read_text().replace("VALUE 1", "VALUE 1 // the first"))
+    assert project.run() == (1, "disk")
+    before = project.preprocessed
+    assert project.run() == (1, "disk")
+    assert project.preprocessed == before
+
+
 @pytest.mark.parametrize("variable", ["CPATH", "CPLUS_INCLUDE_PATH"])
 def test_a_header_in_a_folder_of_the_environment(
     variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -195,6 +195,7 @@ def obtain_compiled(
     digest = made.digest
     entry = cache.obtain({**parts, "preprocessed": digest}, fill)
     if made.dependencies is not None:
+        known.pop(digest, None)  # the text is the same, as after an edit of a comment
         _remember(cache, key, {digest: made.dependencies, **known})
     return entry
 
