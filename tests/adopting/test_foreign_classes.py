@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -130,6 +132,57 @@ def test_a_call_that_fails_teaches_nothing() -> None:
     assert repr(operator) == before
 
 
+class Interrupted(Function):
+    """Its first forward runs while another thread makes a call."""
+
+    between: Callable[[], None] | None = None
+
+    @staticmethod
+    def forward(ctx: Any, x):  # type: ignore[no-untyped-def]
+        between, Interrupted.between = Interrupted.between, None
+        if between is not None:
+            between()
+        pair = x * 2, x * 3
+        return pair
+
+    @staticmethod
+    def backward(ctx: Any, first: Tensor, second: Tensor) -> Any:
+        return 2 * first + 3 * second
+
+
+def test_first_calls_of_two_threads() -> None:
+    interrupted, x = opsmith.adopt(Interrupted, "foreign::interrupted"), torch.ones(2)
+
+    def between() -> None:
+        thread = threading.Thread(target=interrupted, args=(x,))
+        thread.start()
+        thread.join()
+
+    Interrupted.between = between
+    assert [each.tolist() for each in interrupted(x)] == [[2.0, 2.0], [3.0, 3.0]]
+
+
+TABLE = np.array([1.0, 2.0])
+
+
+class HasTable(Function):
+    """Has a default that is equal to nothing, or to something element by element."""
+
+    @staticmethod
+    def forward(ctx: Any, x, table=TABLE):  # type: ignore[no-untyped-def]
+        return x * float(table.sum())
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return 3 * grad, None
+
+
+def test_an_array_as_a_default() -> None:
+    table = opsmith.adopt(HasTable, "foreign::table")
+    assert table(torch.ones(2)).tolist() == [3.0, 3.0]
+    assert table(torch.ones(2), np.array([1.0, 1.0])).tolist() == [2.0, 2.0]
+
+
 class Misleading(Function):
     """Annotations that its callers do not keep, and a callable annotated as such."""
 
@@ -153,6 +206,49 @@ def test_a_call_outranks_annotations() -> None:
 class Pair(NamedTuple):
     tensor: Tensor
     number: int
+
+
+class Settings(NamedTuple):
+    factor: float
+    name: str
+
+
+class Configured(Function):
+    """Runs on real tensors only, and takes a named tuple without tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, x, settings):  # type: ignore[no-untyped-def]
+        return torch.from_numpy(x.numpy() * settings.factor)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad, None
+
+
+def test_a_named_tuple_without_tensors_in_a_trial() -> None:
+    configured, settings = opsmith.adopt(Configured, "foreign::configured"), Settings(2.0, "twice")
+    assert configured(torch.ones(3), settings).tolist() == [2.0, 2.0, 2.0]
+    assert configured(torch.ones(3, device="meta"), settings).shape == (3,)
+
+
+class ScaledBy(Function):
+    """Takes a tensor or a number."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: float | Tensor, mode="once"):  # type: ignore[no-untyped-def]
+        return x * scale * (2 if mode == "twice" else 1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad, None, None
+
+
+def test_the_operators_own_arguments_by_keyword_in_any_order() -> None:
+    x = torch.ones(2)
+    scaled = opsmith.adopt(ScaledBy, "foreign::scaled_by", samples=[(x, x), (x, 2.0)])
+    given = {"mode": None, "scale_value": 3.0, "x": x, "scale": None}
+    assert scaled(**given).tolist() == [3.0, 3.0]
+    assert "(Tensor x, Tensor? scale, int? scale_value, str? mode)" in repr(scaled)
 
 
 class Holds(Function):

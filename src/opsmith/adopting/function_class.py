@@ -79,11 +79,14 @@ class AdoptedOperator(Operator[..., Any]):
             return self._computed(args, kwargs)
         before, first = self._specification, None
         while True:
+            tried = self._specification
             try:
                 results = self._computed(args, kwargs)
             except errors.OpsmithError as error:
                 first = first or error
-                if isinstance(error, _MISFITS) and error.operator == self.name and self._learn(args, kwargs):
+                misfit = isinstance(error, _MISFITS) and error.operator == self.name
+                # Where there is nothing new, another thread may have learnt it in the meantime.
+                if misfit and (self._learn(args, kwargs) or self._specification is not tried):
                     continue
                 self._unlearn(before)
                 raise first from None
@@ -365,7 +368,7 @@ def learned_from(
         (outputs, optional), ran = learned, True
     else:
         if not parameters.plain and parameters.are_packed(args, kwargs):
-            args, kwargs = tuple(parameters.spread([*args, *kwargs.values()])), {}
+            args, kwargs = tuple(parameters.spread(adopted.schema.call_values(args, kwargs))), {}
         try:
             bound = forward_signature(adopted.function_class).bind(*args, **kwargs)
         except TypeError:

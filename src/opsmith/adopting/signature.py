@@ -162,7 +162,7 @@ def _form(hint: Any, shown: Sequence[Any], default: Any, stated: bool) -> tuple[
     if kind is not None and (stated or all(value is None or kind.accepts(value) for value in shown)):
         if any(value is None for value in shown) and not stated:
             kind = replace(kind, optional=True)
-        if kind.base is not TENSOR or kind.sequence or default in _NOT_GIVEN or kind.accepts(default):
+        if kind.base is not TENSOR or kind.sequence or not _has_value(default) or kind.accepts(default):
             return "plain", kind
     every = [*shown, *([] if default is REQUIRED else [default])]
     if stated or not shown:
@@ -186,7 +186,8 @@ def _either_by_hint(hint: Any) -> bool:
     return is_union and torch.Tensor in typing.get_args(hint)
 
 
-_NOT_GIVEN = (None, REQUIRED)
+def _has_value(default: Any) -> bool:
+    return default is not None and default is not REQUIRED  # by identity: an array compares elements
 
 
 def without_defaults(
@@ -197,7 +198,7 @@ def without_defaults(
     An argument after one without a default cannot have one in a schema either, and one before it must not, so
     that a call by position means the same.
     """
-    plain = [each.default in (None, REQUIRED) or each.kind.base is not OBJECT for each in arguments]
+    plain = [not _has_value(each.default) or each.kind.base is not OBJECT for each in arguments]
     writable = all(plain) and not any(
         isinstance(each.default, list | tuple) and each.kind.base is VALUE_TYPES[str] for each in arguments
     )

@@ -76,7 +76,7 @@ def _metadata(value: Any) -> Any:
 
 def _filled(value: Any) -> Any:
     """A real tensor with the metadata of one without data: numbers between 0 and 1, whole ones 0."""
-    if isinstance(value, list | tuple):
+    if type(value) in (list, tuple):  # no other container has tensors here
         return type(value)(map(_filled, value))
     if not isinstance(value, Tensor):
         return value
