@@ -42,6 +42,11 @@ def test_a_baseline_lets_what_is_known_pass(opsmith: Run, write: Write, space: s
     missing = opsmith("check", target, "--baseline", str(tmp_path / "none.json"), *FAST)
     assert missing.exit_code == 2
     assert "the baseline cannot be read" in missing.stderr
+    baseline.write_text(baseline.read_text(), encoding="utf-16")
+    unreadable = opsmith("check", target, "--baseline", str(baseline), *FAST)
+    assert unreadable.exit_code == 2
+    assert "must be a report of a check" in unreadable.stderr
+    assert "Traceback" not in unreadable.stderr
 
 
 def test_strict_lets_warnings_fail(opsmith: Run, tmp_path: Path) -> None:

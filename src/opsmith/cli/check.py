@@ -404,7 +404,7 @@ def read_baseline(file: Path) -> dict[str, Report]:
         UsageError: If it is not there, or holds something else.
     """
     try:
-        return read_reports(file.read_text(encoding="utf-8"))
+        return read_reports(file.read_text(encoding="utf-8", errors="replace"))
     except OSError as error:
         raise errors.UsageError(
             "the baseline cannot be read",
