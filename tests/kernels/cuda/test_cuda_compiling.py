@@ -102,7 +102,9 @@ def test_it_comes_from_the_disk_and_every_part_of_the_key_counts(
     build()
     monkeypatch.setattr(compiling, "nvrtc_identity", lambda: "another")
     build()
-    assert len(disk.entries()) == 5
+    monkeypatch.setattr(compiling, "headers_version", lambda: "another")
+    build()
+    assert len(disk.entries()) == 6
     parts = json.loads((disk.entries()[0] / "manifest.json").read_text())["parts"]
     assert {"text", "options", "header", "compiler", "headers", "architecture", "instance"} <= set(parts)
 

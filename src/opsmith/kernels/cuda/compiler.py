@@ -301,7 +301,7 @@ def _parts(kind: str, operator: str, text: str, options: Sequence[str]) -> dict[
         "options": " ".join(options),
         "header": header(),
         "compiler": nvrtc_identity(),
-        "headers": headers_version() if "#include" in text.partition("\n")[2] else "",
+        "headers": headers_version(),
     }
 
 

@@ -67,6 +67,7 @@ def include_directories() -> tuple[Path, ...]:
     return ()
 
 
+@functools.cache
 def headers_version() -> str:
     """Return the version of CUDA's headers, for cache keys."""
     for folder in include_directories():
