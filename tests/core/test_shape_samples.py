@@ -86,6 +86,13 @@ def test_where_they_do_not_the_error_asks_for_samples(name: str) -> None:
         opsmith.check(operator)
 
 
+def test_samples_touch_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    operator = declared("on_the_cpu", *ENOUGH["linear"])
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: pytest.fail("it asked for a GPU"))
+    assert samples_for(operator.specification) is not None
+
+
 def test_the_authors_samples_come_first() -> None:
     operator = declared("given", *ENOUGH["positive"])
     operator.samples(lambda make: [(make(2, 2, low=1.0),)])

@@ -1,4 +1,4 @@
-"""Samples made from `shapes=`, for an operator whose author gave none: each letter has a size of its own."""
+"""Samples made from `shapes=` for an operator without samples: each letter has a size of its own."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROUNDS: tuple[tuple[int, ...], ...] = (
     (4, 8, 12, 6, 2, 10),
     (12, 6, 4, 2, 8, 10),
 )
-"""Sizes of the letters in one call after another: apart in each, first odd ones, then ones that divide."""
+"""Sizes of the letters in each call: all different; small odd ones first, then ones with common divisors."""
 
 MOST = 3
 """Most samples."""
@@ -36,8 +36,8 @@ UNKNOWN = object()
 def samples_for(specification: Specification) -> Samples | None:
     """Return the samples of an operator: the author's, or those that its shapes and types are enough for.
 
-    They are if every tensor has its dimensions, every other argument is a size, or has a default, None or a
-    list of values, and the reference has finite results for them.
+    They are enough if every tensor has dimensions, every other argument is a size, a flag, optional, or has a
+    default or a list of values, and the reference has finite results.
 
     Example:
         >>> import torch, opsmith
@@ -66,7 +66,7 @@ def _runs(specification: Specification, call: CallArguments | None) -> bool:
     if call is None:
         return False
     try:
-        with torch.random.fork_rng(), torch.no_grad():
+        with torch.random.fork_rng(devices=[]), torch.no_grad():  # the samples are on the CPU
             results = specification.reference(*call.args, **call.kwargs)
     except Exception:  # the author's code, on a call that is a guess: it wants something else
         return False
