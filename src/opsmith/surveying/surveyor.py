@@ -260,7 +260,7 @@ def _missing_abilities(report: Report) -> list[str]:
             if "surrogate" not in reason:
                 found.setdefault(reason, []).append(TITLES[outcome.property])
     return [
-        f"no {' and no '.join(which)}: {reason}" + f"; {DERIVED}" * (ONCE in reason)
+        f"no {' and no '.join(which)}: {reason}{f'; {DERIVED}' if ONCE in reason else ''}"
         for reason, which in found.items()
     ]
 

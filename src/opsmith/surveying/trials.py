@@ -164,8 +164,8 @@ def run_guesses(source: ClassSource, seed: int, seconds: float, wanted: int = 1)
             break
     # If a backward was reached and raised, calls without a backward prove nothing.
     reached = any(stop.method == "backward" for stop in stops)
-    found_ones = (ran or ({} if reached else without)).values()
-    return Trials(tuple(found_ones), tuple(stops), count, source.asked)
+    chosen = (ran or ({} if reached else without)).values()
+    return Trials(tuple(chosen), tuple(stops), count, source.asked)
 
 
 RunResult = Literal["gradients", "no gradient", "not finite"]

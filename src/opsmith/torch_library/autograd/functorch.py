@@ -171,7 +171,7 @@ def _runs_on_real_tensors(primitive: Primitive, *, suspected: bool) -> bool:
 def _loop_over_examples(
     primitive: Primitive, values: Sequence[Any], dims: Sequence[int | None], transform: capabilities.Transform
 ) -> Flat:
-    """Call for each example an operator that has no torch operations to batch."""
+    """Call an operator once for each example, where there are no torch operations to batch."""
     specification = primitive.specification
     if specification.random and transform.randomness != "different":
         raise specification.error(
