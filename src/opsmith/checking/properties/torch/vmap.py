@@ -221,7 +221,7 @@ class MappedSample:
         loop = self.loop(tuple(batch_dims.dims), batch_dims.size)
         rows = loop.rows
         if loop.varies:
-            yield Note(f"gradients of {self.sample.brief} were left out: examples have results of other sizes")
+            yield Note(f"gradients of {self.sample.brief} were left out: its results vary in size")
             return
         if not all_finite(loop.expected):
             yield Note(f"gradients of {self.sample.brief} were left out: its results are not all finite")
