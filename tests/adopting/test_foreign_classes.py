@@ -285,7 +285,7 @@ class Clips(Function):
     """Writes into its input where a flag says so."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, inplace: bool = False) -> Tensor:
+    def forward(ctx: Any, x: Tensor, inplace: bool | None = False) -> Tensor:
         if inplace:
             ctx.mark_dirty(x)
             return x.clamp_(0)
@@ -298,7 +298,7 @@ class Clips(Function):
 
 def test_a_flag_chooses_to_write() -> None:
     operator = opsmith.adopt(Clips, "foreign::clips", kind="surrogate")
-    for inplace in (False, True, False, True):
+    for inplace in (False, None, True, False, None, True):
         x = torch.tensor([-1.0, 2.0])
         assert operator(x, inplace).tolist() == [0.0, 2.0]
         assert x.tolist() == [-1.0, 2.0]

@@ -96,10 +96,10 @@ def run_traceable(
 
 
 def _flags(adopted: AdoptedFunction, given: Sequence[Any]) -> tuple[Any, ...]:
-    """Arguments that may choose whether code writes into an input, such as `inplace`."""
+    """Arguments that may choose whether code writes into an input, such as `inplace`; `...` for any other."""
     if not adopted.may_write:
         return ()
-    return tuple(value if isinstance(value, bool | str) else value is None for value in given)
+    return tuple(value if value is None or isinstance(value, bool | str) else ... for value in given)
 
 
 def _record_writes(adopted: AdoptedFunction, flags: tuple[Any, ...], positions: Iterable[int]) -> None:
