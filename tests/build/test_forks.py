@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from opsmith.build.cache import Cache
+from opsmith.core import forked_locks
 from opsmith.core.forked_locks import lock_of
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system forks no process")
@@ -54,6 +55,15 @@ def test_a_lock_of_another_thread_is_free_in_a_child() -> None:
     assert not holder.lock.acquire(blocking=False)  # the parent's own is as it was
     end.set()
     thread.join()
+
+
+def test_a_lock_is_forgotten_with_its_holder() -> None:
+    before = set(forked_locks._locks)
+    holder = Holder()
+    added = set(forked_locks._locks) - before
+    assert added
+    del holder
+    assert not added & set(forked_locks._locks)
 
 
 def test_a_lock_of_the_forking_thread_stays_held_in_a_child() -> None:

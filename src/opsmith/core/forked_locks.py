@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import weakref
 
-_locks: list[tuple[weakref.ref[object], str]] = []
+_locks: dict[int, tuple[weakref.ref[object], str]] = {}
+"""Holder and attribute of each lock, as long as the holder lives."""
+_numbers = itertools.count()
 _registered = False
 
 
@@ -30,13 +33,14 @@ def lock_of(holder: object, name: str) -> threading.RLock:
     if not _registered and hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_renew)
         _registered = True
-    _locks.append((weakref.ref(holder), name))
+    number = next(_numbers)
+    _locks[number] = (weakref.ref(holder, lambda _: _locks.pop(number, None)), name)
     return threading.RLock()
 
 
 def _renew() -> None:
     """Replace the locks that a thread holds which this process does not have."""
-    for reference, name in _locks:
+    for reference, name in list(_locks.values()):
         holder = reference()
         if holder is None:
             continue
