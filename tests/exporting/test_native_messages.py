@@ -205,6 +205,17 @@ def test_a_linker_that_fails(
     assert "-std=c++no" in message
 
 
+def test_a_compiler_that_writes_nothing(
+    fails: Fails, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("cache")
+    packaged_anew(monkeypatch, folder)
+    monkeypatch.setattr(toolchain.Toolchain, "run", lambda *given: toolchain.CompilerOutput(0, ""))
+    with pytest.raises(errors.ToolchainError, match="wrote no complete file"):
+        packaging.link_library((), ())
+    assert not list(folder.rglob("manifest.json"))
+
+
 @pytest.mark.slow
 def test_a_source_that_the_compiler_refuses(fails: Fails, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(kernel: CppKernel) -> Any:

@@ -1,4 +1,4 @@
-"""ELF files: check that a library or an object file is complete before it is stored or loaded."""
+"""ELF files: check that a library or an object file is complete before it is stored."""
 
 from __future__ import annotations
 

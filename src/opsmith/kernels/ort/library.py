@@ -85,7 +85,7 @@ def kernel_object(
         compiler.run(["-c", "-o", "compiled.o"], directory)
         # Definitions shared between templates are merged here, before other kernels are linked.
         merging = ["-r", "-nostdlib", "-Wl,--force-group-allocation", "-Wl,--wrap=exit", "compiled.o"]
-        _run(toolchain, [*merging, "-o", "alone.o"], directory)
+        _build(toolchain, merging, directory, "alone.o")
         _make_local(directory, table)
 
     return KernelObject(table, compiler.obtain(KIND, build).directory / OBJECT)
@@ -118,9 +118,9 @@ def link_library(kernels: Sequence[KernelObject], types: Sequence[NodeType]) -> 
         _copy_headers(directory)
         (directory / "nodes.cpp").write_text(text, encoding="utf-8")
         (directory / "exported").write_text(_EXPORTED, encoding="utf-8")
-        _run(toolchain, [*_THIS_PROCESSOR, "-c", "nodes.cpp", "-o", "nodes.o"], directory)
+        _build(toolchain, [*_THIS_PROCESSOR, "-c", "nodes.cpp"], directory, "nodes.o")
         objects = ["nodes.o", str(registration), *(str(each.path) for each in kernels)]
-        _run(toolchain, [*_LINKING, *objects, "-o", LIBRARY, "-ldl"], directory)
+        _build(toolchain, [*_LINKING, *objects, "-ldl"], directory, LIBRARY)
 
     flags = [*_THIS_PROCESSOR, *_LINKING]
     names = ", ".join(dict.fromkeys(each.operator.name for each in types))
@@ -141,7 +141,7 @@ def _registration(toolchain: Toolchain) -> Path:
     def build(directory: Path) -> None:
         _copy_headers(directory)
         (directory / REGISTERING.name).write_bytes(REGISTERING.read_bytes())
-        _run(toolchain, [*ANY_PROCESSOR, "-c", REGISTERING.name, "-o", OBJECT], directory)
+        _build(toolchain, [*ANY_PROCESSOR, "-c", REGISTERING.name], directory, OBJECT)
 
     parts = {"kind": "onnx registering", "text": _glue(), **build_parts(toolchain, ANY_PROCESSOR)}
     return cache_on_disk().obtain(parts, build).directory
@@ -156,8 +156,8 @@ def _copy_headers(directory: Path) -> None:
         (directory / path.name).write_bytes(path.read_bytes())
 
 
-def _run(toolchain: Toolchain, arguments: Sequence[str], directory: Path) -> None:
-    done = toolchain.run(list(arguments), directory)
+def _build(toolchain: Toolchain, arguments: Sequence[str], directory: Path, output: str) -> None:
+    done = toolchain.run([*arguments, "-o", output], directory)
     if done.status:
         raise errors.ToolchainError(
             "the C++ compiler does not make a library for ONNX Runtime",
@@ -165,6 +165,7 @@ def _run(toolchain: Toolchain, arguments: Sequence[str], directory: Path) -> Non
             got=done.printed.strip(),
             hint="name another compiler in CXX",
         )
+    toolchain.refuse_incomplete(directory / output)
 
 
 def _objcopy() -> str | None:
