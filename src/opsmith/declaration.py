@@ -194,7 +194,15 @@ def check_name(name: Any, *, hint: str) -> None:
     Raises:
         NameFormatError: With this hint.
     """
-    if not isinstance(name, str) or not _NAME.fullmatch(name) or _reserved(name):
+    word = _reserved_word(name) if isinstance(name, str) and _NAME.fullmatch(name) else None
+    if word is not None:
+        raise errors.NameFormatError(
+            f"`{word}` is no part of an operator's name: torch or Python has another use for it",
+            expected="two identifiers with `::` between them, which torch does not use for itself",
+            got=repr(name),
+            hint=f"take another word than `{word}`",
+        )
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise errors.NameFormatError(
             "an operator's name is `namespace::name`",
             expected="two identifiers with `::` between them, which torch does not use for itself",
@@ -220,18 +228,18 @@ def check_flag(operator: str, flag: str, value: Any, allowed: tuple[Any, ...]) -
         )
 
 
-def _reserved(name: str) -> bool:
-    """Return True if torch can give no such name: one of its schema's keywords, namespaces or attributes.
+def _reserved_word(name: str) -> str | None:
+    """Return the word that torch cannot give an operator: a keyword, or one of its namespaces or attributes.
 
     torch finds an operator as an attribute of a namespace, which has some of its own: `torch.ops.a.name`.
     """
     space, short = name.split("::")
     namespace = torch.ops.opsmith  # which has no operators
-    return (
-        any(map(keyword.iskeyword, (space, short)))
-        or space in {*RESERVED_NAMESPACES, *dir(type(torch.ops))}
-        or short in {*dir(type(namespace)), *vars(namespace)}
-    )
+    if keyword.iskeyword(space) or space in {*RESERVED_NAMESPACES, *dir(type(torch.ops))}:
+        return space
+    if keyword.iskeyword(short) or short in {*dir(type(namespace)), *vars(namespace)}:
+        return short
+    return None
 
 
 def find_operator(name: str, module: str | None = None) -> Operator[..., Any]:
