@@ -49,10 +49,11 @@ ENOUGH: dict[str, tuple[Any, str]] = {
     "integer": (halves, "x: B N -> B N-size+1"),
     "divided": (in_groups, "x: B N -> B 4"),
 }
-NOT_ENOUGH: dict[str, tuple[Any, str]] = {
-    "an index": (taken, "x: N, index: M -> M"),
-    "a number": (powered, "x: N -> N"),
-    "a tensor without dimensions": (scaled, "x: ... M -> ... _"),
+RAISES = "on those that `shapes=` says the reference raises, or has no finite results"
+NOT_ENOUGH: dict[str, tuple[Any, str, str]] = {
+    "an index": (taken, "x: N, index: M -> M", RAISES),
+    "a number": (powered, "x: N -> N", "nothing says what `exponent` may be"),
+    "a tensor without dimensions": (scaled, "x: ... M -> ... _", "nothing says what `weight` may be"),
 }
 
 
@@ -80,10 +81,17 @@ def test_the_wrong_gradient_of_an_operator_without_samples_is_found() -> None:
 
 @pytest.mark.parametrize("name", NOT_ENOUGH)
 def test_where_they_do_not_the_error_asks_for_samples(name: str) -> None:
-    operator = declared(name, *NOT_ENOUGH[name])
+    function, shapes, why = NOT_ENOUGH[name]
+    operator = declared(name, function, shapes)
     assert samples_for(operator.specification) is None
-    with pytest.raises(errors.MissingSamplesError):
+    with pytest.raises(errors.MissingSamplesError) as raised:
         opsmith.check(operator)
+    assert f"there are no samples to check it on, and {why}\n" in str(raised.value)
+
+
+def test_an_empty_list_of_samples_says_nothing_of_shapes() -> None:
+    with pytest.raises(errors.MissingSamplesError, match="there are no samples to check it on\n"):
+        opsmith.check(declared("empty", *ENOUGH["linear"]), samples=[])
 
 
 def test_samples_touch_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

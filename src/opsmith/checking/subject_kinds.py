@@ -40,7 +40,7 @@ from opsmith.core.call_arguments import CallArguments, shown
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
 from opsmith.core.samples import Make, samples_of
-from opsmith.core.shape_samples import samples_for
+from opsmith.core.shape_samples import missing_words, samples_for
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.adopted.forward import returned_by
@@ -162,7 +162,7 @@ def _subject(
 ) -> Subject:
     if not calls:
         raise errors.MissingSamplesError(
-            "there are no samples to check it on",
+            f"there are no samples to check it on{missing_words(specification)}",
             operator=specification.name,
             where=specification.where,
             hint=_sampling_hint(specification, operator),

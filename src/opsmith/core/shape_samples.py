@@ -57,6 +57,22 @@ def samples_for(specification: Specification) -> Samples | None:
     return None
 
 
+def missing_words(specification: Specification) -> str:
+    """Say what `shapes=` leaves open where it is not enough for samples; empty where there is none."""
+    shapes = specification.shapes
+    if shapes is None or samples_for(specification) is not None:
+        return ""
+    sizes = _sizes(specification, shapes, 0)
+    unknown = [
+        f"`{each.name}`"
+        for each in specification.schema.arguments
+        if _value(each, shapes, sizes, Make(), *RANGES[0]) is UNKNOWN
+    ]
+    if unknown:
+        return f", and nothing says what {' and '.join(unknown)} may be"
+    return ", and on those that `shapes=` says the reference raises, or has no finite results"
+
+
 def _calls(made: Callable[[Make, int], CallArguments | None], rounds: Sequence[int], make: Make) -> list[Any]:
     return [made(make, number) for number in rounds]
 
