@@ -449,6 +449,30 @@ def test_code_that_runs_on_real_tensors_only_compiled(case: str) -> None:
     torch.testing.assert_close(first, found)
 
 
+@opsmith.operator("foreign::sine_backward")
+def sine_backward(upstream: Tensor, x: Tensor) -> Tensor:
+    return upstream * x.cos()
+
+
+class Sine(Function):
+    """Runs on real tensors only; its author has an operator of the name that its backward would have."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return torch.from_numpy(x.numpy()).sin()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return sine_backward(grad, torch.from_numpy(ctx.saved_tensors[0].numpy()))
+
+
+def test_the_name_of_a_backward_may_be_taken() -> None:
+    sine, x = opsmith.adopt(Sine, "foreign::sine"), torch.tensor([0.5, -1.0])
+    torch.testing.assert_close(torch.vmap(torch.func.grad(sine))(x), x.cos())
+    assert torch.equal(sine_backward(x, x), x * x.cos())
+
+
 class PerhapsTwo(Function):
     """Its second result is None where it is not asked for."""
 

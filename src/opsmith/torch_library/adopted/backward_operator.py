@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor
 from opsmith.core.adopted import AdoptedFunction
 from opsmith.core.argument_types import STR, TENSOR, ArgumentType
 from opsmith.core.call_arguments import tensors_in
+from opsmith.core.forked_locks import lock_of
 from opsmith.core.formula import Formula, zero
 from opsmith.core.gradients import NEEDED, GradientRules, TangentRules
 from opsmith.core.results import Result
@@ -32,6 +34,8 @@ GRADIENTS = "gradients"
 NEEDS = "inputs_needed"
 
 _registered: dict[str, Any] = {}
+"""Registration of the backward of each operator, by the operator's name."""
+_registering = lock_of(sys.modules[__name__], "_registering")
 
 
 def gradients_on_real_tensors(
@@ -63,17 +67,24 @@ def _is_needed(tensor: Tensor) -> bool:
 
 def _backward_operator(adopted: AdoptedFunction) -> tuple[Schema, Any]:
     """The schema and overload of the operator of a class's backward, registered at its first use."""
-    name = adopted.operator + BACKWARD_SUFFIX
-    known = _registered.get(name)
-    if known is None or known.specification.adopted_from is not adopted:
-        from opsmith.torch_library.registration import DispatcherRegistration  # which imports this module
+    from opsmith.torch_library.registration import DispatcherRegistration  # which imports this module
 
-        specification = _specification(adopted, name)
+    with _registering:
+        known = _registered.get(adopted.operator)
         if known is None:
-            known = _registered[name] = DispatcherRegistration(specification)
-        else:
-            known.update(specification)
-    return known.specification.schema, known.overload
+            known = DispatcherRegistration(_specification(adopted, _free_name(adopted.operator)))
+            _registered[adopted.operator] = known
+        elif known.specification.adopted_from is not adopted:
+            known.update(_specification(adopted, known.specification.name))
+        return known.specification.schema, known.overload
+
+
+def _free_name(operator: str) -> str:
+    """A name for the backward of an operator: the author may have an operator of the plain one."""
+    name = operator + BACKWARD_SUFFIX
+    while capabilities.operator_exists(name):
+        name += "_"
+    return name
 
 
 def _specification(adopted: AdoptedFunction, name: str) -> Specification:
