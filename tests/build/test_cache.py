@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import stat
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,17 @@ def test_it_is_built_once_and_then_comes_from_memory_or_disk(directory: Path) ->
     assert cache.obtain(PARTS, builder).source == "memory"
     entry = Cache(directory).obtain(PARTS, builder)
     assert (entry.source, read(entry), builder.times) == ("disk", "right", 1)
+
+
+def test_a_warning_that_is_an_error_does_not_build_again(directory: Path) -> None:
+    builder, cache = Builder(), Cache(directory)
+    cache.abandon("it is full")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RuntimeWarning, match="it is full"):
+            cache.obtain(PARTS, builder)
+        assert cache.obtain(PARTS, builder).source == "memory"
+    assert builder.times == 1
 
 
 @pytest.mark.parametrize("part", PARTS)

@@ -111,7 +111,7 @@ _INSTEAD = {
     "kind": "; attach `op.surrogate_gradients(...)` to the result",
     "deterministic": "; give it torch's tag `nondeterministic_bitwise` where it is defined",
 }
-"""Words for an option of classes that an operator of torch.library says otherwise."""
+"""What to write instead of an option that only classes take; it follows the hint of the error."""
 
 
 def refuse_options(subject: Any, /, **given: tuple[Any, Any]) -> None:

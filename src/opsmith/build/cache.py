@@ -85,8 +85,9 @@ class Cache:
             entry = self._from_disk(key, parts, build)
         except _NotStoredError as failure:
             entry = CacheEntry(_private(build, parts, failure.reason), "private", failure.reason)
-            self._warn(failure.reason)
         self._known[key] = entry.directory
+        if entry.reason:
+            self._warn(entry.reason)  # last: a filter may make it an error
         return entry
 
     def abandon(self, reason: str) -> None:

@@ -132,10 +132,9 @@ class Toolchain:
 
     def _refuse_death(self, status: int, printed: str) -> None:
         """Refuse a compiler that a signal ended, which says nothing about the source."""
-        told = _DIED.search(printed) if status else None
-        if status < 0 or told is not None:
-            number = -status if status < 0 else 0
-            died = told[0] if told is not None else signal.Signals(number).name
+        printed_death = _DIED.search(printed) if status else None
+        if status < 0 or printed_death is not None:
+            died = signal.Signals(-status).name if printed_death is None else printed_death[0]
             raise errors.ToolchainError(
                 "the C++ compiler died of a signal",
                 expected="a compiler that ends by itself",

@@ -33,7 +33,7 @@ COUNTED = {
     "wrong": ("is wrong", "are wrong"),
 }
 
-SAID = {"new": "gains", "mended": "mends", "kept": "keeps"}
+VERBS = {"new": "gains", "mended": "mends", "kept": "keeps"}
 """Verb for the abilities of each state."""
 
 NEXT = {
@@ -126,8 +126,8 @@ def _show(console: Console, finding: Finding, *, verbose: bool) -> None:
 
 
 def _abilities(finding: Finding) -> str:
-    named = {state: [name for name, each in finding.abilities.items() if each == state] for state in SAID}
-    return "; ".join(f"{verb} {', '.join(named[state])}" for state, verb in SAID.items() if named[state])
+    named = {state: [name for name, each in finding.abilities.items() if each == state] for state in VERBS}
+    return "; ".join(f"{verb} {', '.join(named[state])}" for state, verb in VERBS.items() if named[state])
 
 
 def _close(console: Console, findings: list[Finding]) -> None:
