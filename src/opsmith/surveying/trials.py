@@ -99,7 +99,7 @@ class Trials:
             only if there are no others.
         stops: Errors of the others.
         tried: Number of guesses.
-        asked: Attributes that an argument may have if it is no tensor.
+        asked: Attributes that an argument may have if it is not a tensor.
     """
 
     ran: tuple[Guess, ...]
