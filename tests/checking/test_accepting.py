@@ -152,6 +152,9 @@ def test_only_what_is_new_counts_beside_a_baseline() -> None:
     assert same.passed
     assert same.verdict() == "Backwards: passed; 1 accepted"
     gradient = next(each for each in before.outcomes if each.property == "gradient")
+    known = tuple(replace(each, accepted="it is meant") for each in gradient.failures)
+    (kept,) = with_baseline(replace(before, outcomes=(replace(gradient, failures=known),)), before).outcomes
+    assert {each.accepted for each in kept.failures} == {"it is meant"}  # and not the baseline
     new = replace(gradient.failures[0], cause="scale")
     more = replace(gradient, failures=(*gradient.failures, new))
     report = replace(before, outcomes=tuple(more if each is gradient else each for each in before.outcomes))

@@ -45,7 +45,8 @@ def test_a_baseline_lets_what_is_known_pass(opsmith: Run, write: Write, space: s
     baseline.write_text(baseline.read_text(), encoding="utf-16")
     unreadable = opsmith("check", target, "--baseline", str(baseline), *FAST)
     assert unreadable.exit_code == 2
-    assert "must be a report of a check" in unreadable.stderr
+    assert "the baseline is no report of a check" in unreadable.stderr
+    assert str(baseline) in unreadable.stderr
     assert "Traceback" not in unreadable.stderr
 
 

@@ -128,6 +128,8 @@ def mark_accepted(outcomes: Sequence[Outcome], findings: Sequence[AcceptedFindin
 
 
 def _marked(failure: Failure, findings: Sequence[AcceptedFinding]) -> Failure:
+    if failure.accepted is not None:
+        return failure  # the author's reason says more than a baseline
     reason = next((each.reason for each in findings if each.covers(failure)), None)
     return failure if reason is None else replace(failure, accepted=reason)
 

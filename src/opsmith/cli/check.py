@@ -413,6 +413,14 @@ def read_baseline(file: Path) -> dict[str, Report]:
             got=f"{file}: {error.strerror}",
             hint=f"write it first: `opsmith check ... --json > {file}`",
         ) from error
+    except errors.UsageError as error:
+        raise errors.UsageError(
+            "the baseline is no report of a check",
+            argument="--baseline",
+            expected=error.expected,
+            got=f"{file}: {error.got}",
+            hint=f"write it anew: `opsmith check ... --json > {file}`",
+        ) from error
 
 
 def _report(subject: CheckSubject, options: dict[str, Any]) -> Report:
