@@ -203,6 +203,17 @@ def test_a_factor_of_two_in_one_sample_alone_is_not_told_from_a_size() -> None:
     assert "size of dimension 1 of `x`" in found.reason
 
 
+def reversal(x: Tensor, strength: float) -> Tensor:
+    return x.clone()
+
+
+def test_a_factor_that_is_minus_one_by_chance_is_named_by_what_it_is() -> None:
+    found = diagnosed(reversal, [(random(3, 4), 1.0)], "x", x=lambda grad, strength: -strength * grad)
+    assert found.cause == "scale"
+    assert found.reason == "it is the right one times -1, which is minus `strength`"
+    assert diagnosed(reversal, [(random(3, 4), 1.0)], "x", x=lambda grad: -grad).cause == "sign"
+
+
 def test_a_half_is_no_function_of_sizes() -> None:
     found = diagnosed(square, [(random(3, 4),)], "x", x=lambda grad, x: grad * x)
     assert found.reason == "it is the right one times 1/2"

@@ -28,13 +28,15 @@ FEW = 3
 def scale(evidence: Evidence) -> Iterator[Detection]:
     """Detect a factor: constant on all inputs; or varying, but with a name or confirmed by many numbers."""
     factor = factor_of(evidence.first)
-    if factor is None or abs(factor - 1) < 1e-6 or abs(factor + 1) < 1e-6:
+    if factor is None or abs(factor - 1) < 1e-6:
         return
     fresh = [factor_of(pair) for pair in evidence.fresh]
     factors = [factor, *(each for each in fresh if each is not None)]
     if len(factors) != len(evidence.pairs):
         return
     steady = all(cmath.isclose(each, factor, rel_tol=STEADY) for each in factors)
+    if steady and abs(factor + 1) < 1e-6:
+        return  # a wrong sign
     got = evidence.observation.got
     close = max(CLOSE, 16 * torch.finfo(got.dtype).eps) if got is not None else CLOSE
     if evidence.observation.tolerance is not None:
