@@ -136,6 +136,8 @@ def test_a_project_accepts_in_its_pyproject(tmp_path: Path) -> None:
         '[tool.opsmith]\naccept = [{operator = "demo::op", property = "vmap"}]\n',
         '[tool.opsmith]\naccept = [{operator = "o", property = "p", cause = "c", reason = "r", why = "w"}]\n',
         "[tool.opsmith\n",
+        "[tool]\nopsmith = 3\n",
+        "tool = 3\n",
     ],
 )
 def test_a_bad_pyproject_is_an_error_that_names_it(tmp_path: Path, text: str) -> None:

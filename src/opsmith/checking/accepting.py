@@ -1,4 +1,4 @@
-"""AcceptedFinding findings: failures that an author knows of and leaves as they are, each with the reason."""
+"""Accepted findings: failures that an author knows of and leaves as they are, each with the reason."""
 
 from __future__ import annotations
 
@@ -186,14 +186,13 @@ def project_findings(operator: str, folder: Path | None = None) -> dict[tuple[st
     if file is None:
         return {}
     try:
-        entries = (
-            tomllib.loads(file.read_text(encoding="utf-8"))
-            .get("tool", {})
-            .get("opsmith", {})
-            .get("accept", [])
-        )
+        entries: Any = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise _bad_entry(file, str(error)) from error
+    for key, missing in (("tool", {}), ("opsmith", {}), ("accept", [])):
+        if not isinstance(entries, dict):
+            raise _bad_entry(file, shown(entries))
+        entries = entries.get(key, missing)
     if not isinstance(entries, list):
         raise _bad_entry(file, shown(entries))
     found: dict[tuple[str, ...], str] = {}

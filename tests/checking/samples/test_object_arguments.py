@@ -263,3 +263,23 @@ def test_derived_samples_share_the_copies_of_their_objects() -> None:
     assert sample.at()[argnum] is not module
     other = tuple(linear() if value is module else value for value in sample.flat)
     assert replace(sample, flat=other).at()[argnum] is not sample.at()[argnum]
+
+
+def test_a_copied_function_shares_what_the_original_shares() -> None:
+    layer = torch.nn.Linear(2, 2)
+    weight = layer.weight
+
+    def both() -> tuple[torch.Tensor, torch.Tensor]:
+        return layer.weight, weight
+
+    one, other = copied_object(both, None, None)()
+    assert one is other
+    assert one is not weight
+
+
+def test_a_function_with_a_name_not_assigned_yet_is_not_copied() -> None:
+    def later() -> torch.Tensor:
+        return unassigned
+
+    assert copied_object(later, None, None) is later
+    unassigned = torch.ones(1)

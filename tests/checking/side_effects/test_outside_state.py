@@ -10,6 +10,10 @@ from torch import Tensor
 from torch.autograd import Function
 
 import opsmith
+from opsmith.checking.effort import EFFORTS
+from opsmith.checking.side_effects import outside_state
+from opsmith.checking.side_effects.outside_state import OutsideState
+from opsmith.checking.subject_kinds import subject_of
 
 X = torch.linspace(-2, 2, 12).view(4, 3) + 0.013
 ONLY = ["forward", "gradient", "determinism", "effects", "state"]
@@ -185,3 +189,23 @@ def test_what_calls_leave_behind_is_not_called_nondeterministic() -> None:
     (failure,) = [each for each in found.failures if each.property == "state"]
     assert "each changes `MEAN` of the module" in failure.message
     assert "From the same state both give the same" in failure.message
+
+
+LOOKUP = torch.zeros(20)
+
+
+class LooksUp(Counts):
+    """Reads a large table and small statistics."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x + LOOKUP[0] + 0 * MEAN
+
+
+def test_a_table_too_large_to_copy_leaves_room_for_small_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outside_state, "LARGE", 10)
+    state = OutsideState.of(subject_of(LooksUp, [(X,)], 0, EFFORTS["quick"]))
+    before = MEAN.clone()
+    MEAN.add_(1)
+    state.restore()
+    assert torch.equal(MEAN, before)

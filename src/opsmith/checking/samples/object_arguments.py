@@ -201,8 +201,8 @@ def copied_object(value: Any, dtype: torch.dtype | None, device: torch.device | 
             for each in tensors_of_object(made).values():
                 target = dtype if each.is_floating_point() else None
                 each.data = each.data.to(device=device, dtype=target)
-    except (TypeError, RuntimeError, AttributeError, NotImplementedError, copy.Error):
-        return value  # what it holds belongs to the system, or its tensors to a graph
+    except (TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError, copy.Error):
+        return value  # it holds a resource of the system, a tensor of a graph, or a name not assigned yet
     return made
 
 
@@ -210,15 +210,17 @@ def _copied_function(function: types.FunctionType) -> types.FunctionType:
     """Copy a function with what it closes over."""
     if is_library(function.__module__):
         return function
-    cells = tuple(types.CellType(copy.deepcopy(cell.cell_contents)) for cell in function.__closure__ or ())
-    made = types.FunctionType(
-        function.__code__,
-        function.__globals__,
-        function.__name__,
-        copy.deepcopy(function.__defaults__),
-        cells,
+    # All of it is copied at once, so that what two variables share stays shared.
+    contents, defaults, keyword_defaults = copy.deepcopy(
+        (
+            [cell.cell_contents for cell in function.__closure__ or ()],
+            function.__defaults__,
+            function.__kwdefaults__,
+        )
     )
-    made.__kwdefaults__ = copy.deepcopy(function.__kwdefaults__)
+    cells = tuple(types.CellType(each) for each in contents)
+    made = types.FunctionType(function.__code__, function.__globals__, function.__name__, defaults, cells)
+    made.__kwdefaults__ = keyword_defaults
     made.__dict__.update(function.__dict__)
     return made
 

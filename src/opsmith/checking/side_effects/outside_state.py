@@ -93,9 +93,10 @@ class OutsideState:
                 modules.append(ObjectState.of(value))
                 continue
             for each in tensors_within(value):
-                room -= each.numel()
-                if id(each) not in tensors and room > 0 and each.layout is torch.strided and not each.is_meta:
+                copied = each.layout is torch.strided and not each.is_meta
+                if id(each) not in tensors and copied and each.numel() <= room:
                     tensors[id(each)] = TensorState.of(each)
+                    room -= each.numel()
             items = value.copy() if isinstance(value, CONTAINERS) else None
             if items is not None or _may_change(value):
                 values.append(SavedValue(reached, value, items))
