@@ -7,6 +7,7 @@ import errno
 import fcntl
 import io
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -107,5 +108,5 @@ def test_a_file_operation_that_fails(tmp_path: Path, number: int, *, warm: bool)
         assert is_right(obtained(folder), "new"), seen[at - 1]
         if len(seen) < at:
             break
-    print(f"{at - 1} operations: {right - 1} calls right, {refused} refused")
+    sys.stdout.write(f"{at - 1} operations: {right - 1} calls right, {refused} refused\n")
     assert at > (10 if warm else 40)
