@@ -234,7 +234,7 @@ def _reserved_word(name: str) -> str | None:
     torch finds an operator as an attribute of a namespace, which has some of its own: `torch.ops.a.name`.
     """
     space, short = name.split("::")
-    namespace = torch.ops.opsmith  # which has no operators
+    namespace = torch.ops.opsmith_without_operators
     if keyword.iskeyword(space) or space in {*RESERVED_NAMESPACES, *dir(type(torch.ops))}:
         return space
     if keyword.iskeyword(short) or short in {*dir(type(namespace)), *vars(namespace)}:

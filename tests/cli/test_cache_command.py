@@ -61,9 +61,12 @@ def test_json(disk: Cache) -> None:
     assert all(each["bytes"] > 20_000 and each["built"] for each in answer["entries"])
 
 
+KIND = r'(?:"kind": |KIND = |_parts\(|\.obtain\()"([a-z ]+)"'
+
+
 def test_whatever_is_built_has_a_name() -> None:
     texts = [path.read_text() for path in Path(command.__file__).parents[1].glob("kernels/**/*.py")]
-    kinds = {kind for text in texts for kind in re.findall(r'(?:"kind": |_parts\()"([a-z ]+)"', text)}
+    kinds = {kind for text in texts for kind in re.findall(KIND, text)}
     assert kinds == {*command.KINDS}
 
 

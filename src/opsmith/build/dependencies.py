@@ -137,10 +137,8 @@ def preprocess(toolchain: Toolchain, flags: Sequence[str], files: Mapping[str, s
         directory = Path(scratch)
         for name, text in files.items():
             (directory / name).write_text(text, encoding="utf-8")
-        for attempt in range(ATTEMPTS):
-            # The files are listed five times faster where macros are kept, which g++ alone can do.
-            quick = ["-fdirectives-only"] if not attempt and "clang" not in toolchain.identity else []
-            done = toolchain.run([*flags, "-E", *quick, SOURCE, "-o", PREPROCESSED], directory)
+        for _ in range(ATTEMPTS):
+            done = toolchain.run([*flags, "-E", SOURCE, "-o", PREPROCESSED], directory)
             if done.status:
                 raise PreprocessorError(done.printed)
             text = (directory / PREPROCESSED).read_text(encoding="utf-8", errors="surrogateescape")

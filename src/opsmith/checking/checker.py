@@ -133,7 +133,7 @@ def check(
         replaying = not limit_s and not schedule.exits() and not schedule.hung()
         outcomes = tuple(with_replays(rooted, tried, run=replaying))
     subsets = [name for name in found if found[name].status != "skipped" and PROPERTIES[name].subset]
-    subject.restore_outside()
+    given.restore_outside()
     return Report(
         given.name,
         outcomes,

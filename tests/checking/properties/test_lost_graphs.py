@@ -37,7 +37,7 @@ def test_a_graph_that_is_there_only_sometimes_is_told(before: int) -> None:
     samples = [(torch.tensor([0.5, -1.0, 2.0]),)]
     report = opsmith.check(LosesItsGraph, samples=samples, effort="quick", only=["determinism", "state"])
     (failure,) = report.failures
-    assert failure.cause == "nondeterministic"
+    assert failure.cause == "stale-state"
     assert "there is none (None)" in failure.message or "where there was none" in failure.message
 
 

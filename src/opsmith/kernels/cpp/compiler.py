@@ -155,7 +155,7 @@ class KernelCompiler:
             directory = Path(scratch)
             (directory / SOURCE).write_text(self.text, encoding="utf-8")
             (directory / HEADER.name).write_bytes(HEADER.read_bytes())
-            done = self.toolchain.run([*self.flags, SOURCE, "-o", LIBRARY], directory)
+            done = self.toolchain.run([*self.flags, "-fsyntax-only", SOURCE], directory)
         return done.printed if done.status else ""
 
     def _refused(self, printed: str, headers: frozenset[str]) -> errors.CompileError:

@@ -71,7 +71,7 @@ class CppLibrary:
     """
 
     def __init__(self, obtain: Callable[[], CacheEntry]) -> None:
-        self._library = _loaded(obtain)
+        self._library = ctypes.CDLL(_loadable(obtain))
         self.exported = _Exported.in_dll(self._library, "opsmith_kernel")
         self.computes_sizes = bool(self.exported.candidates[0].sizes)
         self.candidates = tuple(
@@ -80,8 +80,8 @@ class CppLibrary:
         )
 
 
-def _loaded(obtain: Callable[[], CacheEntry]) -> ctypes.CDLL:
-    """Load the library of an entry; one from the cache that does not load is dropped, and built again once.
+def _loadable(obtain: Callable[[], CacheEntry]) -> str:
+    """Return the path of an entry's library; one from the cache that does not load is built again once.
 
     Args:
         obtain: Returns the entry.
@@ -90,20 +90,22 @@ def _loaded(obtain: Callable[[], CacheEntry]) -> ctypes.CDLL:
         CompileError: If a library that was built now does not load.
     """
     entry = obtain()
+    path = str(entry.directory / LIBRARY)
     try:
-        return ctypes.CDLL(str(entry.directory / LIBRARY))
+        ctypes.CDLL(path)
     except OSError as error:
         if entry.source in ("disk", "built") and _runs_nothing(entry.directory):
             cache_on_disk().abandon("no program can be run from its file system (noexec)")
-            return _loaded(obtain)
+            return _loadable(obtain)
         if entry.source == "disk":
             cache_on_disk().discard(entry)
-            return _loaded(obtain)
+            return _loadable(obtain)
         raise errors.CompileError(
             "the compiled kernel cannot be loaded",
             got=str(error),
             hint="see that every library it needs is installed, and that CXX is this machine's compiler",
         ) from error
+    return path
 
 
 def _runs_nothing(directory: Path) -> bool:
@@ -275,9 +277,14 @@ def fill_new_memory(on: bool) -> bool:
 
 
 @cache
+def _runtime_path() -> str:
+    return _loadable(compile_runtime)
+
+
+@cache
 def _runtime() -> Any:
     """Load the runtime's functions, called without the interpreter's lock: torch's dispatcher has its own."""
-    loaded = _with_prototypes(_loaded(compile_runtime))
+    loaded = _with_prototypes(ctypes.CDLL(_runtime_path()))
     loaded.opsmith_fill(int(_fills_memory))
     return loaded
 
@@ -285,7 +292,7 @@ def _runtime() -> Any:
 @cache
 def _python_runtime() -> Any:
     """Load the runtime's functions that hold Python objects, called with the lock."""
-    return _with_prototypes(ctypes.PyDLL(_runtime()._name))
+    return _with_prototypes(ctypes.PyDLL(_runtime_path()))
 
 
 def _with_prototypes(library: Any) -> Any:

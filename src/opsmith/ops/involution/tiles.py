@@ -261,7 +261,7 @@ def block(problem: Problem) -> tuple[int, int, int]:
     """Return the number of threads of a block."""
     tile = chosen(problem)
     if tile is None:
-        return 256, 1, 1
+        return MOST_THREADS[problem.kind], 1, 1
     if problem.kind == "weight_gradient":
         return tile.strips, tile.rows, tile.taps
     return problem.parts[0], tile.strips, tile.rows
@@ -271,7 +271,7 @@ def grid(problem: Problem) -> int:
     """Return the number of blocks of a launch; without tiles, threads loop over the items."""
     tile = chosen(problem)
     if tile is None:
-        return min(-(-problem.images * problem.numel // 256), 2**20)
+        return min(-(-problem.images * problem.numel // MOST_THREADS[problem.kind]), 2**20)
     return problem.images * blocks(problem, tile)
 
 
