@@ -265,3 +265,22 @@ def test_none_is_no_value_of_an_argument_that_takes_any_object() -> None:
     report = opsmith.check(WithSlope, samples=[(X, torch.sin, torch.cos)], effort="quick")
     assert not report.failures, report
     assert not [text for text in report.inputs if "None" in text]
+
+
+class Vast(torch.autograd.Function):
+    """It compares with a number that no float can be."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, k: float, n: int) -> Tensor:
+        if k > 10**400 or n == 10**400:
+            return x * 3
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0] * 2, None, None
+
+
+def test_a_number_that_no_float_can_be_is_not_tried() -> None:
+    report = opsmith.check(Vast, samples=[(X, 1.5, 3)], only=["forward", "gradient"])
+    assert report.passed, str(report)

@@ -283,3 +283,13 @@ def test_a_function_with_a_name_not_assigned_yet_is_not_copied() -> None:
 
     assert copied_object(later, None, None) is later
     unassigned = torch.ones(1)
+
+
+def test_the_attributes_of_a_function_are_copied_too() -> None:
+    def scaled(x: Tensor) -> Tensor:
+        return x * 2
+
+    scaled.weight = torch.ones(2)  # type: ignore[attr-defined]
+    made = copied_object(scaled, torch.float64, None)
+    assert made.weight.dtype == torch.float64
+    assert scaled.weight.dtype == torch.float32  # type: ignore[attr-defined]

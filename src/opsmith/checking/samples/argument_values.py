@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.samples.compared_values import Comparison, compared_values
+from opsmith.checking.samples.compared_values import Comparison, compared_values, is_float
 from opsmith.checking.samples.index_values import index_values
 from opsmith.checking.samples.linked_sizes import sizes_of
 from opsmith.checking.samples.sample import Sample
@@ -125,7 +125,7 @@ def _like(value: Any, other: Any) -> Any:
     if isinstance(value, bool | Enum) or isinstance(other, bool | Enum):
         return None
     if isinstance(value, int) and isinstance(other, int | float):
-        return int(other) if float(other).is_integer() and abs(other) <= LARGEST else None
+        return int(other) if abs(other) <= LARGEST and float(other).is_integer() else None
     if isinstance(value, float) and isinstance(other, int | float):
-        return float(other)
+        return float(other) if is_float(other) else None
     return other if value is None or type(other) is type(value) else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 import operator
+import sys
 import textwrap
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,6 +39,11 @@ _SAME = frozenset({"lower", "upper", "casefold", "strip", "int", "float", "str",
 _UNKNOWN = object()
 
 
+def is_float(number: Any) -> bool:
+    """Return True for a number that a float can be: whole numbers of Python may be larger."""
+    return isinstance(number, float) or abs(number) <= sys.float_info.max
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Values that one expression compares an argument with.
@@ -64,7 +70,7 @@ class Comparison:
         if self.holds is None or not isinstance(value, int | float):
             return [*self.values]
         near: list[Any] = [*self.values]
-        for bound in (*self.values, value):
+        for bound in filter(is_float, (*self.values, value)):
             step = 0.5 * max(1.0, abs(bound)) if isinstance(value, float) else 1
             near += [bound + step, bound - step]
         side = bool(self.holds(value))

@@ -198,7 +198,7 @@ def copied_object(value: Any, dtype: torch.dtype | None, device: torch.device | 
     try:
         made = _copied_function(value) if isinstance(value, types.FunctionType) else copy.deepcopy(value)
         with torch.no_grad():
-            for each in tensors_of_object(made).values():
+            for each in tensors_of_object(made).values() if made is not value else ():
                 target = dtype if each.is_floating_point() else None
                 each.data = each.data.to(device=device, dtype=target)
     except (TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError, copy.Error):
@@ -211,17 +211,18 @@ def _copied_function(function: types.FunctionType) -> types.FunctionType:
     if is_library(function.__module__):
         return function
     # All of it is copied at once, so that what two variables share stays shared.
-    contents, defaults, keyword_defaults = copy.deepcopy(
+    contents, defaults, keyword_defaults, attributes = copy.deepcopy(
         (
             [cell.cell_contents for cell in function.__closure__ or ()],
             function.__defaults__,
             function.__kwdefaults__,
+            function.__dict__,
         )
     )
     cells = tuple(types.CellType(each) for each in contents)
     made = types.FunctionType(function.__code__, function.__globals__, function.__name__, defaults, cells)
     made.__kwdefaults__ = keyword_defaults
-    made.__dict__.update(function.__dict__)
+    made.__dict__.update(attributes)
     return made
 
 
