@@ -10,6 +10,7 @@ from __future__ import annotations
 REFUSED = {
     "library_operators": (
         "adopting/test_registered.py::test_a_kernel_that_writes_or_returns_its_input_is_found_where_it_is_differentiated",
+        "adopting/test_registered.py::test_a_reference_needs_no_type_hints",
         "adopting/test_registered.py::test_adopting_again_replaces_and_stacks_nothing",
         "adopting/test_registered.py::test_adopting_again_takes_nothing_back_meanwhile",
         "adopting/test_registered.py::test_autocast",
@@ -75,6 +76,13 @@ REFUSED = {
         "errors/test_adopting_registered.py::test_declaring_a_name_that_is_adopted",
     ),
     "torch_func": (
+        "adopting/test_foreign_classes.py::test_the_name_of_a_backward_may_be_taken",
+        "adopting/test_adopted_operators.py::test_what_runs_on_real_tensors_is_told",
+        "adopting/test_corpus_transforms.py::test_vmap[numpy_sin-0]",
+        "adopting/test_corpus_transforms.py::test_vmap[numpy_sin-1]",
+        "adopting/test_corpus_transforms.py::test_vmap_of_grad[numpy_sin]",
+        "adopting/test_corpus_transforms.py::test_vmap_of_grad[numpy_backward]",
+        "adopting/test_foreign_classes.py::test_transforms_of_code_that_runs_on_real_tensors_only",
         "errors/test_adopting_messages.py::test_calling[forward mode of what is not linear]",
         "adopting/test_adopted_operators.py::test_opaque",
         "adopting/test_corpus_transforms.py::test_jvp",
@@ -163,6 +171,7 @@ OTHERWISE = {
         "checking/test_mutants.py::test_a_wrong_operator_is_rejected[reference_looks_at_numbers]",
     ),
     "dispatch_mode": (
+        "checking/samples/test_argument_values.py::test_branches_that_are_right_or_refuse_pass",
         "benchmarking/test_benchmark_session.py::test_what_there_is_to_do_is_counted_by_direction",
         "benchmarking/test_benchmark_work.py::test_operations_are_counted",
         "benchmarking/test_benchmark_work.py::test_what_nothing_is_known_of_is_named",
@@ -179,6 +188,7 @@ OTHERWISE = {
     ),
     "sharding": ("distribution/test_placements.py::test_a_kernel_runs_on_shards_where_that_is_right",),
     "torch_func": (
+        "adopting/test_adopted_operators.py::test_what_the_reference_does_instead_is_told",
         "checking/test_function_class.py::test_forward_mode_of_a_forward_that_draws_is_refused",
         "core/test_result_forms.py::test_a_whole_batch_of_lists",
         "errors/test_adopting_messages.py::test_calling[twice through once_differentiable, by transforms]",

@@ -119,7 +119,9 @@ def cannot_run(
     adopted: AdoptedFunction, method: str, circumstance: str, reason: str
 ) -> errors.TransformError:
     """The error for code that does not run on proxy tensors."""
-    if adopted.reference is None:
+    if circumstance in (TRANSFORMED, MAPPED) and not capabilities.on("torch_func"):
+        why = "to run it on real tensors there needs the capability `torch_func`, which is off"
+    elif adopted.reference is None:
         why = "there is no reference"
     elif adopted.surrogate:
         kinds = ", ".join(sorted(adopted.kinds))
