@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from pathlib import Path
 from typing import Any
@@ -386,3 +387,19 @@ def test_a_disk_that_runs_no_programs_is_not_used(tmp_path: Path, monkeypatch: p
         path = dispatch._loadable(lambda: cache.obtain({"a": "b"}, lambda at: (at / "c").touch()))
     assert places == [places[0], Path(path).parent]
     assert not Path(path).is_relative_to(cache.directory)
+
+
+def test_a_full_directory_for_temporary_files_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    from opsmith.build import dependencies
+    from opsmith.kernels.cpp.compiler import compile_kernel
+    from opsmith.kernels.cpp.source import cpp_source
+
+    def full(**options: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    text = "void full(Contiguous<const float> x, Contiguous<float> y) { /* of no other test */ }"
+    source = cpp_source("demo::full", cpp=text, cpp_file=None, entry=None, declared=None)
+    monkeypatch.setattr(dependencies.tempfile, "TemporaryDirectory", full)
+    with pytest.raises(errors.CacheError, match="no temporary file can be written") as caught:
+        compile_kernel(source, "demo::full", ())
+    assert caught.value.hint == "make room, or set TMPDIR to a directory that can be written"

@@ -132,7 +132,7 @@ def _typical(values: Tensor) -> float:
 
 @dataclass(frozen=True)
 class _Stairs:
-    """What may be a staircase, for each result.
+    """Elements of each result that may lie on a staircase.
 
     Args:
         least: Least relative difference of quotients over many stairs; infinite where there are none.

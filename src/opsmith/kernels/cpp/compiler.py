@@ -148,6 +148,14 @@ class KernelCompiler:
             return preprocess(self.toolchain, self.flags, files)
         except PreprocessorError as error:
             raise self._refused(error.printed, own_headers(self.source)) from None
+        except OSError as error:
+            raise errors.CacheError(
+                "a kernel cannot be built, as no temporary file can be written",
+                operator=self.operator,
+                expected="room in the directory for temporary files",
+                got=str(error),
+                hint="make room, or set TMPDIR to a directory that can be written",
+            ) from error
 
     def _messages(self) -> str:
         """Compile the author's text for the errors alone: macros move the columns of a preprocessed text."""
