@@ -12,8 +12,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -188,28 +189,46 @@ class JobOutcome:
     left: int = 0
 
 
-def run_job(job: SanitizerJob, limit_s: float) -> JobOutcome:
-    """Run a job in a process under sanitizers.
+def run_jobs(jobs: Iterable[SanitizerJob], limit_s: float) -> Iterator[JobOutcome]:
+    """Run each job in a process under sanitizers, and yield the outcomes in order.
+
+    As many processes run as there are cores: most of a job's time goes to the start and the compiler.
 
     Args:
-        job: The job.
+        jobs: The jobs.
         limit_s: Time limit of a call in seconds.
 
     Raises:
         UncheckableError: If there are no sanitizers, or no process starts with them.
-        OpsmithError: If the kernel cannot be built.
+        OpsmithError: If a kernel cannot be built.
     """
     try:
         libraries = preloaded(find_toolchain())
     except errors.ToolchainError as error:
         raise UncheckableError(error) from error
-    with tempfile.TemporaryDirectory(prefix="opsmith-sanitized-") as name:
-        folder = Path(name)
-        (folder / "job").write_bytes(pickle.dumps(job))
-        reading, writing = os.pipe()
-        with (folder / "output").open("wb") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM.format(path=sys.path, folder=name, writing=writing)],
+    with ExitStack() as running:
+        processes: deque[_SanitizerProcess] = deque()
+        for job in jobs:
+            processes.append(running.enter_context(_SanitizerProcess(job, libraries)))
+            if len(processes) == len(os.sched_getaffinity(0)):
+                yield processes.popleft().outcome(limit_s)
+        while processes:
+            yield processes.popleft().outcome(limit_s)
+
+
+class _SanitizerProcess:
+    """Process that runs a job under sanitizers. As a context manager, it ends with the context."""
+
+    def __init__(self, job: SanitizerJob, libraries: Iterable[Path]) -> None:
+        self.job = job
+        self.directory = tempfile.TemporaryDirectory(prefix="opsmith-sanitized-")
+        self.folder = Path(self.directory.name)
+        (self.folder / "job").write_bytes(pickle.dumps(job))
+        self.reading, writing = os.pipe()
+        program = PROGRAM.format(path=sys.path, folder=self.directory.name, writing=writing)
+        with (self.folder / "output").open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", program],
                 env={**os.environ, "LD_PRELOAD": " ".join(map(str, libraries)), **options(job)},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -218,14 +237,25 @@ def run_job(job: SanitizerJob, limit_s: float) -> JobOutcome:
                 start_new_session=True,
             )
         os.close(writing)
-        try:
-            runs = _ChildEvents(folder, limit_s).of(reading)
-        finally:
-            os.close(reading)
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # and its forks
-            process.wait()
-    return JobOutcome(runs, len(job.calls) - (1 + runs[-1].call if runs else 0))
+
+    def __enter__(self) -> _SanitizerProcess:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.reading < 0:
+            return
+        os.close(self.reading)
+        self.reading = -1
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)  # and its forks
+        self.process.wait()
+        self.directory.cleanup()
+
+    def outcome(self, limit_s: float) -> JobOutcome:
+        """Read the events until the job ends; end the process."""
+        with self:
+            runs = _ChildEvents(self.folder, limit_s).of(self.reading)
+        return JobOutcome(runs, len(self.job.calls) - (1 + runs[-1].call if runs else 0))
 
 
 PROGRAM = """\

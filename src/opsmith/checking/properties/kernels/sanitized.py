@@ -18,11 +18,12 @@ from opsmith.checking.processes.fork import describe_exit
 from opsmith.checking.processes.sanitizer_parent import (
     REDZONE,
     CallOutcome,
+    JobOutcome,
     MemorySpan,
     SampleArguments,
     SanitizedCall,
     SanitizerJob,
-    run_job,
+    run_jobs,
 )
 from opsmith.checking.properties.kernels.sizes import kernel_sizes
 from opsmith.checking.property import Findings, Note, Property, Skipped
@@ -56,36 +57,41 @@ def run(subject: Subject) -> Findings:
     safe = subject.by_reference()
     safe = replace(safe, samples=(*safe.samples, *variations(safe).samples))
     safe = replace(safe, samples=(*safe.samples, *kernel_sizes(safe)))
-    for kernel in kernels:
-        for finding in _kernel(safe, kernel):
+    jobs = [_job(safe, kernel) for kernel in kernels]
+    outcomes = run_jobs([job for job in jobs if job.calls], subject.limit_s)
+    for kernel, job in zip(kernels, jobs, strict=True):
+        if not job.calls:
+            yield Skipped(f"the kernel at {kernel.where} takes none of the samples")
+            continue
+        for finding in _kernel(kernel, job, next(outcomes), subject.limit_s):
             if isinstance(finding, Failure):
                 finding = replace(finding, replay=check_again(subject, NAME))
             yield finding
 
 
-def _kernel(subject: Subject, kernel: Kernel) -> Findings:
-    built = kernel.function
-    assert isinstance(built, CppKernel)
-    job = _job(subject, kernel, built)
-    if not job.calls:
-        yield Skipped(f"the kernel at {kernel.where} takes none of the samples")
-        return
-    answer = run_job(job, subject.limit_s)
-    findings = KernelFindings(job, built.source, subject.limit_s)
-    failures = without_duplicates([failure for each in answer.runs for failure in findings.of(each)])
+def _kernel(kernel: Kernel, job: SanitizerJob, outcome: JobOutcome, limit_s: float) -> Findings:
+    """Yield what the calls of one kernel showed."""
+    findings = KernelFindings(job, _built(kernel).source, limit_s)
+    failures = without_duplicates([failure for each in outcome.runs for failure in findings.of(each)])
     yield from failures
-    raised = [each.raised for each in answer.runs if each.raised is not None]
+    raised = [each.raised for each in outcome.runs if each.raised is not None]
     what = f"of the {len(job.calls)} calls of the kernel at {kernel.where}"
-    if answer.left and failures:
-        yield Note(f"{answer.left} {what} were left out, after so many deaths")
-    elif answer.left:
-        yield Skipped(f"{answer.left} {what} were not made: their process ended without a report")
+    if outcome.left and failures:
+        yield Note(f"{outcome.left} {what} were left out, after so many deaths")
+    elif outcome.left:
+        yield Skipped(f"{outcome.left} {what} were not made: their process ended without a report")
     if raised:
         words = f"{len(raised)} {what} raised: {raised[0].splitlines()[0]}"
-        yield Note(words) if len(raised) < len(answer.runs) else Skipped(words)
+        yield Note(words) if len(raised) < len(outcome.runs) else Skipped(words)
 
 
-def _job(subject: Subject, kernel: Kernel, built: CppKernel) -> SanitizerJob:
+def _built(kernel: Kernel) -> CppKernel:
+    assert isinstance(kernel.function, CppKernel)
+    return kernel.function
+
+
+def _job(subject: Subject, kernel: Kernel) -> SanitizerJob:
+    built = _built(kernel)
     schema = subject.specification.schema
     samples, calls = [], []
     for sample in subject.samples:
