@@ -60,6 +60,17 @@ class ForTrainedAlone(Applied):
         return (by_x if any(each.requires_grad for each in ctx.run.parameters()) else 0 * by_x), None
 
 
+class RecordsWhileTrained(Applied):
+    """Gives a result without a graph where its module is frozen."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, run: Any) -> Tensor:
+        result = Applied.forward(ctx, x, run)
+        if not run.weight.requires_grad:
+            ctx.mark_non_differentiable(result)
+        return result
+
+
 class Accumulates(Applied):
     """Leaves the gradients of parameters in their `.grad`."""
 
@@ -131,6 +142,30 @@ class Trains(Applied):
         return Applied.forward(ctx, x, run)
 
 
+class Graph(nn.Module):
+    """Multiplies by a sparse matrix, which is a buffer or a parameter."""
+
+    def __init__(self, matrix: Tensor) -> None:
+        super().__init__()
+        if isinstance(matrix, nn.Parameter):
+            self.matrix = matrix
+        else:
+            self.register_buffer("matrix", matrix)
+        self.scale = nn.Parameter(torch.full((), 1.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sparse.mm(self.matrix, x) * self.scale
+
+
+class WritesIntoMatrix(Applied):
+    """Writes into the numbers of a sparse buffer."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, run: Any) -> Tensor:
+        run.matrix.mul_(0.5)
+        return Applied.forward(ctx, x, run)
+
+
 def linear(**options: Any) -> nn.Module:
     torch.manual_seed(0)
     return nn.Linear(3, 2, **options)
@@ -189,6 +224,35 @@ def test_a_gradient_that_vanishes_where_a_module_is_frozen_is_found() -> None:
     (failure,) = found.failures
     assert (failure.property, failure.cause, failure.input) == ("gradient", "input-needs-grad", "x")
     assert "is another one where no parameter of `run` requires a gradient" in failure.message
+
+
+def test_a_graph_that_is_lost_where_a_module_is_frozen_is_found() -> None:
+    (failure,) = check(RecordsWhileTrained, X, linear()).failures
+    assert (failure.property, failure.cause, failure.input) == ("gradient", "input-needs-grad", "x")
+    assert "where `weight` of `run` requires no gradient: there is none (None)" in failure.message
+
+
+def test_a_module_with_a_sparse_buffer_is_checked() -> None:
+    module = Graph(torch.eye(4).to_sparse())
+    found = opsmith.check(Applied, samples=[(X, module)], skip=["second_order", "integration"])
+    assert found.passed, str(found)
+    assert not found.errors + found.warnings, str(found)
+
+
+SPARSE = [Tensor.to_sparse_csr, lambda matrix: nn.Parameter(matrix.to_sparse())]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize("make", SPARSE, ids=["rows", "parameter"])
+def test_a_module_with_a_sparse_tensor_that_torch_does_not_copy_is_not_cast(make: Any) -> None:
+    found = check(Applied, X, Graph(make(torch.eye(4))))
+    assert faults(found) == {("forward", "raises", "error")}, str(found)
+    assert "it takes float32 and not float64" in found.failures[0].message
+
+
+def test_a_write_into_a_sparse_tensor_of_a_module_is_found() -> None:
+    found = check(WritesIntoMatrix, X, Graph(torch.eye(4).to_sparse()).eval())
+    assert ("effects", "mutates-input", "error") in faults(found), str(found)
 
 
 def test_a_module_that_the_author_froze_is_tried_in_training() -> None:

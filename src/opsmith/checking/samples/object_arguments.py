@@ -119,7 +119,14 @@ def same_numbers(one: Tensor, other: Tensor) -> bool:
     one, other = one.detach(), other.detach()
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
+    if one.layout != torch.strided:
+        one, other = one.to_dense(), other.to_dense()
     return torch.equal(one, other) or bool(((one == other) | ((one != one) & (other != other))).all())
+
+
+def address_of(tensor: Tensor) -> int:
+    """Return the address of a tensor's first element; that of the object for a sparse tensor."""
+    return tensor.data_ptr() if tensor.layout == torch.strided else id(tensor)
 
 
 @dataclass(frozen=True)

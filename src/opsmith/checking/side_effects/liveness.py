@@ -18,6 +18,7 @@ from torch.nn import Parameter
 from opsmith.checking.side_effects.reachable_state import reachable_values, tensors_within
 from opsmith.checking.subject import Subject
 from opsmith.core.reachable import CONTAINERS
+from opsmith.torch_library.validation import unsupported_kind
 
 
 @dataclass(frozen=True)
@@ -150,13 +151,16 @@ def attribute_tensors(results: Sequence[Any]) -> list[tuple[str, Tensor]]:
 def held_tensors(value: Any, seen: set[int], depth: int = 8) -> Iterator[Tensor]:
     """Yield the tensors that a value keeps alive: in containers, objects, closures and bound arguments.
 
+    They are strided and dense: others, such as sparse ones, have no memory of their own.
+
     Args:
         value: The value.
         seen: Identities of the objects that were followed already.
         depth: Number of objects to follow from here.
     """
     if isinstance(value, Tensor):
-        yield value
+        if unsupported_kind(value) is None:
+            yield value
     elif depth and id(value) not in seen:
         seen.add(id(value))
         for each in _held(value):

@@ -14,7 +14,7 @@ from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.compare import describe_difference, differ_beyond_rounding
 from opsmith.checking.property import Findings, each_sample, first_line, innermost
 from opsmith.checking.report import Failure
-from opsmith.checking.samples.object_arguments import copied_object, tensors_of_object
+from opsmith.checking.samples.object_arguments import address_of, copied_object, tensors_of_object
 from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject
 
@@ -58,12 +58,12 @@ class Choice:
 
 def _choices(sample: Sample) -> Iterator[Choice]:
     """Yield each parameter frozen alone, then all of them, and all that were frozen as they would train."""
-    given = {value.data_ptr() for value in sample.flat if isinstance(value, Tensor)}  # as of checkpoints
+    given = {address_of(value) for value in sample.flat if isinstance(value, Tensor)}  # as of checkpoints
     leaves = {
         (argnum, name): tensor.requires_grad
         for argnum, value in sample.objects.items()
         for name, tensor in tensors_of_object(value).items()
-        if tensor.is_leaf and is_inexact(tensor) and tensor.data_ptr() not in given
+        if tensor.is_leaf and is_inexact(tensor) and address_of(tensor) not in given
     }
     trained = [key for key, needs in leaves.items() if needs]
     labels = sample.labels
@@ -133,4 +133,4 @@ def _compared(
 
 def _values(subject: Subject, sample: Sample, argnums: tuple[int, ...]) -> CallValues:
     call = live_call(subject, sample, sample.at(), argnums)
-    return call.values() if argnums and call.open else CallValues(copies(call.results))
+    return call.values() if argnums else CallValues(copies(call.results))
