@@ -93,16 +93,16 @@ def test_of_a_large_sample_fewer_elements_are_moved() -> None:
     """Each move costs a run over all of it; random directions stand for the others."""
     assert EFFORTS["default"].moved(40_000) == EFFORTS["default"].elements
     assert replace(EFFORTS["quick"], elements=3).moved(10**9) == 3
-    runs = []
+    calls = itertools.count()  # a list would be restored after each call
 
     @opsmith.operator(f"cost::op{next(names)}")
     def squared(x: Tensor) -> Tensor:
-        runs.append(1)
+        next(calls)
         return x * x
 
     effort = replace(EFFORTS["quick"], elements=256)
     for size in (16, 400):
-        runs.clear()
+        before = next(calls)
         sample = (torch.randn(size, size),)
         assert opsmith.check(squared, samples=[sample], effort=effort, only=["gradient"]).passed_as_asked
-        assert (len(runs) > 4 * 256) == (size == 16)
+        assert (next(calls) - before > 4 * 256) == (size == 16)

@@ -255,7 +255,8 @@ def test_one_that_is_wrong_at_a_larger_size_has_status_1(run: Run, file: Path) -
 def test_all_operators_of_a_file_are_measured_though_some_cannot_be(
     run: Run, write: Callable[..., Path], tmp_path: Path
 ) -> None:
-    file = write(SOURCE.replace("seldom.samples(", "_ = ("))
+    source = SOURCE.replace("seldom.samples(", "_ = (")
+    file = write(source.replace('seldom", shapes="x: N -> N"', 'seldom"'))
     done = run(str(file), "--plot", str(tmp_path / "all.svg"))
     assert done.exit_code == 2, done.output
     names = {each.name for each in tmp_path.glob("all*")}

@@ -143,7 +143,7 @@ def test_without_the_dispatcher_there_is_one_error() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["dispatch", "inlining"])
+@pytest.mark.parametrize("name", ["dispatch", "autocast"])
 def test_doctor_lists_it(name: str) -> None:
     losses = {**LOSSES, "dispatch": "del torch._C._AutoDispatchBelowAutograd"}
     program = (

@@ -155,7 +155,7 @@ class Inputs:
     def reported(self, outcome: Outcome) -> Outcome:
         """The outcome of results, with what was found before any property ran."""
         if self.refused:  # also where results were not asked for: no property runs on these samples
-            failures = (*self.refused, *outcome.failures)
+            failures = merged((*self.refused, *outcome.failures))
             outcome = replace(outcome, status="failed", failures=failures, left_out=False)
         more = [failure_of(PROPERTY, self.subject, each) for each in self.derived.unserved]
         if not any(each.cause == "raises" for each in outcome.failures):
