@@ -167,10 +167,10 @@ def test_on_other_systems_there_are_none_yet(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_version_of_python_is_that_of_the_header() -> None:
     from opsmith.kernels.common import parameters
-    from opsmith.kernels.cpp import compiler, dispatch
+    from opsmith.kernels.cpp import compiler, dispatch, library
 
     exported: Any = dispatch._runtime().opsmith_version()
-    assert exported == dispatch.VERSION
+    assert exported == library.VERSION
     names = [each.strip() for each in _enumerators(compiler.HEADER.read_text(), "ParameterType")]
     assert len(names) == len(parameters.PARAMETER_TYPES)
     assert len(_enumerators(compiler.HEADER.read_text(), "Layout")) == len(parameters.LAYOUTS)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch import Tensor
 
 import opsmith
 from opsmith import errors
+from opsmith.torch_library.registration import DispatcherRegistration
 
 TEMPLATE = "void value(View<const float, 1> x, View<float, 1> y) {{ y(0) = {}; }}\n"
 
@@ -118,7 +121,7 @@ def test_reload_without_a_kernel_from_source_does_nothing() -> None:
     assert value.reload() is value
 
 
-def test_a_call_of_another_thread_may_be_under_way(tmp_path: Path) -> None:
+def test_what_another_thread_holds_runs_the_new_kernel(tmp_path: Path) -> None:
     file = tmp_path / "value.cpp"
     file.write_text(TEMPLATE.format(1))
     value = declare().kernel("cpu", cpp_file=file)
@@ -127,5 +130,77 @@ def test_a_call_of_another_thread_may_be_under_way(tmp_path: Path) -> None:
     file.write_text(TEMPLATE.format(2))
     value.reload()
     gc.collect()
-    assert before(torch.zeros(1)).item() == 1
+    assert before(torch.zeros(1)).item() == 2
     assert value(torch.zeros(1)).item() == 2
+
+
+def kept(turn: Callable[[int], object], count: int) -> int:
+    """Return the number of objects that remain after turns."""
+    gc.collect()
+    before = len(gc.get_objects())
+    for number in range(count):
+        turn(number)
+    gc.collect()
+    return len(gc.get_objects()) - before
+
+
+def test_a_reload_keeps_no_object_for_a_text_that_was_loaded_before(tmp_path: Path) -> None:
+    file = tmp_path / "value.cpp"
+    file.write_text(TEMPLATE.format(0))
+    value = declare().kernel("cpu", cpp_file=file)
+
+    def turn(number: int) -> None:
+        file.write_text(TEMPLATE.format(number % 2))
+        value.reload()
+        for call in (value, value.torch_operator, torch.ops.cpp_reload.value):
+            for _ in range(2):
+                assert call(torch.zeros(1)).item() == number % 2
+
+    kept(turn, 4)
+    assert kept(turn, 60) < 30, "half an object a reload: caches of Python and torch that do not grow"
+
+
+def test_a_reload_keeps_few_objects_for_a_new_text(tmp_path: Path) -> None:
+    file = tmp_path / "value.cpp"
+    file.write_text(TEMPLATE.format(-1))
+    value = declare().kernel("cpu", cpp_file=file)
+
+    def turn(number: int) -> None:
+        file.write_text(TEMPLATE.format(number + 1))
+        value.reload()
+        for call in (value, value.torch_operator):
+            assert call(torch.zeros(1)).item() == number + 1
+
+    kept(turn, 2)
+    texts = 8
+    objects = kept(lambda number: turn(number + 2), texts)
+    assert objects <= 22 * texts, objects / texts
+
+
+@pytest.mark.parametrize("route", ["handle", "overload"])
+def test_no_fast_path_of_before_is_installed_while_another_thread_reloads(
+    route: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "value.cpp"
+    file.write_text(TEMPLATE.format(1))
+    value = declare().kernel("cpu", cpp_file=file)
+    call = value if route == "handle" else value.torch_operator
+    reload = threading.Thread(target=value.reload)
+
+    def outdated(*_: object) -> Tensor:
+        return torch.tensor(-1.0)
+
+    def fast_path(self: Any, fallback: Any, compiled: Any = None) -> Any:
+        if reload.ident is None:
+            monkeypatch.undo()
+            reload.start()
+            reload.join(timeout=1)  # it may wait for this thread
+        return outdated
+
+    monkeypatch.setattr(DispatcherRegistration, "fast_path", fast_path)
+    for _ in range(3):  # the first call is validated, and one after it is prepared for the fast path
+        if reload.ident is None:
+            call(torch.zeros(1))
+    if reload.ident is not None:  # else this operator has no fast path here
+        reload.join()
+    assert call(torch.zeros(1)).item() == 1

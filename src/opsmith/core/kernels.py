@@ -150,16 +150,19 @@ class BuiltKernel(errors.ErrorSubject, ABC, Generic[S]):
         """The fastest callable, for calls that the kernel is known to take."""
         return self
 
-    def serve(self, name: str, fallback: Callable[..., Any]) -> None:
-        """Register the kernel with torch's dispatcher, if it can be called without Python.
+    def serve(self, fallback: Callable[..., Any]) -> Callable[[], None] | None:
+        """Take the dispatcher's calls of the operator, if the kernel can be called without Python.
 
         Args:
-            name: Its name, `namespace::name`.
             fallback: Function in Python for the calls that it does not take.
+
+        Returns:
+            Function to call before the operator is deregistered; None if there is nothing to do then.
         """
+        return None
 
     def withdraw(self) -> None:
-        """Undo `serve`, and clear the cache of its calls."""
+        """Take no calls of the dispatcher any more, and clear the cache of calls."""
 
     @abstractmethod
     def refusal(self, values: Sequence[Any]) -> str | None:

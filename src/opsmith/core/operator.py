@@ -14,6 +14,7 @@ from opsmith.core import lowering
 from opsmith.core.aspects import Aspects
 from opsmith.core.call_arguments import call_error, tensors_in
 from opsmith.core.feature_packages import FeatureMethods
+from opsmith.core.forked_locks import lock_of
 from opsmith.core.specification import Specification
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
         self._registration = registration
         self._find = find
         self._fast = False
+        self._lock = lock_of(self, "_lock")
         self._take_lowering(specification)
         functools.update_wrapper(self, specification.reference)
 
@@ -145,15 +147,19 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
 
     def _use_fast_path(self) -> None:
         """Use the fast path from now on, since a call through the dispatcher has succeeded."""
-        self._fast = True
-        call = self._registration.fast_path(type(self)._fallback)
-        if call is not None:
-            setattr(type(self), "__call__", call)  # noqa: B010
+        with self._lock:
+            if self._fast or not self._registration.validated:
+                return  # another thread has done it, or has replaced the specification
+            self._fast = True
+            call = self._registration.fast_path(type(self)._fallback)
+            if call is not None:
+                setattr(type(self), "__call__", call)  # noqa: B010
 
     def _leave_fast_path(self) -> None:
-        self._fast = False
-        if "__call__" in vars(type(self)):
-            delattr(type(self), "__call__")
+        with self._lock:
+            self._fast = False
+            if "__call__" in vars(type(self)):
+                delattr(type(self), "__call__")
 
     def _fallback(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute a call that the fast path does not take; arguments that are not given are MISSING."""

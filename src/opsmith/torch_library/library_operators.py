@@ -106,7 +106,7 @@ class LibraryOperatorRegistration(DispatcherRegistration):
         refuse_captured_tensors(specification.reference, specification.name)
         self._placing = lock_of(self, "_placing")
         super().__init__(specification)
-        self.validated = True  # it has just been inspected
+        self._validated = specification  # it has just been inspected
         _registrations[specification.name] = self
 
     @property
@@ -135,7 +135,7 @@ class LibraryOperatorRegistration(DispatcherRegistration):
             with self.withdrawn():
                 self.specification, self._plans, self._result_flattenings = specification, {}, {}
             self._compiled.drop()
-        self.validated = True
+        self._validated = specification
 
     @contextmanager
     def withdrawn(self) -> Iterator[None]:

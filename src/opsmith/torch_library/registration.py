@@ -14,6 +14,7 @@ from opsmith import errors
 from opsmith.core.adopted import ClassFormula
 from opsmith.core.backward_plan import BackwardPlan, backward_plan, runs_ordinary
 from opsmith.core.call_arguments import tensors_in, type_error
+from opsmith.core.forked_locks import lock_of
 from opsmith.core.kernels import BuiltKernel, Kernel, choose, refuse_strictly
 from opsmith.core.reachable import refuse_captured_tensors
 from opsmith.core.schema import REQUIRED
@@ -57,7 +58,6 @@ class DispatcherRegistration:
         overload: `torch.ops.namespace.name.default`.
         full_overload: The overload that returns hidden results too.
         node: The class of its autograd node.
-        validated: True if a call has passed validation.
     """
 
     overload: Any
@@ -65,8 +65,9 @@ class DispatcherRegistration:
 
     def __init__(self, specification: Specification) -> None:
         self.specification = specification
-        self.validated = False
+        self._validated: Specification | None = None
         self._fast_calls = FastCalls()
+        self._lock = lock_of(self, "_lock")
         self._plans: dict[frozenset[str], BackwardPlan] = {}
         self._result_flattenings: dict[tuple[int | None, ...], ResultFlattening] = {}
         self._compiled = CompiledCode()
@@ -76,13 +77,18 @@ class DispatcherRegistration:
         self._call_under_transforms = call_under_transforms
         self._register()
 
+    @property
+    def validated(self) -> bool:
+        """True if a call by the current specification has passed validation."""
+        return self._validated is self.specification
+
     def update(self, specification: Specification) -> None:
         """Replace the specification, and drop compiled code that contains the old one."""
-        self._withdraw()
-        self._fast_calls.uninstall()
-        before, self.specification = self.specification, specification
+        with self._lock:  # calls of other threads may be installing a fast path or a kernel
+            self._fast_calls.uninstall()
+            before, self.specification = self.specification, specification
+            _withdraw(before)
         self._plans, self._result_flattenings = {}, {}
-        self.validated = False
         if _fixed_parts(before) != _fixed_parts(specification):
             self.remove()
             try:
@@ -97,8 +103,10 @@ class DispatcherRegistration:
 
     def remove(self) -> None:
         """Deregister the operator; kernels first, or torch would crash."""
-        self._withdraw()
+        _withdraw(self.specification)
         self._fast_calls.uninstall()
+        for deregister in self._deregister:
+            deregister()
         for packet in self._packets:
             unregister_flops(packet)
         capabilities.destroy(self._library)
@@ -107,6 +115,7 @@ class DispatcherRegistration:
         specification = self.specification
         schema, name = specification.schema, specification.short_name
         self._packets: list[Any] = []
+        self._deregister: list[Callable[[], None]] = []
         self._library = torch.library.Library(specification.namespace, "FRAGMENT")
         kind = OperatorNode if specification.adopted is None else AdoptedNode
         self.node: type[OperatorNode] = type(name, (kind,), {})
@@ -192,10 +201,8 @@ class DispatcherRegistration:
 
     def _autograd(self, overload: Any, returned: Returned, keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
         """The kernel for the autograd key."""
-        if self.validated and not self._fast_calls.installed:
-            # The fast path takes and returns what the author's function does.
-            plain = self.specification.schema.lowering is None and self.specification.adopted is None
-            self._fast_calls.install(self.fast_path if plain else None, self.specification.schema.names)
+        if not self._fast_calls.installed and self.validated:
+            self._install_fast_calls()
         result = self._fast_calls.from_dispatcher(None, *args, **kwargs)
         if result is not NOT_TAKEN:
             return result
@@ -203,6 +210,14 @@ class DispatcherRegistration:
         if not self._differentiates(values):
             return capabilities.redispatch_below_autograd(overload, keyset, args, kwargs)
         return returned(self._call_with_autograd(values))
+
+    def _install_fast_calls(self) -> None:
+        with self._lock:
+            specification = self.specification
+            if self.validated and not self._fast_calls.installed:
+                # The fast path takes and returns what the author's function does.
+                plain = specification.schema.lowering is None and specification.adopted is None
+                self._fast_calls.install(self.fast_path if plain else None, specification.schema.names)
 
     def _register_transforms(self, overload: Any, name: str, returned: Returned) -> None:
         """Register the kernel for transforms of `torch.func`, and those for autocast."""
@@ -281,31 +296,32 @@ class DispatcherRegistration:
 
     def _run(self, values: list[Any]) -> tuple[Any, ...]:
         """Run the kernel that takes the call, or the reference."""
-        refuse_nondeterminism(self.specification)
-        accepted, rejected = choose(self.specification.kernels, values)
-        refuse_strictly(rejected, self.specification.name)
-        function = accepted.kernel.function if accepted else self.specification.computed_by
+        specification = self.specification
+        refuse_nondeterminism(specification)
+        accepted, rejected = choose(specification.kernels, values)
+        refuse_strictly(rejected, specification.name)
+        function = accepted.kernel.function if accepted else specification.computed_by
         if accepted and isinstance(function, BuiltKernel):
-            self._serve_without_python(accepted.kernel, function)
+            self._serve_without_python(specification, accepted.kernel, function)
         # The forward of a class runs without grad mode, as under `apply`.
-        with torch.set_grad_enabled(torch.is_grad_enabled() and self.specification.adopted is None):
-            results = run_validated(self.specification, function, values)
-        refuse_result_shapes(self.specification, values, results)
-        self.validated = True
+        with torch.set_grad_enabled(torch.is_grad_enabled() and specification.adopted is None):
+            results = run_validated(specification, function, values)
+        refuse_result_shapes(specification, values, results)
+        self._validated = specification
         return results
 
-    def _serve_without_python(self, kernel: Kernel, built: BuiltKernel[Any]) -> None:
-        """Register a kernel for its device without Python, if it is the first of that device."""
-        specification = self.specification
+    def _serve_without_python(
+        self, specification: Specification, kernel: Kernel, built: BuiltKernel[Any]
+    ) -> None:
+        """Let a kernel take calls without Python, if it is the first of its device."""
         first = next(each for each in specification.kernels if each.device == kernel.device)
         plain = specification.adopted is None and not specification.schema.hidden
         if first is kernel and plain and specification.deterministic:  # else each call is refused in Python
-            built.serve(specification.name, self._kernel(self._run))
-
-    def _withdraw(self) -> None:
-        for kernel in self.specification.kernels:
-            if isinstance(kernel.function, BuiltKernel):
-                kernel.function.withdraw()
+            with self._lock:
+                current = self.specification is specification
+                deregister = built.serve(self._kernel(self._run)) if current else None
+                if deregister is not None:
+                    self._deregister.append(deregister)
 
     def fast_path(
         self, call: Callable[..., Any], compiled: Callable[..., Any] | None = None
@@ -362,7 +378,7 @@ class DispatcherRegistration:
             refuse_strictly(choose(specification.kernels, values)[1], specification.name)
             results = self._by_reference(values)
             refuse_result_shapes(specification, values, results)
-            self.validated = True
+            self._validated = specification
             roles = zip(results, specification.schema.results, strict=True)
             return tuple(result if role.differentiable else detached(result) for result, role in roles)
         flattening = ArgumentFlattening.of(specification.schema, values)
@@ -373,7 +389,7 @@ class DispatcherRegistration:
         ]
         call = OperatorPrimitive(self, flattening)
         results = self._call_under_transforms(call, flat) if transformed else differentiate(call, flat)
-        self.validated = True
+        self._validated = specification
         return tuple(call.results.pack(results))
 
     def plan(self, needed: frozenset[str]) -> BackwardPlan:
@@ -391,6 +407,12 @@ class DispatcherRegistration:
                 self.specification.schema, lengths
             )
         return result_flattening
+
+
+def _withdraw(specification: Specification) -> None:
+    for kernel in specification.kernels:
+        if isinstance(kernel.function, BuiltKernel):
+            kernel.function.withdraw()
 
 
 def _fixed_parts(specification: Specification) -> tuple[Any, ...]:

@@ -342,7 +342,7 @@ def test_a_strict_kernel_is_not_passed_over_on_its_device(mode: Any) -> None:
 
 def test_a_library_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
     from opsmith.build.cache import CacheEntry
-    from opsmith.kernels.cpp.dispatch import LIBRARY, CppLibrary
+    from opsmith.kernels.cpp.library import LIBRARY, CppLibrary
 
     (tmp_path / LIBRARY).write_text("no library")
     with pytest.raises(errors.CompileError, match=r"the compiled kernel cannot be loaded\n  got: .*"):
@@ -351,7 +351,7 @@ def test_a_library_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
 
 def test_a_stored_library_that_does_not_load_is_built_again_once(tmp_path: Path) -> None:
     from opsmith.build.cache import CacheEntry
-    from opsmith.kernels.cpp.dispatch import LIBRARY, CppLibrary
+    from opsmith.kernels.cpp.library import LIBRARY, CppLibrary
 
     sources = iter(["disk", "built"])
     entries = []
@@ -369,11 +369,11 @@ def test_a_stored_library_that_does_not_load_is_built_again_once(tmp_path: Path)
 
 def test_a_disk_that_runs_no_programs_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from opsmith.build.cache import Cache
-    from opsmith.kernels.cpp import dispatch
+    from opsmith.kernels.cpp import library
 
     cache = Cache(tmp_path / "cache")
-    monkeypatch.setattr(dispatch, "cache_on_disk", lambda: cache)
-    monkeypatch.setattr(dispatch, "_runs_nothing", lambda directory: directory.parent == cache.directory)
+    monkeypatch.setattr(library, "cache_on_disk", lambda: cache)
+    monkeypatch.setattr(library, "_runs_nothing", lambda directory: directory.parent == cache.directory)
     places = []
 
     def load(path: str) -> Any:
@@ -382,9 +382,9 @@ def test_a_disk_that_runs_no_programs_is_not_used(tmp_path: Path, monkeypatch: p
             raise OSError(f"{path}: failed to map segment from shared object")
         return path
 
-    monkeypatch.setattr(dispatch.ctypes, "CDLL", load)
+    monkeypatch.setattr(library.ctypes, "CDLL", load)
     with pytest.warns(RuntimeWarning, match="for this process alone, .*noexec"):
-        path = dispatch._loadable(lambda: cache.obtain({"a": "b"}, lambda at: (at / "c").touch()))
+        path = library.loadable(lambda: cache.obtain({"a": "b"}, lambda at: (at / "c").touch()))
     assert places == [places[0], Path(path).parent]
     assert not Path(path).is_relative_to(cache.directory)
 

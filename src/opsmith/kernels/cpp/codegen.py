@@ -54,7 +54,7 @@ __attribute__((visibility("default"))) opsmith::Exported opsmith_kernel = {{
     opsmith::version, {count}, opsmith_candidates, {{opsmith_boxed<0>, opsmith_boxed<1>}}, nullptr, nullptr}};
 }}
 template <int entry> static void opsmith_boxed(uint64_t* stack, uint64_t, uint64_t) {{
-  opsmith_kernel.run(opsmith_kernel.record, entry, stack);
+  opsmith_kernel.enter(entry, stack);
 }}
 // {operator}
 """

@@ -4,246 +4,250 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import os
+import sys
 from collections.abc import Callable, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from opsmith import errors
-from opsmith.build.cache import CacheEntry, cache_on_disk
-from opsmith.core.argument_types import NUMBERED
+from opsmith.core.forked_locks import lock_of
 from opsmith.kernels.common.parameters import PARAMETER_TYPES, Parameter
-from opsmith.kernels.common.result_layout import LAYOUTS
-from opsmith.kernels.cpp.compiler import LIBRARY, compile_runtime
+from opsmith.kernels.cpp.compiler import compile_runtime
+from opsmith.kernels.cpp.library import CppLibrary, loadable
 
-VERSION = 3
-"""Version of the structures that a library exports; a test compares it with the header's."""
 NAMESPACE = "opsmith_kernels"
 OWN, SERVED = 0, 1
-"""Operators for which a library is registered: one of its own, and the one that it computes."""
+"""Entries of a library: an operator of its own, and the one that it computes."""
 _OPTIONAL = 100
 
 _numbers = itertools.count()
+_lock = lock_of(sys.modules[__name__], "_lock")
 
 _fills_memory = False
 """Setting of `fill_new_memory`."""
-_retired: list[Any] = []
-"""Operators that are no longer called. They stay alive: a call in another thread may be about to use one, and
-torch crashes in an operator that was deleted."""
-
-
-class _Parameter(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_int32) for name in ("type", "optional", "written", "dtype", "dim", "layout")]
-
-
-class _Candidate(ctypes.Structure):
-    _fields_ = [
-        ("parameters", ctypes.POINTER(_Parameter)),
-        ("count", ctypes.c_int32),
-        ("run", ctypes.c_void_p),
-        ("sizes", ctypes.c_void_p),
-    ]
-
-
-class _Exported(ctypes.Structure):
-    _fields_ = [
-        ("version", ctypes.c_int64),
-        ("count", ctypes.c_int32),
-        ("candidates", ctypes.POINTER(_Candidate)),
-        ("entries", ctypes.c_void_p * 2),
-        ("run", ctypes.c_void_p),
-        ("record", ctypes.c_void_p),
-    ]
-
-
-class CppLibrary:
-    """Loaded library of a kernel.
-
-    Args:
-        obtain: Returns the entry of the library; see `compile_kernel`.
-
-    Attributes:
-        candidates: Parameters of each instance of the kernel.
-        computes_sizes: True if it computes the sizes of the results.
-    """
-
-    def __init__(self, obtain: Callable[[], CacheEntry]) -> None:
-        self._library = ctypes.CDLL(_loadable(obtain))
-        self.exported = _Exported.in_dll(self._library, "opsmith_kernel")
-        self.computes_sizes = bool(self.exported.candidates[0].sizes)
-        self.candidates = tuple(
-            tuple(map(_decode, each.parameters[: each.count]))
-            for each in self.exported.candidates[: self.exported.count]
-        )
-
-
-def _loadable(obtain: Callable[[], CacheEntry]) -> str:
-    """Return the path of an entry's library; one from the cache that does not load is built again once.
-
-    Args:
-        obtain: Returns the entry.
-
-    Raises:
-        CompileError: If a library that was built now does not load.
-    """
-    entry = obtain()
-    path = str(entry.directory / LIBRARY)
-    try:
-        ctypes.CDLL(path)
-    except OSError as error:
-        if entry.source in ("disk", "built") and _runs_nothing(entry.directory):
-            cache_on_disk().abandon("no program can be run from its file system (noexec)")
-            return _loadable(obtain)
-        if entry.source == "disk":
-            cache_on_disk().discard(entry)
-            return _loadable(obtain)
-        raise errors.CompileError(
-            "the compiled kernel cannot be loaded",
-            got=str(error),
-            hint="see that every library it needs is installed, and that CXX is this machine's compiler",
-        ) from error
-    return path
-
-
-def _runs_nothing(directory: Path) -> bool:
-    """Return True for a file system that is mounted without the right to run programs from it."""
-    return hasattr(os, "statvfs") and bool(os.statvfs(directory).f_flag & os.ST_NOEXEC)
-
-
-def _decode(raw: Any) -> Parameter:
-    return Parameter(
-        PARAMETER_TYPES[raw.type],
-        bool(raw.optional),
-        bool(raw.written),
-        None if raw.dtype < 0 else NUMBERED["ScalarType"][raw.dtype],
-        None if raw.dim < 0 else raw.dim,
-        LAYOUTS[raw.layout],
-    )
 
 
 class DispatchedKernel:
     """Library that is registered for an operator of its own, with the reference's schema.
 
+    It stays registered: a call in another thread may be about to use it, and torch crashes in an operator
+    that was deleted. `dispatched_kernel` returns the same one for a library that was loaded before.
+
     Args:
         library: The kernel.
+        operator: Name of the operator that it computes.
         schema: Text of the operator's schema, without its name.
         arguments: Parameter for each argument.
         results: Number of results.
-        fallback: Computes calls without a plan, in Python.
-        failed: Makes an exception from the text that the kernel threw.
 
     Attributes:
-        overload: The operator.
+        overload: The operator of its own.
         candidates: Parameters of each instance of the kernel.
         computes_sizes: True if it computes the sizes of the results.
+        fallback: Computes calls without a plan, in Python.
+        failed: Makes an exception from the text that the kernel threw.
 
     Raises:
         ToolchainError: If torch refuses the kernel.
     """
 
+    fallback: Callable[..., Any]
+    failed: Callable[[str], Exception]
+
     def __init__(
-        self,
-        library: CppLibrary,
-        schema: str,
-        arguments: Sequence[Parameter],
-        results: int,
-        fallback: Callable[..., Any],
-        failed: Callable[[str], Exception],
+        self, library: CppLibrary, operator: str, schema: str, arguments: Sequence[Parameter], results: int
     ) -> None:
-        self._library, self._schema, self._results = library, schema, results
         self.candidates, self.computes_sizes = library.candidates, library.computes_sizes
+        self._operator, self._served_fallback = operator, _fallback(schema, results, operator)
         types = [PARAMETER_TYPES.index(each.type) + _OPTIONAL * each.optional for each in arguments]
-        self._record = _python_runtime().opsmith_take(
+        self.record: int = _python_runtime().opsmith_take(
             ctypes.byref(library.exported),
             (ctypes.c_int32 * len(types))(*types),
             len(types),
             results,
-            ctypes.py_object(failed),
+            ctypes.py_object(self._make_error),
             _torch_version(),
+            _fallback(schema, results).name.encode(),
+            self._served_fallback.name.encode(),
         )
-        self._defined: dict[int, list[Any]] = {OWN: [], SERVED: []}
-        self._remembers = True
+        self.publish()
         name = f"kernel_{next(_numbers)}"
         # It runs below autograd: the operator that calls it records gradients.
-        self._define(OWN, name)
-        self._register(OWN, NAMESPACE, name, fallback)
+        _define(name, schema)
+        self._register(OWN, NAMESPACE, name)
         self.overload = getattr(getattr(torch.ops, NAMESPACE), name).default
 
-    def serve(self, name: str, fallback: Callable[..., Any]) -> None:
-        """Take the calls of an operator on the CPU, `namespace::name` with the same schema.
+    def publish(self) -> None:
+        """Make calls of the library use this schema."""
+        _runtime().opsmith_publish(self.record)
+
+    def serve(self, fallback: Callable[..., Any]) -> Callable[[], None] | None:
+        """Take the calls of its operator on the CPU.
 
         Args:
-            name: Name of the operator.
             fallback: Computes calls without a plan, in Python.
+
+        Returns:
+            Function that ends the registration, if this call has made it. No other thread may call the
+            operator then.
         """
-        namespace, _, short = name.partition("::")
-        self._register(SERVED, namespace, short, fallback)
+        with _lock:
+            self._served_fallback.function = fallback
+            entered = _served.get(self._operator)
+            _runtime().opsmith_serve((entered or self).record, self.record)
+            if entered is not None:
+                return None
+            namespace, _, name = self._operator.partition("::")
+            registered = self._register(SERVED, namespace, name)
+            _served[self._operator] = self
+
+        def deregister() -> None:
+            with _lock:
+                del _served[self._operator]
+            _runtime().opsmith_deregister(registered)
+
+        return deregister
 
     def withdraw(self) -> None:
-        """Take no calls of the operator any more."""
-        self._remove(SERVED)
+        """Take no calls of the operator any more, and drop all plans."""
+        with _lock:
+            entered = _served.get(self._operator)
+            if entered is not None:
+                _runtime().opsmith_withdraw(entered.record, self.record)
+        _runtime().opsmith_forget(self.record)
 
-    def remove(self) -> None:
-        """Take no calls any more; calls under way end normally."""
-        self._remembers = False
-        self._remove(SERVED)
-        _retired.extend(self._defined[OWN])
+    def release(self) -> None:
+        """Forget all that calls have left here. Calls under way end normally, others go to the fallback."""
+        self.withdraw()
+        _runtime().opsmith_forget_copies(self.record)
 
     def pending(self) -> int | None:
         """Return the signature of the call that is in the fallback in this thread, for one `remember`."""
-        signature: int | None = _runtime().opsmith_pending(self._record)
+        signature: int | None = _runtime().opsmith_pending(self.record)
         return signature
 
     def remember(self, signature: int, plan: Sequence[int] | None) -> None:
         """Run calls of this signature by an encoded plan from now on; without one, by the fallback."""
-        packed = None
-        if plan is not None and self._remembers:
-            packed = (ctypes.c_int64 * len(plan))(*plan)
-        _runtime().opsmith_remember(self._record, signature, packed)
-
-    def forget(self) -> None:
-        """Drop all plans."""
-        _runtime().opsmith_forget(self._record)
+        packed = None if plan is None else (ctypes.c_int64 * len(plan))(*plan)
+        _runtime().opsmith_remember(self.record, signature, packed)
 
     @property
     def cached_plans(self) -> int:
         """Number of call signatures with a plan."""
-        count: int = _runtime().opsmith_cached_plans(self._record)
+        count: int = _runtime().opsmith_cached_plans(self.record)
         return count
 
     def copies(self, argument: int) -> int:
         """Return the number of copies of an argument for its layout; results come after the last argument."""
-        count: int = _runtime().opsmith_copies(self._record, argument)
+        count: int = _runtime().opsmith_copies(self.record, argument)
         return count
 
-    def _define(self, entry: int, name: str) -> None:
-        library = torch.library.Library(NAMESPACE, "FRAGMENT")
-        library.define(f"{name}{self._schema}")
-        library.impl(name, torch.library.fallthrough_kernel, "Autograd")
-        self._defined[entry].append(library)
-
-    def _register(self, entry: int, namespace: str, name: str, fallback: Callable[..., Any]) -> None:
-        fallback_name = f"fallback_{next(_numbers)}"
-        self._define(entry, fallback_name)
-        held = _holding_errors(fallback, self._results)
-        self._defined[entry][-1].impl(fallback_name, held, "CompositeExplicitAutograd")
-        if not _runtime().opsmith_register(
-            self._record, entry, namespace.encode(), name.encode(), f"{NAMESPACE}::{fallback_name}".encode()
-        ):
+    def _register(self, entry: int, namespace: str, name: str) -> int:
+        registered: int | None = _runtime().opsmith_register(
+            self.record, entry, namespace.encode(), name.encode()
+        )
+        if registered is None:
             raise errors.ToolchainError(
                 "torch does not take the kernel",
                 expected="a torch whose dispatcher takes kernels from C",
                 got=f"torch {torch.__version__}",
                 hint="give the kernel in Python on this torch",
             )
+        return registered
 
-    def _remove(self, entry: int) -> None:
-        _runtime().opsmith_unregister(self._record, entry)
-        _retired.extend(self._defined[entry])
-        self._defined[entry] = []
+    def _make_error(self, text: str) -> Exception:
+        return self.failed(text)
+
+
+_kernels: dict[tuple[int, str], DispatchedKernel] = {}
+"""Kernel by the address of its library's exports and by its schema."""
+_by_record: dict[int, DispatchedKernel] = {}
+_served: dict[str, DispatchedKernel] = {}
+"""Kernel by whose library calls of an operator come in, by the operator's name."""
+
+
+def dispatched_kernel(
+    library: CppLibrary,
+    operator: str,
+    schema: str,
+    arguments: Sequence[Parameter],
+    results: int,
+    fallback: Callable[..., Any],
+    failed: Callable[[str], Exception],
+) -> DispatchedKernel:
+    """Return the kernel of a library, registered now or before.
+
+    A library is registered once. The system loads a file once, and its entries could not tell two apart.
+
+    Args:
+        library: The kernel.
+        operator: Name of the operator that it computes.
+        schema: Text of the operator's schema, without its name.
+        arguments: Parameter for each argument.
+        results: Number of results.
+        fallback: Computes calls without a plan, in Python.
+        failed: Makes an exception from the text that the kernel threw.
+
+    Raises:
+        ToolchainError: If torch refuses the kernel.
+    """
+    key = ctypes.addressof(library.exported), schema
+    with _lock:
+        kernel = _kernels.get(key)
+        if kernel is None:
+            kernel = _kernels[key] = DispatchedKernel(library, operator, schema, arguments, results)
+            _by_record[kernel.record] = kernel
+        kernel.release()
+        kernel.fallback, kernel.failed = fallback, failed
+        kernel.publish()
+    return kernel
+
+
+class _Fallback:
+    """Operator in Python for calls without a plan, of all operators with a schema, or of one.
+
+    Args:
+        schema: Text of the schema, without a name.
+        results: Number of results.
+
+    Attributes:
+        name: Name of the operator.
+        function: The function that it calls.
+    """
+
+    def __init__(self, schema: str, results: int) -> None:
+        name = f"fallback_{next(_numbers)}"
+        self.name = f"{NAMESPACE}::{name}"
+        self.function = _without_plan
+        _define(name, schema)
+        _library().impl(
+            name,
+            _holding_errors(lambda *a, **k: self.function(*a, **k), results),
+            "CompositeExplicitAutograd",
+        )
+
+
+@cache
+def _fallback(schema: str, results: int, operator: str = "") -> _Fallback:
+    """Return the fallback of the libraries' own operators, or of `operator`."""
+    return _Fallback(schema, results)
+
+
+def _without_plan(*args: Any, **kwargs: Any) -> Any:
+    """Compute a call of a library's own operator that has no plan."""
+    return _by_record[_runtime().opsmith_pending_record()].fallback(*args, **kwargs)
+
+
+@cache
+def _library() -> torch.library.Library:
+    return torch.library.Library(NAMESPACE, "FRAGMENT")
+
+
+def _define(name: str, schema: str) -> None:
+    _library().define(f"{name}{schema}")
+    _library().impl(name, torch.library.fallthrough_kernel, "Autograd")
 
 
 def _holding_errors(fallback: Callable[..., Any], results: int) -> Callable[..., Any]:
@@ -278,7 +282,7 @@ def fill_new_memory(on: bool) -> bool:
 
 @cache
 def _runtime_path() -> str:
-    return _loadable(compile_runtime)
+    return loadable(compile_runtime)
 
 
 @cache
@@ -297,16 +301,22 @@ def _python_runtime() -> Any:
 
 def _with_prototypes(library: Any) -> Any:
     pointer, number, numbers = ctypes.c_void_p, ctypes.c_int32, ctypes.POINTER(ctypes.c_int32)
+    text = ctypes.c_char_p
     for name, result, arguments in (
-        ("take", pointer, [pointer, numbers, number, number, ctypes.py_object, ctypes.c_uint64]),
-        ("register", number, [pointer, number, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p]),
-        ("unregister", None, [pointer, number]),
+        ("take", pointer, [pointer, numbers, number, number, ctypes.py_object, ctypes.c_uint64, text, text]),
+        ("publish", None, [pointer]),
+        ("register", pointer, [pointer, number, text, text]),
+        ("deregister", None, [pointer]),
+        ("serve", None, [pointer, pointer]),
+        ("withdraw", None, [pointer, pointer]),
+        ("pending_record", pointer, []),
         ("pending", pointer, [pointer]),
         ("remember", None, [pointer, pointer, ctypes.POINTER(ctypes.c_int64)]),
         ("forget", None, [pointer]),
+        ("forget_copies", None, [pointer]),
         ("cached_plans", ctypes.c_int64, [pointer]),
         ("copies", ctypes.c_int64, [pointer, number]),
-        ("hold", None, [ctypes.py_object, ctypes.c_char_p]),
+        ("hold", None, [ctypes.py_object, text]),
         ("fill", None, [number]),
         ("version", ctypes.c_int64, []),
     ):

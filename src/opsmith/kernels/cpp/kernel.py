@@ -25,7 +25,8 @@ from opsmith.kernels.common.parameters import (
 from opsmith.kernels.common.result_layout import ResultLayout, has_layout, result_layouts
 from opsmith.kernels.cpp.codegen import DEFAULT_DTYPES, shapes_in_cpp
 from opsmith.kernels.cpp.compiler import compile_kernel
-from opsmith.kernels.cpp.dispatch import CppLibrary, DispatchedKernel
+from opsmith.kernels.cpp.dispatch import DispatchedKernel, dispatched_kernel
+from opsmith.kernels.cpp.library import CppLibrary
 from opsmith.kernels.cpp.source import CppSource
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.validation import refuse_shapes
@@ -106,10 +107,11 @@ class CppKernel(BuiltKernel[CppSource]):
     ) -> None:
         super().__init__(operator, read, strict=strict)
         self._dtypes = dtypes
+        self._calls = self._without_plan, self._failed  # the same objects for each library
 
     def _forget(self) -> None:
         if self._loaded is not None:
-            self._loaded.remove()
+            self._loaded.release()
         self._loaded = None
         self._refused: errors.OpsmithError | None = None
         self._serves = False
@@ -128,16 +130,18 @@ class CppKernel(BuiltKernel[CppSource]):
     @property
     def copied(self) -> dict[str, int]:
         """Number of copies for their layout, of each argument and of `result`, without zeros."""
-        if self._loaded is None:
+        loaded = self._loaded
+        if loaded is None:
             return {}
         names = [*self.operator.specification.schema.names, "result"]
-        counts = {name: self._loaded.copies(index) for index, name in enumerate(names)}
+        counts = {name: loaded.copies(index) for index, name in enumerate(names)}
         return {name: count for name, count in counts.items() if count}
 
     @property
     def cached_plans(self) -> int:
         """Number of call signatures with a plan."""
-        return 0 if self._loaded is None else self._loaded.cached_plans
+        loaded = self._loaded
+        return 0 if loaded is None else loaded.cached_plans
 
     @property
     def sizing(self) -> str:
@@ -166,19 +170,20 @@ class CppKernel(BuiltKernel[CppSource]):
 
         return kernel_object(self.source, self.operator.name, self.dtypes or (), self._shapes_in_cpp())
 
-    def serve(self, name: str, fallback: Callable[..., Any]) -> None:
-        """Take the dispatcher's calls of the operator of this name; those without a plan go to `fallback`."""
+    def serve(self, fallback: Callable[..., Any]) -> Callable[[], None] | None:
+        """Take the dispatcher's calls of the operator; those without a plan go to `fallback`."""
         with self._lock:
-            if self._loaded is not None and not self._serves:
-                self._loaded.serve(name, fallback)
-                self._serves = True
+            if self._loaded is None or self._serves:
+                return None
+            deregister = self._loaded.serve(fallback)
+            self._serves = True
+            return deregister
 
     def withdraw(self) -> None:
         """Take no calls from the dispatcher any more, and drop all plans."""
         with self._lock:
             if self._loaded is not None:
                 self._loaded.withdraw()
-                self._loaded.forget()
             self._serves = False
 
     def refusal(self, values: Sequence[Any]) -> str | None:
@@ -223,11 +228,13 @@ class CppKernel(BuiltKernel[CppSource]):
         return result if several else (result,)
 
     def _load(self) -> DispatchedKernel:
-        if self._loaded is None:
+        loaded = self._loaded
+        if loaded is None:
             with self._lock:
-                if self._loaded is None:
-                    self._loaded = self._build()
-        return self._loaded
+                loaded = self._loaded
+                if loaded is None:
+                    loaded = self._loaded = self._build()
+        return loaded
 
     def _build(self) -> DispatchedKernel:
         if self._refused is not None:
@@ -243,7 +250,7 @@ class CppKernel(BuiltKernel[CppSource]):
             check_parameters(self, library.candidates, wanted, names)
             text = schema.text("", with_hidden=True)
             results = len(schema.results)
-            return DispatchedKernel(library, text, arguments, results, self._without_plan, self._failed)
+            return dispatched_kernel(library, specification.name, text, arguments, results, *self._calls)
         except (errors.CompileError, errors.KernelSignatureError, errors.ToolchainError) as error:
             # Until `reload`: a call looks at no file.
             self._refused = error

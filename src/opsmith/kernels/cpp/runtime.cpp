@@ -1,9 +1,12 @@
 // Library between torch's dispatcher and all kernels, built once on a machine.
 //
-// A kernel's library is registered for two operators: one of its own, which runs it and nothing else, and the
-// operator that it computes. A call whose signature has a plan runs here from end to end. Other calls go to the
-// fallback, an operator with the same arguments that is written in Python: it makes a plan, caches it by
+// A kernel's library has two entries for the dispatcher. `OWN` is an operator that runs the kernel and nothing else.
+// `SERVED` is the operator that it computes. A call whose signature has a plan runs here from end to end. Other calls
+// go to the fallback, an operator with the same arguments that is written in Python: it makes a plan, caches it by
 // `opsmith_remember` and calls again; or it runs the reference where no instance of the kernel takes the call.
+//
+// Calls of other threads run while a kernel is reloaded. Torch's table of kernels cannot be changed under them, so
+// what is registered stays, and a reload exchanges the record by which calls of `SERVED` run.
 #include <algorithm>
 #include <atomic>
 #include <string>
@@ -14,18 +17,23 @@
 namespace {
 using namespace opsmith;
 
+enum Entry : int32_t { OWN, SERVED };
+
+// A library and the signature of its operator. It is complete before a call can find it, and stays as long as the
+// process: a call may be about to use it at any time. Only its caches, counts and `serving` change.
 struct Record {
-  Exported* library;
-  std::vector<Argument> arguments;
-  int64_t results;
-  uint64_t torch_version;
-  PyObject* make_error;
-  bool computes_sizes;
-  std::string fallback[2];
-  LibraryHandle registered[2] = {nullptr, nullptr};
-  CallCache<std::shared_ptr<const Plan>> plans;
-  CallCache<int32_t> sized;  // kinds of calls whose results C++ sizes as the reference does, contiguous
-  std::unique_ptr<std::atomic<int64_t>[]> copies;  // of each argument, and of results
+  Exported* const library;
+  const std::vector<Argument> arguments;
+  const int64_t results;
+  PyObject* const make_error;
+  const uint64_t torch_version;
+  const std::string fallback[2];
+  const bool computes_sizes = library->count > 0 && library->candidates[0].sizes != nullptr;
+  CallCache<std::shared_ptr<const Plan>> plans{};
+  CallCache<int32_t> sized{};  // kinds of calls whose results C++ sizes as the reference does, contiguous
+  const std::unique_ptr<std::atomic<int64_t>[]> copies{new std::atomic<int64_t>[arguments.size() + 1]()};
+  // Record by which calls of `SERVED` run, of this library or of a later one; null if all go to the fallback.
+  std::atomic<Record*> serving{nullptr};
 };
 
 // The call that is in the fallback in this thread.
@@ -286,28 +294,34 @@ std::shared_ptr<const Plan> sized(const Record& record, const Arguments& argumen
   return plan;
 }
 
-void run(void* held, int32_t entry, uint64_t* stack) {
-  Record& record = *static_cast<Record*>(held);
-  Arguments arguments;
-  for (size_t at = 0; at < record.arguments.size(); at++) arguments.read(stack[at], record.arguments[at]);
-  std::shared_ptr<const Plan> plan;
-  bool threw = false;
+// The plan of a call; null if it has none.
+std::shared_ptr<const Plan> planned(Record& record, const Arguments& arguments, bool& threw) {
   if (auto known = record.plans.find(arguments.words)) {
-    plan = *known;
-    if (record.computes_sizes) compare(record, *plan, arguments);
-  } else if (record.computes_sizes) {
-    plan = sized(record, arguments, threw);
+    if (record.computes_sizes) compare(record, **known, arguments);
+    return *known;
   }
-  if (plan != nullptr) {
-    arguments.own();
-    compute(record, *plan, arguments, stack);
-    return;
+  return record.computes_sizes ? sized(record, arguments, threw) : nullptr;
+}
+
+void run(void* held, int32_t entry, uint64_t* stack) {
+  Record& entered = *static_cast<Record*>(held);
+  Record* record = entry == OWN ? &entered : entered.serving.load();
+  Arguments arguments;
+  for (size_t at = 0; at < entered.arguments.size(); at++) arguments.read(stack[at], entered.arguments[at]);
+  bool threw = false;
+  if (record != nullptr) {
+    if (auto plan = planned(*record, arguments, threw)) {
+      arguments.own();
+      compute(*record, *plan, arguments, stack);
+      return;
+    }
   }
-  InFallback guard(&record, &arguments.words);
-  Suspicion suspicion(threw ? &record : nullptr);
-  must(torch_call_dispatcher(record.fallback[entry].c_str(), "", stack, record.torch_version), "torch_call_dispatcher");
+  InFallback guard(record, &arguments.words);
+  Suspicion suspicion(threw ? record : nullptr);
+  must(torch_call_dispatcher(entered.fallback[entry].c_str(), "", stack, entered.torch_version),
+       "torch_call_dispatcher");
   if (held_error.error != nullptr)
-    for (int64_t at = 0; at < record.results; at++)
+    for (int64_t at = 0; at < entered.results; at++)
       aoti_torch_delete_tensor_object(reinterpret_cast<TensorHandle>(stack[at]));
   throw_held();
 }
@@ -315,45 +329,51 @@ void run(void* held, int32_t entry, uint64_t* stack) {
 
 #define PUBLIC extern "C" __attribute__((visibility("default")))
 
-// Takes a kernel's library. `types` has a number for each argument: its type, plus 100 if it is optional.
-// `make_error` turns the text of the kernel's exception into a Python exception.
+// Makes the record of a kernel's library. `types` has a number for each argument: its type, plus 100 if it is
+// optional. `make_error` turns the text of the kernel's exception into a Python exception. The fallbacks are names of
+// operators, for each entry.
 PUBLIC void* opsmith_take(Exported* library, const int32_t* types, int32_t count, int32_t results,
-                          PyObject* make_error, uint64_t torch_version) {
-  auto record = std::make_unique<Record>();
-  record->library = library;
-  for (int32_t at = 0; at < count; at++) record->arguments.push_back({types[at] % 100, types[at] >= 100});
-  record->results = results;
-  record->torch_version = torch_version;
-  record->make_error = make_error;
+                          PyObject* make_error, uint64_t torch_version, const char* own, const char* served) {
+  std::vector<Argument> arguments;
+  for (int32_t at = 0; at < count; at++) arguments.push_back({types[at] % 100, types[at] >= 100});
   Py_IncRef(make_error);
-  record->computes_sizes = library->count > 0 && library->candidates[0].sizes != nullptr;
-  record->copies.reset(new std::atomic<int64_t>[size_t(count) + 1]());
-  library->run = run;
-  library->record = record.get();
-  return record.release();
+  return new Record{library, std::move(arguments), results, make_error, torch_version, {own, served}};
 }
 
-// Registers a taken library for the operator `name_space::name`. Returns whether torch accepts it.
-PUBLIC int32_t opsmith_register(void* held, int32_t entry, const char* name_space, const char* name,
-                                const char* fallback) {
-  Record& record = *static_cast<Record*>(held);
-  record.fallback[entry] = fallback;
-  LibraryHandle& registered = record.registered[entry];
-  if (aoti_torch_library_init_impl(name_space, "CPU", __FILE__, __LINE__, &registered)) return 0;
+// Makes calls of the entries of a record's library use this record.
+PUBLIC void opsmith_publish(void* held) { static_cast<Record*>(held)->library->publish(run, held); }
+
+// Registers an entry of a record's library for the operator `name_space::name`. Returns the registration; null if
+// torch does not accept it.
+PUBLIC void* opsmith_register(void* held, int32_t entry, const char* name_space, const char* name) {
+  const Record& record = *static_cast<Record*>(held);
+  LibraryHandle registered;
+  if (aoti_torch_library_init_impl(name_space, "CPU", __FILE__, __LINE__, &registered)) return nullptr;
   if (torch_library_impl(registered, name, record.library->entries[entry], record.torch_version)) {
     aoti_torch_delete_library_object(registered);
-    registered = nullptr;
-    return 0;
+    return nullptr;
   }
-  return 1;
+  return registered;
 }
 
-// The record stays: a call in another thread may still read it.
-PUBLIC void opsmith_unregister(void* held, int32_t entry) {
-  LibraryHandle& registered = static_cast<Record*>(held)->registered[entry];
-  if (registered != nullptr) aoti_torch_delete_library_object(registered);
-  registered = nullptr;
+// Ends a registration. No other thread may call the operator.
+PUBLIC void opsmith_deregister(void* registered) {
+  aoti_torch_delete_library_object(static_cast<LibraryHandle>(registered));
 }
+
+// Makes calls that come in by the entry `SERVED` of one record's library run by another record.
+PUBLIC void opsmith_serve(void* entered, void* held) {
+  static_cast<Record*>(entered)->serving = static_cast<Record*>(held);
+}
+
+// Undoes `opsmith_serve`. Does nothing if they run by a third record.
+PUBLIC void opsmith_withdraw(void* entered, void* held) {
+  Record* expected = static_cast<Record*>(held);
+  static_cast<Record*>(entered)->serving.compare_exchange_strong(expected, nullptr);
+}
+
+// Returns the record of the call that is in the fallback in this thread; null if there is none.
+PUBLIC void* opsmith_pending_record() { return pending.record; }
 
 // Returns the signature of the call that is in the fallback; null if there is none of this record.
 PUBLIC void* opsmith_pending(void* held) {
@@ -372,6 +392,11 @@ PUBLIC void opsmith_remember(void* held, void* signature, const int64_t* plan) {
 PUBLIC void opsmith_forget(void* held) {
   static_cast<Record*>(held)->plans.forget();
   static_cast<Record*>(held)->sized.forget();
+}
+
+PUBLIC void opsmith_forget_copies(void* held) {
+  Record& record = *static_cast<Record*>(held);
+  for (size_t at = 0; at <= record.arguments.size(); at++) record.copies[at] = 0;
 }
 
 PUBLIC int64_t opsmith_cached_plans(void* held) { return static_cast<Record*>(held)->plans.count(); }
