@@ -134,6 +134,36 @@ def test_what_another_thread_holds_runs_the_new_kernel(tmp_path: Path) -> None:
     assert value(torch.zeros(1)).item() == 2
 
 
+def test_a_kernel_that_was_replaced_computes_what_it_did_when_it_is_called_itself() -> None:
+    value = declare().kernel("cpu", cpp=TEMPLATE.format(5))
+    before = value.specification.kernels[0].function
+    x = torch.zeros(1)
+    assert (value(x).item(), before(x)[0].item()) == (5, 5)
+    value.kernel("cpu", cpp=TEMPLATE.format(6))
+    assert [value(x).item(), before(x)[0].item(), value.torch_operator(x).item()] == [6, 5, 6]
+    assert [before(x)[0].item(), value(x).item()] == [5, 6]
+
+
+def test_a_library_serves_an_operator_that_is_declared_again_with_another_schema() -> None:
+    text = "void scaled(View<const float, 1> x, double by, View<float, 1> y) { y(0) = x(0) * by; }"
+
+    def first(x: Tensor, by: float = 2.0) -> Tensor:
+        return x * by
+
+    def second(x: Tensor, factor: float = 3.0) -> Tensor:
+        return x * factor
+
+    x = torch.ones(1)
+    for reference, name, default in ((first, "by", 2), (second, "factor", 3), (first, "by", 2)):
+        reference.__qualname__ = "scaled"
+        scaled = opsmith.operator("cpp_reload::scaled")(reference).kernel("cpu", entry="scaled", cpp=text)
+        assert scaled.explain(x).forward.startswith("kernel for cpu")
+        for call in (scaled, torch.ops.cpp_reload.scaled, torch.ops.cpp_reload.scaled.default):
+            for size in (1, 2):  # with a plan and without one
+                assert call(x.expand(size)).tolist()[0] == default
+                assert call(x.expand(size), **{name: 7.0}).tolist()[0] == 7
+
+
 def kept(turn: Callable[[int], object], count: int) -> int:
     """Return the number of objects that remain after turns."""
     gc.collect()

@@ -1,4 +1,4 @@
-"""Threads call an operator while another replaces its kernel, and each call returns what was in force then."""
+"""Threads call an operator while another replaces its kernel; each call returns what was in force then."""
 
 from __future__ import annotations
 
