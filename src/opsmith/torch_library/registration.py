@@ -68,6 +68,7 @@ class DispatcherRegistration:
         self._validated: Specification | None = None
         self._fast_calls = FastCalls()
         self._lock = lock_of(self, "_lock")
+        self._deregister: list[Callable[[], None]] = []
         self._plans: dict[frozenset[str], BackwardPlan] = {}
         self._result_flattenings: dict[tuple[int | None, ...], ResultFlattening] = {}
         self._compiled = CompiledCode()
@@ -105,8 +106,8 @@ class DispatcherRegistration:
         """Deregister the operator; kernels first, or torch would crash."""
         _withdraw(self.specification)
         self._fast_calls.uninstall()
-        for deregister in self._deregister:
-            deregister()
+        while self._deregister:
+            self._deregister.pop()()
         for packet in self._packets:
             unregister_flops(packet)
         capabilities.destroy(self._library)
@@ -115,7 +116,6 @@ class DispatcherRegistration:
         specification = self.specification
         schema, name = specification.schema, specification.short_name
         self._packets: list[Any] = []
-        self._deregister: list[Callable[[], None]] = []
         self._library = torch.library.Library(specification.namespace, "FRAGMENT")
         kind = OperatorNode if specification.adopted is None else AdoptedNode
         self.node: type[OperatorNode] = type(name, (kind,), {})
