@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -98,6 +99,48 @@ class ByMatch(torch.autograd.Function):
         return grads[0], None
 
 
+class BySizeOfFour(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, k: int) -> Tensor:
+        ctx.aligned = k % 4 < 1
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0] * (3 if ctx.aligned else 2), None
+
+
+class ByOneName(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, name: str) -> Tensor:
+        return x * 2 if name == "double" else x * 3
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0] * 2, None
+
+
+class ByTwoNames(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, name: str) -> Tensor:
+        ctx.name = name
+        return x * 2 if name == "double" else x * 3 if name == "triple" else x * 1
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0] * (2 if ctx.name == "double" else 3), None
+
+
+class ByOneNumber(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int) -> Tensor:
+        return x.cumsum(-1) if dim == -1 else x.cumsum(dim)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0].flip(-1).cumsum(-1).flip(-1), None
+
+
 class WithoutWeight(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Any) -> Tensor:
@@ -128,6 +171,10 @@ WRONG: dict[str, tuple[Any, tuple[Any, ...], str]] = {
     "a name that backward compares": (ByName, (X, "triple"), "mode='square'"),
     "a number in a global": (BySize, (X, 2), "k=4"),
     "a remainder": (ByRemainder, (X, 2), "k=3"),
+    "a remainder of four": (BySizeOfFour, (X, 6), "k=4"),
+    "the only name": (ByOneName, (X, "double"), "name='other'"),
+    "a third branch": (ByTwoNames, (X, "double"), "name='other'"),
+    "the only number": (ByOneNumber, (X, -1), "dim=0"),
     "a flag": (ByFlag, (X, False), "halved=True"),
     "a key of a table": (ByTable, (X, "relu"), "name='gelu'"),
     "a case": (ByMatch, (X, "once"), "name='twice'"),
@@ -265,6 +312,55 @@ def test_none_is_no_value_of_an_argument_that_takes_any_object() -> None:
     report = opsmith.check(WithSlope, samples=[(X, torch.sin, torch.cos)], effort="quick")
     assert not report.failures, report
     assert not [text for text in report.inputs if "None" in text]
+
+
+class BySumOrMean(torch.autograd.Function):
+    """Its backward names both, and its forward one: any other is a mean."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, name: str) -> Tensor:
+        ctx.name, ctx.shape = name, x.shape
+        return x.sum() if name == "sum" else x.mean()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        if ctx.name == "sum":
+            return grads[0].expand(ctx.shape), None
+        if ctx.name == "mean":
+            return grads[0].expand(ctx.shape) / ctx.shape.numel(), None
+        return None
+
+
+@pytest.mark.parametrize(
+    ("function", "sample"), [(BySumOrMean, (X, "sum")), (Choosing, (X, "sum", 3, False, False, 0.25))]
+)
+def test_a_branch_for_others_that_a_known_value_takes_or_that_refuses_is_left_alone(
+    function: Any, sample: Any
+) -> None:
+    report = opsmith.check(function, samples=[sample], only=["forward", "gradient"])
+    assert report.passed, report
+    assert not [text for text in report.inputs if "'other'" in text]
+
+
+NOTHING = np.zeros(3)
+
+
+class AgainstAnArray(torch.autograd.Function):
+    """It compares an argument with an array of NumPy, which has no single answer."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, by: Any) -> Tensor:
+        ctx.by = 1.0 if by is NOTHING else by
+        return x * ctx.by
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0] * ctx.by, None
+
+
+@pytest.mark.parametrize("by", [2.0, NOTHING], ids=["number", "array"])
+def test_a_comparison_with_an_array_is_no_value(by: Any) -> None:
+    assert opsmith.check(AgainstAnArray, samples=[(X, by)], only=["forward", "gradient"]).passed
 
 
 class Vast(torch.autograd.Function):

@@ -10,7 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.samples.compared_values import Comparison, compared_values, is_float
+from opsmith.checking.samples.compared_values import (
+    Comparison,
+    compared_values,
+    is_float,
+    is_single,
+    unnamed_value,
+)
 from opsmith.checking.samples.index_values import index_values
 from opsmith.checking.samples.linked_sizes import sizes_of
 from opsmith.checking.samples.sample import Sample
@@ -53,15 +59,15 @@ def _values_of(
         for sample in subject.samples
         if argument.name in sample.names
     ]
-    values_shown = (sample.flat[argnum] for sample, argnum in places)
-    shown = {repr(value) for value in values_shown if not isinstance(value, Tensor)}
+    values_shown = [sample.flat[argnum] for sample, argnum in places if is_single(sample.flat[argnum])]
+    shown = {repr(value) for value in values_shown}
     values: dict[str, Any] = {}
     tried: dict[str, list[Variation]] = {}
     for sample, argnum in places:
         value = sample.flat[argnum]
         if not _may_change(subject, argument, sample, argnum):
             continue
-        for other in _others(subject, argument, comparisons, value):
+        for other in _others(subject, argument, comparisons, value, values_shown):
             if repr(other) not in (shown if not subject.effort.exhaustive else {repr(value)}):
                 flat = (*sample.flat[:argnum], other, *sample.flat[argnum + 1 :])
                 words = f"`{argument.name}={other!r}`"
@@ -100,7 +106,11 @@ def _states_none(argument: Argument) -> bool:
 
 
 def _others(
-    subject: Subject, argument: Argument, comparisons: Sequence[Comparison], value: Any
+    subject: Subject,
+    argument: Argument,
+    comparisons: Sequence[Comparison],
+    value: Any,
+    values_shown: Sequence[Any],
 ) -> Iterator[Any]:
     """Yield values of the type of the given one, the most revealing first."""
     compared = [other for comparison in comparisons for other in comparison.others(value)]
@@ -114,6 +124,8 @@ def _others(
     if isinstance(value, bool):
         yield not value
     yield from argument.kind.base.values
+    if isinstance(value, str | int | float) and not isinstance(value, bool | Enum):
+        compared.append(unnamed_value(comparisons, value, [*values_shown, *compared]))
     for other in compared:
         found = _like(value, other)
         if found is not None and argument.kind.accepts(found):

@@ -12,8 +12,9 @@ import operator
 import sys
 import textwrap
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 from opsmith.checking.subject import Subject
@@ -44,6 +45,11 @@ def is_float(number: Any) -> bool:
     return isinstance(number, float) or abs(number) <= sys.float_info.max
 
 
+def is_single(value: Any) -> bool:
+    """Return False for a tensor or an array, whose comparison has an answer for each element."""
+    return isinstance(value, int | float | complex) or not hasattr(value, "__array__")
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Values that one expression compares an argument with.
@@ -51,10 +57,15 @@ class Comparison:
     Args:
         values: The values.
         holds: The expression as a function of the argument, where it is more than equality.
+        near: Numbers on both sides of the expression, for a value of the argument; None for those around the
+            value and around `values`.
+        code: The code of the function that compares.
     """
 
     values: tuple[Any, ...]
     holds: Callable[[Any], Any] | None = None
+    near: Callable[[Any], Iterable[Any]] | None = None
+    code: types.CodeType | None = None
 
     def others(self, value: Any) -> list[Any]:
         """Return the values; where the expression is more than equality, those on its other side first.
@@ -69,13 +80,51 @@ class Comparison:
         """
         if self.holds is None or not isinstance(value, int | float):
             return [*self.values]
-        near: list[Any] = [*self.values]
-        for bound in filter(is_float, (*self.values, value)):
-            step = 0.5 * max(1.0, abs(bound)) if isinstance(value, float) else 1
-            near += [bound + step, bound - step]
         side = bool(self.holds(value))
+        near = self._around(value) if self.near is None else self.near(value)
         beyond = [other for other in near if bool(self.holds(other)) != side][:1]
         return [*dict.fromkeys((*beyond, *self.values))]
+
+    def _around(self, value: int | float) -> list[Any]:
+        found: list[Any] = [*self.values]
+        for bound in filter(is_float, (*self.values, value)):
+            step = step_beside(bound) if isinstance(value, float) else 1
+            found += [bound + step, bound - step]
+        return found
+
+
+def step_beside(number: float) -> float:
+    """Return a distance at which another number is unlike this one."""
+    return 0.5 * max(1.0, abs(number))
+
+
+def unnamed_value(comparisons: Iterable[Comparison], value: Any, known: Collection[Any]) -> Any:
+    """Return a value that no comparison names, for the branch of all others; None if a known value takes it.
+
+    The function that comes first decides, which is the forward or the reference if they compare it: a known
+    value that it does not name takes its branch for others.
+
+    Args:
+        comparisons: Those of an argument.
+        value: Value of the argument in a sample: a text or a number.
+        known: Values that samples show, or that are tried anyway.
+
+    Example:
+        >>> doubled = Comparison(("double",))
+        >>> unnamed_value([doubled], "double", ["double"])
+        'other'
+        >>> unnamed_value([doubled], "double", ["double", "triple"])
+    """
+    equalities = [each for each in comparisons if each.holds is None]
+    first = [other for each in equalities if each.code is equalities[0].code for other in each.values]
+    if any(one not in first for one in (value, *known)):
+        return None
+    every = [other for each in equalities for other in each.values]
+    if isinstance(value, str):
+        return next(text for length in count() if (text := "other" + "_" * length) not in every)
+    numbers = [other for other in every if isinstance(other, int | float) and is_float(other)]
+    step = step_beside(max(numbers, default=0)) if isinstance(value, float) else 1
+    return max(numbers, default=value) + step
 
 
 def compared_values(subject: Subject) -> Mapping[str, Sequence[Comparison]]:
@@ -252,9 +301,13 @@ class _Reader(ast.NodeVisitor):
             self._truth(node.operand)
         self.generic_visit(node)
 
-    def _found(self, name: str, *values: Any, holds: Callable[[Any], Any] | None = None) -> None:
-        if values or holds is not None:
-            self.code.found.setdefault(name, []).append(Comparison(values, holds))
+    def _found(self, name: str, *values: Any) -> None:
+        single = tuple(each for each in values if is_single(each))
+        if single:
+            self._compared(name, Comparison(single, code=self.function.__code__))
+
+    def _compared(self, name: str, comparison: Comparison) -> None:
+        self.code.found.setdefault(name, []).append(comparison)
 
     def _assign(self, target: ast.expr, value: ast.expr) -> None:
         if isinstance(target, ast.Tuple):
@@ -304,20 +357,25 @@ class _Reader(ast.NodeVisitor):
                 self._found(name, value)
             elif name is not None and isinstance(value, int | float):
                 order = _ORDERS[type(comparison)]
-                self._found(name, value, holds=_ordered(order, value, reverse=reverse))
-            elif isinstance(one, ast.BinOp) and isinstance(one.op, ast.Mod):
-                divided, by = self._argument(one.left), self._value(one.right)
-                if divided is not None and type(by) is int and by > 1 and isinstance(value, int):
-                    self._found(divided, holds=_remainder(by, value))
+                self._compared(name, Comparison((value,), _ordered(order, value, reverse=reverse)))
+            elif isinstance(value, int):
+                order = _ORDERS.get(type(comparison), operator.eq)
+                self._remainder(one, _ordered(order, value, reverse=reverse), value)
 
     def _truth(self, node: ast.expr) -> None:
         name = self._argument(node)
         if name is not None:
-            self._found(name, 0, holds=bool)
-        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
-            divided, by = self._argument(node.left), self._value(node.right)
-            if divided is not None and type(by) is int and by > 1:
-                self._found(divided, holds=_remainder(by, 0))
+            self._compared(name, Comparison((0,), bool))
+        else:
+            self._remainder(node, bool, 0)
+
+    def _remainder(self, node: ast.expr, holds: Callable[[Any], Any], bound: int) -> None:
+        """Find a condition on the remainder of an argument, as in `k % 4 >= 2`."""
+        if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod)):
+            return
+        name, by = self._argument(node.left), self._value(node.right)
+        if name is not None and type(by) is int and by > 1:
+            self._compared(name, _of_remainder(by, holds, bound))
 
     def _looked_up(self, key: ast.expr, table: ast.expr) -> None:
         name, values = self._argument(key), self._value(table)
@@ -378,8 +436,13 @@ def _ordered(order: Callable[[Any, Any], bool], bound: float, *, reverse: bool) 
     return (lambda value: order(bound, value)) if reverse else (lambda value: order(value, bound))
 
 
-def _remainder(by: int, equal: int) -> Callable[[Any], bool]:
-    return lambda value: value % by == equal
+def _of_remainder(by: int, holds: Callable[[Any], Any], bound: int) -> Comparison:
+    """Make the comparison of a remainder; the nearest remainders to a bound are on both of its sides."""
+
+    def near(value: Any) -> list[Any]:
+        return [value - value % by + (bound + step) % by for step in (0, 1, -1)]
+
+    return Comparison((), lambda value: holds(value % by), near)
 
 
 def _is_number(node: ast.expr) -> bool:
