@@ -30,7 +30,7 @@ class Effort:
 
     Args:
         name: `quick`, `default` or `thorough`; of an effort of your own, the level that it is made from.
-        variations: Inputs to derive from the author's samples.
+        variations: Inputs to derive from the author's samples of each rank.
         argument_values: Values of arguments other than tensors to try, of those that types and code know.
         samples: Samples for the properties that make many runs of each.
         subset: Samples for the properties with `Property.subset`.

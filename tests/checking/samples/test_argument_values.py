@@ -263,7 +263,7 @@ def test_what_samples_show_is_not_tried_again_and_the_number_is_limited() -> Non
 
 def test_an_operator_without_such_arguments_has_no_more_inputs_than_before() -> None:
     subject = subject_of(opsmith.ops.exp, None, 0, EFFORTS["quick"])
-    assert len(variations(subject).samples) == EFFORTS["quick"].variations
+    assert not [sample for sample in variations(subject).samples if sample.invented]
     assert compared_values(subject) == {}
 
 

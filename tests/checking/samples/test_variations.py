@@ -210,7 +210,9 @@ def test_an_operator_that_takes_nothing_at_all_has_no_variations_and_breaks_noth
 def test_every_variation_is_small_and_accepted(name: str) -> None:
     subject = subject_of(RIGHT[name], None, 0, EFFORTS["default"])
     found = variations(subject)
-    assert 0 < len(found.samples) <= subject.effort.variations + subject.effort.argument_values
+    ranks = {sample.dims for sample in subject.samples}
+    most = len(ranks) * subject.effort.variations + subject.effort.argument_values
+    assert 0 < len(found.samples) <= most
     for sample in found.samples:
         assert sum(value.numel() for value in sample.flat if isinstance(value, Tensor)) <= MOST_ELEMENTS
         assert subject.reference(sample, sample.at(torch.float64))
@@ -388,6 +390,40 @@ def test_dimensions_take_turns_where_several_samples_have_them() -> None:
     for size in (0, 1):
         reached = {shape.index(size) for (shape,) in found if size in shape}
         assert len(reached) > 1, (size, found)
+
+
+def test_samples_of_each_rank_have_a_share_of_their_own() -> None:
+    def softened(x: Tensor) -> Tensor:
+        return x.softmax(-1)
+
+    given = [(torch.rand(3),), (torch.rand(4, 3),), (torch.rand(2, 4, 3),)]
+    for effort in ("quick", "default"):
+        alone = derived(declared(softened, given[2:]), effort=effort).samples
+        among = [each for each in derived(declared(softened, given), effort=effort).samples if each.dims == 3]
+        assert len(among) == len(alone) == EFFORTS[effort].variations
+    assert {shape.index(1) for (shape,) in map(shapes, among) if 1 in shape} == {0, 1}
+
+
+class SqueezesBackward(torch.autograd.Function):
+    """A softmax whose backward loses a dimension of one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = x.softmax(-1)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        (y,) = ctx.saved_tensors
+        share = (grad * y).sum(-1).squeeze()
+        return y * (grad - share[..., None])
+
+
+def test_a_fault_of_a_dimension_that_samples_of_one_rank_have_is_found() -> None:
+    given = [(torch.rand(3),), (torch.rand(4, 3),), (torch.rand(2, 4, 3),)]
+    report = opsmith.check(SqueezesBackward, samples=given, only=["forward", "gradient"])
+    assert [each.input for each in report.errors] == ["x"], report
 
 
 def test_classes_and_library_operators_have_variations() -> None:

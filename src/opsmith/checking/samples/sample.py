@@ -72,6 +72,11 @@ class Sample:
         """Rank of each tensor; None for other arguments."""
         return tuple(value.dim() if isinstance(value, Tensor) else None for value in self.flat)
 
+    @property
+    def dims(self) -> int:
+        """Largest rank of its tensors; 0 without any."""
+        return max((rank for rank in self.ranks if rank is not None), default=0)
+
     def takes(self, dtype: torch.dtype) -> bool:
         """Return True if the sample can be cast to a floating dtype: complex numbers have no 16-bit form."""
         wide = dtype in (torch.float32, torch.float64)

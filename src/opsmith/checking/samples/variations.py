@@ -55,8 +55,9 @@ class Variations:
 def variations(subject: Subject) -> Variations:
     """Derive more inputs from the samples, the same for the same seed.
 
-    They are taken from each kind in turn (sizes, empties, values, ...), up to the limit of the effort. Then
-    come values of other arguments than tensors that no sample shows, each once, up to a limit of their own.
+    They are taken from each kind in turn (sizes, empties, values, ...), up to the limit of the effort for the
+    samples of each rank: a dimension that only some have is reached, too. Then come values of other arguments
+    than tensors that no sample shows, each once, up to a limit of their own.
 
     Example:
         >>> import opsmith.ops
@@ -67,15 +68,16 @@ def variations(subject: Subject) -> Variations:
     """
     refuse_unfit_results(subject)
     effort, trial = subject.effort, _Trial(subject)
-    for change in _in_turn(subject):
-        if not trial.left(effort.variations):
-            break
-        trial.accepts(change)
-    known = len(trial.accepted)
-    trial.attempts = 0
+    for dims in dict.fromkeys(sample.dims for sample in subject.samples):
+        trial.begin(effort.variations)
+        for change in _in_turn(subject, [sample for sample in subject.samples if sample.dims == dims]):
+            if not trial.left:
+                break
+            trial.accepts(change)
+    trial.begin(effort.argument_values)
     for several in argument_values(subject):
         for change in several[: max(MOST_SAMPLES, effort.samples)]:
-            taken = trial.left(known + effort.argument_values) and trial.accepts(change)
+            taken = trial.left and trial.accepts(change)
             if taken and not effort.exhaustive:
                 break
     return Variations(tuple(trial.accepted), tuple(trial.rejected), tuple(trial.faults.values()))
@@ -94,23 +96,27 @@ class _Trial:
         accepted: Accepted ones.
         rejected: Rejected ones that are reported, each with the reason.
         faults: Empty inputs that the operator fails on, by the size.
-        attempts: Number of variations that the reference has run on.
     """
 
     subject: Subject
     accepted: list[Sample] = field(default_factory=list)
     rejected: dict[str, None] = field(default_factory=dict)
     faults: dict[str, UnhandledEmptyInput] = field(default_factory=dict)
-    attempts: int = 0
 
     def __post_init__(self) -> None:
         subject = self.subject
+        self.begin(0)
         self._seen, self._links = {form_of(sample) for sample in subject.samples}, links_of(subject.samples)
         self._first = len(subject.samples) + len(subject.dropped)
 
-    def left(self, limit: int) -> bool:
-        """Return True if more may be tried: up to the limit, and four attempts for each."""
-        return len(self.accepted) < limit and self.attempts < 4 * limit
+    def begin(self, limit: int) -> None:
+        """Allow so many more to be accepted, with four attempts for each."""
+        self._room, self._attempts = limit, 4 * limit
+
+    @property
+    def left(self) -> bool:
+        """True if more may be tried."""
+        return self._room > 0 and self._attempts > 0
 
     def accepts(self, change: Variation) -> bool:
         """Try a variation; return True if the reference takes it."""
@@ -119,10 +125,11 @@ class _Trial:
         form = form_of(sample)
         if _too_large(sample, change.of) or (form in self._seen and not change.fresh_numbers):
             return False
-        self.attempts += 1
+        self._attempts -= 1
         reason = refusal(self.subject, sample, change)
         if reason is None:
             self.accepted.append(sample)
+            self._room -= 1
             self._seen.add(form)
             return True
         if isinstance(reason, UnhandledEmptyInput):
@@ -132,10 +139,10 @@ class _Trial:
         return False
 
 
-def _in_turn(subject: Subject) -> Iterator[Variation]:
-    """Yield one variation of each kind, then the next of each, over all samples in turn."""
+def _in_turn(subject: Subject, samples: Sequence[Sample]) -> Iterator[Variation]:
+    """Yield one variation of each kind, then the next of each, over samples in turn."""
     kinds = [
-        _woven([kind(subject, sample, _generator(subject, at, sample)) for sample in subject.samples])
+        _woven([kind(subject, sample, _generator(subject, at, sample)) for sample in samples])
         for at, kind in enumerate(KINDS)
     ]
     return _woven(kinds)
