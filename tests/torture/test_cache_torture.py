@@ -30,6 +30,6 @@ def test_of_sixteen_processes_one_builds_each_and_the_others_wait() -> None:
 
 def test_after_a_kill_at_any_moment_everything_is_right() -> None:
     found = torture("killed")
-    assert found["killed"] >= 40  # the others were done before
+    assert found["killed"] == 50
     assert found["leftover"] == []
     assert found["entries"] == 6

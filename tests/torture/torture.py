@@ -75,19 +75,25 @@ def together(directory: Path, log: Path) -> dict[str, object]:
 
 def killed(directory: Path, log: Path) -> dict[str, object]:
     draw = random.Random(0)
-    begun = 0
+    deaths = 0
+
+    def until_killed() -> None:
+        while True:
+            use(directory, log, draw.randrange(1000))
+            Cache(directory).clear()
+
     for _ in range(KILLS):
-        child = forked(lambda: use(directory, log, draw.randrange(1000)))
+        child = forked(until_killed)
         time.sleep(draw.uniform(0, 0.03))
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
-        begun += os.WIFSIGNALED(status)
+        deaths += os.WIFSIGNALED(status)
         if draw.random() < 0.5:
             use(directory, log, 0)  # whatever the dead one has left
             Cache(directory).clear()
     use(directory, log, 0)
     leftover = [path.name for path in directory.iterdir() if path.name.startswith(".")]
-    return {"killed": begun, "leftover": leftover, "entries": len(Cache(directory).entries())}
+    return {"killed": deaths, "leftover": leftover, "entries": len(Cache(directory).entries())}
 
 
 if __name__ == "__main__":
