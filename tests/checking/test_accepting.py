@@ -147,6 +147,18 @@ def test_a_bad_pyproject_is_an_error_that_names_it(tmp_path: Path, text: str) ->
     assert str(tmp_path) in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "entry", ['property = "vamp", cause = "raises"', 'property = "vmap", cause = "raised"']
+)
+def test_an_unknown_name_in_pyproject_is_an_error_that_names_the_file(tmp_path: Path, entry: str) -> None:
+    file = tmp_path / "pyproject.toml"
+    file.write_text(f'[tool.opsmith]\naccept = [{{operator = "demo::op", {entry}, reason = "r"}}]\n')
+    with pytest.raises(errors.UsageError, match=r"there is no (property|cause)") as caught:
+        project_findings("demo::op", tmp_path)
+    assert caught.value.where == str(file)
+    assert project_findings("demo::other", tmp_path) == {}
+
+
 def test_only_what_is_new_counts_beside_a_baseline() -> None:
     before = checked()
     assert not before.passed

@@ -65,19 +65,19 @@ def accepted_findings(given: Any, operator: str) -> tuple[AcceptedFinding, ...]:
     """
     if given is None:
         return ()
-    if not isinstance(given, Mapping):
-        raise _unusable(given, operator)
-    return tuple(_finding(key, reason, operator) for key, reason in given.items())
+    with errors.about(operator):
+        if not isinstance(given, Mapping):
+            raise _unusable(given)
+        return tuple(_finding(key, reason) for key, reason in given.items())
 
 
-def _finding(key: Any, reason: Any, operator: str) -> AcceptedFinding:
+def _finding(key: Any, reason: Any) -> AcceptedFinding:
     parts = list(key) if isinstance(key, tuple) else [key]
     if len(parts) not in (2, 3) or not all(isinstance(part, str) for part in parts):
-        raise _unusable(key, operator)
+        raise _unusable(key)
     if not isinstance(reason, str) or not reason.strip():
         raise errors.UsageError(
             "an accepted finding needs its reason",
-            operator=operator,
             argument="accept",
             expected="a text that says why it is accepted",
             got=shown(reason),
@@ -88,7 +88,6 @@ def _finding(key: Any, reason: Any, operator: str) -> AcceptedFinding:
             close = difflib.get_close_matches(word, known, n=1)
             raise errors.UsageError(
                 f"there is no {what} `{word}`",
-                operator=operator,
                 argument="accept",
                 expected=", ".join(f"`{name}`" for name in known),
                 got=repr(key),
@@ -97,10 +96,9 @@ def _finding(key: Any, reason: Any, operator: str) -> AcceptedFinding:
     return AcceptedFinding(parts[0], parts[1], parts[2] if len(parts) == 3 else None, reason)
 
 
-def _unusable(given: Any, operator: str) -> errors.UsageError:
+def _unusable(given: Any) -> errors.UsageError:
     return errors.UsageError(
         "accepted findings are given by property and cause",
-        operator=operator,
         argument="accept",
         expected="a dict from `(property, cause)`, or `(property, cause, input)`, to the reason",
         got=shown(given),
@@ -206,7 +204,9 @@ def project_findings(operator: str, folder: Path | None = None) -> dict[tuple[st
                 **rest,
             } if not rest or ({*rest} == {"input"} and isinstance(rest["input"], str)):
                 if name == operator:
-                    found[known, cause, *map(str, rest.values())] = reason
+                    key = (known, cause, *map(str, rest.values()))
+                    with errors.about(operator, str(file)):
+                        found[key] = _finding(key, reason).reason
             case _:
                 raise _bad_entry(file, shown(entry))
     return found

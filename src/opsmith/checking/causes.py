@@ -17,6 +17,7 @@ class Cause:
         meaning: The fault, in a sentence.
         decided_by: The required evidence.
         numeric: True if numbers decide it; if samples disagree, the cause that fits all of them counts.
+        compares: True if the numbers of two runs decide it, which differ where they draw others.
         unsteady: True if two runs may give different numbers, so that comparing runs is meaningless.
         damaging: True if a kernel may have damaged the process that it ran in.
         root: True if it explains every failure of tracing, mapping or copying the operator.
@@ -29,6 +30,7 @@ class Cause:
     decided_by: str
     _: KW_ONLY
     numeric: bool = False
+    compares: bool = False
     unsteady: bool = False
     damaging: bool = False
     root: bool = False
@@ -94,6 +96,7 @@ _TABLE = (
         "Two runs, from the same random state; whether it draws from a state that it does not declare.",
         unsteady=True,
         root=True,
+        compares=True,
     ),
     Cause(
         "stale-state",
@@ -101,6 +104,7 @@ _TABLE = (
         "The same call alone, and after or between calls with other arguments; the memory of two results.",
         unsteady=True,
         root=True,
+        compares=True,
     ),
     Cause(
         "side-effect",
@@ -218,11 +222,13 @@ _TABLE = (
         "second-order",
         "The gradient is right, and its own derivatives are not.",
         "Derivatives of the gradient beside finite differences of it.",
+        compares=True,
     ),
     Cause(
         "forward-mode",
         "The gradient is right, and the tangent is not.",
         "The tangent beside finite differences, and its product with the gradient.",
+        compares=True,
     ),
     Cause(
         "fake-mismatch",
@@ -236,6 +242,7 @@ _TABLE = (
         "A kernel, or a rule for batches, gives other numbers than the reference, if only in some mode.",
         "Its results beside the reference's in float64, in rounding units.",
         broad=True,
+        compares=True,
     ),
     Cause(
         "not-refused",

@@ -71,6 +71,7 @@ class Property:
         special: Looks at special values, where a wrong result is a warning.
         transforms: Traces, maps, copies or compiles the operator, so that any earlier failure may explain
             one of its own.
+        reruns: Runs the forward several times for one answer, so that undeclared random numbers differ.
         gradcheck: Call of torch that shows a wrong derivative, for replays; `{names}` stands for the inputs,
             `{call}` for the call.
     """
@@ -93,6 +94,7 @@ class Property:
     refusable: bool = False
     special: bool = False
     transforms: bool = False
+    reruns: bool = False
     gradcheck: str = ""
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from opsmith.checking.causes import CAUSES, UNKNOWN
 from opsmith.checking.properties import PROPERTIES
+from opsmith.checking.properties.behaviour.randomness import FOREIGN_STATE
 from opsmith.checking.report import SEVERITIES, Failure, Outcome
+from opsmith.checking.side_effects.steady_runs import DIFFERS
 
 
 def name_roots(outcomes: Sequence[Outcome]) -> list[Outcome]:
@@ -34,13 +36,25 @@ def explained_by(failure: Failure, before: Sequence[Failure], every: Sequence[Fa
         before: The failures of the properties before it, in the order of reports.
         every: The failures of all properties.
     """
-    others = [each for each in before if each.property != failure.property]
     for rule in RULES:
-        roots = [each for each in (every if rule is wrong_gradient else others) if _as_severe(each, failure)]
-        found = next(rule(failure, roots), None)
+        others = [each for each in (every if rule.later else before) if each.property != failure.property]
+        found = next(rule.roots(failure, [each for each in others if _as_severe(each, failure)]), None)
         if found is not None:
             return found.property
     return None
+
+
+@dataclass(frozen=True)
+class RootRule:
+    """A rule that finds the root causes of a failure.
+
+    Args:
+        roots: Yields those among some failures of other properties.
+        later: It looks at the failures of later properties, too.
+    """
+
+    roots: Callable[[Failure, Sequence[Failure]], Iterator[Failure]]
+    later: bool = False
 
 
 def _as_severe(root: Failure, failure: Failure) -> bool:
@@ -69,7 +83,7 @@ def wrong_gradient(failure: Failure, every: Sequence[Failure]) -> Iterator[Failu
     """Explain failures of other properties about a gradient by a wrong gradient of the same input."""
     if PROPERTIES[failure.property].about_gradients:
         for name, known in PROPERTIES.items():
-            if known.explains_gradients and name != failure.property:
+            if known.explains_gradients:
                 own = (each for each in every if each.property == name)
                 yield from (each for each in own if _inputs(each) & _inputs(failure))
 
@@ -77,6 +91,18 @@ def wrong_gradient(failure: Failure, every: Sequence[Failure]) -> Iterator[Failu
 def _inputs(failure: Failure) -> set[str]:
     """The inputs that a failure names: `x, weight` are two."""
     return set(failure.input.split(", ")) if failure.input else set()
+
+
+def undeclared_randomness(failure: Failure, every: Sequence[Failure]) -> Iterator[Failure]:
+    """Explain other numbers in a second run by random numbers that are not declared.
+
+    The check begins each call with the same ones, but not each run of the forward within a call.
+    """
+    drawn = [each for each in every if each.property == "randomness" and CAUSES[each.cause].unsteady]
+    if CAUSES[failure.cause].compares and PROPERTIES[failure.property].reruns:
+        yield from drawn
+    if DIFFERS in failure.evidence:  # the seeds of two runs, which may differ, are torch's
+        yield from (each for each in drawn if FOREIGN_STATE in each.evidence)
 
 
 def unsteady_backward(failure: Failure, before: Sequence[Failure]) -> Iterator[Failure]:
@@ -111,7 +137,12 @@ def broken_operator(failure: Failure, before: Sequence[Failure]) -> Iterator[Fai
         yield from (each for each in roots if CAUSES[each.cause].root)
 
 
-Rule = Callable[[Failure, Sequence[Failure]], Iterator[Failure]]
-
-RULES: tuple[Rule, ...] = (same_words, wrong_gradient, unsteady_backward, wrong_results, broken_operator)
+RULES = (
+    RootRule(same_words),
+    RootRule(wrong_gradient, later=True),
+    RootRule(undeclared_randomness, later=True),
+    RootRule(unsteady_backward),
+    RootRule(wrong_results),
+    RootRule(broken_operator),
+)
 """The rules in order: the first that finds a failure names the root."""

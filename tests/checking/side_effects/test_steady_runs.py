@@ -96,6 +96,29 @@ def undeclared(x: Tensor, weight: Tensor) -> Tensor:
 undeclared.gradients(x=lambda grad, weight: grad * weight, weight=lambda grad, x: -(grad * x).sum(0))
 
 
+class Dropped(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        mask = torch.rand_like(x)
+        ctx.save_for_backward(x, weight, mask)
+        return x * weight * mask
+
+    backward = Noisy.backward
+
+
+@opsmith.operator("steady_runs::drawn_by_numpy", opaque=True)
+def drawn_by_numpy(x: Tensor, weight: Tensor) -> Tensor:
+    return x * weight * float(np.random.rand())
+
+
+drawn_by_numpy.fake(lambda x, weight: torch.empty_like(x))
+
+
+@opsmith.operator("steady_runs::noise")
+def noise(x: Tensor, weight: Tensor) -> Tensor:
+    return x * weight + torch.rand_like(x)
+
+
 def check(checked: Any, *samples: Any, **options: Any) -> opsmith.Report:
     return opsmith.check(checked, samples=[samples], effort="quick", only=ONLY, **options)
 
@@ -113,6 +136,25 @@ def test_undeclared_randomness_hides_no_wrong_gradient(wrong: Any) -> None:
     assert all(each.follows is None for each in report.failures if each.property == "randomness")
     assert "two runs give different numbers; the rest ran under fixed seeds" in report.remarks
     assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("drawing", [noise, drawn_by_numpy, Noisy])
+def test_other_numbers_of_a_second_run_follow_from_undeclared_randomness(drawing: Any) -> None:
+    report = opsmith.check(drawing, samples=[(X, WEIGHT)], effort="quick")
+    errors = [each for each in report.failures if each.severity == "error"]
+    assert {each.property for each in errors if each.follows is None} == {"randomness"}, str(report)
+    assert {each.follows for each in errors} <= {None, "randomness"}
+
+
+def test_the_declaration_of_randomness_is_named() -> None:
+    adopted = opsmith.adopt(Dropped, name="steady_runs::dropped")
+    assert "Declare it with `random=True`" in randomness_of(noise)
+    assert 'Declare it with `kind="stochastic"`' in randomness_of(adopted)
+
+
+def randomness_of(drawing: Any) -> str:
+    report = opsmith.check(drawing, samples=[(X, WEIGHT)], effort="quick", only=["randomness"])
+    return report.failures[0].message
 
 
 @pytest.mark.parametrize("isolate", [False, 60])

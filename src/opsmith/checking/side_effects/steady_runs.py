@@ -34,18 +34,27 @@ SAMPLES = 3
 """Most samples on which it is tried."""
 
 
+DIFFERS = "differs"
+"""Evidence of two runs that differ: `result`, or `gradient` where the gradient alone does."""
+
+CHANGED = "changed"
+"""Evidence of a call that changes what it reaches without an argument: its name."""
+
+
 @dataclass(frozen=True)
 class SteadyRuns:
     """Conditions under which every run gives the same.
 
     Args:
         seed: Seed of every random state.
+        draws: True if a call draws random numbers that are not declared.
         copied: Labels of the arguments that are copied for each call.
         outside: State outside of calls that each call begins with; None where calls do not change it.
         names: Names of what changes there.
     """
 
     seed: int
+    draws: bool
     copied: frozenset[str]
     outside: OutsideState | None = None
     names: tuple[str, ...] = ()
@@ -107,27 +116,22 @@ def steady_conditions(subject: Subject, failures: Sequence[Failure]) -> SteadyRu
     unsteady = [each for each in failures if is_unsteady(each)]
     draws = any(each.property == "randomness" for each in unsteady)
     written = {each.input for each in unsteady if each.cause == "mutates-input"}
-    changed = [str(each.evidence["changed"]) for each in failures if _changes_outside(each)]
+    changed = [str(each.evidence[CHANGED]) for each in failures if CHANGED in each.evidence]
     keeps = bool(changed) or any(each.cause == "stale-state" for each in unsteady)
     known = {"mutates-input", *(["nondeterministic"] if draws or keeps else [])}
     known.update(["stale-state"] if keeps else [])
-    drawn = [each.message for each in unsteady if each.property == "determinism"]
-    own = bool(drawn) and not any(message.startswith("two calls") for message in drawn)
+    differing = [each.evidence.get(DIFFERS) for each in unsteady if each.property == "determinism"]
+    own = bool(differing) and "result" not in differing
     # A backward that alone draws gives arbitrary numbers: no gradient can be compared.
     if own or None in written or not {each.cause for each in unsteady} <= known:
         return None
     return SteadyRuns(
         subject.seed,
+        draws,
         frozenset(each for each in written if each is not None),
         subject.outside if keeps else None,
         tuple(dict.fromkeys(changed)),
     )
-
-
-def _changes_outside(failure: Failure) -> bool:
-    """True if a call changes what it reaches without an argument."""
-    of_effects = failure.property == "effects" and failure.cause == "side-effect"
-    return of_effects and str(failure.evidence.get("changed", "")).startswith("`")
 
 
 def are_steady(subject: Subject) -> bool:

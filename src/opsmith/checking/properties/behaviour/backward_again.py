@@ -173,4 +173,5 @@ BACKWARD_AGAIN = Property(
     partial(covered_samples, NAME, _sample, "there is nothing to differentiate"),
     subset=True,
     sends_gradients=True,
+    reruns=True,
 )

@@ -24,6 +24,7 @@ from opsmith.checking.property import Findings, Note, Property, each_sample
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.side_effects.canaries import fill_freed_memory, poison_new_memory
+from opsmith.checking.side_effects.steady_runs import DIFFERS
 from opsmith.checking.subject import Subject
 
 NAME = "determinism"
@@ -87,8 +88,9 @@ def _look(
             f"a {by} uses memory that is read before it is written (of `torch.empty`, `empty_like`, "
             f"`new_empty` or `numpy.empty`): {reads}. Make it with zeros, or write every element"
         )
-        yield Failure(NAME, name, "nondeterministic", message, where, {**evidence, "of": f"`{name}`"})
+        yield Failure(NAME, name, "nondeterministic", message, where, evidence)
         return
+    evidence[DIFFERS] = "result" if by == "call" else "gradient"
     one, *others = (*plain, *dirtied)
     for other in others:
         if one is None or other is None:

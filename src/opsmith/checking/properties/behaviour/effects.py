@@ -21,6 +21,7 @@ from opsmith.checking.side_effects.canaries import GuardedTensor, guarded
 from opsmith.checking.side_effects.global_settings import other_settings
 from opsmith.checking.side_effects.liveness import attribute_tensors, nodes, record_saved_tensors
 from opsmith.checking.side_effects.reachable_state import changes_since, short_repr, take_snapshot
+from opsmith.checking.side_effects.steady_runs import CHANGED
 from opsmith.checking.subject import Subject
 from opsmith.checking.subject_kinds import of_own_apply, through_apply
 
@@ -369,7 +370,7 @@ def _outside_call(observed: EffectsRun) -> Findings:
     yield from _objects_changed(observed, call, where)
     for name, what in changes_since(before):
         message = f"a call and its backward change {name}: {what}; take what it needs as an argument"
-        yield observed.failure(None, "side-effect", message, where, changed=name)
+        yield observed.failure(None, "side-effect", message, where, **{CHANGED: name})
     yield from _settings(observed)
 
 
@@ -432,7 +433,7 @@ def _settings(observed: EffectsRun) -> Findings:
             f"a call or its backward sets {name} for the whole process, to {short_repr(now)} where it was "
             f"{short_repr(was)}: take it as an argument, or put it back"
         )
-        yield observed.failure(None, "side-effect", message, subject.specification.where, changed=name)
+        yield observed.failure(None, "side-effect", message, subject.specification.where, setting=name)
 
 
 def _untouched(grad: Tensor | None, mark: Tensor | None) -> bool:

@@ -22,6 +22,10 @@ from opsmith.core.call_arguments import tensors_in
 NAME = "randomness"
 
 
+FOREIGN_STATE = "state"
+"""Evidence of a draw from a random state that is not torch's: its name."""
+
+
 def run(subject: Subject) -> Findings:
     """Compare the declaration with the random operations of the reference and the global random states."""
     drew = False
@@ -81,13 +85,14 @@ def _same(first: Any, second: Any) -> bool:
 
 def _undeclared(subject: Subject, sample: Sample, draws: list[str]) -> Failure:
     by = f"by `{'`, `'.join(dict.fromkeys(draws))}`" if draws else "somewhere in its kernel"
+    declared = "random=True" if subject.specification.adopted is None else 'kind="stochastic"'
     return Failure(
         NAME,
         None,
         "nondeterministic",
         f"{subject.name} draws from torch's random state ({by}) and does not say so: compiled code "
         "may merge two calls into one, and a backward that runs the reference again draws other numbers. "
-        "Declare it with `random=True`, or give it a seed or a `torch.Generator` as an argument",
+        f"Declare it with `{declared}`, or give it a seed or a `torch.Generator` as an argument",
         subject.specification.where,
         {"sample": str(sample), "draws": draws},
     )
@@ -134,7 +139,7 @@ def _foreign(subject: Subject, sample: Sample, name: str) -> Failure:
         f"{subject.name} draws from the global state of {name}, which `torch.manual_seed` does not "
         "reach and checkpointing does not restore: draw with torch, or give it a seed as an argument",
         subject.specification.where,
-        {"sample": str(sample), "state": name},
+        {"sample": str(sample), FOREIGN_STATE: name},
     )
 
 

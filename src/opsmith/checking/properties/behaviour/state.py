@@ -123,7 +123,7 @@ def _shapes(sample: Sample) -> list[Any]:
 
 def _compared(calls: InterleavedCalls, interleavings: Sequence[Interleaving]) -> Findings:
     for interleaving in interleavings:
-        if interleaving is in_threads and (calls.subject.draws or seeds(calls.subject, calls.run.sample)):
+        if interleaving is in_threads and _draws(calls):
             yield Note("threads were left out: they draw from one random state, in any order")
             continue
         for interleaved in interleaving(calls):
@@ -134,6 +134,13 @@ def _compared(calls: InterleavedCalls, interleavings: Sequence[Interleaving]) ->
                 yield failure
                 return  # the other interleavings would report the same
             yield from _rounding(calls, interleaved)
+
+
+def _draws(calls: InterleavedCalls) -> bool:
+    """True if a call draws from a global random state, or sets it."""
+    subject = calls.subject
+    undeclared = subject.steady is not None and subject.steady.draws
+    return undeclared or subject.draws or seeds(subject, calls.run.sample)
 
 
 def _failure(calls: InterleavedCalls, interleaved: InterleavedAnswer) -> Failure | None:

@@ -344,6 +344,7 @@ FORWARD_MODE = Property(
     gradcheck="torch.autograd.gradcheck(lambda {names}: {call}, ({names},), check_forward_ad=True, "
     "check_backward_ad=False, check_undefined_grad=False, check_batched_grad=False)",
     refusable=True,
+    reruns=True,
 )
 
 

@@ -186,6 +186,7 @@ SECOND_ORDER = Property(
     sends_gradients=True,
     gradcheck="torch.autograd.gradgradcheck(lambda {names}: {call}, ({names},))",
     refusable=True,
+    reruns=True,
 )
 
 

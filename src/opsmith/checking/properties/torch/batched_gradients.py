@@ -120,6 +120,7 @@ BATCHED_GRADIENTS = Property(
     "several grad_outputs at once give what each gives alone",
     partial(covered_samples, NAME, _sample, "there is nothing to differentiate"),
     transforms=True,
+    reruns=True,
 )
 
 

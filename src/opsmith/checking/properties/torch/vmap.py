@@ -394,4 +394,5 @@ VMAP = Property(
     run,
     subset=True,
     transforms=True,
+    reruns=True,
 )
