@@ -204,9 +204,9 @@ def project_findings(operator: str, folder: Path | None = None) -> dict[tuple[st
                 **rest,
             } if not rest or ({*rest} == {"input"} and isinstance(rest["input"], str)):
                 if name == operator:
-                    key = (known, cause, *map(str, rest.values()))
+                    finding = (known, cause, *map(str, rest.values()))
                     with errors.about(operator, str(file)):
-                        found[key] = _finding(key, reason).reason
+                        found[finding] = _finding(finding, reason).reason
             case _:
                 raise _bad_entry(file, shown(entry))
     return found
