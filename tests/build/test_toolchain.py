@@ -58,6 +58,24 @@ def test_what_cxx_names_with_its_options(tmp_path: Path, monkeypatch: pytest.Mon
     assert find_toolchain().identity != before  # another version of it
 
 
+@pytest.mark.parametrize("named", ["wrapper mine", "mine"])
+def test_a_compiler_behind_a_wrapper_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    wrappers, real = tmp_path / "wrappers", tmp_path / "real"
+    for folder in (wrappers, real):
+        folder.mkdir()
+    program(wrappers, "wrapper", "exit 0")
+    (wrappers / "mine").symlink_to("wrapper")  # runs the next of its own name, as ccache does
+    program(real, "mine", "exit 0")
+    monkeypatch.setenv("PATH", f"{wrappers}:{real}")
+    monkeypatch.setenv("CXX", named)
+    before = find_toolchain().identity
+    program(real, "mine", "exit 10")
+    toolchain._toolchain.cache_clear()
+    assert find_toolchain().identity != before
+
+
 def test_one_that_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = program(tmp_path, "broken", "exit 0")
     path.write_text("no program")

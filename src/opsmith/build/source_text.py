@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -167,7 +168,7 @@ def includes_of(text: str, folder: str | None) -> Mapping[Path, str]:
     """Return the text of the headers that a kernel may include, transitively, by path.
 
     These are all files that a directive names: a macro may stand for one, or a condition test one. A header
-    that is not found is the compiler's own, or missing, which the compiler reports.
+    that cannot be read is the compiler's own, or missing, which the compiler reports.
 
     Args:
         text: Text of a kernel.
@@ -181,12 +182,11 @@ def includes_of(text: str, folder: str | None) -> Mapping[Path, str]:
             for start in dict.fromkeys([folder_beside, Path(folder) if folder else None]):
                 if start is None and not Path(name).is_absolute():
                     continue
-                path = ((start or Path()) / name).resolve()
-                if path in found:
-                    break
-                if path.is_file():
-                    found[path] = path.read_text(encoding="utf-8", errors="replace")
-                    waiting.append((found[path], path.parent))
+                with suppress(OSError, RuntimeError):  # an unreadable file, a loop of links, a name too long
+                    path = ((start or Path()) / name).resolve()
+                    if path not in found:
+                        found[path] = path.read_text(encoding="utf-8", errors="replace")
+                        waiting.append((found[path], path.parent))
                     break
     return found
 

@@ -207,7 +207,7 @@ def _toolchain(named: str, path: str) -> Toolchain:
     for candidate in candidates:
         program = shutil.which(candidate[0], path=path)
         if program is not None:
-            return Toolchain((program, *candidate[1:]), file_identity(Path(program)))
+            return Toolchain((program, *candidate[1:]), _identity(candidate, path))
     raise errors.ToolchainError(
         "there is no C++ compiler",
         expected=f"the program that CXX names, `{named}`" if named else f"one of {', '.join(NAMES)}",
@@ -215,6 +215,17 @@ def _toolchain(named: str, path: str) -> Toolchain:
         hint="install one, on Debian or Ubuntu by `apt-get install g++`, or name yours in CXX; "
         "until then the reference computes the operator",
     )
+
+
+def _identity(command: list[str], path: str) -> str:
+    """Return the identities of all programs in a command, and of all in PATH by their names.
+
+    A wrapper runs the program that follows it, as in `ccache g++`, or the next one of its own name in PATH.
+    """
+    folders = path.split(os.pathsep)
+    named = [os.path.join(folder, Path(word).name) for word in command for folder in folders]
+    programs = [shutil.which(command[0], path=path), *map(shutil.which, [*command[1:], *named])]
+    return "\n".join(dict.fromkeys(file_identity(Path(each)) for each in programs if each))
 
 
 def compiler_variables() -> str:
