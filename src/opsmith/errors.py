@@ -14,12 +14,13 @@ _PICTURES = {
     **{code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"},
     0x7F: 0x2421,
     **dict.fromkeys([*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)], 0xFFFD),
+    **dict.fromkeys(range(0xD800, 0xE000), 0xFFFD),
 }
-"""Visible characters for control characters, and for those that turn the direction of text."""
+"""Visible characters for control characters, for those that turn the direction of text, for surrogates."""
 
 
 def printable(text: str) -> str:
-    """Return a text with visible characters in place of control characters, which terminals would obey.
+    """Return a text with visible characters in place of those that a terminal would obey, or cannot print.
 
     Example:
         >>> printable("red: \\x1b[31m")
@@ -376,6 +377,10 @@ class OnnxRuntimeError(OpsmithError, RuntimeError):
     """ONNX Runtime does not load a file, or does not run it on these tensors."""
 
 
+class ReportFormatError(OpsmithError, ValueError):
+    """A file is not a report of a check that this version of opsmith reads."""
+
+
 class NotPassedError(OpsmithError, RuntimeError):
     """An operator that fails its check cannot be benchmarked."""
 
@@ -452,6 +457,7 @@ __all__ = [
     "OpsmithError",
     "ParameterKindError",
     "PlacementError",
+    "ReportFormatError",
     "ReservedNameError",
     "ResultCountError",
     "ResultNameError",

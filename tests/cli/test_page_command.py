@@ -26,7 +26,9 @@ def checked(tmp_path: Path, space: str) -> Path:
     outcomes = (Outcome("forward", "passed"), Outcome("gradient", "passed"))
     reports = [Report(f"{space}::{name}", outcomes, seed=0).to_dict() for name in ("right", "wrong")]
     file = tmp_path / "report.json"
-    file.write_text(json.dumps({"schema": 4, "reports": reports}))
+    file.write_text(
+        json.dumps({"schema": 4, "passed": True, "reports": reports, "unchecked": [], "interrupted": False})
+    )
     return file
 
 
@@ -65,7 +67,9 @@ def test_what_is_not_known_is_checked_and_the_status_is_that_of_the_writing(
 def test_benchmarks_of_before(opsmith: Run, write: Write, tmp_path: Path, space: str, checked: Path) -> None:
     before = tmp_path / "before.json"
     made = Benchmark(f"{space}::right", "quick", 0, 1, {"processor": "the one of before"}, {}, (), ())
-    before.write_text(json.dumps({"benchmarks": [made.to_dict()]}))
+    before.write_text(
+        json.dumps({"schema": 2, "benchmarks": [made.to_dict()], "verdicts": [], "unmeasured": []})
+    )
     page = tmp_path / "right.html"
     arguments = ["--checked", str(checked), "--benchmarked", str(before)]
     done = opsmith("page", f"{write()}:right", "-o", str(page), *arguments)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opsmith import errors
 from opsmith.benchmarking.timing import Ratio, Spread, ratio, spread
-from opsmith.core.call_arguments import shown
-from opsmith.core.json_values import JsonMismatchError, from_json, parse
+from opsmith.core.json_documents import DocumentFormat, from_json
 
 if TYPE_CHECKING:
     from opsmith.benchmarking.verdict import Verdict
@@ -280,36 +280,7 @@ class Benchmark:
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
     @classmethod
-    def from_dict(cls, read: Any) -> Benchmark:
-        """Read a benchmark from the output of `to_dict`.
-
-        Raises:
-            BenchmarkFormatError: If it is something else, or of another version.
-        """
-        if not isinstance(read, Mapping) or "schema" not in read or "cases" not in read:
-            keys = ", ".join(map(str, list(read)[:6])) if isinstance(read, Mapping) else ""
-            got = f"the keys {keys}" if isinstance(read, Mapping) else shown(read)
-            raise _not_a_benchmark("an object with the keys `schema` and `cases`", got)
-        if read["schema"] != SCHEMA:
-            raise errors.BenchmarkFormatError(
-                "a benchmark of another version cannot be compared",
-                expected=f"schema {SCHEMA}",
-                got=f"schema {shown(read['schema'])}",
-                hint="measure again what it measured, with this version of opsmith",
-            )
-        try:
-            made = from_json(read, cls)
-        except JsonMismatchError as error:
-            raise _not_a_benchmark(error.expected, error.got) from error
-        for at, case in enumerate(made.cases):
-            for number, timing in enumerate(case.timings):
-                if not timing.seconds or min(timing.seconds) <= 0:
-                    path = f"cases[{at}].timings[{number}].seconds"
-                    raise _not_a_benchmark(f"times above 0, one at least for `{path}`", shown(timing.seconds))
-        return made
-
-    @classmethod
-    def from_json(cls, text: str) -> Benchmark:
+    def from_json(cls, text: str | bytes) -> Benchmark:
         """Read a benchmark from the output of `to_json`.
 
         Raises:
@@ -320,7 +291,15 @@ class Benchmark:
             >>> Benchmark.from_json(empty.to_json()) == empty
             True
         """
-        return cls.from_dict(_parse(text))
+        made = [*benchmarks_in(text).values()]
+        if len(made) != 1:
+            raise FORMAT.error(
+                "the text must hold one benchmark",
+                expected="the output of `Benchmark.to_json()`",
+                got=f"{len(made)} benchmarks",
+                hint="read each of the list `benchmarks` in it",
+            )
+        return made[0]
 
     def __str__(self) -> str:
         from opsmith.benchmarking.text import text
@@ -328,37 +307,44 @@ class Benchmark:
         return text(self)
 
 
-def benchmarks_in(text: str) -> dict[str, Benchmark]:
+def benchmarks_in(text: str | bytes, file: Path | None = None) -> dict[str, Benchmark]:
     """Read the benchmarks of a file, by the names of their operators.
 
     Args:
         text: Output of `opsmith benchmark --json` or of `Benchmark.to_json()`.
+        file: The file that has it, for messages.
 
     Raises:
-        BenchmarkFormatError: If it is something else.
+        BenchmarkFormatError: If it is something else, or of another version.
 
     Example:
         >>> empty = Benchmark("demo::twice", "quick", 0, 1, {}, {}, (), ())
         >>> list(benchmarks_in(empty.to_json()))
         ['demo::twice']
     """
-    read = _parse(text)
-    several = read.get("benchmarks") if isinstance(read, Mapping) else None
-    made = [Benchmark.from_dict(each) for each in (several if isinstance(several, list) else [read])]
+    made = [from_json(each, Benchmark) for each in FORMAT.read(text, file)]
+    for benchmark in made:
+        for position, case in enumerate(benchmark.cases):
+            _refuse_unpaired(case, file, f"{benchmark.operator}: cases[{position}]")
     return {each.operator: each for each in made}
 
 
-def _parse(text: str) -> Any:
-    try:
-        return parse(text)
-    except JsonMismatchError as error:
-        raise _not_a_benchmark(error.expected, error.got) from error
+def _refuse_unpaired(case: BenchmarkCase, file: Path | None, where: str) -> None:
+    """Refuse a case whose contenders ran in different rounds: ratios are taken round by round."""
+    for direction in case.directions:
+        rounds = {len(each.seconds) for each in case.timings if each.direction == direction}
+        if len(rounds) > 1:
+            raise FORMAT.refusal(
+                file,
+                "as many seconds for each contender",
+                f"{' and '.join(map(str, sorted(rounds)))} of {direction}",
+                where,
+            )
 
 
-def _not_a_benchmark(expected: str, got: str) -> errors.BenchmarkFormatError:
-    return errors.BenchmarkFormatError(
-        "this is not a benchmark that opsmith wrote",
-        expected=expected,
-        got=got,
-        hint="give what `opsmith benchmark --json` printed, or `Benchmark.to_json()` returned",
-    )
+FORMAT = DocumentFormat(
+    errors.BenchmarkFormatError,
+    "benchmark",
+    Path(__file__).with_name("benchmark.schema.json"),
+    "measure again with this version: `opsmith benchmark ... -o FILE`, or `Benchmark.to_json()`",
+)

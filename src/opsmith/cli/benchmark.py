@@ -172,7 +172,7 @@ def benchmark(
         if against is not None:
             from opsmith.benchmarking.result import benchmarks_in
 
-            before = benchmarks_in(read_file(against, "--against", "opsmith benchmark ... -o"))
+            before = read_file(against, "--against", "opsmith benchmark ... -o", benchmarks_in)
             refuse_unrelated(against, "--against", before, [each.name for each in found], "benchmark")
         done: list[Any] = []
         verdicts: list[Any] = []

@@ -22,7 +22,7 @@ from opsmith.checking.processes.fork import limit_of, run_isolated
 from opsmith.checking.properties import PROPERTIES
 from opsmith.checking.report import SCHEMA, Outcome, Report
 from opsmith.cli.guard import FAILED, INTERRUPTED, UNUSABLE, complain, fatal_ends_reported, guarded, waiting
-from opsmith.cli.options import AsJson, Traceback, effort_of, named_as_options, value_named
+from opsmith.cli.options import AsJson, Traceback, effort_of, named_as_options, read_file, value_named
 from opsmith.cli.output import Output, progress_bar, refuse_unwritable, write_file
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
@@ -313,7 +313,9 @@ def check(
         if html is not None:
             from opsmith.checking.output.html import page  # a missing package is reported before the check
         refuse_unwritable(html, "page")
-        known = {} if baseline is None else read_baseline(baseline)
+        known: Mapping[str, Report] = {}
+        if baseline is not None:
+            known = read_file(baseline, "--baseline", "opsmith check ... --json >", read_reports)
         parsed = Target.of(target)
         with waiting(f"importing {escape(target)}"):
             found = subjects_of(parsed, samples)
@@ -395,32 +397,6 @@ def _check(
             run.reports.append(report)
             if output is not None:
                 output.show(rendered(report))
-
-
-def read_baseline(file: Path) -> dict[str, Report]:
-    """Read the reports of an earlier check.
-
-    Raises:
-        UsageError: If it is not there, or holds something else.
-    """
-    try:
-        return read_reports(file.read_text(encoding="utf-8", errors="replace"))
-    except OSError as error:
-        raise errors.UsageError(
-            "the baseline cannot be read",
-            argument="--baseline",
-            expected="the output of an earlier `opsmith check --json`",
-            got=f"{file}: {error.strerror}",
-            hint=f"write it first: `opsmith check ... --json > {file}`",
-        ) from error
-    except errors.UsageError as error:
-        raise errors.UsageError(
-            "the baseline is no report of a check",
-            argument="--baseline",
-            expected=error.expected,
-            got=f"{file}: {error.got}",
-            hint=f"write it anew: `opsmith check ... --json > {file}`",
-        ) from error
 
 
 def _report(subject: CheckSubject, options: dict[str, Any]) -> Report:

@@ -135,27 +135,29 @@ def _without_arguments(problem: str, model: str, purpose: str) -> errors.UsageEr
     )
 
 
-def read_file(file: Path, option: str, command: str) -> str:
-    """Return the text of a file that another command writes.
+def read_file(file: Path, option: str, command: str, read: Callable[[bytes, Path], T]) -> T:
+    """Read a file that another command writes.
 
     Args:
         file: The file.
         option: The option that names it, for messages: `--against`.
         command: The command, up to the name of the file.
+        read: Reads its content; the file is for messages.
 
     Raises:
         UsageError: If it cannot be read.
     """
     try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        content = file.read_bytes()
+    except OSError as error:
         raise errors.UsageError(
             f"`{file}` cannot be read",
             argument=option,
             expected=f"what `{command} FILE` writes",
-            got=getattr(error, "strerror", None) or str(error),
+            got=error.strerror or str(error),
             hint=f"make it first: `{command} {file}`",
         ) from error
+    return read(content, file)
 
 
 def refuse_unrelated(

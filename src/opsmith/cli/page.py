@@ -100,10 +100,10 @@ def page(
         reports: Any = None
         benchmarks: Any = benchmark
         if checked is not None:
-            reports = read_reports(read_file(checked, "--checked", "opsmith check ... --json >"))
+            reports = read_file(checked, "--checked", "opsmith check ... --json >", read_reports)
             refuse_unrelated(checked, "--checked", reports, names, "report")
         if benchmarked is not None:
-            benchmarks = benchmarks_in(read_file(benchmarked, "--benchmarked", "opsmith benchmark ... -o"))
+            benchmarks = read_file(benchmarked, "--benchmarked", "opsmith benchmark ... -o", benchmarks_in)
             refuse_unrelated(benchmarked, "--benchmarked", benchmarks, names, "benchmark")
         given: dict[str, Any] = {"architectures": tuple(architectures)} if architectures else {}
         with progress_bar() as progress:

@@ -86,6 +86,7 @@ def templates(*packages: str) -> Environment:
         loader=ChoiceLoader([PackageLoader(each, "templates") for each in (*packages, "opsmith.checking")]),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=lambda value: errors.printable(value) if isinstance(value, str) else value,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
 
 from opsmith import errors
-from opsmith.checking.report import SCHEMA, Report
-from opsmith.core.json_values import JsonMismatchError, from_json, parse
+from opsmith.checking.report import Report
+from opsmith.core.json_documents import DocumentFormat, from_json
+
+FORMAT = DocumentFormat(
+    errors.ReportFormatError,
+    "report",
+    Path(__file__).parents[1] / "report.schema.json",
+    "check again with this version: `opsmith check ... --json > FILE`, or `Report.to_json()`",
+)
 
 
-def read_reports(text: str) -> dict[str, Report]:
+def read_reports(text: str | bytes, file: Path | None = None) -> dict[str, Report]:
     """Read reports, by the names of their operators.
 
     Args:
         text: JSON: one report, a list of reports, or the output of the command.
+        file: The file that has it, for messages.
 
     Raises:
-        UsageError: If it is something else, or of another version.
+        ReportFormatError: If it is something else, or of another version.
 
     Example:
         >>> from opsmith.checking.report import Outcome
@@ -26,25 +33,10 @@ def read_reports(text: str) -> dict[str, Report]:
         >>> read_reports(text)["demo::twice"].outcomes[0].status
         'passed'
     """
-    try:
-        read = parse(text)
-        if isinstance(read, Mapping) and isinstance(read.get("reports"), list):
-            read = read["reports"]
-        reports = [_report(each) for each in (read if isinstance(read, list) else [read])]
-    except JsonMismatchError as error:
-        raise errors.UsageError(
-            "the text must be a report of a check",
-            expected=error.expected,
-            got=error.got,
-            hint="give what `opsmith check --json` printed, or `report.to_json()` gave",
-        ) from error
-    return {report.operator: report for report in reports}
-
-
-def _report(read: Any) -> Report:
-    if isinstance(read, Mapping) and read.get("schema") != SCHEMA:
-        raise JsonMismatchError(f'version {SCHEMA} of it, `"schema": {SCHEMA}`', repr(read.get("schema")))
-    made = from_json(read, Report)
-    # The time of loading is written as a part of the time of all properties that compile.
-    loading = float(read.get("compile_seconds", 0.0)) - made.compile_seconds
-    return replace(made, loading=round(max(loading, 0.0), 6))
+    reports = {}
+    for each in FORMAT.read(text, file):
+        made = from_json(each, Report)
+        # The time of loading is written as a part of the time of all properties that compile.
+        loading = max(each["compile_seconds"] - made.compile_seconds, 0.0)
+        reports[made.operator] = replace(made, loading=round(loading, 6))
+    return reports
