@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.resources
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -14,7 +15,7 @@ from planted import planted
 
 from opsmith import errors
 from opsmith.benchmarking import Benchmark
-from opsmith.benchmarking.result import SCHEMA
+from opsmith.benchmarking.result import SCHEMA, benchmarks_in
 
 TEXT = (importlib.resources.files("opsmith.benchmarking") / "benchmark.schema.json").read_text("utf-8")
 RUN: dict[str, Any] = json.loads(TEXT)
@@ -91,6 +92,11 @@ BREAKS: dict[str, tuple[Callable[[dict[str, Any]], Any], str, str | None]] = {
         "1e-15 or more",
         "$.cases[1].timings[2].seconds[1]",
     ),
+    "fewer rounds": (
+        lambda read: read["cases"][1]["timings"][2]["seconds"].pop(),
+        "as many seconds for each contender",
+        "$.cases[1].timings",
+    ),
     "text for a list": (lambda read: read.update(cases="none"), "a list: What was measured.", "$.cases"),
     "a number for a case": (
         lambda read: read.update(cases=[1]),
@@ -133,6 +139,7 @@ def test_what_is_no_benchmark_is_refused_with_its_place(name: str) -> None:
         ("", "Expecting value: line 1 column 1 (char 0)"),
         ("{", "Expecting property name"),
         ("[]", "0 benchmarks"),
+        ("{}", "no keys"),
         ("3", "int 3"),
         ('{"schema": 2, "reports": []}', "the keys `schema`, `reports`"),
     ],
@@ -142,6 +149,14 @@ def test_other_json_and_other_text_are_refused(text: str, got: str) -> None:
         Benchmark.from_json(text)
     assert (raised.value.got or "").startswith(got)
     assert raised.value.hint
+
+
+def test_a_case_in_a_list_has_its_path(tmp_path: Path) -> None:
+    second = json.loads(planted(2).to_json())
+    second["cases"][1]["timings"][2]["seconds"].pop()
+    with pytest.raises(errors.BenchmarkFormatError) as raised:
+        benchmarks_in(json.dumps([planted(1).to_dict(), second]), tmp_path)
+    assert raised.value.where == f"{tmp_path}: $[1].cases[1].timings"
 
 
 def test_keys_that_a_later_writer_added_are_no_matter() -> None:

@@ -42,10 +42,13 @@ def test_a_baseline_lets_what_is_known_pass(opsmith: Run, write: Write, space: s
     missing = opsmith("check", target, "--baseline", str(tmp_path / "none.json"), *FAST)
     assert missing.exit_code == 2
     assert "cannot be read" in missing.stderr
-    baseline.write_bytes(baseline.read_bytes()[:-20] + b"\xff")
+    baseline.write_text(baseline.read_text(), encoding="utf-16")  # as PowerShell writes it
+    assert opsmith("check", target, "--baseline", str(baseline), *FAST).exit_code == 0
+    baseline.write_text("[" * 100_000)
     unreadable = opsmith("check", target, "--baseline", str(baseline), *FAST)
     assert unreadable.exit_code == 2
     assert "is not a report that this version of opsmith wrote" in unreadable.stderr
+    assert "expected: JSON, not nested too deeply" in unreadable.stderr
     assert str(baseline) in unreadable.stderr
     assert "Traceback" not in unreadable.stderr
 

@@ -11,6 +11,7 @@ from typer.testing import Result
 
 from opsmith import errors
 from opsmith.checking import Failure, Outcome, Report
+from opsmith.checking.output.html import page
 from opsmith.cli.console import PrintableConsole
 
 WORDS = "gone \x1b[2J\x1b]0;title\x07 \x9b31m \u202egnp.exe\x7f"
@@ -38,6 +39,14 @@ def test_in_errors_and_reports() -> None:
     report = Report("demo::op", (Outcome("forward", "failed", failures=(failure,)),), seed=0)
     assert str(report).count(SHOWN) == str(failure).count(SHOWN) == 2
     assert "\x1b" not in str(report)
+    assert SHOWN in page([report])
+
+
+def test_half_a_surrogate_pair_can_be_written() -> None:
+    failure = Failure("forward", None, "raises", "half \ud83d")
+    report = Report("demo::op", (Outcome("forward", "failed", failures=(failure,)),), seed=0)
+    for text in (str(errors.UsageError("half \ud83d")), str(report), page([report])):
+        assert "half \ufffd".encode() in text.encode()
 
 
 def test_styles_stay(capsys: pytest.CaptureFixture[str]) -> None:

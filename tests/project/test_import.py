@@ -14,7 +14,7 @@ import sys
 import torch
 
 REFUSED = {"rich", "typer", "click", "sklearn", "scipy", "onnx", "onnxscript", "onnxruntime", "triton",
-           "jinja2", "pygraphviz", "matplotlib", "pytest", "pandas"}
+           "jinja2", "jsonschema", "pygraphviz", "matplotlib", "pytest", "pandas"}
 if "numpy" not in sys.modules:
     REFUSED.add("numpy")
 

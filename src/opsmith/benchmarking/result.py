@@ -322,11 +322,13 @@ def benchmarks_in(text: str | bytes, file: Path | None = None) -> dict[str, Benc
         >>> list(benchmarks_in(empty.to_json()))
         ['demo::twice']
     """
-    made = [from_json(each, Benchmark) for each in FORMAT.read(text, file)]
-    for benchmark in made:
+    made: dict[str, Benchmark] = {
+        path: from_json(entry, Benchmark) for path, entry in FORMAT.read(text, file).items()
+    }
+    for path, benchmark in made.items():
         for position, case in enumerate(benchmark.cases):
-            _refuse_unpaired(case, file, f"{benchmark.operator}: cases[{position}]")
-    return {each.operator: each for each in made}
+            _refuse_unpaired(case, file, f"{path}.cases[{position}].timings")
+    return {each.operator: each for each in made.values()}
 
 
 def _refuse_unpaired(case: BenchmarkCase, file: Path | None, where: str) -> None:

@@ -32,8 +32,8 @@ class DocumentFormat:
     schema: Path
     hint: str
 
-    def read(self, text: str | bytes, file: Path | None = None) -> list[Any]:
-        """Return the entries of a document, in JSON's types and as the schema describes them.
+    def read(self, text: str | bytes, file: Path | None = None) -> dict[str, Any]:
+        """Return the entries of a document, by their JSON paths, as the schema describes them.
 
         Args:
             text: The document; bytes may be UTF-8, UTF-16 or UTF-32.
@@ -49,8 +49,12 @@ class DocumentFormat:
             mismatch = {"expected": "JSON, not nested too deeply", "got": str(error), "where": ""}
         if mismatch:
             raise self.refusal(file, **mismatch)
-        several = document.get(f"{self.noun}s", [document]) if isinstance(document, dict) else document
-        return list(several)
+        path, several = "$", document
+        if isinstance(document, dict):
+            if f"{self.noun}s" not in document:
+                return {path: document}
+            path, several = f"$.{self.noun}s", document[f"{self.noun}s"]
+        return {f"{path}[{position}]": entry for position, entry in enumerate(several)}
 
     def refusal(self, file: Path | None, expected: str, got: str, where: str) -> errors.OpsmithError:
         """Return the error for a document.
@@ -94,8 +98,9 @@ class DocumentFormat:
         rule, value = error.validator, error.validator_value
         if rule == "required":
             missing = ", ".join(f"`{name}`" for name in value if name not in error.instance)
-            got = ", ".join(f"`{name}`" for name in error.instance)
-            return {"expected": f"the keys {missing}", "got": f"the keys {got}", "where": error.json_path}
+            there = ", ".join(f"`{name}`" for name in error.instance)
+            got = f"the keys {there}" if there else "no keys"
+            return {"expected": f"the keys {missing}", "got": got, "where": error.json_path}
         words = [] if isinstance(value, dict) else [_in_words(rule, value)]
         words += [error.schema["description"]] if "description" in error.schema else []
         return {"expected": ": ".join(words), "got": shown(error.instance), "where": error.json_path}

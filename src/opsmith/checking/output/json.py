@@ -34,7 +34,7 @@ def read_reports(text: str | bytes, file: Path | None = None) -> dict[str, Repor
         'passed'
     """
     reports = {}
-    for each in FORMAT.read(text, file):
+    for each in FORMAT.read(text, file).values():
         made = from_json(each, Report)
         # The time of loading is written as a part of the time of all properties that compile.
         loading = max(each["compile_seconds"] - made.compile_seconds, 0.0)
