@@ -30,7 +30,7 @@ import torch
 import opsmith
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "checking" / "corpora"))
-from corpora import COMPILED, corpora, corpus_of, rightly_named, told
+from corpora import COMPILED, corpora, corpus_of, message, rightly_named
 from entries import PLANTED, SOUND, Planted, Sound
 from torch_tools import Verdict, by_gradcheck, by_gradgradcheck, by_opcheck
 
@@ -112,7 +112,7 @@ def _by_us(entry: Planted | Sound, effort: str, seed: int) -> tuple[str, bool, s
     report = opsmith.check(operator, samples=samples, seed=seed, effort=effort, skip=COMPILED)  # type: ignore[arg-type]
     if isinstance(entry, Planted):
         complaint = report.verdict() if report.failures else ""
-        return complaint, rightly_named(entry, report), told(entry, report)
+        return complaint, rightly_named(entry, report), message(entry, report)
     ours = [f"{each.property}/{each.input}/{each.cause}" for each in report.failures] or [report.verdict()]
     return "" if report.passed else report.verdict(), False, f"{entry.name}: opsmith {', '.join(ours)}"
 

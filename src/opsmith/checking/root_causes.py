@@ -120,7 +120,7 @@ def wrong_results(failure: Failure, before: Sequence[Failure]) -> Iterator[Failu
     for each in () if known.transforms else before:
         if each.property != "forward" or each.follows is not None:
             continue
-        misfit = known.sends_gradients and failure.cause == "raises" and each.cause == "shape"
+        misfit = known.sends_gradients and "exception" in failure.evidence and each.cause == "shape"
         contradicted = failure.evidence.get("reverse mode") == "wrong as well"
         if misfit or (contradicted and each.cause == "kernel-mismatch"):
             yield each

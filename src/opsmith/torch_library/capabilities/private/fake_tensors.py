@@ -10,6 +10,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
+from opsmith.torch_library.capabilities.private import dispatch
+
 
 def fake_mode() -> Any:
     """Context whose tensors have metadata and no data; its `from_tensor` converts a real tensor."""
@@ -79,6 +81,9 @@ def self_test() -> None:
     assert (product.shape, product.device.type, product.dtype) == ((2, 4), "cpu", torch.float32)
     assert x.stride() == (1, 2)
     assert type(product) is not torch.Tensor
+    assert dispatch.without_data([x])
+    with mode, dispatch.without_modes():
+        assert type(torch.empty(1)) is Tensor, "a mode saw what it must not"
     number = mode.from_tensor(torch.tensor(3))
     assert number.item_memo is None, "a fake tensor knows its value"
     symbolic = symbolic_mode()
