@@ -12,6 +12,10 @@ def failure(check: str, cause: str, input: str | None = None) -> Failure:
     return Failure(check, input, cause, f"{check} is wrong")
 
 
+def raised(check: str, cause: str = "raises") -> Failure:
+    return Failure(check, None, cause, f"{check} raises", evidence={"exception": "RuntimeError"})
+
+
 def tangent(reverse: str) -> Failure:
     return Failure("forward_mode", "x", "scale", "it is wrong", None, {"reverse mode": reverse})
 
@@ -32,10 +36,11 @@ WRITES = failure("effects", "mutates-input", "x")
         (failure("export", "raises"), [SIGN, WRITES], "effects"),
         (failure("vmap", "kernel-mismatch", "y"), [SIGN], None),
         (failure("autocast", "side-effect"), [SHAPE], None),
-        (failure("gradient", "raises"), [WRITES], None),
-        (failure("gradient", "raises"), [SHAPE], "forward"),
+        (raised("gradient"), [WRITES], None),
+        (raised("gradient"), [SHAPE], "forward"),
+        (raised("gradient", "empty"), [SHAPE], "forward"),
         (failure("gradient", "sign", "x"), [SHAPE], None),
-        (failure("memory", "raises"), [SHAPE], None),
+        (raised("memory"), [SHAPE], None),
         (tangent("wrong as well"), [WRONG], "forward"),
         (tangent("right"), [WRONG], None),
         (tangent("wrong as well"), [SIGN], None),
