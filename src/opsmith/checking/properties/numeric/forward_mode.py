@@ -211,8 +211,11 @@ def _is_rounding(
         for t, _ in pairs
         if t.dtype in LOWER_PRECISION
     )
-    if not tangents.subject.kind.own_forward or rounded:
-        return False
+    return tangents.subject.kind.own_forward and not rounded and _fits_float32(got, weights, off)
+
+
+def _fits_float32(got: Sequence[Tensor | None], weights: Sequence[Tensor | None], off: float) -> bool:
+    """True if a weighed sum of tangents is off by no more than rounding to float32."""
     return off <= 2 * torch.finfo(torch.float32).eps * _size_of_terms(got, weights)
 
 
@@ -276,6 +279,9 @@ def _failure(tangents: Tangents, got: Sequence[Tensor | None], actual: float, ri
         shown += f"; {looks.reason}" if looks.reason else ""
         evidence.update({"index": index, "got": value, "expected": truth, "looks like": cause})
         break
+    if cause == UNKNOWN and _fits_float32(got, tangents.weights[0], abs(actual - right)):
+        cause = "precision"
+        shown += "; it is off like rounding to float32"
     reverse_words = "; reverse mode is right" if reverse else ""
     message = (
         f"the tangent{name} by `{tangents.labels}` differs from finite differences: {shown}{reverse_words}"
