@@ -2,6 +2,7 @@
 #pragma once
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <shared_mutex>
 #include <unordered_map>
@@ -102,6 +103,16 @@ class CallCache {
   int64_t count() const {
     std::shared_lock lock(mutex_);
     return int64_t(entries_.size());
+  }
+
+  // Makes the cache usable in a forked process, which lacks the thread that may hold the lock. What that thread
+  // has left half done is never read and never freed.
+  void after_fork() {
+    if (mutex_.try_lock()) {
+      mutex_.unlock();
+    } else {
+      new (this) CallCache;
+    }
   }
 
  private:

@@ -7,6 +7,8 @@
 //
 // Calls of other threads run while a kernel is reloaded. Torch's table of kernels cannot be changed under them, so
 // what is registered stays, and a reload exchanges the record by which calls of `SERVED` run.
+#include <pthread.h>
+
 #include <algorithm>
 #include <atomic>
 #include <string>
@@ -34,7 +36,19 @@ struct Record {
   const std::unique_ptr<std::atomic<int64_t>[]> copies{new std::atomic<int64_t>[arguments.size() + 1]()};
   // Record by which calls of `SERVED` run, of this library or of a later one; null if all go to the fallback.
   std::atomic<Record*> serving{nullptr};
+  Record* older = nullptr;  // the record that was made before this one
 };
+
+std::atomic<Record*> newest{nullptr};
+
+void after_fork() {
+  for (Record* record = newest; record != nullptr; record = record->older) {
+    record->plans.after_fork();
+    record->sized.after_fork();
+  }
+}
+
+[[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, after_fork);
 
 // The call that is in the fallback in this thread.
 struct Pending {
@@ -337,7 +351,11 @@ PUBLIC void* opsmith_take(Exported* library, const int32_t* types, int32_t count
   std::vector<Argument> arguments;
   for (int32_t at = 0; at < count; at++) arguments.push_back({types[at] % 100, types[at] >= 100});
   Py_IncRef(make_error);
-  return new Record{library, std::move(arguments), results, make_error, torch_version, {own, served}};
+  Record* record = new Record{library, std::move(arguments), results, make_error, torch_version, {own, served}};
+  record->older = newest;
+  while (!newest.compare_exchange_weak(record->older, record)) {
+  }
+  return record;
 }
 
 // Makes calls of the entries of a record's library use this record.

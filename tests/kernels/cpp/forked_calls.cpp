@@ -1,0 +1,42 @@
+// Program that forks while another thread reads the plans of a kernel. Each child adds a plan. The runtime is the real
+// one; nothing of torch is called. Argument: the number of forks. Prints the number of children that added their plan.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <thread>
+
+#include "runtime.cpp"
+
+extern "C" void Py_IncRef(PyObject*) {}
+
+int main(int, char** arguments) {
+  opsmith::Exported library{opsmith::version, 0, nullptr, {nullptr, nullptr}, nullptr, nullptr};
+  Record* record = static_cast<Record*>(opsmith_take(&library, nullptr, 0, 1, nullptr, 0, "", ""));
+  Words words;
+  for (uint64_t word = 0; word < (1 << 18); word++) words.push(word);  // the lock is held while they are compared
+  const int64_t plan[] = {0, 0, 0};
+  opsmith_remember(record, new Signature(words), plan);
+  words.push(0);
+
+  std::atomic<bool> stopped{false};
+  std::thread reader([&] {
+    while (!stopped) record->plans.find(words);
+  });
+  int added = 0;
+  for (int left = std::stoi(arguments[1]); left > 0; left--) {
+    const pid_t child = fork();
+    if (child == 0) {
+      alarm(60);  // a child that hangs ends the test
+      opsmith_remember(record, new Signature(words), plan);
+      _exit(record->plans.find(words) ? 0 : 1);
+    }
+    int status;
+    waitpid(child, &status, 0);
+    added += status == 0;
+    if (WIFSIGNALED(status)) break;
+  }
+  stopped = true;
+  reader.join();
+  std::printf("%d\n", added);
+}
