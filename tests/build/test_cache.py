@@ -6,6 +6,8 @@ import errno
 import json
 import os
 import stat
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -279,6 +281,60 @@ def test_it_is_made_for_its_user_alone(directory: Path) -> None:
         os.umask(before)
     for path in (directory, directory / "locks", entry.directory):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such bits")
+def test_folders_on_the_way_that_it_makes_are_not_refused_under_a_loose_umask(tmp_path: Path) -> None:
+    """A new user of Ubuntu has the umask 002, and no `~/.cache`."""
+    before = os.umask(0o002)
+    try:
+        assert Cache(tmp_path / ".cache" / "opsmith").obtain(PARTS, Builder()).source == "built"
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / ".cache").stat().st_mode) == 0o700
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such bits")
+@pytest.mark.parametrize("root", [65534, 0])
+def test_in_a_user_namespace_root_is_the_owner_of_the_root_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: int
+) -> None:
+    """Apptainer and bubblewrap show what is root's as that of user 65534."""
+    me, lstat = os.geteuid(), Path.lstat
+
+    def seen(path: Path) -> os.stat_result:
+        owner = me if path.is_relative_to(tmp_path) else root if path == Path(os.sep) else 65534
+        state = lstat(path)
+        return os.stat_result((*state[:4], owner, *state[5:]))
+
+    monkeypatch.setattr(Path, "lstat", seen)
+    cache = Cache(tmp_path / "cache")
+    if root:
+        assert cache.obtain(PARTS, Builder()).source == "built"
+    else:
+        with pytest.raises(errors.CacheError, match="it belongs to user 65534"):
+            cache.obtain(PARTS, Builder())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system forks no process")
+def test_a_forked_child_that_exits_leaves_what_its_parent_built_for_itself(tmp_path: Path) -> None:
+    (tmp_path / "cache").touch()
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from opsmith.build.cache import Cache\n"
+        "entry = Cache(Path(sys.argv[1])).obtain({}, lambda at: (at / 'a').touch())\n"
+        "print(entry.source, entry.directory, flush=True)\n"
+        "if not os.fork():\n"
+        "    sys.exit()\n"
+        "os.wait()\n"
+        "print(entry.directory.is_dir())\n"
+    )
+    command = [sys.executable, str(script), str(tmp_path / "cache")]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert (printed[0], printed[2]) == ("private", "True")
+    assert not Path(printed[1]).exists()
 
 
 def test_one_that_hangs_does_not_hang_the_next(directory: Path) -> None:

@@ -142,7 +142,8 @@ class Cache:
         if self._unusable:
             raise _NotStoredError(self._unusable)
         try:
-            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for missing in (*reversed(self.directory.parents), self.directory):
+                missing.mkdir(mode=0o700, exist_ok=True)  # `parents=True` would leave some open to a group
         except OSError as error:
             raise _NotStoredError(error) from error
         directory = own_directory(self.directory, CACHE)
@@ -193,7 +194,7 @@ def _private(build: Build, parts: Mapping[str, str], reason: str) -> Path:
     """Build in a directory that is removed when this process ends."""
     try:
         scratch = Path(tempfile.mkdtemp(prefix="opsmith-"))
-        atexit.register(_remove, scratch)
+        atexit.register(_remove_of, os.getpid(), scratch)
         build(scratch)
         seal(scratch, parts)
     except OSError as error:
@@ -204,6 +205,12 @@ def _private(build: Build, parts: Mapping[str, str], reason: str) -> Path:
             hint=f"make room, or set {CACHE} to a directory that can be written",
         ) from error
     return scratch
+
+
+def _remove_of(process: int, path: Path) -> None:
+    """Remove a directory of this process; a forked child, which ends earlier, leaves it there."""
+    if os.getpid() == process:
+        _remove(path)
 
 
 def _remove(path: Path) -> None:
@@ -294,9 +301,9 @@ def own_directory(directory: Path, variable: str) -> Path:
     """Return the real path of a directory in which no other user can put a file, and which none can replace.
 
     A library from there would run that user's code as this user. Each directory on the way, also to and
-    behind a link, must belong to this user or root, and others may not replace what is in it. The returned
-    path has no links that could lead elsewhere later. Windows has no permission bits and separates profiles;
-    nothing is checked there.
+    behind a link, must belong to this user, root or the owner of `/`, and others may not replace what is in
+    it. The returned path has no links that could lead elsewhere later. Windows has no permission bits and
+    separates profiles; nothing is checked there.
 
     Args:
         directory: An existing directory.
@@ -336,9 +343,14 @@ def _way(directory: Path) -> list[Path]:
 
 
 def _fault(path: Path, *, shared: bool) -> str | None:
-    """Return the fault of a file, directory or link. Parents may be root's, or shared with a sticky bit."""
+    """Return the fault of a file, directory or link. Parents may be root's, or shared with a sticky bit.
+
+    In a user namespace without root, as of Apptainer or bubblewrap, what is root's seems to be another
+    user's, who owns `/`.
+    """
     state = path.lstat()
-    if state.st_uid != os.geteuid() and not (shared and state.st_uid == 0):
+    owners = {os.geteuid(), *({0, Path(os.sep).lstat().st_uid} if shared else ())}
+    if state.st_uid not in owners:
         return f"it belongs to user {state.st_uid}, and this is user {os.geteuid()}"
     if stat.S_ISLNK(state.st_mode):  # its own bits say nothing; who may replace it, those of its directory do
         return None
