@@ -1,32 +1,32 @@
 """Run as a program: processes that build real kernels in one cache at once, are killed, or find it damaged.
 
-Each call runs in a fork of a process that has torch imported and no kernel loaded. It ends with 0 after right
-results, with 3 after an error of opsmith's, which it prints, and with 1 after anything else. Prints one JSON
-object.
+Each call runs in a fork of a process that has torch imported and no kernel loaded. Prints one JSON object.
 """
 
 from __future__ import annotations
 
+import collections
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+from children import NOBODY, RIGHT, adopt_orphans, ended, forked, orphans
 from torch import Tensor
 
 import opsmith
-from opsmith.build.cache import MANIFEST, Cache, is_sound, parts_of
+from opsmith.build.cache import Cache, is_sound
+from opsmith.build.dependencies import INDEX
 from opsmith.config import CACHE
 
-PROCESSES, KILLS = 16, 50
-RIGHT, REFUSED = 0, 3
-NOBODY = 65534
+PROCESSES, KILLS, DAMAGES = 32, 60, 300
 
 TEXT = """
 void times_{factor}(Contiguous<const float, 1> x, Contiguous<float, 1> y) {{
@@ -56,78 +56,110 @@ def use() -> None:
         assert torch.equal(result, x * factor), (factor, result)
 
 
-def forked(call: Callable[[], None] = use) -> int:
-    child = os.fork()
-    if child == 0:
-        os.setsid()
-        try:
-            call()
-            os._exit(RIGHT)
-        except opsmith.errors.OpsmithError as error:
-            sys.stdout.write(f"{type(error).__name__}: {error}\n")
-            sys.stdout.flush()
-            os._exit(REFUSED)
-        except BaseException as error:
-            sys.stderr.write(f"{type(error).__name__}: {error}\n")
-            sys.stderr.flush()
-            os._exit(1)
-    return child
-
-
-def ended(child: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
 def together(cache: Path) -> dict[str, Any]:
-    children = [forked() for _ in range(PROCESSES)]
+    children = [forked(use) for _ in range(PROCESSES)]
     return {"statuses": [ended(child) for child in children], "entries": len(Cache(cache).entries())}
 
 
 def killed(cache: Path) -> dict[str, Any]:
-    """Kill a process that builds, alone or with its compiler, and see that the next one finds all right."""
+    """Kill processes that build or load, alone or with their compiler, until enough have died of it."""
+    adopt_orphans()
     draw = random.Random(0)
-    deaths, after = 0, []
-    for turn in range(KILLS):
-        child = forked()
-        time.sleep(draw.uniform(0, 1.2))
-        (os.killpg if turn % 2 else os.kill)(child, signal.SIGKILL)
-        deaths += ended(child) == -signal.SIGKILL
+    seconds = {}
+    for kind in ("build", "load"):
+        start = time.monotonic()
+        assert ended(forked(use)) == RIGHT
+        seconds[kind] = time.monotonic() - start
+    deaths = {"build": 0, "load": 0}
+    after, running = [], []
+    while sum(deaths.values()) < KILLS:
+        entries = Cache(cache).entries()
+        removed = draw.sample(entries, draw.randrange(len(entries) + 1))
+        for entry in removed:
+            shutil.rmtree(entry)
+        kind = "build" if removed or not entries else "load"
+        child = forked(use)
+        time.sleep(draw.uniform(0, seconds[kind] * max(len(removed), 1) / len(OPERATORS)) / 2)
+        with suppress(ProcessLookupError):  # it leads no group yet
+            draw.choice((os.kill, os.killpg))(child, signal.SIGKILL)
+        status = ended(child)
+        running += orphans()
+        if status == -signal.SIGKILL:
+            deaths[kind] += 1
+        else:
+            after.append(status)
         if draw.random() < 0.25:
-            after.append(ended(forked()))
-        if draw.random() < 0.5:
-            Cache(cache).clear()
-    after.append(ended(forked()))
+            after.append(ended(forked(use)))
+    after.append(ended(forked(use)))
     leftover = [path.name for path in cache.iterdir() if path.name.startswith(".")]
-    return {"deaths": deaths, "after": after, "leftover": leftover, "entries": len(Cache(cache).entries())}
+    entries = Cache(cache).entries()
+    return {
+        "deaths": deaths,
+        "after": after,
+        "running": running,
+        "leftover": leftover,
+        "entries": len(entries),
+    }
 
 
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+def cut(path: Path, draw: random.Random) -> None:
+    path.write_bytes(path.read_bytes()[: draw.randrange(path.stat().st_size or 1)])
 
 
-def flip(path: Path) -> None:
+def lengthen(path: Path, draw: random.Random) -> None:
+    path.write_bytes(path.read_bytes() + draw.randbytes(draw.randrange(1, 9000)))
+
+
+def flip(path: Path, draw: random.Random) -> None:
     content = bytearray(path.read_bytes() or b"\n")
-    content[len(content) // 2] ^= 1
+    content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
     path.write_bytes(content)
 
 
-def corrupted(cache: Path) -> dict[str, Any]:
-    """Damage each file of each entry: what runs then is right, and was built again."""
-    found: dict[str, list[Any]] = {}
-    assert ended(forked()) == RIGHT
-    files = [path for entry in Cache(cache).entries() for path in sorted(entry.iterdir())]
-    for path in files:
-        for damage in (cut, flip, Path.unlink):
-            if damage is not flip and path.name not in ("kernel.so", MANIFEST):
-                continue  # each costs a build
-            damage(path)
-            assert not is_sound(path.parent, path.parent.name), path
-            kind = parts_of(path.parent).get("kind", "?") if path.name != MANIFEST else "any"
-            status = ended(forked())
-            found.setdefault(f"{kind} {path.name}", []).append(
-                [status, is_sound(path.parent, path.parent.name)]
-            )
-    return {"found": found, "files": len(files)}
+def shuffle(path: Path, draw: random.Random) -> None:
+    path.write_bytes(draw.randbytes(path.stat().st_size + 1))
+
+
+def unlink(path: Path, _: random.Random) -> None:
+    path.unlink()
+
+
+def link(path: Path, _: random.Random) -> None:
+    """Put a link in its place that leads to the same content."""
+    path.rename(path.parents[1] / f".{path.name}")
+    path.symlink_to(path.parents[1] / f".{path.name}")
+
+
+def directory(path: Path, _: random.Random) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def open_to_all(path: Path, _: random.Random) -> None:
+    path.chmod(0o666)
+
+
+DAMAGES_OF_A_FILE = (cut, lengthen, flip, shuffle, unlink, link, directory, open_to_all)
+
+
+def damaged(cache: Path) -> dict[str, Any]:
+    """Damage one file of the cache, again and again: what runs then is right, and was built again."""
+    draw = random.Random(0)
+    figures: dict[str, collections.Counter[str]] = {"damages": collections.Counter()}
+    figures["files"], figures["wrong"] = collections.Counter(), collections.Counter()
+    assert ended(forked(use)) == RIGHT
+    for _ in range(DAMAGES):
+        entries = Cache(cache).entries()
+        folder = draw.choice([*entries, cache / INDEX])
+        path = draw.choice([each for each in sorted(folder.iterdir()) if each.stat().st_size])
+        damage = draw.choice(DAMAGES_OF_A_FILE)
+        damage(path, draw)
+        figures["damages"][damage.__name__] += 1
+        figures["files"]["index" if folder.name == INDEX else path.name] += 1
+        seen = folder.name == INDEX or not is_sound(folder, folder.name)
+        right = ended(forked(use)) == RIGHT and Cache(cache).entries() == entries
+        figures["wrong"][f"{path.name} {damage.__name__}"] += not (seen and right)
+    return {**figures, "wrong": {name: count for name, count in figures["wrong"].items() if count}}
 
 
 def read_only(cache: Path) -> dict[str, Any]:
@@ -146,7 +178,7 @@ def read_only(cache: Path) -> dict[str, Any]:
     statuses = []
     for full in (True, False):
         if full:
-            assert ended(forked()) == RIGHT
+            assert ended(forked(use)) == RIGHT
         else:
             Cache(cache).clear()
         if os.geteuid() == 0:
@@ -163,10 +195,10 @@ def read_only(cache: Path) -> dict[str, Any]:
 
 def once(cache: Path) -> dict[str, Any]:
     """One process, on whatever disk the cache is."""
-    status = ended(forked())
+    status = ended(forked(use))
     return {"status": status, "entries": len(Cache(cache).entries()) if cache.exists() else 0}
 
 
 if __name__ == "__main__":
-    modes = {each.__name__: each for each in (together, killed, corrupted, read_only, once)}
+    modes = {each.__name__: each for each in (together, killed, damaged, read_only, once)}
     sys.stdout.write(json.dumps(modes[sys.argv[1]](Path(os.environ[CACHE]))) + "\n")
