@@ -2,8 +2,7 @@
 
 Rounding differs from a slightly wrong formula in two ways: all numbers are numbers of the lower precision; or
 the error has the size of its rounding, and changes completely when the inputs are perturbed by a few
-roundings. The error of a formula changes as little as its inputs do; one that is no larger than a single
-rounding to float32 comes of a constant.
+roundings. The error of a formula changes as little as its inputs do.
 """
 
 from __future__ import annotations
@@ -54,8 +53,6 @@ def precision(evidence: Evidence) -> Iterator[Detection]:
                 f"it is off like {name} rounding: by {largest:.1g} of its largest element, and by something "
                 f"else each time the inputs move by {MOVED * eps:.1g} of themselves"
             )
-        elif dtype is torch.float32 and eps / 64 <= largest <= eps:
-            words = f"it is off by {largest:.1g} of its largest element, as a constant in {name} makes it"
         else:
             continue
         yield Detection("precision", words, {"error": largest, f"eps of {name}": eps})

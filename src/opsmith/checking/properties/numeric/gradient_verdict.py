@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.calls import leaves_out, rule_location
-from opsmith.checking.causes import CAUSES, first_of
+from opsmith.checking.causes import CAUSES, UNKNOWN, first_of
 from opsmith.checking.diagnosis import Diagnosis, Observation, diagnose
 from opsmith.checking.diagnosis.observation import Observer
 from opsmith.checking.exceptions import named_by
@@ -79,7 +79,7 @@ def conclude(right: RightGradient, attempts: Sequence[Attempt]) -> Findings:
         judged = [each for each in attempts if each.argnum == argnum and each.error is None]
         if any(each.wrong for each in judged):
             failure = _wrong(right, judged)
-            yield _rounding(right, judged, failure) if _is_rounding(right, judged, failure.cause) else failure
+            yield _rounding(right, judged, failure) if _is_rounding(judged) else failure
         elif not right.confirmed and any(
             right.spot_check(argnum, grad_outputs).kinks.any() for grad_outputs in _tried(judged)
         ):
@@ -108,19 +108,23 @@ ROUNDED = (
 )
 
 
-def _is_rounding(right: RightGradient, attempts: Sequence[Attempt], cause: str) -> bool:
-    """True if a backward and a forward that was not written for autograd differ by rounding to float32.
-
-    A backward that computes in float32 returns numbers of float32, which is another cause.
-    """
-    if not right.subject.kind.own_forward or cause == "precision":
-        return False
+def _is_rounding(attempts: Sequence[Attempt]) -> bool:
+    """True if a gradient in float64 is off by no more than rounding to float32."""
     wrong = [each for each in attempts if each.wrong]
     return all(each.dtype == torch.float64 and _near(each) for each in wrong)
 
 
 def _rounding(right: RightGradient, attempts: Sequence[Attempt], failure: Failure) -> Failure | Note:
-    """A failure if the backward alone uses low precision operands; else a note on rounding."""
+    """The cause of an error like rounding to float32, or a note if no side is known to be wrong.
+
+    A backward that computes in float32 returns numbers of float32, which has the cause already. Autograd through
+    a forward that was not written for it is no truth: there a backward must use low precision operands alone.
+    """
+    if failure.cause == UNKNOWN and not right.subject.kind.own_forward:
+        message = f"{failure.message}; it is off as a constant in float32 makes it"
+        return replace(failure, cause="precision", message=message)
+    if failure.cause == "precision" or not right.subject.kind.own_forward:
+        return failure
     shown = min((each for each in attempts if each.wrong), key=_plainness)
     operation = low_precision_in_backward(right.subject, right.sample, shown.subset, shown.grad_outputs)
     if operation is None:
