@@ -117,8 +117,9 @@ def _is_rounding(attempts: Sequence[Attempt]) -> bool:
 def _rounding(right: RightGradient, attempts: Sequence[Attempt], failure: Failure) -> Failure | Note:
     """The cause of an error like rounding to float32, or a note if no side is known to be wrong.
 
-    A backward that computes in float32 returns numbers of float32, which has the cause already. Autograd through
-    a forward that was not written for it is no truth: there a backward must use low precision operands alone.
+    A backward that computes in float32 returns numbers of float32, which has the cause already. Autograd
+    through a forward that was not written for it is no truth: there a backward alone must use low precision
+    operands.
     """
     if failure.cause == UNKNOWN and not right.subject.kind.own_forward:
         message = f"{failure.message}; it is off as a constant in float32 makes it"
