@@ -97,6 +97,9 @@ REFUSED = {
         "core/test_result_forms.py::test_examples_with_different_numbers_of_results",
         "core/test_result_forms.py::test_tangent_formulas",
         "core/test_result_forms.py::test_transforms",
+        "torch_library/test_in_place.py::test_transforms",
+        "torch_library/test_in_place.py::test_functional_form",
+        "torch_library/test_in_place.py::test_functional_form_maps_what_is_written",
         "torch_library/test_nondeterminism.py::test_a_call_of_an_adopted_class_is_refused_too",
         "torch_library/test_tangents.py::test_answers_and_constants",
         "torch_library/test_tangents.py::test_formula_is_in_force",
@@ -193,6 +196,7 @@ OTHERWISE = {
     ),
     "sharding": ("distribution/test_placements.py::test_a_kernel_runs_on_shards_where_that_is_right",),
     "torch_func": (
+        "torch_library/test_in_place.py::test_a_mapped_value_is_not_written_into_a_tensor_that_is_not_mapped",
         "adopting/test_adopted_operators.py::test_what_the_reference_does_instead_is_told",
         "checking/test_function_class.py::test_forward_mode_of_a_forward_that_draws_is_refused",
         "core/test_result_forms.py::test_a_whole_batch_of_lists",

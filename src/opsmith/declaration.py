@@ -11,6 +11,7 @@ from typing import Any, ParamSpec, TypeVar, get_args, overload
 import torch
 
 from opsmith import errors
+from opsmith.core.functional_form import FUNCTIONAL_SUFFIX
 from opsmith.core.location import where
 from opsmith.core.operator import Operator, Registration
 from opsmith.core.results import ResultNames
@@ -42,6 +43,7 @@ def operator(
     shapes: str | None = ...,
     batching: str | None = ...,
     accept: Accepting | None = ...,
+    mutates: Iterable[str] = ...,
 ) -> Callable[[Callable[P, R]], Operator[P, R]]: ...
 @overload
 def operator(
@@ -58,6 +60,7 @@ def operator(
     shapes: str | None = ...,
     batching: str | None = ...,
     accept: Accepting | None = ...,
+    mutates: Iterable[str] = ...,
 ) -> Callable[[Callable[P, Any]], Operator[P, Any]]: ...
 def operator(
     name: str,
@@ -73,6 +76,7 @@ def operator(
     shapes: str | None = None,
     batching: str | None = None,
     accept: Accepting | None = None,
+    mutates: Iterable[str] = (),
 ) -> Callable[[Callable[P, Any]], Operator[P, Any]]:
     """Declare an operator: the decorated function is its reference, the mathematics in plain PyTorch.
 
@@ -95,11 +99,13 @@ def operator(
         batching: Rule by which one call computes a batch under `vmap`: `"elementwise"`, or the dimension of
             `shapes` that holds independent examples, a letter or `"..."`.
         accept: Findings of `check` to accept: the reason by `(property, cause)`, as `("vmap", "raises")`.
+        mutates: Names of the arguments that the function writes into, in place. It returns None, or new
+            tensors that share no memory with them. Everything is derived from `op.functional`.
 
     Raises:
         NameFormatError, NameTakenError, NotAFunctionError, MissingAnnotationError, UnsupportedTypeError,
-        ParameterKindError, ReservedNameError, DefaultError, ResultNameError, ShapePatternError, UsageError:
-        As their names say.
+        ParameterKindError, ReservedNameError, DefaultError, ResultNameError, ShapePatternError, UsageError,
+        UnknownInputError: As their names say.
 
     Example:
         >>> import torch, opsmith
@@ -125,7 +131,9 @@ def operator(
         )
 
     def declare(reference: Callable[P, Any]) -> Operator[P, Any]:
-        schema, location = schema_of(reference, name, results=results, hidden=hidden), where(reference)
+        written = (mutates,) if isinstance(mutates, str) else tuple(mutates)
+        schema = schema_of(reference, name, results=results, hidden=hidden, mutates=written)
+        location = where(reference)
         with errors.about(name, location):
             pattern = None if shapes is None else read_shapes(shapes, schema)
             rule = check_batching(batching, pattern, schema)
@@ -176,16 +184,20 @@ def declare_specified(
                 where=known.specification.where,
                 hint="choose another name for the one that is adopted",
             )
-        known.redeclare(specification)
+        known.redeclare(specification, register or _register)
         return known
     if register is None:
-        from opsmith.torch_library.registration import DispatcherRegistration  # half of the import time
-
         _refuse_taken(specification)
-        register = DispatcherRegistration
+        register = _register
     handle: Operator[Any, Any] = kind(specification, register(specification), find_operator)
     _declared[specification.name] = handle
     return handle
+
+
+def _register(specification: Specification) -> Registration:
+    from opsmith.torch_library.in_place import register_operator  # half of the import time
+
+    return register_operator(specification)
 
 
 def check_name(name: Any, *, hint: str) -> None:
@@ -266,6 +278,9 @@ def find_operator(name: str, module: str | None = None) -> Operator[..., Any]:
                 got=str(error),
                 hint=f"install what holds `{module}`, or put it where Python looks for modules",
             ) from error
+    written_by = _declared.get(name.removesuffix(FUNCTIONAL_SUFFIX))
+    if name not in _declared and written_by is not None and written_by.functional.name == name:
+        return written_by.functional
     if name not in _declared:
         raise errors.OperatorNotFoundError(
             "no operator of this name is declared",
@@ -305,8 +320,9 @@ def _refuse_taken(specification: Specification) -> None:
     from opsmith.torch_library import capabilities
     from opsmith.torch_library.registration import HIDDEN_SUFFIX
 
-    names = [specification.name, specification.name + HIDDEN_SUFFIX * bool(specification.schema.hidden)]
-    for name in names:
+    suffixes = ["", *[HIDDEN_SUFFIX] * bool(specification.schema.hidden)]
+    suffixes += [FUNCTIONAL_SUFFIX] * bool(specification.schema.written)
+    for name in (specification.name + suffix for suffix in suffixes):
         if capabilities.operator_exists(name):
             raise errors.NameTakenError(
                 f"torch already has an operator `{name}`, which opsmith did not declare",

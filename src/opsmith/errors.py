@@ -254,7 +254,7 @@ class AliasError(OpsmithError, RuntimeError):
 
 
 class MutationError(OpsmithError, RuntimeError):
-    """A reference or kernel wrote into one of its inputs."""
+    """An argument is written that is not declared as such, or that cannot be written."""
 
 
 class NondeterministicError(OpsmithError, RuntimeError):

@@ -307,10 +307,10 @@ def test_reference_that_writes_into_its_input(
     with says(
         errors.MutationError,
         f"""
-        {name}: an operator must not write into its inputs
+        {name}: an operator must not write into an input that it does not declare
           argument: x
           where: {place(reference)}
-          hint: work on a copy: `x = x.clone()` before the first in-place operation
+          hint: declare it, `mutates=("x",)`; or work on a copy: `x = x.clone()`
         """,
     ):
         operator(x)
@@ -321,10 +321,10 @@ def test_kernel_that_writes_into_its_input(name: str, place: Place, says: Any) -
     with says(
         errors.MutationError,
         f"""
-        {name}: an operator must not write into its inputs
+        {name}: an operator must not write into an input that it does not declare
           argument: x
           where: {place(writes_as_kernel)}
-          hint: work on a copy: `x = x.clone()` before the first in-place operation
+          hint: declare it, `mutates=("x",)`; or work on a copy: `x = x.clone()`
         """,
     ):
         operator(torch.ones(2))

@@ -399,7 +399,7 @@ def test_unsupported_type(annotation: Any, shown: str, hint: str, name: str, pla
 
 
 NUMBER = "return a tensor without dimensions, `torch.tensor(value)`"
-NOTHING = "return a tensor; an operator that only has side effects is not supported"
+NOTHING = "return a tensor; an operator that writes into an argument is declared with `mutates=`"
 VARIES = "write `-> list[Tensor]` where their number varies"
 TENSORS = "write `-> Tensor` or `-> tuple[Tensor, Tensor]`"
 

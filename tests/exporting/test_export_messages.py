@@ -259,7 +259,7 @@ it, or leave the axis out of `dynamic=`
         foreign_nodes::writes: the model calls an operator that writes into its arguments, or returns views \
 of them, and a node of ONNX does neither
           where: {here}
-          hint: register one that returns what this one writes, and call that
+          hint: call one that returns what this one writes, as `op.functional` of an operator of opsmith
         """,
     ),
     "unknown": (

@@ -24,7 +24,7 @@ TESTS = [
     HOME / "test_library_operator_names.py",
 ]
 
-OWN = {"self", "cls"}
+OWN = {"self", "cls", "super()"}
 IN_TEXT = re.compile(r"(?<![\w])(?:torch|Tensor|_op_\w+)(?:\.\w+)*?\.(_(?!_)\w+)")
 
 

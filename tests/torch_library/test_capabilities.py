@@ -158,6 +158,12 @@ def test_version() -> None:
         assert capabilities.version(torch.ones(2)) is None
 
 
+def test_viewed() -> None:
+    x = torch.ones(2, 3)
+    assert capabilities.viewed(x) is None
+    assert capabilities.viewed(x[0]) is x
+
+
 def test_version_in_inference_mode() -> None:
     """An ordinary tensor is still counted there."""
     x = torch.ones(2)

@@ -82,6 +82,12 @@ def benchmark(
     if not isinstance(operator, Operator):
         raise _not_an_operator(operator)
     given = dict(baselines) if isinstance(baselines, Mapping) else baselines
+    if operator.specification.schema.written:
+        raise operator.specification.error(
+            errors.UsageError,
+            "an operator that writes in place cannot be benchmarked yet: its calls would not be alike",
+            hint=f"benchmark `{operator.specification.short_name}.functional`",
+        )
     refuse_baselines({} if given is None else given, operator.name)
     wanted = _directions(directions, operator.name)
     types = _dtypes(dtypes, operator.name)

@@ -78,6 +78,7 @@ def subject_of(checked: Any, samples: GivenSamples, seed: int, effort: Effort) -
             operator.specification, calls, seed, effort, kind, operator, apply, checked.__qualname__
         )
     if isinstance(checked, Operator):
+        checked = checked.functional  # what it writes in place is compared as a result
         calls = _drawn(checked.specification, samples, seed)
         return _subject(checked.specification, calls, seed, effort, _kind_of(checked.specification), checked)
     if is_operator(checked):

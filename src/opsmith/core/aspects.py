@@ -187,7 +187,7 @@ class Aspects:
     def _rules(self, read: Callable[..., dict[str, Any]], *given: Any) -> dict[str, Any]:
         """Read rules for gradients or tangents."""
         with errors.about(self.name, self._specification.where):
-            return read(*given, self._specification.schema)
+            return read(*given, self._specification.formula_schema)
 
     def _attach_gradients(
         self, rules: dict[str, Rule], *, surrogate: bool, stand_in: Callable[..., Any] | None = None
@@ -271,6 +271,14 @@ class Aspects:
             raise self._own_stays("kernels", "register it with `torch.library.impl`")
         chosen = None if dtypes is None else dtypes_of(dtypes, self.name)
         if not (cpp is cpp_file is entry is None and not strict and not options):
+            if self._specification.schema.written:
+                raise self._specification.error(
+                    errors.UsageError,
+                    "a kernel from source cannot write in place yet",
+                    argument=", ".join(self._specification.schema.written),
+                    expected="a kernel in Python",
+                    hint="give a function that calls what you have built",
+                )
             frame = inspect.currentframe()
             with errors.about(self.name):
                 built = feature_function("build_kernel")(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from opsmith.core.adopted import ClassFormula
@@ -29,7 +29,7 @@ class Explanation:
         recomputes: True if the backward runs the reference, or the stand-in, to derive a gradient.
         notes: Facts observed in the runs of an adopted class.
         own_autograd: True if an adopted operator has its own autograd.
-        copies: Arguments that the kernel copies, because it takes another layout.
+        copies: Arguments that are copied: the kernel takes another layout, or they are written over.
         sizing: The source of the sizes of the results of a kernel that is built from source.
     """
 
@@ -77,7 +77,14 @@ def explain(specification: Specification, values: list[Any]) -> Explanation:
     own_autograd = _differentiates_itself(specification, values)
     ordinary = runs_ordinary(specification, values)
     plan = backward_plan(
-        specification, frozenset(filter(rules.differentiable, specification.schema.tensor_names))
+        replace(specification, schema=specification.formula_schema),
+        frozenset(filter(rules.differentiable, specification.schema.tensor_names)),
+    )
+    saved = () if ordinary or own_autograd else _saved(plan)
+    written_over = tuple(
+        f"`{name}`: the backward needs its value before the call"
+        for name in specification.schema.written
+        if name in saved
     )
     return Explanation(
         specification.name,
@@ -91,12 +98,12 @@ def explain(specification: Specification, values: list[Any]) -> Explanation:
             name: f"formula, {rule.where}" if isinstance(rule, Formula) else repr(rule)
             for name, rule in specification.tangents.rules.items()
         },
-        () if ordinary or own_autograd else _saved(plan),
+        saved,
         ordinary,
         runs_again(specification, bool(plan.derived)) and not (ordinary or own_autograd),
         tuple(specification.adopted.notes()) if specification.adopted else (),
         own_autograd,
-        built.copies(values) if isinstance(built, BuiltKernel) else (),
+        (*(built.copies(values) if isinstance(built, BuiltKernel) else ()), *written_over),
         built.sizing if isinstance(built, BuiltKernel) else "",
     )
 

@@ -64,6 +64,14 @@ class Registration(Protocol):
         """Use this specification from now on."""
         ...
 
+    def remove(self) -> None:
+        """Deregister the operator."""
+        ...
+
+    def functional(self, owner: Operator[..., Any]) -> Operator[..., Any]:
+        """Return the handle of the functional form of an operator that writes in place."""
+        ...
+
 
 class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
     """An operator: call it as the function that it was declared with, and attach handwritten parts to it.
@@ -203,6 +211,23 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
         return self._specification.reference
 
     @property
+    def functional(self) -> Operator[..., Any]:
+        """The operator that writes nothing, and returns the new values before the other results.
+
+        An operator that is not declared with `mutates=` is its own functional form.
+
+        Example:
+            >>> import torch, opsmith
+            >>> @opsmith.operator("demo::increase_", mutates=["x"])
+            ... def increase_(x: torch.Tensor) -> None:
+            ...     x.add_(1)
+            >>> x = torch.zeros(2)
+            >>> increase_.functional(x), x
+            (tensor([1., 1.]), tensor([0., 0.]))
+        """
+        return self._registration.functional(self) if self._specification.schema.written else self
+
+    @property
     def torch_operator(self) -> Any:
         """The `OpOverload` that is registered with torch: `torch.ops.namespace.name.default`."""
         return self._registration.overload
@@ -219,9 +244,25 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
     def __reduce__(self) -> Any:
         return self._find, (self.name, self._specification.module)
 
-    def redeclare(self, specification: Specification) -> None:
-        """Become another operator of the same name; everything attached before is removed."""
-        self._registration.update(specification)
+    def redeclare(
+        self, specification: Specification, register: Callable[[Specification], Registration] | None = None
+    ) -> None:
+        """Become another operator of the same name; everything attached before is removed.
+
+        Args:
+            specification: The operator.
+            register: Registers it where the present registration cannot take it: one writes, one does not.
+        """
+        before = self._specification
+        if register is None or bool(before.schema.written) == bool(specification.schema.written):
+            self._registration.update(specification)
+        else:
+            self._registration.remove()
+            try:
+                self._registration = register(specification)
+            except Exception:
+                self._registration = register(before)
+                raise
         self._specification = specification
         self._take_lowering(specification)
         self._leave_fast_path()
@@ -235,3 +276,23 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
         self._take_lowering(specification)
         self._leave_fast_path()
         return self
+
+
+class FunctionalOperator(Operator[P, R]):
+    """The functional form of an operator that writes in place, to which formulas and kernels are attached."""
+
+    def __init__(
+        self, specification: Specification, registration: Registration, owner: Operator[..., Any]
+    ) -> None:
+        super().__init__(specification, registration, lambda name, module: owner.functional)
+        self._owner = owner
+
+    def __reduce__(self) -> Any:
+        return getattr, (self._owner, "functional")
+
+    def _replace(self, **aspects: Any) -> Self:
+        raise self._specification.error(
+            errors.UsageError,
+            "it is derived from an operator that writes in place, and has no parts of its own",
+            hint=f"attach {', '.join(aspects)} to `{self._owner.name}`",
+        )

@@ -32,6 +32,7 @@ class Result:
         hidden: True if only formulas see it.
         optional: True if it may be None.
         sequence: True for a list of tensors.
+        written: The argument whose new value it is, in the functional form of an in-place operator.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Result:
     hidden: bool = False
     optional: bool = False
     sequence: bool = False
+    written: str | None = None
 
     def annotation(self) -> str:
         """Return its annotation."""
@@ -46,9 +48,10 @@ class Result:
 
     def gradient_name(self) -> str:
         """Return the name by which a formula receives the gradient of this result."""
-        return "grad" if self.name == "result" else f"grad_{self.name}"
+        return "grad" if self.name == "result" else f"grad_{self.written or self.name}"
 
 
+NOTHING = "return a tensor; an operator that writes into an argument is declared with `mutates=`"
 _RESULT_FORMS: dict[Any, str] = {
     torch.Tensor: "tensor",
     torch.Tensor | None: "optional",
@@ -57,8 +60,12 @@ _RESULT_FORMS: dict[Any, str] = {
 }
 
 
-def result_forms(annotation: Any) -> tuple[list[str], bool]:
+def result_forms(annotation: Any, *, writes: bool = False) -> tuple[list[str], bool]:
     """Return the form of each result, a tensor, optional or a list; and True if there is one, not in a tuple.
+
+    Args:
+        annotation: Annotation of the return value.
+        writes: True if the reference writes into its arguments, so that it may return nothing.
 
     Raises:
         MissingAnnotationError, UnsupportedTypeError: As their names say.
@@ -69,6 +76,8 @@ def result_forms(annotation: Any) -> tuple[list[str], bool]:
             expected="a return type hint",
             hint="write `-> Tensor` or `-> tuple[Tensor, Tensor]`",
         )
+    if writes and annotation in (None, types.NoneType):
+        return [], False
     forms = _RESULT_FORMS.get(annotation)
     if forms is not None:
         return [forms], True
@@ -76,8 +85,8 @@ def result_forms(annotation: Any) -> tuple[list[str], bool]:
     if typing.get_origin(annotation) is tuple and items and all(item in _RESULT_FORMS for item in items):
         return [_RESULT_FORMS[item] for item in items], False
     hints = {
-        None: "return a tensor; an operator that only has side effects is not supported",
-        type(None): "return a tensor; an operator that only has side effects is not supported",
+        None: NOTHING,
+        type(None): NOTHING,
         int: "return a tensor without dimensions, `torch.tensor(value)`",
         float: "return a tensor without dimensions, `torch.tensor(value)`",
         bool: "return a tensor without dimensions, `torch.tensor(value)`",
@@ -118,7 +127,7 @@ def result_roles(count: int, results: ResultNames, hidden: tuple[str, ...]) -> t
                     argument=name,
                     hint="rename the result in `results=`",
                 )
-    if len(roles) != count or len(set(hidden)) == count:
+    if len(roles) != count or (count and len(set(hidden)) == count):
         raise errors.ResultNameError(
             "the names of the results do not fit what the reference returns",
             expected=f"{count} names, at least one of them not hidden",

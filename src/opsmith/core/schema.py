@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import string
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -13,6 +14,7 @@ from typing import Any
 from opsmith import errors
 from opsmith.core.annotations import hint_for, kind_of, shown_annotation
 from opsmith.core.argument_types import FLOAT, ArgumentType
+from opsmith.core.formula import listed
 from opsmith.core.location import where
 from opsmith.core.lowering import Lowering
 from opsmith.core.results import REQUIRED as REQUIRED
@@ -21,16 +23,28 @@ from opsmith.core.results import RESERVED, Result, ResultNames, result_forms, re
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One parameter of the reference."""
+    """One parameter of the reference.
+
+    Args:
+        name: Its name.
+        kind: Its type.
+        default: Its default value; `REQUIRED` if it has none.
+        keyword_only: True if it is given by name alone.
+        alias: Letter of its memory in torch's schema language, if the operator writes into it.
+    """
 
     name: str
     kind: ArgumentType
     default: Any = REQUIRED
     keyword_only: bool = False
+    alias: str = ""
 
     def schema(self) -> str:
         """Return the argument in torch's schema language."""
-        text = f"{self.kind.schema()} {self.name}"
+        kind = self.kind.schema()
+        if self.alias:
+            kind = kind.replace("Tensor", f"Tensor({self.alias}!)")
+        text = f"{kind} {self.name}"
         return text if self.default is REQUIRED else f"{text}={self.kind.default_text(self.default)}"
 
     def leaves(self) -> list[Argument]:
@@ -84,6 +98,16 @@ class Schema:
     def tensor_names(self) -> tuple[str, ...]:
         """Names of the arguments that hold tensors."""
         return tuple(argument.name for argument in self.arguments if argument.kind.is_tensor)
+
+    @cached_property
+    def written(self) -> tuple[str, ...]:
+        """Names of the arguments that the operator writes into."""
+        return tuple(argument.name for argument in self.arguments if argument.alias)
+
+    @cached_property
+    def new_values(self) -> tuple[str, ...]:
+        """Names of the arguments whose new values a functional form returns."""
+        return tuple(result.written for result in self.results if result.written is not None)
 
     @cached_property
     def plain(self) -> tuple[tuple[int, str], ...]:
@@ -207,6 +231,7 @@ def schema_of(
     hidden: Iterable[str] = (),
     known: Mapping[str, ArgumentType] | None = None,
     returned: Any = REQUIRED,
+    mutates: Iterable[str] = (),
 ) -> Schema:
     """Read an operator's schema from the signature of its reference.
 
@@ -218,16 +243,17 @@ def schema_of(
         hidden: Names of results that callers do not see.
         known: Types of parameters that need no hint, by name.
         returned: Annotation of the return value where it has no hint.
+        mutates: Names of the arguments that the operator writes into.
 
     Raises:
         NotAFunctionError, MissingAnnotationError, UnsupportedTypeError, ParameterKindError, NameFormatError,
-        ReservedNameError, DefaultError, ResultNameError: As their names say.
+        ReservedNameError, DefaultError, ResultNameError, UnknownInputError: As their names say.
     """
     with errors.about(operator, where(reference)):
         signature = _signature(reference, operator)
         if signature.return_annotation is REQUIRED:
             signature = signature.replace(return_annotation=returned)
-        return _schema(signature, results, tuple(hidden), known or {})
+        return _schema(signature, results, tuple(hidden), known or {}, tuple(mutates))
 
 
 def _schema(
@@ -235,10 +261,12 @@ def _schema(
     results: ResultNames,
     hidden: tuple[str, ...],
     known: Mapping[str, ArgumentType],
+    mutates: tuple[str, ...],
 ) -> Schema:
     arguments = tuple(_argument(each, known.get(each.name)) for each in signature.parameters.values())
     _refuse_clash(arguments)
-    forms, single = result_forms(signature.return_annotation)
+    arguments = _with_aliases(arguments, mutates)
+    forms, single = result_forms(signature.return_annotation, writes=bool(mutates))
     roles = result_roles(len(forms), results, hidden)
     names = tuple(
         replace(result, optional=form == "optional", sequence=form == "list")
@@ -319,6 +347,24 @@ def _argument(parameter: inspect.Parameter, known: ArgumentType | None) -> Argum
     return Argument(name, kind, default, parameter.kind is parameter.KEYWORD_ONLY)
 
 
+def _with_aliases(arguments: tuple[Argument, ...], mutates: tuple[str, ...]) -> tuple[Argument, ...]:
+    """Return the arguments, each of those that the operator writes into with a letter of its own."""
+    by_name = {argument.name: argument for argument in arguments}
+    for name in mutates:
+        kind = by_name[name].kind if name in by_name else None
+        if kind is None or not kind.is_tensor or kind.item_optional or (kind.sequence and kind.optional):
+            tensors = [each.name for each in arguments if each.kind.is_tensor]
+            raise errors.UnknownInputError(
+                f"it cannot write into `{name}`",
+                argument="mutates",
+                expected=f"a `Tensor`, a `Tensor | None` or a `list[Tensor]`, out of {listed(tensors)}",
+                got=f"`{name}`" if kind is None else f"`{name}: {kind.annotation()}`",
+                hint='write `mutates=("cache",)` with the name of the tensor that the reference writes into',
+            )
+    letters = iter(string.ascii_lowercase)
+    return tuple(replace(each, alias=next(letters)) if each.name in mutates else each for each in arguments)
+
+
 def _refuse_clash(arguments: Iterable[Argument]) -> None:
     """Refuse two arguments that would have the same name in torch's schema."""
     owners: dict[str, str] = {}
@@ -352,6 +398,32 @@ def _check_default(name: str, kind: ArgumentType, default: Any) -> None:
             if default is None
             else "change the one or the other",
         )
+
+
+def functional_schema(schema: Schema) -> Schema:
+    """Return the schema of an in-place operator's functional form, whose first results are the new values.
+
+    Example:
+        >>> import torch
+        >>> def add_(x: torch.Tensor, y: torch.Tensor) -> None:
+        ...     x.add_(y)
+        >>> schema = schema_of(add_, "demo::add_", mutates=["x"])
+        >>> schema.text("add_"), functional_schema(schema).text("add")
+        ('add_(Tensor(a!) x, Tensor y) -> ()', 'add(Tensor x, Tensor y) -> Tensor')
+    """
+    values = tuple(
+        Result(
+            f"result_{each.name}",
+            optional=each.kind.optional and not each.kind.sequence,
+            sequence=each.kind.sequence,
+            written=each.name,
+        )
+        for each in schema.arguments
+        if each.alias
+    )
+    arguments = tuple(replace(each, alias="") for each in schema.arguments)
+    results = (*values, *schema.results)
+    return Schema(arguments, results, single=len(results) == 1)
 
 
 def refuse_unwritable(name: str) -> None:

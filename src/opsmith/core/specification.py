@@ -10,7 +10,7 @@ from opsmith import errors
 from opsmith.core.gradients import GradientRules, TangentRules
 from opsmith.core.kernels import Kernel
 from opsmith.core.samples import Samples
-from opsmith.core.schema import Schema
+from opsmith.core.schema import Schema, functional_schema
 from opsmith.core.shapes import Shapes
 
 if TYPE_CHECKING:  # imported only if an operator is adopted
@@ -79,6 +79,11 @@ class Specification(errors.ErrorSubject):
     def computed_by(self) -> Callable[..., Any]:
         """The function for calls that no kernel takes: the forward of an adopted class, or the reference."""
         return self.forward or self.reference
+
+    @property
+    def formula_schema(self) -> Schema:
+        """The schema whose arguments and results formulas name: that of the functional form."""
+        return functional_schema(self.schema) if self.schema.written else self.schema
 
     @property
     def namespace(self) -> str:

@@ -154,7 +154,7 @@ def _refuse_unknown(model: torch.nn.Module, inputs: Sequence[Tensor], table: Tab
             else "the model calls an operator that opsmith does not know, and ONNX has no node for it",
             operator=name,
             where=where_called(node),
-            hint="register one that returns what this one writes, and call that"
+            hint="call one that returns what this one writes, as `op.functional` of an operator of opsmith"
             if writes
             else f"adopt it first, with a reference: {adopt}",
         )

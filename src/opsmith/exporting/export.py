@@ -208,7 +208,7 @@ def _translated(
     outputs = read_names(given_outputs, names, "output_names", taken=inputs)
     axes = read_axes(dynamic, inputs, tensors)
 
-    operators = declared_operators()
+    operators = [each.functional for each in declared_operators()]  # a node of ONNX writes nothing
     specifications = {each.torch_operator: each.specification for each in operators}
     notes: list[str] = []
     table = translations(operators, options.opset, notes) | exact_scalars(options.opset)

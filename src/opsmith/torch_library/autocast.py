@@ -6,7 +6,7 @@ float64 and integers are left alone, as torch's own operators leave them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
 from typing import Any
@@ -19,23 +19,30 @@ from opsmith.core.specification import Autocast
 from opsmith.torch_library import capabilities
 
 
-def autocast_kernel(operator: Any, device: str, rule: Any) -> Any:
+def autocast_kernel(
+    operator: Any, device: str, rule: Any, written: Collection[int | str] = frozenset()
+) -> Any:
     """The kernel for the autocast key of a device.
 
     Args:
         operator: The operator to call, with inputs cast and the key off.
         device: Device type.
         rule: A function that returns the operator's rule at the time of the call.
+        written: Positions and names of the arguments that it writes into, which are never cast.
     """
 
     def kernel(_keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
-        dtype = _target(rule(), device, tensors_in([*args, *kwargs.values()]))
+        given: dict[int | str, Any] = {}
+        given.update(enumerate(args))
+        given.update(kwargs.items())
+        read = {place: value for place, value in given.items() if place not in written}
+        dtype = _target(rule(), device, tensors_in([*read.values()]))
         with capabilities.without_autocast(device):
             if dtype is None:
                 return operator(*args, **kwargs)
+            given.update((place, _cast(value, device, dtype)) for place, value in read.items())
             return operator(
-                *(_cast(value, device, dtype) for value in args),
-                **{name: _cast(value, device, dtype) for name, value in kwargs.items()},
+                *(given[place] for place in range(len(args))), **{name: given[name] for name in kwargs}
             )
 
     return kernel

@@ -81,7 +81,8 @@ def is_inlined(specification: Specification, values: list[Any]) -> bool:
     return not (specification.opaque or objects) and not takes_kernel(specification, values)
 
 
-_EAGER = (Tensor, torch.nn.Parameter)
+EAGER = (Tensor, torch.nn.Parameter)
+"""Types of tensors with data; others stand for them in a trace, or are subclasses."""
 
 
 class CompiledCode:
@@ -98,7 +99,7 @@ class CompiledCode:
         operator's sources into their keys. Before Inductor is imported there is no key, and importing it
         would take longer than everything else.
         """
-        if self._marked or all(type(tensor) in _EAGER for tensor in tensors):
+        if self._marked or all(type(tensor) in EAGER for tensor in tensors):
             return
         self._traced = True
         if capabilities.compiler_imported():

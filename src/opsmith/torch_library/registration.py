@@ -102,6 +102,10 @@ class DispatcherRegistration:
         if replace(before, samples=None) != replace(specification, samples=None):
             self._compiled.drop()
 
+    def functional(self, owner: Any) -> Any:
+        """Return the handle itself: the operator writes nothing."""
+        return owner
+
     def remove(self) -> None:
         """Deregister the operator; kernels first, or torch would crash."""
         _withdraw(self.specification)
@@ -110,6 +114,7 @@ class DispatcherRegistration:
             self._deregister.pop()()
         for packet in self._packets:
             unregister_flops(packet)
+        self._compiled.drop()
         capabilities.destroy(self._library)
 
     def _register(self) -> None:
@@ -260,7 +265,9 @@ class DispatcherRegistration:
             kernels[device] = self._own_autocast(overload, device, key)
             if kernels[device] is not None:
                 continue
-            kernel = autocast.autocast_kernel(overload, device, lambda: self.specification.autocast)
+            leaves = enumerate(self.specification.schema.leaves)
+            written = {each for place, leaf in leaves if leaf.alias for each in (place, leaf.name)}
+            kernel = autocast.autocast_kernel(overload, device, lambda: self.specification.autocast, written)
             self._library.impl(name, kernel, key, with_keyset=True)
             capabilities.serve_autocast_while_tracing(overload, key, partial(kernel, None))
             kernels[device] = kernel
@@ -292,7 +299,7 @@ class DispatcherRegistration:
     def _returned(self, results: tuple[Any, ...], *, hidden: bool = False) -> Any:
         """Results as the dispatcher takes them."""
         shown = results if hidden else [results[position] for position in self.specification.schema.visible]
-        return shown[0] if len(shown) == 1 else tuple(shown)
+        return (shown[0] if len(shown) == 1 else tuple(shown)) if shown else None
 
     def _run(self, values: list[Any]) -> tuple[Any, ...]:
         """Run the kernel that takes the call, or the reference."""
@@ -373,7 +380,9 @@ class DispatcherRegistration:
         forward_mode = transformed or capabilities.forward_mode_active()
         # With DTensors the backward, too, must treat plain tensors as replicated: only our node does.
         sharded = any(map(mesh_of, tensors_in(values)))
-        if not sharded and runs_ordinary(specification, values, forward_mode=forward_mode):
+        # What a reference writes into a copy, `vmap` must map: only our rule for it does.
+        mapped = transformed and specification.schema.new_values
+        if not (sharded or mapped) and runs_ordinary(specification, values, forward_mode=forward_mode):
             refuse_nondeterminism(specification)
             refuse_strictly(choose(specification.kernels, values)[1], specification.name)
             results = self._by_reference(values)

@@ -72,6 +72,9 @@ NO_BATCHING_RULE = (
 NOT_YET_IMPLEMENTED = ("NYI",)
 """A transform that does not take an `autograd.Function`: `functionalize`."""
 
+WRITE_UNMAPPED = ("vmap: inplace", "doesn't match the broadcast shape")
+"""A write, under `vmap`, of what it maps into a tensor that it does not map."""
+
 TANGENT_COUNT = ("treespec",)
 """Forward mode over `vmap` of an `autograd.Function`: torch miscounts tangents."""
 

@@ -30,7 +30,9 @@ def run_validated(
         MutationError, AliasError, ResultCountError, ResultTypeError: See their names.
     """
     restores = function is specification.forward  # it restores what an adopted class wrote
-    before = None if restores else [capabilities.version(tensor) for tensor in tensors_in(values)]
+    before = (
+        None if restores else [capabilities.version(tensor) for tensor in _only_read(specification, values)]
+    )
     args, kwargs = specification.schema.split(values)
     with replicating(tensors_in(values)):
         returned = function(*args, **kwargs)
@@ -47,7 +49,7 @@ def run_traced(
     Raises:
         MutationError, AliasError, ResultCountError, ResultTypeError: See their names.
     """
-    inputs = tensors_in(values)
+    inputs = _only_read(specification, values)
 
     def see(tensor: Tensor) -> None:
         for each in inputs:
@@ -96,12 +98,24 @@ def validate_results(
         values: Its argument values.
         before: Version counters of the tensors among them before the call; None to allow writes.
     """
-    inputs = tensors_in(values)
     results = _as_tuple(specification, function, returned)
     if before is not None:
-        _check_not_written(specification, function, before, inputs, values)
-    _check_not_aliased(specification, function, results, inputs, values)
+        _check_not_written(specification, function, before, _only_read(specification, values), values)
+    _check_not_aliased(specification, function, results, tensors_in(values), values)
     return results
+
+
+def _only_read(specification: Specification, values: list[Any]) -> list[Tensor]:
+    """The tensors that a call does not write into, and whose version counters are their own."""
+    schema = specification.schema
+    if not schema.written:
+        return tensors_in(values)
+    pairs = list(zip(schema.arguments, values, strict=True))
+    written = tensors_in([value for argument, value in pairs if argument.alias])
+    others = tensors_in([value for argument, value in pairs if not argument.alias])
+    return [
+        tensor for tensor in others if not any(capabilities.shares_memory(tensor, each) for each in written)
+    ]
 
 
 def _check_not_written(
@@ -119,18 +133,22 @@ def _check_not_written(
 def _written(
     specification: Specification, function: Callable[..., Any], tensor: Tensor, values: list[Any]
 ) -> errors.OpsmithError:
+    name = _name_of(tensor, specification.schema, values)
+    argument = name.partition("[")[0]
     return specification.error(
         errors.MutationError,
-        "an operator must not write into its inputs",
-        argument=_name_of(tensor, specification.schema, values),
+        "an operator must not write into an input that it does not declare",
+        argument=name,
         where=where(function),
-        hint="work on a copy: `x = x.clone()` before the first in-place operation",
+        hint=f'declare it, `mutates=("{argument}",)`; or work on a copy: `{argument} = {argument}.clone()`',
     )
 
 
 def _as_tuple(specification: Specification, function: Callable[..., Any], returned: Any) -> tuple[Any, ...]:
     schema = specification.schema
     results = (returned,) if schema.single else returned
+    if not schema.results and returned is None:
+        results = ()
     if not isinstance(results, tuple | list) or len(results) != len(schema.results):
         count = len(results) if isinstance(results, tuple | list) else 1
         raise specification.error(

@@ -31,7 +31,13 @@ from opsmith.torch_library.autograd.vmap import (
     run_vmap_rule,
 )
 from opsmith.torch_library.flattening import Flat
-from opsmith.torch_library.torch_messages import NO_EXAMPLES, NOT_YET_IMPLEMENTED, TANGENT_COUNT, has_message
+from opsmith.torch_library.torch_messages import (
+    NO_EXAMPLES,
+    NOT_YET_IMPLEMENTED,
+    TANGENT_COUNT,
+    WRITE_UNMAPPED,
+    has_message,
+)
 
 _BY_LEVEL = capabilities.on("torch_func")
 
@@ -125,6 +131,7 @@ def _vmap(primitive: Primitive, flat: Sequence[Any], transform: capabilities.Tra
     with transform.interpreter.lower():
         if all(dim is None for dim in dims):
             return _call_below(primitive, values)
+        values, dims = _written_mapped(primitive, values, dims, transform.batch_size)
         batch = isinstance(primitive, OperatorPrimitive) and batched_call(
             primitive.specification,
             primitive.flattening,
@@ -155,6 +162,21 @@ def _vmap(primitive: Primitive, flat: Sequence[Any], transform: capabilities.Tra
             confirm(primitive.specification.adopted, _FORWARD)
             return looped
     return _wrap_batched(transform, results, batched.result_dims)
+
+
+def _written_mapped(
+    primitive: Primitive, values: Flat, dims: tuple[int | None, ...], batch_size: int
+) -> tuple[Flat, tuple[int | None, ...]]:
+    """Map every tensor that the reference writes into, in the functional form of an in-place operator."""
+    written = primitive.specification.schema.new_values
+    if not written:
+        return values, dims
+    mapped, places = list(values), list(dims)
+    for position in primitive.flattening.positions(written):
+        value = values[position]
+        if isinstance(value, Tensor) and dims[position] is None:
+            mapped[position], places[position] = value.expand(batch_size, *value.shape), 0
+    return tuple(mapped), tuple(places)
 
 
 _FORWARD = f"forward {MAPPED}"
@@ -228,6 +250,9 @@ def _call_by_node(primitive: Primitive, flat: Sequence[Any]) -> Flat:
         for kind, texts, transform in _UNSUPPORTED:
             if isinstance(error, kind) and has_message(error, texts):
                 raise unsupported_transform(primitive.specification, transform) from error
+        if primitive.specification.schema.new_values and has_message(error, WRITE_UNMAPPED):
+            unmapped = "`vmap` over an argument, but not over what is written,"
+            raise unsupported_transform(primitive.specification, unmapped) from error
         raise
     return results
 

@@ -139,7 +139,7 @@ class OperatorNode(torch.autograd.Function):
     def forward(ctx: Any, primitive: Primitive, forward_mode: bool, *flat: Any) -> Flat:
         """Compute the results, and save the values that the backward needs."""
         plan = primitive.plan(primitive.flattening.needed(ctx.needs_input_grad[LEADING_ARGUMENTS:]))
-        state = _random_state(primitive, plan, flat)
+        state = random_state(primitive, plan, flat)
         results = primitive.below(flat)
         prepare_backward(ctx, primitive, plan, flat, results, state)
         if forward_mode:
@@ -178,7 +178,7 @@ def _with_strides_of(tangent: Tensor | None, result: Tensor) -> Tensor | None:
     return tangent.new_empty_strided(result.shape, result.stride()).copy_(tangent)
 
 
-def _random_state(primitive: Primitive, plan: BackwardPlan, flat: Sequence[Any]) -> RandomState | None:
+def random_state(primitive: Primitive, plan: BackwardPlan, flat: Sequence[Any]) -> RandomState | None:
     """The current random state, if the backward may have to rerun a reference that draws random numbers."""
     specification = primitive.specification
     if not (plan.derived or plan.follows_hidden) or not (specification.random or generators_in(flat)):

@@ -188,6 +188,7 @@ CAPABILITIES = {
                 "fresh_symbols",
                 "is_a_size",
                 "version",
+                "viewed",
                 "operator_exists",
                 "destroy",
             ),

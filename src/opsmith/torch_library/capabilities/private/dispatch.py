@@ -69,6 +69,11 @@ def version(tensor: Tensor) -> int | None:
     return None if torch.compiler.is_dynamo_compiling() or tensor.is_inference() else tensor._version
 
 
+def viewed(tensor: Tensor) -> Tensor | None:
+    """Return the tensor that a view is a view of, for autograd; None for one that is no view."""
+    return tensor._base
+
+
 def operator_exists(name: str) -> bool:
     """Return True if the dispatcher knows an operator of this name."""
     return bool(_C._dispatch_has_kernel(name)) or bool(_C._jit_get_schemas_for_operator(name))
@@ -110,5 +115,7 @@ def self_test() -> None:
     before = version(written)
     written.view(-1)[0] = 2.0
     assert version(written) != before, "a write was not counted"
+    assert viewed(written) is None
+    assert viewed(written[0]) is written
     with torch.inference_mode():
         assert version(torch.ones(2)) is None

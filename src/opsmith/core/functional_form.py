@@ -1,0 +1,78 @@
+"""Functional form of an in-place operator: it writes nothing, and returns the new values first."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from opsmith.core.kernels import Kernel
+from opsmith.core.schema import Schema, functional_schema
+from opsmith.core.specification import Specification
+
+FUNCTIONAL_SUFFIX = "_functional"
+"""Suffix of the name of the functional form."""
+
+
+def functional_form(specification: Specification, call: Callable[..., Any]) -> Specification:
+    """Return the specification of the functional form of an in-place operator.
+
+    Args:
+        specification: The in-place operator.
+        call: Calls it, by which the kernels of the form write into copies.
+    """
+    devices = dict.fromkeys(kernel.device for kernel in specification.kernels)
+    schema = specification.schema
+    return replace(
+        specification,
+        name=specification.name + FUNCTIONAL_SUFFIX,
+        schema=functional_schema(schema),
+        reference=on_copies(specification.reference, schema),
+        kernels=tuple(Kernel(device, on_copies(call, schema, specification.reference)) for device in devices),
+        fake=None if specification.fake is None else on_copies(specification.fake, schema),
+        # `shapes=` says nothing of the new values: calls are held to it where they write.
+        shapes=None,
+        batching=None,
+    )
+
+
+def on_copies(
+    function: Callable[..., Any], schema: Schema, wrapped: Callable[..., Any] | None = None
+) -> Callable[..., Any]:
+    """Return a function that writes into copies, and returns the new values before the results.
+
+    Args:
+        function: Writes into its arguments.
+        schema: Schema of the in-place operator.
+        wrapped: The function whose name and signature it has; by default the one that writes.
+    """
+
+    @functools.wraps(wrapped or function)
+    def functional(*args: Any, **kwargs: Any) -> Any:
+        given = schema.call_values(args, kwargs)
+        values = [
+            copied(value) if argument.alias else value
+            for argument, value in zip(schema.arguments, given, strict=True)
+        ]
+        positional, named = schema.split(values)
+        returned = function(*positional, **named)
+        results = all_results(schema, values, returned)
+        return results[0] if len(results) == 1 else results
+
+    return functional
+
+
+def all_results(schema: Schema, values: Sequence[Any], returned: Any) -> tuple[Any, ...]:
+    """Return the results of the functional form: the new values, and what an in-place operator returned."""
+    new = tuple(value for argument, value in zip(schema.arguments, values, strict=True) if argument.alias)
+    return (*new, *(() if returned is None else returned if isinstance(returned, tuple) else (returned,)))
+
+
+def copied(value: Any) -> Any:
+    """Return a copy of a tensor, or of the tensors of a list."""
+    if isinstance(value, Tensor):
+        return value.clone()
+    return [each.clone() for each in value] if isinstance(value, list | tuple) else value

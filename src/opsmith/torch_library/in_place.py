@@ -1,0 +1,343 @@
+"""Registration of operators that write into their arguments, by way of their functional form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith import errors
+from opsmith.core.backward_plan import runs_ordinary
+from opsmith.core.call_arguments import tensors_in
+from opsmith.core.functional_form import all_results, copied, functional_form
+from opsmith.core.operator import FunctionalOperator, Operator
+from opsmith.core.specification import Specification
+from opsmith.core.tensors import named_tensors
+from opsmith.torch_library import capabilities
+from opsmith.torch_library.autograd.node import (
+    LEADING_ARGUMENTS,
+    OperatorNode,
+    OperatorPrimitive,
+    Primitive,
+    prepare_backward,
+    random_state,
+)
+from opsmith.torch_library.compilation import EAGER
+from opsmith.torch_library.distributed import dtensors_in
+from opsmith.torch_library.flattening import ArgumentFlattening, Flat
+from opsmith.torch_library.registration import DispatcherRegistration
+
+
+class InPlaceRegistration(DispatcherRegistration):
+    """Registration of an operator that writes into its arguments.
+
+    Attributes:
+        form: The specification of its functional form, from which derivatives and transforms follow.
+    """
+
+    def __init__(self, specification: Specification) -> None:
+        self.form = functional_form(specification, self._call)
+        self._form_registration: DispatcherRegistration | None = None
+        self._functional: Operator[..., Any] | None = None
+        super().__init__(specification)
+
+    @property
+    def form_registration(self) -> DispatcherRegistration:
+        """The registration of the functional form, made when it is first needed."""
+        with self._lock:
+            if self._form_registration is None:
+                self._form_registration = DispatcherRegistration(self.form)
+            return self._form_registration
+
+    def functional(self, owner: Operator[..., Any]) -> Operator[..., Any]:
+        """Return the handle of the functional form."""
+        registration = self.form_registration
+        with self._lock:
+            if self._functional is None:
+                self._functional = FunctionalOperator(self.form, registration, owner)
+            return self._functional
+
+    def update(self, specification: Specification) -> None:
+        """Replace the specification, and that of the functional form."""
+        form = functional_form(specification, self._call)
+        registered, self._form_registration = self._form_registration, None  # `remove` leaves it
+        try:
+            super().update(specification)
+        finally:
+            self._form_registration = registered
+        self.form = form
+        if self._functional is not None:
+            self._functional.redeclare(form)
+        elif registered is not None:
+            registered.update(form)
+
+    def remove(self) -> None:
+        """Deregister the operator, and its functional form."""
+        super().remove()
+        if self._form_registration is not None:
+            self._form_registration.remove()
+
+    def _register(self) -> None:
+        super()._register()
+        self.node = type(self.specification.short_name, (InPlaceNode,), {})
+
+    def fast_path(
+        self, call: Callable[..., Any], compiled: Callable[..., Any] | None = None
+    ) -> Callable[..., Any] | None:
+        """Return None: each call goes through the dispatcher."""
+        return None
+
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
+        lowering = self.specification.schema.lowering
+        lowered, named = (args, kwargs) if lowering is None else lowering.call(args, kwargs)
+        return self.full_overload(*lowered, **named)
+
+    def _values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        values = super()._values(args, kwargs)
+        refuse_unwritable(self.specification, values)
+        return values
+
+    def _run(self, values: list[Any]) -> tuple[Any, ...]:
+        written = [tensor for _, tensor in written_tensors(self.specification, values)]
+        before = [capabilities.version(tensor) for tensor in written]
+        results = super()._run(values)
+        for tensor, count in zip(written, before, strict=True):
+            if count is not None and capabilities.version(tensor) == count:
+                torch.autograd.graph.increment_version(tensor)  # the kernel wrote past torch
+        return results
+
+    def _call_with_autograd(self, values: list[Any]) -> tuple[Any, ...]:
+        """Write, through autograd or the transforms that are running, and return the results."""
+        forward_mode = capabilities.forward_mode_active()
+        ordinary = runs_ordinary(self.form, values, forward_mode=forward_mode)
+        # In a trace, torch hides writes below autograd from the gradients of what is traced.
+        traced = any(type(tensor) not in EAGER for tensor in tensors_in(values))
+        transformed = capabilities.innermost_transform() is not None
+        if not (transformed or traced):
+            refuse_leaves(self.specification, values)
+        by_torch = forward_mode or traced or self._writes_views_and_returns(values)
+        if transformed or (by_torch and not ordinary):
+            return self._copied_back(values)
+        if ordinary:
+            results = self._by_reference(values)
+            self._validated = self.specification
+            return results
+        flattening = ArgumentFlattening.of(self.form.schema, values)
+        flat = flattening.flatten(values)
+        call = InPlacePrimitive(self.form_registration, flattening, self._write)
+        call.keep_before(flat)
+        apply: Any = self.node.apply
+        return tuple(call.results.pack(apply(call, False, *flat))[len(self.specification.schema.written) :])
+
+    def _writes_views_and_returns(self, values: list[Any]) -> bool:
+        """Return True for a call that no single node can have: a view is written, and there is more."""
+        written = [tensor for _, tensor in written_tensors(self.specification, values)]
+        several = len(written) + len(self.specification.schema.results) > 1
+        return several and any(capabilities.viewed(tensor) is not None for tensor in written)
+
+    def _write(self, values: list[Any]) -> tuple[Any, ...]:
+        """Write through the dispatcher; return the new values, and all results."""
+        args, kwargs = self.specification.schema.dispatched(values)
+        return all_results(self.specification.schema, values, self.full_overload(*args, **kwargs))
+
+    def _copied_back(self, values: list[Any]) -> tuple[Any, ...]:
+        """Compute the functional form, and copy the new values back by torch's own operation."""
+        specification, registration = self.specification, self.form_registration
+        pairs = zip(specification.schema.arguments, values, strict=True)
+        before = [copied(value) if argument.alias else value for argument, value in pairs]
+        args, kwargs = self.form.schema.dispatched(before)  # its backward may keep what is written over
+        found = registration.full_overload(*args, **kwargs)
+        results = list(found) if isinstance(found, tuple) else [found]
+        new = tensors_in(results[: len(specification.schema.written)])
+        for (name, tensor), value in zip(written_tensors(specification, values), new, strict=True):
+            try:
+                tensor.copy_(value)
+            except RuntimeError as error:
+                if capabilities.innermost_transform() is None:
+                    raise
+                raise specification.error(
+                    errors.TransformError,
+                    f"it cannot write a value that `vmap` maps into `{name}`, which it does not map",
+                    argument=name,
+                    got=str(error).partition(". ")[0],
+                    hint=f"map `{name}`, too, or call `{specification.short_name}.functional`",
+                ) from error
+        return tuple(results[len(specification.schema.written) :])
+
+
+def register_operator(specification: Specification) -> DispatcherRegistration:
+    """Register an operator with torch."""
+    if specification.schema.written:
+        return InPlaceRegistration(specification)
+    return DispatcherRegistration(specification)
+
+
+class InPlacePrimitive(OperatorPrimitive):
+    """A write, with the derivatives of the functional form.
+
+    Args:
+        registered: The functional form.
+        flattening: Flat form of the arguments.
+        write: Writes into argument values, and returns the results of the functional form.
+
+    Attributes:
+        before: Copies of the values that a formula needs and the call writes over, by flat position.
+    """
+
+    def __init__(
+        self,
+        registered: DispatcherRegistration,
+        flattening: ArgumentFlattening,
+        write: Callable[[list[Any]], tuple[Any, ...]],
+    ) -> None:
+        super().__init__(registered, flattening)
+        self._write = write
+        self.before: dict[int, Tensor] = {}
+
+    def keep_before(self, flat: Flat) -> None:
+        """Copy what a formula needs and the call writes over; a second order goes through the copies."""
+        needs = [isinstance(value, Tensor) and value.requires_grad for value in flat]
+        saved = self.plan(self.flattening.needed(needs)).saved
+        self.before = {
+            position: flat[position].clone()
+            for position in self.written
+            if self.flattening.names[position] in saved and flat[position] is not None
+        }
+
+    @cached_property
+    def written(self) -> list[int]:
+        """Flat positions of the arguments that are written."""
+        return self.flattening.positions(self.specification.schema.new_values)
+
+    def call(self, flat: Sequence[Any]) -> Flat:
+        """Write, and return the new values and the results."""
+        return self._flat(self._write(self.flattening.pack(flat)))
+
+
+class InPlaceNode(OperatorNode):
+    """Base of the autograd nodes of operators that write in place."""
+
+    @staticmethod
+    def forward(ctx: Any, primitive: Primitive, forward_mode: bool, *flat: Any) -> Flat:
+        """Write, and save the values that the backward needs: of what is written over, a copy."""
+        assert isinstance(primitive, InPlacePrimitive)
+        plan = primitive.plan(primitive.flattening.needed(ctx.needs_input_grad[LEADING_ARGUMENTS:]))
+        state = random_state(primitive, plan, flat)
+        results = primitive.below(flat)
+        before = [primitive.before.get(position, value) for position, value in enumerate(flat)]
+        prepare_backward(ctx, primitive, plan, before, results, state)
+        ctx.mark_dirty(*(flat[position] for position in primitive.written if flat[position] is not None))
+        return results
+
+
+def written_tensors(specification: Specification, values: Sequence[Any]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors that a call writes into, each with the name of its argument."""
+    schema = specification.schema
+    given = [
+        value if argument.alias else None for argument, value in zip(schema.arguments, values, strict=True)
+    ]
+    return named_tensors(dict(zip(schema.names, given, strict=True)), label=_label)
+
+
+def _label(name: str, key: Any) -> str:
+    return f"{name}[{key}]" if name else key
+
+
+def refuse_leaves(specification: Specification, values: Sequence[Any]) -> None:
+    """Refuse to write into a leaf that requires a gradient, or into a view of one, as torch does.
+
+    Raises:
+        MutationError: Naming the argument.
+    """
+    for name, tensor in written_tensors(specification, values):
+        viewed = capabilities.viewed(tensor)
+        base = tensor if viewed is None else viewed
+        if base.is_leaf and base.requires_grad:
+            raise specification.error(
+                errors.MutationError,
+                f"`{name}` is {'a leaf' if base is tensor else 'a view of a leaf'} that requires a gradient",
+                argument=name,
+                expected="a tensor that may be written: the gradient of a leaf is that of its first value",
+                hint=f"call it under `torch.no_grad()`, or on `{name}.clone()`",
+            )
+
+
+def refuse_unwritable(specification: Specification, values: Sequence[Any]) -> None:
+    """Refuse to write into tensors that cannot be written, or whose elements share memory.
+
+    Raises:
+        MutationError: If a tensor is an inference tensor outside of inference mode, or is expanded; or if it
+            shares elements with another argument, as far as strides tell.
+        PlacementError: If a tensor is a DTensor.
+    """
+    if dtensors_in(values):
+        raise specification.error(
+            errors.PlacementError,
+            "an operator that writes in place takes no DTensors",
+            argument=", ".join(specification.schema.written),
+            expected="plain tensors",
+            hint=f"call `{specification.short_name}.functional`, which returns the new values",
+        )
+    written = list(written_tensors(specification, values))
+    for name, tensor in written:
+        if tensor.is_inference() and not torch.is_inference_mode_enabled():
+            raise specification.error(
+                errors.MutationError,
+                f"`{name}` was made in inference mode, and is written outside of it",
+                argument=name,
+                expected="a tensor that may be written here",
+                hint=f"call it under `torch.inference_mode()`, or on `{name}.clone()`",
+            )
+        sizes = zip(tensor.shape, tensor.stride(), strict=True)
+        if any(stride == 0 and size != 1 for size, stride in sizes) and tensor.numel() > 0:
+            raise specification.error(
+                errors.MutationError,
+                f"several elements of `{name}` are one in memory",
+                argument=name,
+                expected="a tensor that is not expanded",
+                got=f"shape {list(tensor.shape)}, strides {list(tensor.stride())}",
+                hint=f"call it on `{name}.clone()`",
+            )
+    if not capabilities.recording():
+        _refuse_shared_elements(specification, written, values)
+
+
+def _refuse_shared_elements(
+    specification: Specification, written: Sequence[tuple[str, Tensor]], values: Sequence[Any]
+) -> None:
+    every = list(named_tensors(dict(zip(specification.schema.names, values, strict=True)), label=_label))
+    for name, tensor in written:
+        for label, other in every:
+            if label != name and shares_elements(tensor, other):
+                raise specification.error(
+                    errors.MutationError,
+                    f"`{name}`, which is written, shares elements with `{label}`",
+                    argument=label,
+                    expected="tensors that share no element",
+                    hint=f"call it with `{label}.clone()`",
+                )
+
+
+def shares_elements(one: Tensor, other: Tensor) -> bool:
+    """Return True if two tensors are known to share elements, by torch's own rule for its operations.
+
+    Tensors with gaps between their elements may be interleaved, as `kv.unbind(1)`, and count as apart unless
+    they are the same view.
+    """
+    if not capabilities.shares_memory(one, other) or not (one.numel() and other.numel()):
+        return False
+    if (one.data_ptr(), one.shape, one.stride()) == (other.data_ptr(), other.shape, other.stride()):
+        return True
+    (begin, end), (other_begin, other_end) = _extent(one), _extent(other)
+    dense = end - begin == one.nbytes and other_end - other_begin == other.nbytes
+    return dense and begin < other_end and other_begin < end
+
+
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    """Return the addresses of the first byte, and after the last byte, of a tensor with elements."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    begin = tensor.data_ptr()
+    return begin, begin + (last + 1) * tensor.element_size()

@@ -1,0 +1,402 @@
+"""Operators that write in place do what torch's own do: eagerly, compiled and under transforms."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.func as F
+from torch import Tensor
+
+import opsmith
+from opsmith import errors
+
+GENERATOR = torch.Generator().manual_seed(0)
+CACHE = torch.randn(3, 4, generator=GENERATOR, dtype=torch.float64)
+X = torch.randn(4, generator=GENERATOR, dtype=torch.float64)
+
+
+def decay(cache: Tensor, x: Tensor, by: float = 0.5) -> None:
+    cache.mul_(by).add_(x)
+
+
+def mix(cache: Tensor, x: Tensor) -> Tensor:
+    before = cache.sum()
+    cache.mul_(x).sin_()
+    return before * x
+
+
+def mix_gradients(grad_cache: Tensor, grad: Tensor, cache: Tensor, x: Tensor) -> dict[str, Tensor]:
+    inner = grad_cache * (cache * x).cos()
+    return {"cache": inner * x + (grad * x).sum(), "x": (inner * cache).sum(0) + grad * cache.sum()}
+
+
+def mix_kernel(cache: Tensor, x: Tensor) -> Tensor:
+    made = cache.sum() * x
+    cache.copy_(torch.from_numpy((cache * x).detach().sin().numpy()) if type(cache) is Tensor else cache)
+    return made
+
+
+def declare(name: str, reference: Callable[..., Any], **options: Any) -> Any:
+    return opsmith.operator(f"in_place::{name}", mutates=["cache"], **options)(reference)
+
+
+derived = declare("derived", decay)
+with_formula = declare("with_formula", mix).gradients(mix_gradients)
+with_after = declare("with_after", decay).gradients(
+    cache=lambda grad_cache, by: by * grad_cache, x=lambda grad: grad.sum(0)
+)
+with_kernel = declare("with_kernel", mix).kernel("cpu", mix_kernel)
+with_both = declare("with_both", mix).kernel("cpu", mix_kernel).gradients(mix_gradients)
+OPERATORS = [derived, with_formula, with_after, with_kernel, with_both]
+every_operator = pytest.mark.parametrize("operator", OPERATORS, ids=lambda each: each.name.partition("::")[2])
+
+
+def program(operator: Callable[..., Any]) -> Callable[[Tensor, Tensor], Tensor]:
+    """A function of `cache` and `x` that writes into a tensor of its own, twice, and into a part of it."""
+
+    def run(cache: Tensor, x: Tensor) -> Tensor:
+        own = cache * 2
+        made = operator(own, x)
+        operator(own[1:], x)
+        return (own * own).sum() + (0 if made is None else made.sum())
+
+    return run
+
+
+TRANSFORMS: dict[str, Callable[[Callable[..., Any]], Any]] = {
+    "eager": lambda f: f(CACHE, X),
+    "autograd": lambda f: differentiated(f),
+    "second_order": lambda f: torch.autograd.functional.hessian(f, (CACHE, X)),
+    "grad": lambda f: F.grad(f, (0, 1))(CACHE, X),
+    "vmap": lambda f: F.vmap(f)(torch.stack([CACHE, 2 * CACHE]), torch.stack([X, -X])),
+    "vmap_of_grad": lambda f: F.vmap(F.grad(f))(torch.stack([CACHE, 2 * CACHE]), torch.stack([X, -X])),
+    "jvp": lambda f: F.jvp(f, (CACHE, X), (X * CACHE, X)),
+    "jacfwd": lambda f: F.jacfwd(f)(CACHE, X),
+    "hessian": lambda f: F.hessian(f)(CACHE, X),
+    "checkpoint": lambda f: differentiated(
+        lambda *args: torch.utils.checkpoint.checkpoint(f, *args, use_reentrant=False)
+    ),
+}
+
+
+def differentiated(function: Callable[..., Tensor]) -> Any:
+    inputs = CACHE.clone().requires_grad_(), X.clone().requires_grad_()
+    return torch.autograd.grad(function(*inputs), inputs)
+
+
+@every_operator
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms(operator: Any, name: str) -> None:
+    transform = TRANSFORMS[name]
+    torch.testing.assert_close(transform(program(operator)), transform(program(operator.reference)))
+
+
+def by_functional(operator: Any) -> Callable[[Tensor, Tensor], Tensor]:
+    def run(cache: Tensor, x: Tensor) -> Tensor:
+        found = operator.functional(cache * 2, x)
+        new, *made = found if isinstance(found, tuple) else (found,)
+        total: Tensor = (new * new).sum() + sum(each.sum() for each in made)
+        return total
+
+    return run
+
+
+def once(operator: Callable[..., Any]) -> Callable[[Tensor, Tensor], Tensor]:
+    def run(cache: Tensor, x: Tensor) -> Tensor:
+        own = (cache * 2).expand(*torch.broadcast_shapes(cache.shape, x.shape)).clone()
+        made = operator(own, x)
+        return (own * own).sum() + (0 if made is None else made.sum())
+
+    return run
+
+
+@every_operator
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_functional_form(operator: Any, name: str) -> None:
+    transform = TRANSFORMS[name]
+    torch.testing.assert_close(transform(by_functional(operator)), transform(once(operator.reference)))
+
+
+@every_operator
+def test_a_mapped_value_is_not_written_into_a_tensor_that_is_not_mapped(operator: Any) -> None:
+    with pytest.raises(errors.TransformError) as caught:
+        F.vmap(operator, in_dims=(None, 0))(CACHE.clone(), torch.stack([X, -X]))
+    assert "cannot write a value that `vmap` maps into `cache`" in str(caught.value)
+
+
+def test_functional_form_maps_what_is_written() -> None:
+    mapped = F.vmap(derived.functional, in_dims=(None, 0))(CACHE, torch.stack([X, -X]))
+    torch.testing.assert_close(mapped, torch.stack([CACHE / 2 + X, CACHE / 2 - X]))
+    assert derived.functional(CACHE, X) is not CACHE
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.compile
+@every_operator
+def test_compiled(operator: Any, fresh_compiler: None) -> None:
+    compiled = torch.compile(program(operator), backend="aot_eager", fullgraph=True)
+    for name in ("eager", "autograd"):
+        torch.testing.assert_close(TRANSFORMS[name](compiled), TRANSFORMS[name](program(operator.reference)))
+
+
+@pytest.mark.compile
+@every_operator
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_compiled_code_writes_into_what_it_takes(operator: Any, fresh_compiler: None) -> None:
+    def write(cache: Tensor, x: Tensor) -> Tensor:
+        operator(cache[1:], x)
+        return cache * 3
+
+    compiled = torch.compile(write, backend="aot_eager", fullgraph=True)
+    for function in (compiled, write):
+        cache = CACHE.clone()
+        function(cache, X)
+        expected = CACHE.clone()
+        operator.reference(expected[1:], X)
+        torch.testing.assert_close(cache, expected)
+    leaf, x = CACHE.clone().requires_grad_(), X.clone().requires_grad_()
+    found, expected = (
+        torch.autograd.grad(function(leaf.clone(), x).sum(), (leaf, x)) for function in (compiled, write)
+    )
+    torch.testing.assert_close(found, expected)
+
+
+def test_history_and_versions_are_those_of_an_operation_in_place() -> None:
+    for operator in (derived, with_formula, with_kernel):
+        x = X.clone().requires_grad_()
+        own = CACHE.clone()
+        operator(own, x)
+        assert own.requires_grad
+        assert own.grad_fn is not None
+        saved = x * 1
+        kept = saved.sin().sum()
+        version = saved._version
+        operator(saved[None].expand(1, 4), X)
+        assert saved._version > version
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            kept.backward()
+
+
+def test_a_kernel_that_writes_past_torch_raises_the_version() -> None:
+    operator = declare("past_torch", decay).kernel("cpu", lambda cache, x, by: past_torch(cache, x, by))
+    for context in (torch.enable_grad(), torch.no_grad(), torch.inference_mode()):
+        own = CACHE.clone()
+        before = own._version
+        with context:
+            operator(own, X)
+        assert own._version == before + 1
+        torch.testing.assert_close(own, CACHE / 2 + X)
+
+
+def past_torch(cache: Tensor, x: Tensor, by: float) -> None:
+    cache.detach().numpy()[...] = cache.detach().numpy() * by + x.numpy()
+
+
+def test_tensors_of_inference_mode_are_written_there() -> None:
+    with torch.inference_mode():
+        own = CACHE.clone()
+        with_formula(own, X)
+        expected = CACHE.clone()
+        mix(expected, X)
+        torch.testing.assert_close(own, expected)
+    with pytest.raises(errors.MutationError, match=r"`cache` was made in inference mode"):
+        with_formula(own, X)
+
+
+def refused(call: Callable[[], Any]) -> str:
+    with pytest.raises(errors.MutationError) as caught:
+        call()
+    return str(caught.value).splitlines()[0].partition(": ")[2]
+
+
+def test_what_cannot_be_written_is_refused_before_anything_is_written() -> None:
+    leaf = CACHE.clone().requires_grad_()
+    assert refused(lambda: with_formula(leaf, X)) == "`cache` is a leaf that requires a gradient"
+    assert refused(lambda: with_kernel(leaf[0], X)) == "`cache` is a view of a leaf that requires a gradient"
+    torch.testing.assert_close(leaf.detach(), CACHE)
+    with torch.no_grad():
+        with_formula(leaf, X)
+    row = X.clone()
+    assert refused(lambda: derived(row.expand(3, 4), X)) == "several elements of `cache` are one in memory"
+    assert refused(lambda: derived(row, row)) == "`cache`, which is written, shares elements with `x`"
+    assert refused(lambda: derived(row[:3], row[1:])) == "`cache`, which is written, shares elements with `x`"
+    torch.testing.assert_close(row, X)
+    both = torch.stack([X, X], dim=1)
+    first, second = both.unbind(1)
+    derived(first, second)
+    torch.testing.assert_close(both, torch.stack([1.5 * X, X], dim=1))
+    derived(row[:0], row[0:0])
+
+
+def test_a_write_that_is_not_declared_is_refused() -> None:
+    @opsmith.operator("in_place::undeclared", mutates=["cache"])
+    def undeclared(cache: Tensor, x: Tensor) -> None:
+        cache.add_(x)
+        x.zero_()
+
+    with pytest.raises(errors.MutationError, match="an input that it does not declare") as caught:
+        undeclared(CACHE.clone(), X.clone())
+    assert caught.value.argument == "x"
+    assert caught.value.hint is not None
+    assert 'mutates=("x",)' in caught.value.hint
+
+
+def test_what_is_returned_shares_no_memory() -> None:
+    @opsmith.operator("in_place::returns_alias", mutates=["cache"])
+    def returns_alias(cache: Tensor) -> Tensor:
+        return cache.zero_()[0]
+
+    with pytest.raises(errors.AliasError):
+        returns_alias(CACHE.clone())
+
+    @opsmith.operator("in_place::returns_something", mutates=["cache"])
+    def returns_something(cache: Tensor) -> None:
+        return cache.zero_()  # type: ignore[return-value]
+
+    with pytest.raises(errors.ResultCountError):
+        returns_something(CACHE.clone())
+
+
+def test_lists_and_optional_tensors() -> None:
+    @opsmith.operator("in_place::step", mutates=["parameters", "buffer"])
+    def step(parameters: list[Tensor], slopes: list[Tensor], buffer: Tensor | None, rate: float) -> None:
+        for parameter, slope in zip(parameters, slopes, strict=True):
+            parameter.sub_(rate * slope)
+        if buffer is not None:
+            buffer.add_(1)
+
+    assert str(step.torch_operator._schema) == (
+        "in_place::step(Tensor(a!)[] parameters, Tensor[] slopes, Tensor(b!)? buffer, float rate) -> ()"
+    )
+    parameters, count = [CACHE.clone(), X.clone()], torch.zeros(())
+    step(parameters, [CACHE, X], count, 0.5)
+    torch.testing.assert_close(parameters, [CACHE / 2, X / 2])
+    assert count == 1
+    step(parameters, [CACHE, X], None, 0.5)
+    torch.testing.assert_close(parameters, [torch.zeros(3, 4, dtype=torch.float64), 0 * X])
+    new, kept = step.functional([CACHE, X], [X + CACHE, X], None, 1.0)
+    torch.testing.assert_close(new, [-X.expand(3, 4), 0 * X])
+    assert kept is None
+    gradients = F.grad(lambda x: step.functional([x], [x * x], None, 1.0)[0][0].sum())(X)
+    torch.testing.assert_close(gradients, 1 - 2 * X)
+
+
+def test_autocast_never_casts_what_is_written() -> None:
+    own = CACHE.float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with_formula(own, X.float())
+    assert own.dtype is torch.float32
+    expected = CACHE.float()
+    mix(expected, X.float())
+    torch.testing.assert_close(own, expected)
+
+
+def test_handles() -> None:
+    assert pickle.loads(pickle.dumps(derived.functional)) is derived.functional
+    assert derived.functional.functional is derived.functional
+    assert str(derived.torch_operator._schema) == (
+        "in_place::derived(Tensor(a!) cache, Tensor x, float by=0.5) -> ()"
+    )
+    with pytest.raises(errors.UsageError, match="has no parts of its own"):
+        derived.functional.gradients(cache=lambda grad: grad)
+    changing = declare("changing", decay)
+    form = changing.functional
+    changing.gradients(cache=lambda grad: 7 * grad)
+    assert changing.functional is form
+    gradient = F.grad(lambda cache: form(cache, X).sum())(CACHE)
+    torch.testing.assert_close(gradient, torch.full_like(CACHE, 7))
+
+
+@pytest.mark.parametrize("name", ["missing", "by"])
+def test_only_tensors_are_written(name: str) -> None:
+    with pytest.raises(errors.UnknownInputError, match=f"cannot write into `{name}`"):
+        opsmith.operator("in_place::bad", mutates=[name])(decay)
+
+
+def test_explained() -> None:
+    found = with_formula.explain(CACHE, X)
+    assert found.saved == ("cache", "x")
+    assert found.copies == ("`cache`: the backward needs its value before the call",)
+
+
+def test_a_notebook_cell_that_is_run_again_changes_the_kind() -> None:
+    sources = {
+        "def op(x: Tensor) -> None:\n    x.add_(1)\n": ["x"],
+        "def op(x: Tensor) -> Tensor:\n    return x + 2\n": [],
+    }
+    handle: Any = None
+    for _ in range(2):
+        for source, mutates in sources.items():
+            names: dict[str, Any] = {"Tensor": Tensor, "__name__": __name__}
+            exec(source, names)
+            handle = opsmith.operator("in_place::cell", mutates=mutates)(names["op"])
+            x = torch.zeros(2)
+            made = handle(x)
+            assert (made is None) == bool(mutates)
+            assert x.tolist() == ([1, 1] if mutates else [0, 0])
+            assert handle.functional(torch.zeros(2)).tolist() == ([1, 1] if mutates else [2, 2])
+
+
+def test_a_kernel_from_source_is_refused() -> None:
+    with pytest.raises(errors.UsageError, match="a kernel from source cannot write in place yet"):
+        declare("from_source", decay).kernel("cpu", cpp="void from_source() {}")
+
+
+def test_what_is_written_is_checked_as_a_result() -> None:
+    def doubles(cache: Tensor, x: Tensor, by: float) -> None:
+        cache.mul_(2 * by).add_(x)
+
+    wrong = declare("wrong_kernel", decay).kernel("cpu", doubles)
+    report = opsmith.check(wrong, samples=[(CACHE, X)], effort="quick", only=["forward", "gradient"])
+    assert {(each.property, each.input, each.cause) for each in report.failures} >= {
+        ("forward", "result_cache", "kernel-mismatch")
+    }
+    right = opsmith.check(with_formula, samples=[(CACHE, X)], effort="quick")
+    assert right.passed, str(right)
+    assert not right.failures
+    assert opsmith.find_operator(right.operator) is with_formula.functional
+
+
+def test_a_benchmark_is_refused_and_the_functional_form_is_measured() -> None:
+    with pytest.raises(errors.UsageError, match="cannot be benchmarked yet") as caught:
+        opsmith.benchmark(with_formula, samples=[(CACHE, X)])
+    assert caught.value.hint == "benchmark `with_formula.functional`"
+
+
+class Writes(torch.nn.Module):
+    def __init__(self, functional: bool) -> None:
+        super().__init__()
+        self.functional = functional
+
+    def forward(self, cache: Tensor, x: Tensor) -> Tensor:
+        own = cache * 1
+        if self.functional:
+            made: Tensor = derived.functional(own, x)
+            return made
+        derived(own, x)
+        return own
+
+
+@pytest.mark.compile
+def test_exports(tmp_path: Path) -> None:
+    program = torch.export.export(Writes(functional=False), (CACHE, X))
+    called = [node.target for node in program.graph.nodes if node.op == "call_function"]
+    assert derived.torch_operator in called
+    torch.testing.assert_close(program.module()(CACHE, X), CACHE / 2 + X)
+    file = tmp_path / "model.onnx"
+    with pytest.raises(errors.ExportError, match="that writes into its arguments") as caught:
+        opsmith.export_onnx(Writes(functional=False).eval(), (CACHE, X), file)
+    assert "`op.functional`" in (caught.value.hint or "")
+    opsmith.export_onnx(Writes(functional=True).eval(), (CACHE.float(), X.float()), file)
+    assert file.exists()
