@@ -63,12 +63,24 @@ def shares_a_fixture(item: pytest.Item) -> bool:
     )
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def thin_out(items: list[pytest.Item]) -> None:
+    """Mark the cases of a long matrix as slow, but for each n-th, as its marker `every` says."""
+    cases: dict[str, int] = {}
+    for item in items:
+        marker = item.get_closest_marker("every")
+        function = item.nodeid.partition("[")[0]
+        if marker is not None and cases.setdefault(function, 0) % marker.args[0]:
+            item.add_marker(pytest.mark.slow)
+        cases[function] = cases.get(function, 0) + 1
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups, and before `-m` selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep in one process what needs a warm-up, and what shares a module's fixture.
 
     The first compile takes 15 seconds, the first export 5.
     """
+    thin_out(items)
     for item in items:
         path = item.path.relative_to(HERE).as_posix()
         if path.startswith("docs/") or item.get_closest_marker("xdist_group"):

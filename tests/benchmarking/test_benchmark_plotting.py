@@ -71,6 +71,7 @@ def test_the_roofs_are_the_ceilings_that_were_measured() -> None:
     assert list(roofs["matrices, float32: 100 GFLOP/s"][1]) == [1e11, 1e11]
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("picture", PICTURES)
 @pytest.mark.parametrize("name", ["_by_hand", r"$\bad$", "a$b$", "<b>&"])
 def test_every_baseline_is_in_the_legend_by_its_name(picture: str, name: str) -> None:

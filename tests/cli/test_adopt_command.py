@@ -169,6 +169,7 @@ def test_json_is_one_object_and_nothing_else(opsmith: Run, write: Write) -> None
     assert by_name["gradient"]["failures"][0]["cause"] == "scale"
 
 
+@pytest.mark.slow
 def test_verbose_shows_the_whole_check(opsmith: Run, write: Write) -> None:
     done = opsmith("adopt", str(write(WRONG)), "-v")
     assert "FAILED: gradient" in done.stdout

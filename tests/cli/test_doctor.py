@@ -184,6 +184,7 @@ def test_nothing_missing_is_said(opsmith: Run, monkeypatch: pytest.MonkeyPatch) 
     assert "works here, and nothing is missing" in opsmith("doctor").stdout
 
 
+@pytest.mark.slow
 def test_capabilities_are_listed_with_what_is_on(opsmith: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPSMITH_CONSERVATIVE", raising=False)
     rows = json.loads(opsmith("doctor", "--json").stdout)["capabilities"]

@@ -73,6 +73,7 @@ def test_options_are_named(
     assert hidden not in done.stderr
 
 
+@pytest.mark.slow
 def test_remarks_of_a_benchmark_name_options(opsmith: Run, write: Write) -> None:
     done = opsmith(
         "benchmark", f"{write(SOURCE)}:twice", "--quick", "--no-compiled", "--direction", "forward"

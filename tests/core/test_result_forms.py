@@ -139,6 +139,7 @@ def test_transforms(form: str, n: int, way: str, name: str) -> None:
         assert_close(transform(loss(operator))(batch[0:1]), transform(loss(reference))(batch[0:1]))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("form", FORMS)
 def test_schema_and_check(form: str, name: str) -> None:
     operator = declared(name, form, "formulas")

@@ -135,6 +135,7 @@ def beside(everything: Made) -> list[tuple[dict[str, Tensor], dict[str, Tensor],
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_an_operator_in_one_file_with_all_others(everything: Made, beside: Any, name: str) -> None:
     body = everything.export.body

@@ -174,6 +174,7 @@ def kept(turn: Callable[[int], object], count: int) -> int:
     return len(gc.get_objects()) - before
 
 
+@pytest.mark.slow
 def test_a_reload_keeps_no_object_for_a_text_that_was_loaded_before(tmp_path: Path) -> None:
     file = tmp_path / "value.cpp"
     file.write_text(TEMPLATE.format(0))
@@ -190,6 +191,7 @@ def test_a_reload_keeps_no_object_for_a_text_that_was_loaded_before(tmp_path: Pa
     assert kept(turn, 60) < 30, "half an object a reload: caches of Python and torch that do not grow"
 
 
+@pytest.mark.slow
 def test_a_reload_keeps_few_objects_for_a_new_text(tmp_path: Path) -> None:
     file = tmp_path / "value.cpp"
     file.write_text(TEMPLATE.format(-1))
@@ -207,6 +209,7 @@ def test_a_reload_keeps_few_objects_for_a_new_text(tmp_path: Path) -> None:
     assert objects <= 22 * texts, objects / texts
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("route", ["handle", "overload"])
 def test_no_fast_path_of_before_is_installed_while_another_thread_reloads(
     route: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -206,6 +206,7 @@ def stages(name: str) -> Any:
     return calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize(
     "dtype", [torch.float32, *(pytest.param(each, marks=pytest.mark.slow) for each in OTHER_DTYPES)], ids=str

@@ -181,6 +181,7 @@ each_dtype = pytest.mark.parametrize(
 @example(case=Case(1, 1, 16, (5, 2000), (3, 3), padding=(9, 1)))  # bands of which no tap lies on the image
 @example(case=Case(1, 2, 16, (7, 9), (7, 9), (10**9, 10**9)))  # steps that are never taken
 @example(case=Case(1, 2, 3, (7, 9), (1, 1), (2, 1), (0, 0), (10**9, 10**9)))
+@pytest.mark.every(4)
 def test_random_cases(case: Case, dtype: torch.dtype) -> None:
     hold(case, dtype)
 

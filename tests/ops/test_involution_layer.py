@@ -96,6 +96,7 @@ def test_true_counts_nothing(argument: str) -> None:
         Involution2d(**{"channels": 16, argument: True})
 
 
+@pytest.mark.slow
 @pytest.mark.compile
 @pytest.mark.parametrize(
     ("dynamic", "backend"),

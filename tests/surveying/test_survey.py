@@ -121,6 +121,7 @@ def run(line: str | None, module: ModuleType, space: str, **filled: Any) -> opsm
     return names[line.partition(" =")[0]]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", ["GradReverse", "TopK", "Embed", "Outer.Inner"])
 def test_the_line_can_be_copied(name: str) -> None:
     found = of(name)

@@ -56,6 +56,7 @@ def around(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda x, weight: torch.relu(function(x * 0.5, weight) + 1)
 
 
+@pytest.mark.every(2)
 def test_static(variant: Operator, reference: Any) -> None:
     inputs = make_inputs(3, 2)
     function = compiled(around(variant), dynamic=False)

@@ -161,6 +161,7 @@ def test_doctor_lists_it(name: str) -> None:
     assert row["why"].split(":")[0] in ("AttributeError", "ImportError")
 
 
+@pytest.mark.slow
 def test_conservative_turns_off_what_has_another_way_and_warns_of_nothing() -> None:
     program = (
         "import torch, opsmith\nfrom opsmith.torch_library import capabilities\n"
@@ -170,6 +171,7 @@ def test_conservative_turns_off_what_has_another_way_and_warns_of_nothing() -> N
     assert (done.returncode, done.stdout, done.stderr) == (0, "['dispatch']\n", "")
 
 
+@pytest.mark.slow
 def test_conservative_loads_torch_s_rules_of_forward_mode_only_for_it() -> None:
     """torch 2.15 warns of its own names when it loads them; a gradient alone must not make it."""
     program = (

@@ -22,12 +22,14 @@ def torture(mode: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_of_sixteen_processes_one_builds_each_and_the_others_wait() -> None:
     found = torture("together")
     assert found["statuses"] == [0] * 16
     assert sorted(found["builds"]) == [str(key) for key in range(6)]
 
 
+@pytest.mark.slow
 def test_after_a_kill_at_any_moment_everything_is_right() -> None:
     found = torture("killed")
     assert found["killed"] == 50

@@ -41,6 +41,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, Any]:
     return out, said.getvalue(), result
 
 
+@pytest.mark.slow
 def test_both_read_every_image_alike(ran: tuple[Path, str, Any]) -> None:
     out, said, result = ran
     assert result.passed

@@ -35,6 +35,7 @@ def _forgotten() -> Any:
     torch.compiler.reset()
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "subject", [s for s in SUBJECTS if s.name not in COMPILED_THERE], ids=lambda subject: subject.name
 )

@@ -65,6 +65,7 @@ def falling(x: Tensor) -> Tensor:
     return torch.stack([at(place) for place in range(count)])
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("seed", range(12))
 def test_what_bends_nearby_is_no_staircase(seed: int) -> None:
     """Quotients over coarse steps agree by chance, and differ from those over finer ones."""
@@ -144,6 +145,7 @@ ROUNDED: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor],
 }
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("name", ROUNDED)
 def test_what_computes_in_less_is_held_to_less(name: str, seed: int) -> None:

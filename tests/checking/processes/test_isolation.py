@@ -310,6 +310,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.slow
 def test_once_autograd_has_threads_isolation_is_refused() -> None:
     """torch starts them for a backward within 60 others, and computes no gradient in a fork after that."""
     done = subprocess.run([sys.executable, "-c", THREADED], capture_output=True, text=True)

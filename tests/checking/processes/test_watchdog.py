@@ -80,6 +80,7 @@ class EndlessInOneLayout(Twice):
         return grad * 2
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("endless", [EndlessForward, WaitingForItself])
 @pytest.mark.parametrize("isolate", [False, 60])
 def test_a_forward_that_never_returns_is_the_only_finding(endless: Any, isolate: Any) -> None:
@@ -93,6 +94,7 @@ def test_a_forward_that_never_returns_is_the_only_finding(endless: Any, isolate:
     assert {each.status for each in report.outcomes if each.property != "forward"} == {"skipped"}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("isolate", [False, 60])
 def test_after_two_hangs_nothing_else_runs(isolate: Any) -> None:
     report = opsmith.check(EndlessBackward, samples=X, effort="quick", isolate=isolate, only=FAST)
@@ -166,7 +168,7 @@ class Building(Twice):
         return x * 2
 
 
-@pytest.mark.parametrize("right", [Slow, Building])
+@pytest.mark.parametrize("right", [pytest.param(Slow, marks=pytest.mark.slow), Building])
 def test_a_slow_call_is_no_hang(right: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "FIRST_S", 0.2)
     monkeypatch.setattr(watchdog, "LATER_S", 0.05)
@@ -216,6 +218,7 @@ def blocked(end: threading.Event) -> None:
     end.wait()
 
 
+@pytest.mark.slow
 def test_what_cannot_be_stopped_is_given_up() -> None:
     """Python interrupts a wait in the main thread alone."""
     given_up: list[float] = []
@@ -249,6 +252,7 @@ def test_the_signal_is_handled_in_the_region_alone_and_left_to_others() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
+@pytest.mark.slow
 def test_the_interpreter_switches_threads_as_before() -> None:
     before = sys.getswitchinterval()
     with pytest.raises(EndlessCallError), Watchdog([blocked.__code__]):

@@ -103,6 +103,7 @@ def found(operator: Any, samples: Any = None, effort: Any = "default") -> Any:
     return next(outcome for outcome in report.outcomes if outcome.property == "layouts")
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_right_operator_is_right_in_every_layout(name: str) -> None:
     outcome = found(RIGHT[name])

@@ -68,6 +68,7 @@ RIGHT: dict[str, tuple[Callable[[Tensor], Tensor], Formula | None]] = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("effort", ["quick", "default"])
 @pytest.mark.parametrize("name", RIGHT)
 def test_what_is_right_passes(name: str, effort: Any) -> None:

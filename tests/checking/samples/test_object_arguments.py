@@ -232,6 +232,7 @@ def test_a_graph_that_is_lost_where_a_module_is_frozen_is_found() -> None:
     assert "where `weight` of `run` requires no gradient: there is none (None)" in failure.message
 
 
+@pytest.mark.slow
 def test_a_module_with_a_sparse_buffer_is_checked() -> None:
     module = Graph(torch.eye(4).to_sparse())
     found = opsmith.check(Applied, samples=[(X, module)], skip=["second_order", "integration"])
@@ -250,6 +251,7 @@ def test_a_module_with_a_sparse_tensor_that_torch_does_not_copy_is_not_cast(make
     assert "it takes float32 and not float64" in found.failures[0].message
 
 
+@pytest.mark.slow
 def test_a_write_into_a_sparse_tensor_of_a_module_is_found() -> None:
     found = check(WritesIntoMatrix, X, Graph(torch.eye(4).to_sparse()).eval())
     assert ("effects", "mutates-input", "error") in faults(found), str(found)

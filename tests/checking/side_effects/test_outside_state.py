@@ -139,6 +139,7 @@ def test_statistics_that_nothing_uses_are_a_side_effect(function_class: type[Fun
     assert "of the module" in found.failures[0].message
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "function_class",
     [Centres, CentresByClass, CentresByDict, CentresByModule, WarmsUp],

@@ -127,6 +127,7 @@ def found(report: opsmith.Report) -> set[tuple[str, str | None, str]]:
     return {(each.property, each.input, each.cause) for each in report.failures}
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("wrong", [NoisyAndWrong, ByPython, undeclared])
 def test_undeclared_randomness_hides_no_wrong_gradient(wrong: Any) -> None:
     state = torch.get_rng_state()
@@ -138,6 +139,7 @@ def test_undeclared_randomness_hides_no_wrong_gradient(wrong: Any) -> None:
     assert torch.equal(state, torch.get_rng_state())
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("drawing", [noise, drawn_by_numpy, Noisy])
 def test_other_numbers_of_a_second_run_follow_from_undeclared_randomness(drawing: Any) -> None:
     report = opsmith.check(drawing, samples=[(X, WEIGHT)], effort="quick")
@@ -157,6 +159,7 @@ def randomness_of(drawing: Any) -> str:
     return report.failures[0].message
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("isolate", [False, 60])
 def test_a_buffer_that_changes_hides_no_wrong_gradient(isolate: Any) -> None:
     report = check(RunningAndWrong, X, WEIGHT, torch.zeros(4), isolate=isolate)

@@ -18,6 +18,7 @@ FLAGS = ("-std=c++17", "-O1", "-pthread", "-no-pie", "-Wl,--unresolved-symbols=i
 FORKS = 20
 
 
+@pytest.mark.slow
 def test_a_child_does_not_wait_for_a_thread_that_reads_plans(tmp_path: Path) -> None:
     program = tmp_path / "forked_calls"
     command = [*find_toolchain().command, *FLAGS, f"-I{HEADER.parent}", str(PROGRAM), "-o", str(program)]
