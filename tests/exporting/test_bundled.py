@@ -101,7 +101,7 @@ def _flat(tensors: Mapping[str, tuple[Tensor, ...]]) -> list[Tensor]:
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(each, marks=() if each == "function" else pytest.mark.slow) for each in BODIES],
+    params=BODIES,
 )
 def everything(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
     """All bundled operators in one file."""
@@ -153,6 +153,7 @@ def test_an_operator_in_one_file_with_all_others(everything: Made, beside: Any, 
             assert off([evaluated[name]], want[name]) <= LARGEST
 
 
+@pytest.mark.slow
 def test_one_file_with_all_operators_is_valid(everything: Made) -> None:
     onnx.checker.check_model(everything.model, full_check=True)
     shapes = everything.shapes()
@@ -184,6 +185,7 @@ def test_an_operator_alone(export: Exported, name: str, body: str) -> None:
             assert off(made.in_evaluator(*given), want) <= LARGEST
 
 
+@pytest.mark.slow
 def test_attributes_of_involution_are_whole_numbers_on_the_node(everything: Made) -> None:
     for node in everything.of("opsmith::involution"):
         assert list(node.input) == ["tensors_involution_0", "tensors_involution_1"]
