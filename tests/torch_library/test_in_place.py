@@ -52,7 +52,28 @@ with_after = declare("with_after", decay).gradients(
 )
 with_kernel = declare("with_kernel", mix).kernel("cpu", mix_kernel)
 with_both = declare("with_both", mix).kernel("cpu", mix_kernel).gradients(mix_gradients)
-OPERATORS = [derived, with_formula, with_after, with_kernel, with_both]
+MIX = """
+template <class T>
+void {name}(View<T, 2> cache, View<const T, 1> x, View<T, 1> made) {{
+  T before = 0;
+  for (int64_t i = 0; i < cache.size(0); i++)
+    for (int64_t j = 0; j < cache.size(1); j++) {{
+      before += cache(i, j);
+      cache(i, j) = std::sin(cache(i, j) * x(j));
+    }}
+  for (int64_t j = 0; j < x.size(0); j++) made(j) = before * x(j);
+}}
+"""
+
+
+def in_cpp(operator: Any) -> Any:
+    text = "#include <cmath>\n" + MIX.format(name=operator.name.partition("::")[2])
+    return operator.kernel("cpu", cpp=text)
+
+
+with_cpp = in_cpp(declare("with_cpp", mix))
+cpp_and_formula = in_cpp(declare("cpp_and_formula", mix)).gradients(mix_gradients)
+OPERATORS = [derived, with_formula, with_after, with_kernel, with_both, with_cpp, cpp_and_formula]
 every_operator = pytest.mark.parametrize("operator", OPERATORS, ids=lambda each: each.name.partition("::")[2])
 
 
@@ -232,6 +253,16 @@ def test_what_cannot_be_written_is_refused_before_anything_is_written() -> None:
     assert refused(lambda: derived(row, row)) == "`cache`, which is written, shares elements with `x`"
     assert refused(lambda: derived(row[:3], row[1:])) == "`cache`, which is written, shares elements with `x`"
     torch.testing.assert_close(row, X)
+    numbers = torch.complex(X, X)
+    for context in (torch.no_grad, torch.inference_mode):
+        with context():
+            negated, conjugate = numbers.conj().imag, numbers.conj()
+            assert refused(lambda: derived(negated, X)).startswith("`cache` is a negated view")  # noqa: B023
+            assert refused(lambda: derived(conjugate, X)).startswith("`cache` is a conjugate view")  # noqa: B023
+            own = torch.zeros_like(X)
+            derived(own, negated)
+            torch.testing.assert_close(own, -X)
+    torch.testing.assert_close(numbers, torch.complex(X, X))
     both = torch.stack([X, X], dim=1)
     first, second = both.unbind(1)
     derived(first, second)
@@ -348,9 +379,11 @@ def test_a_notebook_cell_that_is_run_again_changes_the_kind() -> None:
             assert handle.functional(torch.zeros(2)).tolist() == ([1, 1] if mutates else [2, 2])
 
 
-def test_a_kernel_from_source_is_refused() -> None:
-    with pytest.raises(errors.UsageError, match="a kernel from source cannot write in place yet"):
-        declare("from_source", decay).kernel("cpu", cpp="void from_source() {}")
+def test_a_kernel_for_a_gpu_is_refused() -> None:
+    with pytest.raises(
+        errors.UsageError, match="a kernel in CUDA C\\+\\+ or Triton cannot write in place yet"
+    ):
+        declare("from_source", decay).kernel("cuda", cuda="__global__ void from_source() {}", grid=1)
 
 
 def test_what_is_written_is_checked_as_a_result() -> None:

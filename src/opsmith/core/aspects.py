@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
 from os import PathLike
-from typing import Any, Self, TypeVar, Unpack, overload
+from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
 from opsmith import errors
 from opsmith.core.call_arguments import check_attached, shown
@@ -210,7 +210,15 @@ class Aspects:
     def kernel(self, device: str, function: Callable[..., Any], /, *, dtypes: Any = None) -> Self: ...
     @overload
     def kernel(
-        self, device: str, /, *, cpp: str, entry: str | None = None, dtypes: Any = None, strict: bool = False
+        self,
+        device: str,
+        /,
+        *,
+        cpp: str,
+        entry: str | None = None,
+        dtypes: Any = None,
+        strict: bool = False,
+        copies: Literal["allowed"] = ...,
     ) -> Self: ...
     @overload
     def kernel(
@@ -222,6 +230,7 @@ class Aspects:
         entry: str | None = None,
         dtypes: Any = None,
         strict: bool = False,
+        copies: Literal["allowed"] = ...,
     ) -> Self: ...
     @overload
     def kernel(self, device: str, /, **options: Unpack[CudaOptions]) -> Self: ...
@@ -252,7 +261,8 @@ class Aspects:
             entry: Name of the function in C++; by default the operator's own.
             strict: True if it is an error that the kernel cannot be built here.
             **options: A kernel in CUDA C++ or Triton, and how it is launched: see `CudaOptions` and
-                `TritonOptions`.
+                `TritonOptions`. `copies="allowed"`, in each language: what it writes in place may be copied
+                into a layout that it takes, and back; without it the kernel does not take such calls.
 
         Raises:
             DeviceNameError: If torch knows no such device type.
@@ -271,14 +281,6 @@ class Aspects:
             raise self._own_stays("kernels", "register it with `torch.library.impl`")
         chosen = None if dtypes is None else dtypes_of(dtypes, self.name)
         if not (cpp is cpp_file is entry is None and not strict and not options):
-            if self._specification.schema.written:
-                raise self._specification.error(
-                    errors.UsageError,
-                    "a kernel from source cannot write in place yet",
-                    argument=", ".join(self._specification.schema.written),
-                    expected="a kernel in Python",
-                    hint="give a function that calls what you have built",
-                )
             frame = inspect.currentframe()
             with errors.about(self.name):
                 built = feature_function("build_kernel")(

@@ -52,11 +52,7 @@ def on_copies(
 
     @functools.wraps(wrapped or function)
     def functional(*args: Any, **kwargs: Any) -> Any:
-        given = schema.call_values(args, kwargs)
-        values = [
-            copied(value) if argument.alias else value
-            for argument, value in zip(schema.arguments, given, strict=True)
-        ]
+        values = copies_of_written(schema, schema.call_values(args, kwargs))
         positional, named = schema.split(values)
         returned = function(*positional, **named)
         results = all_results(schema, values, returned)
@@ -71,7 +67,13 @@ def all_results(schema: Schema, values: Sequence[Any], returned: Any) -> tuple[A
     return (*new, *(() if returned is None else returned if isinstance(returned, tuple) else (returned,)))
 
 
-def copied(value: Any) -> Any:
+def copies_of_written(schema: Schema, values: Sequence[Any]) -> list[Any]:
+    """Return argument values, those that an in-place operator writes into as copies."""
+    pairs = zip(schema.arguments, values, strict=True)
+    return [_copied(value) if argument.alias else value for argument, value in pairs]
+
+
+def _copied(value: Any) -> Any:
     """Return a copy of a tensor, or of the tensors of a list."""
     if isinstance(value, Tensor):
         return value.clone()

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypedDict, TypeVar
 
 import torch
 
@@ -37,6 +37,7 @@ class CudaOptions(TypedDict, total=False):
         constants: Integer parameters of its template, by name; from sizes that change in few calls.
         max_spills: Bytes that it may spill at most, checked by `check` and `opsmith compile`.
         max_registers: Registers of a thread at most.
+        copies: `"allowed"` if what it writes in place may be copied into its layout, and back.
     """
 
     cuda: str
@@ -50,6 +51,7 @@ class CudaOptions(TypedDict, total=False):
     constants: Mapping[str, LaunchValue]
     max_spills: int
     max_registers: int
+    copies: Literal["allowed"]
 
 
 CUDA_SOURCES = ("cuda", "cuda_file")
@@ -67,6 +69,7 @@ class TritonOptions(TypedDict, total=False):
         layouts: Tensors that must be `channels-last`, or `contiguous` although it takes their strides.
         dtypes: dtypes of floating tensors that it takes; float16, bfloat16 and float32 by default.
         strict: True if it is an error that Triton is missing.
+        copies: `"allowed"` if what it writes in place may be copied into its layout, and back.
     """
 
     triton: Callable[..., Any]
@@ -75,6 +78,7 @@ class TritonOptions(TypedDict, total=False):
     layouts: Mapping[str, str]
     dtypes: Any
     strict: bool
+    copies: Literal["allowed"]
 
 
 TRITON_LAUNCH_OPTIONS = ("grid", "constants", "layouts")
@@ -108,6 +112,8 @@ class BuiltKernel(errors.ErrorSubject, ABC, Generic[S]):
         read: Reads the source: now, and again at each `reload`.
         strict: True if a missing compiler, or a call that the kernel does not take, is an error. Otherwise
             the reference runs.
+        copies_back: True if an argument that it writes may be copied into a layout that it takes, and back.
+            Otherwise the kernel does not take such a call.
 
     Attributes:
         operator: The operator that the kernel computes.
@@ -122,10 +128,17 @@ class BuiltKernel(errors.ErrorSubject, ABC, Generic[S]):
     pure = False
     traced: Callable[..., Any] | None = None
 
-    def __init__(self, operator: Operator[..., Any], read: Callable[[], S], *, strict: bool) -> None:
+    def __init__(
+        self,
+        operator: Operator[..., Any],
+        read: Callable[[], S],
+        *,
+        strict: bool,
+        copies_back: bool = False,
+    ) -> None:
         self.operator = operator
         self.source = read()
-        self.strict = strict
+        self.strict, self.copies_back = strict, copies_back
         self.__name__ = operator.specification.short_name
         self._read = read
         self._lock = lock_of(self, "_lock")

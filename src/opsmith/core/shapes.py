@@ -184,7 +184,8 @@ def read_shapes(text: Any, schema: Schema) -> Shapes:
                 repr(entry),
             )
         arguments[name] = _dims(rest, refuse)
-    entries = [part.strip() for part in returned.split(",")]
+    # An operator that only writes in place returns nothing: `x: B M ->`.
+    entries = [part.strip() for part in returned.split(",")] if schema.results or returned.strip() else []
     results = tuple(_dims(_unnamed(entry), refuse) for entry in entries)
     if len(results) not in (len(schema.results), len(schema.visible)):
         raise refuse("gives each result its dimensions", f"write {len(schema.results)} after `->`", returned)

@@ -72,7 +72,15 @@ def build_kernel(
             else "give each kernel by a call of `op.kernel(...)` of its own",
         )
     declared = None if frame is None else frame.f_code.co_filename
-    declaration = _Declaration(operator, device, entry, declared, dtypes, options, strict)
+    copies_back = _allows_copies(operator, options.pop("copies", None))
+    declaration = _Declaration(operator, device, entry, declared, dtypes, options, strict, copies_back)
+    if operator.specification.schema.written and cpp is None and cpp_file is None:
+        raise errors.UsageError(
+            "a kernel in CUDA C++ or Triton cannot write in place yet",
+            argument=", ".join(operator.specification.schema.written),
+            expected="a kernel in C++ or Python",
+            hint="give a function that calls what you have built",
+        )
     if triton is not None:
         return _triton_kernel(declaration, triton)
     if cuda is not None or cuda_file is not None:
@@ -91,6 +99,7 @@ class _Declaration:
     dtypes: Iterable[torch.dtype] | None
     options: Mapping[str, Any]
     strict: bool
+    copies_back: bool
 
     def check_device(self, language: str, wanted: str, argument: str, reason: str) -> None:
         """Refuse another device than the language's."""
@@ -129,6 +138,28 @@ class _Declaration:
         return tuple(dtype for dtype in known if dtype in set(self.dtypes))
 
 
+def _allows_copies(operator: Operator[..., Any], copies: Any) -> bool:
+    if copies is None:
+        return False
+    if copies != "allowed":
+        raise errors.UsageError(
+            "`copies=` of a kernel has one value",
+            argument="copies",
+            expected='`copies="allowed"`',
+            got=repr(copies),
+            hint="leave it out, and the kernel does not take what it would have to copy back",
+        )
+    if not operator.specification.schema.written:
+        raise errors.UsageError(
+            "`copies=` is given for an operator that writes into no argument",
+            argument="copies",
+            expected="an operator with `mutates=`",
+            got=repr(copies),
+            hint="leave it out: what is only read is copied where a kernel needs it",
+        )
+    return True
+
+
 def _cpp_kernel(
     declaration: _Declaration, cpp: str | None, cpp_file: str | PathLike[str] | None
 ) -> BuiltKernel[Any]:
@@ -149,7 +180,7 @@ def _cpp_kernel(
             raise _not_a_template(source, "C++", "void")
         return source
 
-    return CppKernel(operator, read, dtypes, strict=declaration.strict)
+    return CppKernel(operator, read, dtypes, strict=declaration.strict, copies_back=declaration.copies_back)
 
 
 def _cuda_kernel(

@@ -12,10 +12,10 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.core.backward_plan import runs_ordinary
 from opsmith.core.call_arguments import tensors_in
-from opsmith.core.functional_form import all_results, copied, functional_form
+from opsmith.core.functional_form import all_results, copies_of_written, functional_form
 from opsmith.core.operator import FunctionalOperator, Operator
 from opsmith.core.specification import Specification
-from opsmith.core.tensors import named_tensors
+from opsmith.core.tensors import map_tensors, named_tensors
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.node import (
     LEADING_ARGUMENTS,
@@ -29,6 +29,10 @@ from opsmith.torch_library.compilation import EAGER
 from opsmith.torch_library.distributed import dtensors_in
 from opsmith.torch_library.flattening import ArgumentFlattening, Flat
 from opsmith.torch_library.registration import DispatcherRegistration
+
+BITS = ("Conjugate", "Negative")
+"""Dispatch keys of views whose memory holds other numbers. Torch's kernel there takes operators that return
+what they write."""
 
 
 class InPlaceRegistration(DispatcherRegistration):
@@ -95,6 +99,18 @@ class InPlaceRegistration(DispatcherRegistration):
         lowered, named = (args, kwargs) if lowering is None else lowering.call(args, kwargs)
         return self.full_overload(*lowered, **named)
 
+    def _define(self, name: str, *, hidden: bool) -> Any:
+        overload = super()._define(name, hidden=hidden)
+
+        def resolved(*args: Any, **kwargs: Any) -> Any:
+            self._values(args, kwargs)  # refuses what is written
+            named = zip(kwargs, map_tensors(_resolved, list(kwargs.values())), strict=True)
+            return overload(*map_tensors(_resolved, args), **dict(named))
+
+        for key in BITS:
+            self._library.impl(name, resolved, key)
+        return overload
+
     def _values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         values = super()._values(args, kwargs)
         refuse_unwritable(self.specification, values)
@@ -146,9 +162,8 @@ class InPlaceRegistration(DispatcherRegistration):
     def _copied_back(self, values: list[Any]) -> tuple[Any, ...]:
         """Compute the functional form, and copy the new values back by torch's own operation."""
         specification, registration = self.specification, self.form_registration
-        pairs = zip(specification.schema.arguments, values, strict=True)
-        before = [copied(value) if argument.alias else value for argument, value in pairs]
-        args, kwargs = self.form.schema.dispatched(before)  # its backward may keep what is written over
+        before = copies_of_written(specification.schema, values)  # a backward may keep what is written over
+        args, kwargs = self.form.schema.dispatched(before)
         found = registration.full_overload(*args, **kwargs)
         results = list(found) if isinstance(found, tuple) else [found]
         new = tensors_in(results[: len(specification.schema.written)])
@@ -233,6 +248,10 @@ class InPlaceNode(OperatorNode):
         return results
 
 
+def _resolved(tensor: Tensor) -> Tensor:
+    return tensor.resolve_conj().resolve_neg()
+
+
 def written_tensors(specification: Specification, values: Sequence[Any]) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors that a call writes into, each with the name of its argument."""
     schema = specification.schema
@@ -269,8 +288,8 @@ def refuse_unwritable(specification: Specification, values: Sequence[Any]) -> No
     """Refuse to write into tensors that cannot be written, or whose elements share memory.
 
     Raises:
-        MutationError: If a tensor is an inference tensor outside of inference mode, or is expanded; or if it
-            shares elements with another argument, as far as strides tell.
+        MutationError: If a tensor is an inference tensor outside of inference mode, is expanded, or has other
+            numbers in memory; or if it shares elements with another argument, as far as strides tell.
         PlacementError: If a tensor is a DTensor.
     """
     if dtensors_in(values):
@@ -290,6 +309,14 @@ def refuse_unwritable(specification: Specification, values: Sequence[Any]) -> No
                 argument=name,
                 expected="a tensor that may be written here",
                 hint=f"call it under `torch.inference_mode()`, or on `{name}.clone()`",
+            )
+        if tensor.is_neg() or tensor.is_conj():
+            raise specification.error(
+                errors.MutationError,
+                f"`{name}` is a {'negated' if tensor.is_neg() else 'conjugate'} view",
+                argument=name,
+                expected="a tensor whose memory holds its own numbers",
+                hint=f"call it on `{name}.clone()`, and copy the result back",
             )
         sizes = zip(tensor.shape, tensor.stride(), strict=True)
         if any(stride == 0 and size != 1 for size, stride in sizes) and tensor.numel() > 0:

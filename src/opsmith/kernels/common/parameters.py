@@ -13,7 +13,7 @@ from opsmith import errors
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.kernels import BuiltKernel
 from opsmith.core.schema import Argument
-from opsmith.kernels.common.result_layout import LAYOUTS, ResultLayout
+from opsmith.kernels.common.result_layout import LAYOUTS, ResultLayout, has_layout
 
 PARAMETER_TYPES = ("Tensor", "int", "float", "bool", "str", "Tensor[]", "int[]", "float[]", "bool[]")
 """Types of parameters in torch's schema language, in the order of `enum ParameterType` in both headers."""
@@ -29,7 +29,7 @@ class Parameter:
     Attributes:
         type: One of `PARAMETER_TYPES`.
         optional: True if it takes None.
-        written: True if it is a view that the kernel writes.
+        written: True if it is a view that the kernel writes: a result, or an argument.
         dtype: dtype of a tensor; None for other types.
         dim: Number of dimensions of a tensor; None for any number, and for other types.
         layout: One of `LAYOUTS`.
@@ -94,7 +94,7 @@ def cpp_arguments(kernel: BuiltKernel[Any]) -> tuple[Parameter, ...]:
         if type not in PARAMETER_TYPES or kind.encoded or unsupported_list:
             expected = "a tensor, int, float, bool or str, or None for one; a list of any of these but str"
             raise unsupported_argument(kernel, argument, expected)
-        arguments.append(Parameter(type + "[]" * kind.sequence, kind.optional))
+        arguments.append(Parameter(type + "[]" * kind.sequence, kind.optional, bool(argument.alias)))
     return tuple(arguments)
 
 
@@ -185,7 +185,11 @@ def check_written(kernel: BuiltKernel[Any], name: str, result: ResultLayout, vie
 
 
 def choose_candidate(
-    names: Sequence[str], values: Sequence[Any], candidates: Sequence[Sequence[Parameter]]
+    names: Sequence[str],
+    values: Sequence[Any],
+    candidates: Sequence[Sequence[Parameter]],
+    *,
+    copies_back: bool = False,
 ) -> int | str:
     """Return the index of the first candidate that takes these values, or the reason why none does.
 
@@ -193,10 +197,11 @@ def choose_candidate(
         names: Names of the arguments.
         values: Values of the arguments.
         candidates: Parameters of each instance: arguments, and then results.
+        copies_back: True if an argument that is written may be copied into another layout, and back.
     """
     mismatches = []
     for number, parameters in enumerate(candidates):
-        mismatch = _mismatch(names, values, parameters)
+        mismatch = _mismatch(names, values, parameters, copies_back)
         if mismatch is None:
             return number
         mismatches.append(mismatch)
@@ -206,7 +211,7 @@ def choose_candidate(
 
 
 def _mismatch(
-    names: Sequence[str], values: Sequence[Any], parameters: Sequence[Parameter]
+    names: Sequence[str], values: Sequence[Any], parameters: Sequence[Parameter], copies_back: bool
 ) -> tuple[int, str, str] | None:
     """Return the first mismatch of a candidate: argument index, found value, accepted value."""
     for index, (name, value, parameter) in enumerate(zip(names, values, parameters, strict=False)):
@@ -215,7 +220,19 @@ def _mismatch(
                 return index, f"`{name}` is {dtype_name(tensor.dtype)}", dtype_name(parameter.dtype)
             if parameter.dim is not None and tensor.dim() != parameter.dim:
                 return index, f"`{name}` has {tensor.dim()} dimensions", str(parameter.dim)
+            if parameter.written and not (copies_back or has_layout(tensor, parameter.layout)):
+                return index, *layout_refusal(name, parameter.layout)
     return None
+
+
+def layout_refusal(name: str, layout: str) -> tuple[str, str]:
+    """Return the found and the accepted layout of an argument that a kernel writes into."""
+    return f"`{name}`, which it writes, is not {layout}", f'{layout} memory alone without `copies="allowed"`'
+
+
+def copy_reason(name: str, layout: str, *, written: bool) -> str:
+    """Return a line about an argument that is copied into a layout."""
+    return f"`{name}`, which is not {layout}" + ", and back" * written
 
 
 def dtype_refusal(names: Sequence[str], values: Sequence[Any], dtypes: Sequence[torch.dtype]) -> str | None:

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from opsmith import errors
 from opsmith.core.call_arguments import tensors_in
+from opsmith.core.functional_form import copies_of_written
 from opsmith.core.specification import Specification
 from opsmith.core.tensors import map_tensors, on_meta
 from opsmith.torch_library import capabilities
@@ -72,14 +73,20 @@ def result_layouts(specification: Specification, values: Sequence[Any]) -> tuple
     take seconds to import. As long as nothing has imported them, they run on the tensors themselves if
     these are small and their data is not read.
 
+    What the operator writes into is a copy there. Without results the reference runs, too: it refuses
+    arguments before a kernel has written anything.
+
     Raises:
         MissingFakeError: If the layouts depend on the tensors' data.
         Exception: An exception of the reference, for arguments that it refuses.
     """
+    returns = bool(specification.schema.results)
     if specification.opaque and specification.fake is None:
         by_shapes = fake_by_shapes(specification, list(values))
         if by_shapes is not None:
             return tuple(map(ResultLayout.of, by_shapes))
+        if not returns:
+            return ()
     on_data = _on_data(specification, values)
     if on_data is not None:
         return on_data
@@ -97,6 +104,8 @@ def result_layouts(specification: Specification, values: Sequence[Any]) -> tuple
         except Exception as again:
             if type(again) is type(error) and str(again) == str(error) and not _is_about_meta(error):
                 raise
+            if not returns:
+                return ()
             raise specification.error(
                 errors.MissingFakeError,
                 "the layouts of its results are unknown before a native kernel runs: the reference "
@@ -131,7 +140,7 @@ def _on_data(specification: Specification, values: Sequence[Any]) -> tuple[Resul
             return _implementation(specification)(*args, **kwargs)
 
     with torch.no_grad():
-        results = run_validated(specification, watched, list(values))
+        results = run_validated(specification, watched, copies_of_written(specification.schema, values))
     return None if reads else tuple(map(ResultLayout.of, results))
 
 

@@ -37,6 +37,7 @@ using Words = Inline<uint64_t, 48>;
 struct Argument {
   int32_t type;
   bool optional;
+  bool written;  // the operator writes into it
 };
 
 // Reading leaves the stack as it is, for the fallback. After `own()` the objects on it are released.

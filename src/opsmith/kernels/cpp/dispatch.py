@@ -20,7 +20,7 @@ from opsmith.kernels.cpp.library import CppLibrary, loadable
 NAMESPACE = "opsmith_kernels"
 OWN, SERVED = 0, 1
 """Entries of a library: an operator of its own, and the one that it computes."""
-_OPTIONAL = 100
+_OPTIONAL, _WRITTEN = 100, 1000
 
 _numbers = itertools.count()
 _lock = lock_of(sys.modules[__name__], "_lock")
@@ -61,7 +61,10 @@ class DispatchedKernel:
     ) -> None:
         self.candidates, self.computes_sizes = library.candidates, library.computes_sizes
         self._operator, self._served_fallback = operator, _fallback(schema, results, operator)
-        types = [PARAMETER_TYPES.index(each.type) + _OPTIONAL * each.optional for each in arguments]
+        types = [
+            PARAMETER_TYPES.index(each.type) + _OPTIONAL * each.optional + _WRITTEN * each.written
+            for each in arguments
+        ]
         self.record: int = _python_runtime().opsmith_take(
             ctypes.byref(library.exported),
             (ctypes.c_int32 * len(types))(*types),
@@ -259,7 +262,7 @@ def _holding_errors(fallback: Callable[..., Any], results: int) -> Callable[...,
         except BaseException as error:
             _python_runtime().opsmith_hold(ctypes.py_object(error), str(error).encode())
             placeholders = [torch.empty(0) for _ in range(results)]
-            return placeholders[0] if results == 1 else tuple(placeholders)
+            return (placeholders[0] if results == 1 else tuple(placeholders)) if results else None
 
     return held
 

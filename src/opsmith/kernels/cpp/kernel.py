@@ -19,6 +19,7 @@ from opsmith.kernels.common.parameters import (
     check_parameters,
     check_written,
     choose_candidate,
+    copy_reason,
     cpp_arguments,
     dtype_refusal,
 )
@@ -44,19 +45,19 @@ class CppPlan:
     Attributes:
         candidate: Index of the instance.
         copies: Tensors to copy into another layout first: index among the call's tensors, index of the
-            argument, strides of the copy.
+            argument, True if it is copied back, strides of the copy.
         results: Layout of each result, and the strides in which the kernel writes it where they differ.
     """
 
     candidate: int
-    copies: tuple[tuple[int, int, tuple[int, ...]], ...]
+    copies: tuple[tuple[int, int, bool, tuple[int, ...]], ...]
     results: tuple[tuple[ResultLayout, tuple[int, ...] | None], ...]
 
     def encode(self) -> list[int]:
         """Return the plan as the numbers that `Plan::read` in plans.h expects."""
         numbers = [self.candidate, len(self.copies)]
-        for tensor, argument, strides in self.copies:
-            numbers += [tensor, argument, len(strides), *strides]
+        for tensor, argument, back, strides in self.copies:
+            numbers += [tensor, argument, back, len(strides), *strides]
         numbers.append(len(self.results))
         for result, written in self.results:
             numbers += [_DTYPE_NUMBERS[result.dtype], len(result.shape), written is not None]
@@ -91,10 +92,10 @@ class CppKernel(BuiltKernel[CppSource]):
         dtypes: The dtypes that a template is instantiated for; None for the default ones.
         strict: True if a missing compiler, or a call that the kernel does not take, is an error. Otherwise
             the reference runs.
+        copies_back: See `BuiltKernel`.
     """
 
     language = "C++"
-    pure = True  # it gets const views of its arguments, and memory of its own for the results
     _loaded: DispatchedKernel | None = None
 
     def __init__(
@@ -104,8 +105,11 @@ class CppKernel(BuiltKernel[CppSource]):
         dtypes: Sequence[torch.dtype] | None,
         *,
         strict: bool,
+        copies_back: bool = False,
     ) -> None:
-        super().__init__(operator, read, strict=strict)
+        super().__init__(operator, read, strict=strict, copies_back=copies_back)
+        # It gets const views of what the operator only reads, and memory of its own for the results.
+        self.pure = not operator.specification.schema.written
         self._dtypes = dtypes
         self._calls = self._without_plan, self._failed  # the same objects for each library
 
@@ -216,7 +220,7 @@ class CppKernel(BuiltKernel[CppSource]):
         names = self.operator.specification.schema.names
         parameters = loaded.candidates[choice]
         return tuple(
-            f"`{name}`, which is not {parameter.layout}"
+            copy_reason(name, parameter.layout, written=parameter.written)
             for name, value, parameter in zip(names, values, parameters, strict=False)
             if not all(has_layout(tensor, parameter.layout) for tensor in tensors_in([value]))
         )
@@ -224,8 +228,9 @@ class CppKernel(BuiltKernel[CppSource]):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the operator; by the reference if the kernel does not take the call."""
         result = self._load().overload(*args, **kwargs)
-        several = isinstance(result, tuple | list) or self.operator.specification.schema.single
-        return result if several else (result,)
+        schema = self.operator.specification.schema
+        as_returned = isinstance(result, tuple | list) or schema.single or not schema.results
+        return result if as_returned else (result,)
 
     def _load(self) -> DispatchedKernel:
         loaded = self._loaded
@@ -248,6 +253,7 @@ class CppKernel(BuiltKernel[CppSource]):
             wanted = [*arguments, *(Parameter("Tensor", written=True) for _ in schema.results)]
             names = [*schema.names, *(result.name for result in schema.results)]
             check_parameters(self, library.candidates, wanted, names)
+            self._check_sizes(library)
             text = schema.text("", with_hidden=True)
             results = len(schema.results)
             return dispatched_kernel(library, specification.name, text, arguments, results, *self._calls)
@@ -256,13 +262,26 @@ class CppKernel(BuiltKernel[CppSource]):
             self._refused = error
             raise
 
+    def _check_sizes(self, library: CppLibrary) -> None:
+        count = len(self.operator.specification.schema.results)
+        if library.sized not in (None, count):
+            raise self.error(
+                errors.KernelSignatureError,
+                "`sizes` of the C++ kernel does not return the sizes of the operator's results",
+                expected=f"{count} of Shape, from a function of all arguments",
+                got=f"{library.sized}",
+                hint="give `sizes` the kernel's parameters without those of the results"
+                if count
+                else "leave `sizes` out: the operator returns nothing",
+            )
+
     def _shapes_in_cpp(self) -> str:
         specification = self.operator.specification
         return shapes_in_cpp(specification.shapes, specification.schema)
 
     def _choose(self, loaded: DispatchedKernel, values: Sequence[Any]) -> int | str:
         names = self.operator.specification.schema.names
-        return choose_candidate(names, values, loaded.candidates)
+        return choose_candidate(names, values, loaded.candidates, copies_back=self.copies_back)
 
     def _without_plan(self, *args: Any, **kwargs: Any) -> Any:
         """Plan a call whose signature is new, and run it; by the reference if no instance takes it."""
@@ -296,7 +315,8 @@ class CppKernel(BuiltKernel[CppSource]):
         for index, (value, parameter) in enumerate(zip(values, parameters, strict=False)):
             for tensor in tensors_in([value]):
                 if not has_layout(tensor, parameter.layout):
-                    copies.append((tensors, index, _strides(tensor.shape, parameter.layout)))
+                    strides = _strides(tensor.shape, parameter.layout)
+                    copies.append((tensors, index, parameter.written, strides))
                 tensors += 1
         results: list[tuple[ResultLayout, tuple[int, ...] | None]] = []
         views = parameters[len(specification.schema.arguments) :]

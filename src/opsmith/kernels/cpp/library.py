@@ -15,7 +15,7 @@ from opsmith.kernels.common.parameters import PARAMETER_TYPES, Parameter
 from opsmith.kernels.common.result_layout import LAYOUTS
 from opsmith.kernels.cpp.compiler import LIBRARY
 
-VERSION = 3
+VERSION = 4
 """Version of the structures that a library exports; a test compares it with the header's."""
 
 
@@ -27,6 +27,7 @@ class _Candidate(ctypes.Structure):
     _fields_ = [
         ("parameters", ctypes.POINTER(_Parameter)),
         ("count", ctypes.c_int32),
+        ("sized", ctypes.c_int32),
         ("run", ctypes.c_void_p),
         ("sizes", ctypes.c_void_p),
     ]
@@ -53,12 +54,15 @@ class CppLibrary:
         exported: Table of what it exports.
         candidates: Parameters of each instance of the kernel.
         computes_sizes: True if it computes the sizes of the results.
+        sized: Number of results whose sizes the author's `sizes` returns; None if there is no such function.
     """
 
     def __init__(self, obtain: Callable[[], CacheEntry]) -> None:
         # It is never unloaded: a call in another thread may be in its code.
         self.exported = _Exported.in_dll(ctypes.CDLL(loadable(obtain)), "opsmith_kernel")
-        self.computes_sizes = bool(self.exported.candidates[0].sizes)
+        first = self.exported.candidates[0]
+        self.computes_sizes = bool(first.sizes)
+        self.sized: int | None = None if first.sized < 0 else first.sized
         self.candidates = tuple(
             tuple(map(_decode, each.parameters[: each.count]))
             for each in self.exported.candidates[: self.exported.count]

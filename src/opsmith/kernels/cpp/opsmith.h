@@ -8,6 +8,7 @@
 //
 // A function's parameters are the operator's arguments, in their order, and then its results. The type of a
 // parameter says what the kernel takes: dtype, number of dimensions (any, where none is given) and layout.
+// A view without `const` is written: a result, or an argument that the operator writes into.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -242,7 +243,6 @@ template <class T, ParameterType type> struct ListTraits {
 // A view has the members of RawTensor, so that a list of the one is a list of the other.
 template <template <class, int> class V, class T, int N> struct ParameterTraits<List<V<T, N>>> {
   static_assert(sizeof(V<T, N>) == sizeof(RawTensor), "a view has the members of RawTensor");
-  static_assert(std::is_const_v<T>, "the tensors of a list are inputs: List<View<const T>>");
   static constexpr Parameter parameter = [] {
     Parameter traits = ParameterTraits<V<T, N>>::parameter;
     traits.type = TENSORS;
@@ -296,6 +296,7 @@ enum SizesStatus : int32_t { KNOWN, UNKNOWN, THREW };  // outcome of computing s
 struct Candidate {
   const Parameter* parameters;
   int32_t count;
+  int32_t sized;  // results whose sizes the author's `sizes` returns; -1: there is no such function
   // Runs the kernel. Returns whether it threw, with the text in `error`.
   bool (*run)(const Value* values, char* error, size_t room);
   // Computes the sizes of all results; null where C++ does not.
@@ -324,9 +325,12 @@ struct KernelFunction<function, void (*)(P...)> {
 };
 
 // A function `sizes`, for one result or, as an array, for several.
+template <class R> constexpr size_t shape_count = 1;
+template <size_t N> constexpr size_t shape_count<std::array<Shape, N>> = N;
 template <auto function, class F> struct SizesFunction;
 template <auto function, class R, class... P>
 struct SizesFunction<function, R (*)(P...)> {
+  static constexpr int32_t count = int32_t(shape_count<R>);
   static void put(const Shape& shape, Shape* shapes) { *shapes = shape; }
   template <size_t N>
   static void put(const std::array<Shape, N>& several, Shape* shapes) {
@@ -355,14 +359,17 @@ template <class A, class B> struct StartsWith : std::false_type {};
 template <class... Q> struct StartsWith<TypeList<>, TypeList<Q...>> : std::true_type {};
 template <class H, class... P, class... Q>
 struct StartsWith<TypeList<H, P...>, TypeList<H, Q...>> : StartsWith<TypeList<P...>, TypeList<Q...>> {};
-template <class R> constexpr size_t shape_count = 1;
-template <size_t N> constexpr size_t shape_count<std::array<Shape, N>> = N;
 template <class S, class F> struct SizesMatch;
 template <class R, class... P, class... Q>
 struct SizesMatch<R (*)(P...), void (*)(Q...)> {
-  static constexpr size_t written = (size_t(0) + ... + size_t(ParameterTraits<std::decay_t<Q>>::parameter.written));
+  static constexpr bool rest_is_written() {
+    const int32_t written[] = {ParameterTraits<std::decay_t<Q>>::parameter.written..., 0};
+    for (size_t at = sizeof...(P); at < sizeof...(Q); at++)
+      if (!written[at]) return false;
+    return true;
+  }
   static constexpr bool value = StartsWith<TypeList<std::decay_t<P>...>, TypeList<std::decay_t<Q>...>>::value &&
-                                sizeof...(P) + written == sizeof...(Q) && shape_count<R> == written;
+                                sizeof...(P) + shape_count<R> == sizeof...(Q) && rest_is_written();
 };
 
 // Division that rounds down, as in Python. Sets `bad` on a division by zero.
@@ -391,14 +398,14 @@ constexpr Candidate sized_candidate() {
                 "`sizes` takes what the kernel takes, without its results, and returns Shape, or "
                 "std::array<Shape, N> for N results");
   using E = KernelFunction<function, decltype(function)>;
-  return {E::parameters, int32_t(sizeof(E::parameters) / sizeof(Parameter)) - 1, &E::run,
-          &SizesFunction<sizes, decltype(sizes)>::compute};
+  using S = SizesFunction<sizes, decltype(sizes)>;
+  return {E::parameters, int32_t(sizeof(E::parameters) / sizeof(Parameter)) - 1, S::count, &E::run, &S::compute};
 }
 
 template <auto function>
 constexpr Candidate candidate(SizesStatus (*sizes)(const Value*, Shape*, char*, size_t) = nullptr) {
   using E = KernelFunction<function, decltype(function)>;
-  return {E::parameters, int32_t(sizeof(E::parameters) / sizeof(Parameter)) - 1, &E::run, sizes};
+  return {E::parameters, int32_t(sizeof(E::parameters) / sizeof(Parameter)) - 1, -1, &E::run, sizes};
 }
 
 // Exports of a kernel's library. The last two are published by runtime.cpp, before an entry is registered.
@@ -422,7 +429,7 @@ struct Exported {
   }
 };
 
-constexpr int64_t version = 3;
+constexpr int64_t version = 4;
 
 }  // namespace opsmith
 

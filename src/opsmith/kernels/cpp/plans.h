@@ -14,7 +14,8 @@ namespace opsmith {
 
 struct Copied {
   int64_t tensor;    // index among all tensors of the call
-  int64_t argument;  // index of its argument, for the count
+  int64_t argument;  // index of its argument
+  bool back;         // it is written, and copied back after the call
   std::vector<int64_t> strides;
 };
 
@@ -42,6 +43,7 @@ struct Plan {
       Copied copied;
       copied.tensor = *at++;
       copied.argument = *at++;
+      copied.back = *at++ != 0;
       int64_t dim = *at++;
       copied.strides = several(dim);
       plan->copied.push_back(std::move(copied));

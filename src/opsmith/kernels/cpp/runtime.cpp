@@ -31,6 +31,8 @@ struct Record {
   const uint64_t torch_version;
   const std::string fallback[2];
   const bool computes_sizes = library->count > 0 && library->candidates[0].sizes != nullptr;
+  const bool writes =
+      std::any_of(arguments.begin(), arguments.end(), [](const Argument& each) { return each.written; });
   CallCache<std::shared_ptr<const Plan>> plans{};
   CallCache<int32_t> sized{};  // kinds of calls whose results C++ sizes as the reference does, contiguous
   const std::unique_ptr<std::atomic<int64_t>[]> copies{new std::atomic<int64_t>[arguments.size() + 1]()};
@@ -93,20 +95,29 @@ constexpr int32_t cpu = 0;
 // True if new memory is filled with a pattern: see `fill_new_memory`.
 std::atomic<int32_t> fills_memory{0};
 
-void fill(void* data, int32_t dtype, int64_t dim, const int64_t* sizes, const int64_t* strides) {
+size_t item_size(int32_t dtype) {
+  switch (dtype) {
+    case dtype_of<bool>::value: case dtype_of<uint8_t>::value: case dtype_of<int8_t>::value: return 1;
+    case dtype_of<int16_t>::value: case dtype_of<Half>::value: case dtype_of<BFloat16>::value: return 2;
+    case dtype_of<int32_t>::value: case dtype_of<float>::value: return 4;
+  }
+  return 8;
+}
+
+// Bytes from the first to the last element.
+size_t extent(int32_t dtype, int64_t dim, const int64_t* sizes, const int64_t* strides) {
   int64_t last = 0;
   for (int64_t at = 0; at < dim; at++) {
-    if (sizes[at] == 0) return;
+    if (sizes[at] == 0) return 0;
     last += (sizes[at] - 1) * strides[at];
   }
-  size_t bytes = 8;
-  switch (dtype) {
-    case dtype_of<bool>::value: case dtype_of<uint8_t>::value: case dtype_of<int8_t>::value: bytes = 1; break;
-    case dtype_of<int16_t>::value: case dtype_of<Half>::value: case dtype_of<BFloat16>::value: bytes = 2; break;
-    case dtype_of<int32_t>::value: case dtype_of<float>::value: bytes = 4; break;
-  }
+  return item_size(dtype) * size_t(last + 1);
+}
+
+void fill(void* data, int32_t dtype, int64_t dim, const int64_t* sizes, const int64_t* strides) {
   // All bits set are nan in every floating dtype; a bool has but one.
-  std::memset(data, dtype == dtype_of<bool>::value ? 1 : 0xff, bytes * size_t(last + 1));
+  if (size_t bytes = extent(dtype, dim, sizes, strides))
+    std::memset(data, dtype == dtype_of<bool>::value ? 1 : 0xff, bytes);
 }
 
 // Tensors that were made for a call; those that are not handed on are let go of.
@@ -184,6 +195,11 @@ void compute(Record& record, const Plan& plan, Arguments& arguments, uint64_t* s
   char error[1000];
   if (record.library->candidates[plan.candidate].run(arguments.values.data(), error, sizeof error))
     throw KernelThrew(record.make_error, error);
+  for (size_t at = 0; at < plan.copied.size(); at++) {
+    WithoutGrad guard;
+    if (plan.copied[at].back)
+      must(aoti_torch_copy_(arguments.tensors[size_t(plan.copied[at].tensor)], made[at], 0), "aoti_torch_copy_");
+  }
   for (size_t at = 0; at < plan.results.size(); at++) {
     const Result& result = plan.results[at];
     if (!result.written.empty()) {
@@ -213,16 +229,18 @@ bool is_contiguous(int64_t dim, const int64_t* sizes, const int64_t* strides) {
   return true;
 }
 
-// True if a predicate holds for each tensor among the arguments, including those in lists.
+// True if a predicate holds for each tensor among the arguments, including those in lists. It takes the view, the
+// index among all tensors, and whether the operator writes into it.
 template <class Holds>
 bool every(const Record& record, const Arguments& arguments, Holds holds) {
+  size_t tensor = 0;
   for (size_t at = 0; at < record.arguments.size(); at++) {
     const Value& value = arguments.values[at];
     const int32_t type = record.arguments[at].type;
     if (!value.given || (type != TENSOR && type != TENSORS)) continue;
     const RawTensor* raw = type == TENSOR ? &value.tensor : static_cast<const RawTensor*>(value.list.data);
     for (int64_t left = type == TENSOR ? 1 : value.list.size; left > 0; left--, raw++)
-      if (!holds(*raw)) return false;
+      if (!holds(*raw, tensor++, record.arguments[at].written)) return false;
   }
   return true;
 }
@@ -230,10 +248,61 @@ bool every(const Record& record, const Arguments& arguments, Holds holds) {
 // True if C++ may size the results: all tensors are contiguous, and no size is 0 or 1, for which the reference may
 // return other strides.
 bool is_sizable(const Record& record, const Arguments& arguments) {
-  return every(record, arguments, [](const RawTensor& raw) {
+  return every(record, arguments, [](const RawTensor& raw, size_t, bool) {
     if (!is_contiguous(raw.dim, raw.sizes, raw.strides)) return false;
     return std::all_of(raw.sizes, raw.sizes + raw.dim, [](int64_t size) { return size > 1; });
   });
+}
+
+// Raises the versions of all tensors that the operator writes into: autograd finds them modified by that. Returns
+// false if torch refuses, as for a tensor of inference mode outside of it.
+bool raise_versions(const Record& record, const Arguments& arguments) {
+  return every(record, arguments, [&](const RawTensor&, size_t tensor, bool written) {
+    if (!written) return true;
+    WithoutGrad guard;
+    // Torch copies nothing from a tensor to itself, and counts it as a write.
+    return aoti_torch_copy_(arguments.tensors[tensor], arguments.tensors[tensor], 0) == 0;
+  });
+}
+
+struct Extent {
+  const char *begin, *end;
+  RawTensor raw;
+  bool written, dense;
+};
+
+// True if a written tensor shares elements with another one, as far as strides tell: `shares_elements` of in_place.py.
+bool shares_written(const Record& record, const Arguments& arguments) {
+  Inline<Extent, 8> extents;
+  every(record, arguments, [&](const RawTensor& raw, size_t tensor, bool written) {
+    const int32_t dtype = arguments.dtypes[tensor];
+    size_t bytes = extent(dtype, raw.dim, raw.sizes, raw.strides), dense = item_size(dtype);
+    for (int64_t at = 0; at < raw.dim; at++) dense *= size_t(raw.sizes[at]);
+    const char* begin = static_cast<const char*>(raw.data);
+    if (bytes) extents.push({begin, begin + bytes, raw, written, bytes == dense});
+    return true;
+  });
+  Extent *first = extents.data(), *last = first + extents.size();
+  std::sort(first, last, [](const Extent& one, const Extent& other) { return one.begin < other.begin; });
+  for (Extent* one = first; one != last; ++one)
+    for (Extent* other = one + 1; other != last && other->begin < one->end; ++other) {
+      if (!one->written && !other->written) continue;
+      const RawTensor &a = one->raw, &b = other->raw;
+      const size_t bytes = 8 * size_t(a.dim);
+      const bool same = a.data == b.data && a.dim == b.dim && !std::memcmp(a.sizes, b.sizes, bytes) &&
+                        !std::memcmp(a.strides, b.strides, bytes);
+      if (same || (one->dense && other->dense)) return true;
+    }
+  return false;
+}
+
+// True if a call with a plan may run here. One that Python has not seen may write what it must not: it goes to the
+// fallback, which refuses it in words.
+bool may_write(const Record& record, int32_t entry, const Arguments& arguments) {
+  if (!record.writes) return true;
+  if (entry == SERVED) return !shares_written(record, arguments) && raise_versions(record, arguments);
+  must(!raise_versions(record, arguments), "a write in place");
+  return true;
 }
 
 std::string shown(const int64_t* sizes, int64_t dim) {
@@ -324,7 +393,8 @@ void run(void* held, int32_t entry, uint64_t* stack) {
   for (size_t at = 0; at < entered.arguments.size(); at++) arguments.read(stack[at], entered.arguments[at]);
   bool threw = false;
   if (record != nullptr) {
-    if (auto plan = planned(*record, arguments, threw)) {
+    auto plan = planned(*record, arguments, threw);
+    if (plan && may_write(*record, entry, arguments)) {
       arguments.own();
       compute(*record, *plan, arguments, stack);
       return;
@@ -344,12 +414,12 @@ void run(void* held, int32_t entry, uint64_t* stack) {
 #define PUBLIC extern "C" __attribute__((visibility("default")))
 
 // Makes the record of a kernel's library. `types` has a number for each argument: its type, plus 100 if it is
-// optional. `make_error` turns the text of the kernel's exception into a Python exception. The fallbacks are names of
+// optional, plus 1000 if the operator writes into it. `make_error` turns the text of the kernel's exception into a Python exception. The fallbacks are names of
 // operators, for each entry.
 PUBLIC void* opsmith_take(Exported* library, const int32_t* types, int32_t count, int32_t results,
                           PyObject* make_error, uint64_t torch_version, const char* own, const char* served) {
   std::vector<Argument> arguments;
-  for (int32_t at = 0; at < count; at++) arguments.push_back({types[at] % 100, types[at] >= 100});
+  for (int32_t at = 0; at < count; at++) arguments.push_back({types[at] % 100, types[at] / 100 % 10 != 0, types[at] >= 1000});
   Py_IncRef(make_error);
   Record* record = new Record{library, std::move(arguments), results, make_error, torch_version, {own, served}};
   record->older = newest;
