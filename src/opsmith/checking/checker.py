@@ -160,8 +160,8 @@ def _unverified(subject: Subject, found: Mapping[str, Outcome]) -> tuple[str, ..
     for kernel in subject.specification.kernels:
         if missing_device(kernel.device) is None:
             continue
-        language = getattr(kernel.function, "language", "")
-        if not (interpreted and isinstance(kernel.function, TritonKernel)):
+        language = getattr(kernel.given, "language", "")
+        if not (interpreted and isinstance(kernel.given, TritonKernel)):
             words = f"{language} kernel" if language else f"kernel for `{kernel.device}`"
             names[f"{words} at {Path(kernel.where).name}"] = None
     return tuple(names)

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from opsmith.core.kernels import Kernel
+from opsmith.core.kernels import BuiltKernel, Kernel
 from opsmith.core.schema import Schema, functional_schema
 from opsmith.core.specification import Specification
 
@@ -17,26 +17,26 @@ FUNCTIONAL_SUFFIX = "_functional"
 """Suffix of the name of the functional form."""
 
 
-def functional_form(specification: Specification, call: Callable[..., Any]) -> Specification:
-    """Return the specification of the functional form of an in-place operator.
-
-    Args:
-        specification: The in-place operator.
-        call: Calls it, by which the kernels of the form write into copies.
-    """
-    devices = dict.fromkeys(kernel.device for kernel in specification.kernels)
+def functional_form(specification: Specification) -> Specification:
+    """Return the specification of the functional form of an in-place operator."""
     schema = specification.schema
     return replace(
         specification,
         name=specification.name + FUNCTIONAL_SUFFIX,
         schema=functional_schema(schema),
         reference=on_copies(specification.reference, schema),
-        kernels=tuple(Kernel(device, on_copies(call, schema, specification.reference)) for device in devices),
+        kernels=tuple(_kernel_on_copies(each, specification) for each in specification.kernels),
         fake=None if specification.fake is None else on_copies(specification.fake, schema),
         # `shapes=` says nothing of the new values: calls are held to it where they write.
         shapes=None,
         batching=None,
     )
+
+
+def _kernel_on_copies(kernel: Kernel, specification: Specification) -> Kernel:
+    named = specification.reference if isinstance(kernel.function, BuiltKernel) else kernel.function
+    function = on_copies(kernel.function, specification.schema, named)
+    return Kernel(kernel.device, function, kernel.dtypes, kernel)
 
 
 def on_copies(

@@ -214,16 +214,23 @@ class Kernel:
         device: Device type, as in `torch.device(...).type`.
         function: A function with the reference's arguments and results.
         dtypes: The dtypes that it takes; None for all.
+        in_place: The kernel that writes in place, which `function` runs on copies, for a functional form.
     """
 
     device: str
     function: Callable[..., Any]
     dtypes: frozenset[torch.dtype] | None = None
+    in_place: Kernel | None = None
+
+    @property
+    def given(self) -> Callable[..., Any]:
+        """The function, or the kernel from source, that its author gave."""
+        return (self.in_place or self).function
 
     @property
     def where(self) -> str:
-        """`file:line` of the function."""
-        return self.function.where if isinstance(self.function, BuiltKernel) else where(self.function)
+        """`file:line` of what its author gave."""
+        return self.given.where if isinstance(self.given, BuiltKernel) else where(self.given)
 
     def supersedes(self, other: Kernel) -> bool:
         """Return True if this kernel, declared later, replaces another kernel of its operator.
@@ -245,7 +252,7 @@ class Kernel:
                 return Rejected(self, f"a tensor is on {tensor.device.type}", elsewhere=True)
             if self.dtypes is not None and tensor.dtype not in self.dtypes:
                 return Rejected(self, f"it does not take {tensor.dtype}")
-        reason = self.function.refusal(values) if isinstance(self.function, BuiltKernel) else None
+        reason = self.given.refusal(values) if isinstance(self.given, BuiltKernel) else None
         return Accepted(self) if reason is None else Rejected(self, reason)
 
 
@@ -273,11 +280,8 @@ class Rejected:
     @property
     def strict(self) -> bool:
         """True if the rejection is an error, because the kernel was declared with `strict=True`."""
-        return (
-            not self.elsewhere
-            and isinstance(self.kernel.function, BuiltKernel)
-            and self.kernel.function.strict
-        )
+        given = self.kernel.given
+        return not self.elsewhere and isinstance(given, BuiltKernel) and given.strict
 
 
 def refuse_strictly(rejected: Iterable[Rejected], operator: str) -> None:

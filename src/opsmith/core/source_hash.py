@@ -184,7 +184,7 @@ def _rule(rule: Rule | TangentRule) -> Any:
 
 def _computing(kernel: Kernel) -> Any:
     """Return the function of a kernel, or the source of one that is built."""
-    return kernel.function.source.text if isinstance(kernel.function, BuiltKernel) else kernel.function
+    return kernel.given.source.text if isinstance(kernel.given, BuiltKernel) else kernel.given
 
 
 def _aspects(specification: Specification) -> list[Any]:

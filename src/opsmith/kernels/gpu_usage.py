@@ -29,7 +29,7 @@ SampleValues = Callable[[torch.dtype], Iterable[list[Any]]]
 
 def gpu_kernels(operator: Operator[..., Any], language: type[K]) -> list[K]:
     """Return the kernels of an operator in one language, in the order in which they are tried."""
-    kernels = dict.fromkeys(each.function for each in operator.specification.kernels)
+    kernels = dict.fromkeys(each.given for each in operator.specification.kernels)
     return [each for each in kernels if isinstance(each, language)]
 
 

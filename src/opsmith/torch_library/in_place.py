@@ -43,7 +43,7 @@ class InPlaceRegistration(DispatcherRegistration):
     """
 
     def __init__(self, specification: Specification) -> None:
-        self.form = functional_form(specification, self._call)
+        self.form = functional_form(specification)
         self._form_registration: DispatcherRegistration | None = None
         self._functional: Operator[..., Any] | None = None
         super().__init__(specification)
@@ -66,7 +66,7 @@ class InPlaceRegistration(DispatcherRegistration):
 
     def update(self, specification: Specification) -> None:
         """Replace the specification, and that of the functional form."""
-        form = functional_form(specification, self._call)
+        form = functional_form(specification)
         registered, self._form_registration = self._form_registration, None  # `remove` leaves it
         try:
             super().update(specification)
@@ -93,11 +93,6 @@ class InPlaceRegistration(DispatcherRegistration):
     ) -> Callable[..., Any] | None:
         """Return None: each call goes through the dispatcher."""
         return None
-
-    def _call(self, *args: Any, **kwargs: Any) -> Any:
-        lowering = self.specification.schema.lowering
-        lowered, named = (args, kwargs) if lowering is None else lowering.call(args, kwargs)
-        return self.full_overload(*lowered, **named)
 
     def _define(self, name: str, *, hidden: bool) -> Any:
         overload = super()._define(name, hidden=hidden)

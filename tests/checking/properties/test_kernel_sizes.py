@@ -156,6 +156,27 @@ def test_an_accepted_input_without_elements_that_is_fatal_is_left_out_of_the_oth
     assert not [text for text in report.inputs if "matrix [0, 5]" in text]
 
 
+def test_a_fatal_input_is_told_from_those_before_it() -> None:
+    def totals(xs: list[Tensor], by: Tensor) -> Tensor:
+        return torch.stack([x.sum() for x in xs]).sum() * by
+
+    operator = opsmith.operator("kernel_sizes::totals")(totals)
+    text = """
+    template <class T>
+    void totals(List<View<const T, 1>> xs, View<const T, 1> by, View<T, 1> result) {
+      T sum = 0;
+      for (auto& x : xs)
+        for (int64_t i = 0; i < x.size(0); i++) sum += x(i);
+      volatile int64_t share = 1024 / by.size(0);
+      for (int64_t i = 0; i < by.size(0); i++) result(i) = sum * by(i);
+    }
+    """
+    operator.kernel("cpu", cpp=text)
+    samples = [([torch.rand(4), torch.rand(6)], torch.rand(5))]
+    (failure,) = opsmith.check(operator, samples=samples, only=["forward"], effort="quick").failures
+    assert "`by.shape[0]` at 0" in failure.message
+
+
 def test_a_kernel_that_never_returns_from_an_input_without_elements_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -197,6 +198,9 @@ step.kernel(
 template <class T>
 void step(List<View<T, 1>> parameters, List<Contiguous<const T, 1>> slopes, std::optional<View<T>> buffer,
           double rate) {
+  for (int64_t n = 0; n < parameters.size; n++)
+    OPSMITH_CHECK(slopes[n].size(0) == parameters[n].size(0), "slope %d has another size", int(n));
+  OPSMITH_CHECK(!buffer || buffer->dim == 0, "`buffer` is one number");
   for (int64_t n = 0; n < parameters.size; n++)
     for (int64_t i = 0; i < parameters[n].size(0); i++) parameters[n](i) -= T(rate) * slopes[n][i];
   if (buffer) *buffer->data += T(1);
@@ -543,6 +547,48 @@ def test_a_kernel_that_writes_a_wrong_element_is_found() -> None:
     assert ("result_x", "kernel-mismatch") in {(each.input, each.cause) for each in report.failures}
     right = opsmith.check(strictly, samples=[sample], effort="quick")
     assert right.passed, str(right)
+
+
+FAULTS = {
+    "outside": ("i < x", "i <= x", "out-of-bounds", "outside of `"),
+    "unset": (
+        "x[i] += y[i];",
+        "{{ volatile T one; x[i] += y[i] + one; }}",
+        "uninitialized",
+        "`x` depends on",
+    ),
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="sanitizers are those of g++ on Linux")
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in (*FAULTS, "right")])
+def test_sanitizers(name: str) -> None:
+    right, fault, cause, words = FAULTS.get(name, ("", "", "", ""))
+    operator = declare(f"sanitized_{name}", "x")(add_into)
+    operator.kernel("cpu", cpp=CONTIGUOUS.replace(right, fault).format(name=operator.name.split("::")[1]))
+    samples = [(torch.randn(4, 5), torch.randn(4, 5))]
+    report = opsmith.check(operator, samples=samples, effort="quick", only=["sanitized"])
+    assert {each.cause for each in report.failures} == ({cause} if cause else set()), str(report)
+    assert all(words in each.message for each in report.failures)
+    (outcome,) = [each for each in report.outcomes if each.property == "sanitized"]
+    assert outcome.status == ("failed" if cause else "passed")
+
+
+def add_twice(x: Tensor, y: Tensor) -> None:
+    x.add_(2 * y)
+
+
+def test_the_location_of_a_wrong_kernel_and_the_next_kernel() -> None:
+    operator = declare("two", "x")(add_into)
+    operator.kernel("cpu", add_twice, dtypes=[torch.float64])
+    operator.kernel("cpu", cpp=CONTIGUOUS.format(name="two"), dtypes=[torch.float32])
+    assert [each.where for each in operator.functional.specification.kernels] == [
+        each.where for each in operator.specification.kernels
+    ]
+    sample = (torch.randn(4, 5), torch.randn(4, 5))
+    report = opsmith.check(operator, samples=[sample], effort="quick", only=["forward"])
+    (failure,) = [each for each in report.failures if each.cause == "kernel-mismatch"]
+    assert failure.where == operator.specification.kernels[1].where
 
 
 @pytest.mark.compile

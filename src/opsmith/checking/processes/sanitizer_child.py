@@ -14,7 +14,7 @@ import mmap
 import os
 import pickle
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -61,6 +61,7 @@ class SanitizerChild:
         self.job: SanitizerJob = pickle.loads((folder / "job").read_bytes())
         self.sanitizer = ctypes.CDLL(None)
         self.forms: tuple[ResultLayout, ...] = ()
+        self.before: list[tuple[str, Tensor, Tensor]] = []
         self.at = mmap.mmap(-1, 8)
 
     def work(self) -> None:
@@ -87,11 +88,14 @@ class SanitizerChild:
         scope: dict[str, Any] = {"Tensor": Tensor, "NotTakenError": NotTakenError}
         taken = ", ".join(f"{name}: {hint}" for name, hint in job.arguments)
         given = "Tensor" if len(job.results) == 1 else f"tuple[{', '.join(['Tensor'] * len(job.results))}]"
+        given = given if job.results else "None"
         exec(f"def stand_in({taken}) -> {given}:\n    raise NotTakenError", scope)
         name = job.operator if fill == FILLS[0] else f"{job.operator}_{fill}"
-        operator = opsmith.operator(name, opaque=True)(scope["stand_in"])
+        operator = opsmith.operator(name, opaque=True, mutates=job.written)(scope["stand_in"])
         operator.fake(self._fake)
-        operator.kernel("cpu", cpp=job.text, entry=job.entry, dtypes=job.dtypes, strict=True)
+        # The parent has chosen the calls that the kernel takes.
+        copies: dict[str, Any] = {"copies": "allowed"} if job.written else {}
+        operator.kernel("cpu", cpp=job.text, entry=job.entry, dtypes=job.dtypes, strict=True, **copies)
         built = operator.specification.kernels[0].function
         assert isinstance(built, CppKernel)
         built.source = dataclasses.replace(built.source, folder=job.folder)
@@ -132,6 +136,7 @@ class SanitizerChild:
     def _try(self, at: int, call: SanitizedCall) -> None:
         self.forms = call.forms
         values, spans = self._values(self.job.samples[call.sample], call)
+        self.before = [(label, tensor, tensor.clone()) for label, tensor in self._written(values)]
         self.send({"call": at, "memory": [dataclasses.astuple(span) for span in spans]})
         raised = None
         found: dict[str, Any] = {}
@@ -144,7 +149,7 @@ class SanitizerChild:
         else:
             found["memory"] = [
                 dataclasses.astuple(MemorySpan(name, each.data_ptr(), each.nbytes))
-                for name, each in zip(self.job.results, results, strict=True)
+                for name, each in zip(self.job.results, results, strict=False)
             ]
             found["depends"] = self._depending(values, results)
         self.send({"done": at, "size": os.fstat(self.log).st_size, "raised": raised, **found})
@@ -170,7 +175,7 @@ class SanitizerChild:
             rows = differing.view(results[at].numel(), -1).any(1)
             found.append(
                 {
-                    "result": self.job.results[at],
+                    "result": [*self.job.results, *(label for label, _, _ in self.before)][at],
                     "unwritten": unwritten,
                     "count": int(rows.sum()),
                     "of": rows.numel(),
@@ -180,7 +185,7 @@ class SanitizerChild:
         return found
 
     def _called(self, build: Fill, values: list[Any], *, nan: bool) -> list[Tensor]:
-        """Run one of the two builds.
+        """Run one of the two builds; return its results, and what it has written into, as copies.
 
         Args:
             build: Name of the build.
@@ -189,8 +194,17 @@ class SanitizerChild:
         """
         fill_new_memory(nan)
         with torch.no_grad():
+            for _, tensor, before in self.before:
+                tensor.copy_(before)
             returned = self.stand_ins[build](*values)
-        return list(returned) if isinstance(returned, tuple) else [returned]
+        results = list(returned) if isinstance(returned, tuple) else [returned][: len(self.job.results)]
+        return [*results, *(tensor.clone() for _, tensor, _ in self.before)]
+
+    def _written(self, values: list[Any]) -> Iterator[tuple[str, Tensor]]:
+        names = [name for name, _ in self.job.arguments]
+        for name, value in zip(names, values, strict=True):
+            for position, tensor in enumerate(tensors_in([value] if name in self.job.written else [])):
+                yield f"{name}[{position}]" if isinstance(value, list) else name, tensor
 
     def _values(self, sample: SampleArguments, call: SanitizedCall) -> tuple[list[Any], list[MemorySpan]]:
         """Make the arguments, each tensor between redzones."""

@@ -95,6 +95,7 @@ class SanitizerJob:
         dtypes: dtypes that a template is instantiated for; None for the usual ones.
         samples: Arguments.
         calls: Calls.
+        written: Names of the arguments that it writes into.
         threads: Number of threads.
     """
 
@@ -107,6 +108,7 @@ class SanitizerJob:
     dtypes: tuple[torch.dtype, ...] | None
     samples: tuple[SampleArguments, ...]
     calls: tuple[SanitizedCall, ...]
+    written: tuple[str, ...] = ()
     threads: int = 2
 
 

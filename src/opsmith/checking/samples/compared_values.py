@@ -161,7 +161,7 @@ def compared_values(subject: Subject) -> Mapping[str, Sequence[Comparison]]:
         same = {name: name for name in names}
         rules = specification.gradients.rules.values()
         formulas = [rule.function for rule in rules if isinstance(rule, Formula)]
-        kernels = [kernel.function for kernel in specification.kernels]
+        kernels = [kernel.given for kernel in specification.kernels]
         for function in (specification.reference, *formulas, *kernels):
             code.read(function, same, 0)
     return code.found

@@ -33,7 +33,7 @@ def roots(subject: Subject) -> list[Any]:
         found = [] if parts is None else [parts.function, parts.backward, parts.setup_context, parts.fake]
     else:
         found = [specification.reference, specification.fake]
-    found += [kernel.function for kernel in specification.kernels]
+    found += [kernel.given for kernel in specification.kernels]
     found += [rule.function for rule in specification.gradients.rules.values() if isinstance(rule, Formula)]
     return [each for each in found if each is not None]
 

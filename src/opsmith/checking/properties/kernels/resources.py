@@ -24,7 +24,7 @@ SHOWN = 4
 def run(subject: Subject) -> Findings:
     """Compile every instance that the samples need, and compare each with its limits."""
     if not any(
-        kernel.device == "cuda" and isinstance(kernel.function, BuiltKernel)
+        kernel.device == "cuda" and isinstance(kernel.given, BuiltKernel)
         for kernel in subject.specification.kernels
     ):
         yield Skipped("it has no kernel in CUDA C++")

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opsmith import errors
 from opsmith.build.symbols import Line
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.output.replay import check_again
@@ -38,6 +39,7 @@ from opsmith.kernels.common.result_layout import ResultLayout
 from opsmith.kernels.cpp.kernel import CppKernel
 from opsmith.kernels.cpp.sanitizer import SanitizerReport, unset_lines
 from opsmith.kernels.cpp.source import CppSource
+from opsmith.torch_library.in_place import refuse_unwritable
 
 NAME = "sanitized"
 
@@ -49,7 +51,7 @@ BITS = ("a negated view", "a conjugate view")
 
 def run(subject: Subject) -> Findings:
     """Run each kernel in C++ on every sample, in every dtype that it takes, and in every layout."""
-    kernels = [each for each in subject.kernels_on(CPU) if isinstance(each.function, CppKernel)]
+    kernels = [each for each in subject.kernels_on(CPU) if isinstance(each.given, CppKernel)]
     if not kernels:
         yield Skipped("it has no kernel in C++")
         return
@@ -86,13 +88,13 @@ def _kernel(kernel: Kernel, job: SanitizerJob, outcome: JobOutcome, limit_s: flo
 
 
 def _built(kernel: Kernel) -> CppKernel:
-    assert isinstance(kernel.function, CppKernel)
-    return kernel.function
+    assert isinstance(kernel.given, CppKernel)
+    return kernel.given
 
 
 def _job(subject: Subject, kernel: Kernel) -> SanitizerJob:
     built = _built(kernel)
-    schema = subject.specification.schema
+    schema = built.operator.specification.schema  # of what writes in place, not of its functional form
     samples, calls = [], []
     for sample in subject.samples:
         packing = tuple(sample.flattening.pack(list(range(len(sample.flat)))))
@@ -108,6 +110,7 @@ def _job(subject: Subject, kernel: Kernel) -> SanitizerJob:
         built.dtypes,
         tuple(samples),
         tuple(calls),
+        schema.written,
     )
 
 
@@ -139,16 +142,22 @@ def _accepted(
     subject: Subject, kernel: Kernel, sample: Sample, flat: list[Any], call: SanitizedCall
 ) -> Iterator[SanitizedCall]:
     """The call with the result layouts; nothing if the kernel or the reference does not take it."""
-    if isinstance(kernel.consider(sample.flattening.pack(flat)), Rejected):
+    values, specification = sample.flattening.pack(flat), _built(kernel).operator.specification
+    if isinstance(kernel.consider(values), Rejected):
         return
+    if specification.schema.written:
+        try:
+            refuse_unwritable(specification, values)
+        except errors.MutationError:
+            return
     try:
         with torch.no_grad():
             results = subject.reference(sample, flat)
     except Exception as error:
         refuse_own(error)
         return  # not an input that the reference takes; other properties report it
-    forms = tuple(ResultLayout(tuple(each.shape), each.stride(), each.dtype) for each in results)
-    yield replace(call, forms=forms)
+    returned = results[len(results) - len(specification.schema.results) :]  # after the new values
+    yield replace(call, forms=tuple(map(ResultLayout.of, returned)))
 
 
 SANITIZED = Property(

@@ -33,9 +33,7 @@ from opsmith.kernels.cpp.source import CppSource
 
 def kernels_in_cpp(specification: Specification) -> tuple[CppSource, ...]:
     """The sources of an operator's kernels in C++."""
-    return tuple(
-        each.function.source for each in specification.kernels if isinstance(each.function, CppKernel)
-    )
+    return tuple(each.given.source for each in specification.kernels if isinstance(each.given, CppKernel))
 
 
 MOST_ELEMENTS = 20_000
@@ -161,7 +159,7 @@ def taken_though_refused(property: str, subject: Subject) -> Findings:
 
 def _built(subject: Subject) -> list[bool]:
     """One item for each kernel in C++ for the CPU, built here: True if it computes sizes."""
-    kernels = [each.function for each in subject.kernels_on(CPU) if isinstance(each.function, CppKernel)]
+    kernels = [each.given for each in subject.kernels_on(CPU) if isinstance(each.given, CppKernel)]
     try:
         return [kernel.computes_sizes for kernel in kernels]
     except (errors.ToolchainError, errors.CompileError):  # which is reported where kernels run
@@ -211,7 +209,7 @@ def _taken(property: str, subject: Subject, taking: Flag) -> Iterator[Failure]:
 
 
 def _computes_sizes(kernel: Kernel) -> bool:
-    return isinstance(kernel.function, CppKernel) and kernel.function.computes_sizes
+    return isinstance(kernel.given, CppKernel) and kernel.given.computes_sizes
 
 
 def _served(subject: Subject, sample: Sample) -> tuple[Kernel, torch.dtype | None] | None:
@@ -353,13 +351,13 @@ def deadly_sizes(property: str, subject: Subject, derived: Sequence[Sample]) -> 
         if not found.failures:
             break
         (death,) = found.failures
-        fatal = next((sample for sample in tried if _named(sample, death)), None)
+        fatal = next((at for at, sample in enumerate(tried) if _named(sample, death)), None)
         if fatal is None:
             note = f"not all sizes of 0 were tried: {death.message}"
             break
         deaths.append(death)
-        deadly.add(str(fatal))
-        tried = tried[tried.index(fatal) + 1 :]
+        deadly.add(str(tried[fatal]))
+        tried = tried[fatal + 1 :]
     survived = tuple(each for each in derived if str(each) not in deadly)
     return DeadlySizes(survived, tuple(deaths), note)
 

@@ -132,7 +132,7 @@ class Interpreted:
 
 def run(subject: Subject) -> Findings:
     """Interpret every kernel in Triton on every sample, in every dtype and layout that it takes."""
-    kernels = [each for each in subject.specification.kernels if isinstance(each.function, TritonKernel)]
+    kernels = [each for each in subject.specification.kernels if isinstance(each.given, TritonKernel)]
     if not kernels:
         yield Skipped("it has no kernel in Triton")
         return
@@ -145,8 +145,8 @@ def run(subject: Subject) -> Findings:
     more = replace(subject, samples=(*subject.samples, *kernel_sizes(with_kernels)))
     laid = forms(subject)
     for kernel in kernels:
-        assert isinstance(kernel.function, TritonKernel)
-        interpreted = Interpreted(kernel.function, subject.effort.programs)
+        assert isinstance(kernel.given, TritonKernel)
+        interpreted = Interpreted(kernel.given, subject.effort.programs)
 
         def check_sample(
             subject: Subject, sample: Sample, interpreted: Interpreted = interpreted
