@@ -379,13 +379,6 @@ def test_a_notebook_cell_that_is_run_again_changes_the_kind() -> None:
             assert handle.functional(torch.zeros(2)).tolist() == ([1, 1] if mutates else [2, 2])
 
 
-def test_a_kernel_for_a_gpu_is_refused() -> None:
-    with pytest.raises(
-        errors.UsageError, match="a kernel in CUDA C\\+\\+ or Triton cannot write in place yet"
-    ):
-        declare("from_source", decay).kernel("cuda", cuda="__global__ void from_source() {}", grid=1)
-
-
 def test_what_is_written_is_checked_as_a_result() -> None:
     def doubles(cache: Tensor, x: Tensor, by: float) -> None:
         cache.mul_(2 * by).add_(x)

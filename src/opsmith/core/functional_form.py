@@ -12,6 +12,7 @@ from torch import Tensor
 from opsmith.core.kernels import BuiltKernel, Kernel
 from opsmith.core.schema import Schema, functional_schema
 from opsmith.core.specification import Specification
+from opsmith.core.tensors import map_tensors
 
 FUNCTIONAL_SUFFIX = "_functional"
 """Suffix of the name of the functional form."""
@@ -40,7 +41,10 @@ def _kernel_on_copies(kernel: Kernel, specification: Specification) -> Kernel:
 
 
 def on_copies(
-    function: Callable[..., Any], schema: Schema, wrapped: Callable[..., Any] | None = None
+    function: Callable[..., Any],
+    schema: Schema,
+    wrapped: Callable[..., Any] | None = None,
+    copied: Callable[[Tensor], Tensor] = Tensor.clone,
 ) -> Callable[..., Any]:
     """Return a function that writes into copies, and returns the new values before the results.
 
@@ -48,11 +52,12 @@ def on_copies(
         function: Writes into its arguments.
         schema: Schema of the in-place operator.
         wrapped: The function whose name and signature it has; by default the one that writes.
+        copied: Copies a tensor.
     """
 
     @functools.wraps(wrapped or function)
     def functional(*args: Any, **kwargs: Any) -> Any:
-        values = copies_of_written(schema, schema.call_values(args, kwargs))
+        values = copies_of_written(schema, schema.call_values(args, kwargs), copied)
         positional, named = schema.split(values)
         returned = function(*positional, **named)
         results = all_results(schema, values, returned)
@@ -67,14 +72,9 @@ def all_results(schema: Schema, values: Sequence[Any], returned: Any) -> tuple[A
     return (*new, *(() if returned is None else returned if isinstance(returned, tuple) else (returned,)))
 
 
-def copies_of_written(schema: Schema, values: Sequence[Any]) -> list[Any]:
+def copies_of_written(
+    schema: Schema, values: Sequence[Any], copied: Callable[[Tensor], Tensor] = Tensor.clone
+) -> list[Any]:
     """Return argument values, those that an in-place operator writes into as copies."""
     pairs = zip(schema.arguments, values, strict=True)
-    return [_copied(value) if argument.alias else value for argument, value in pairs]
-
-
-def _copied(value: Any) -> Any:
-    """Return a copy of a tensor, or of the tensors of a list."""
-    if isinstance(value, Tensor):
-        return value.clone()
-    return [each.clone() for each in value] if isinstance(value, list | tuple) else value
+    return [map_tensors(copied, [value])[0] if argument.alias else value for argument, value in pairs]

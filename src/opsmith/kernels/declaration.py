@@ -74,13 +74,6 @@ def build_kernel(
     declared = None if frame is None else frame.f_code.co_filename
     copies_back = _allows_copies(operator, options.pop("copies", None))
     declaration = _Declaration(operator, device, entry, declared, dtypes, options, strict, copies_back)
-    if operator.specification.schema.written and cpp is None and cpp_file is None:
-        raise errors.UsageError(
-            "a kernel in CUDA C++ or Triton cannot write in place yet",
-            argument=", ".join(operator.specification.schema.written),
-            expected="a kernel in C++ or Python",
-            hint="give a function that calls what you have built",
-        )
     if triton is not None:
         return _triton_kernel(declaration, triton)
     if cuda is not None or cuda_file is not None:
@@ -205,7 +198,9 @@ def _cuda_kernel(
         return source
 
     rules = launch_rules(operator.specification, options)
-    return CudaKernel(operator, read, dtypes, rules, strict=declaration.strict)
+    return CudaKernel(
+        operator, read, dtypes, rules, strict=declaration.strict, copies_back=declaration.copies_back
+    )
 
 
 def _triton_kernel(declaration: _Declaration, triton: Any) -> BuiltKernel[Any]:
@@ -233,6 +228,7 @@ def _triton_kernel(declaration: _Declaration, triton: Any) -> BuiltKernel[Any]:
         layouts=options.get("layouts") or {},
         dtypes=frozenset(DTYPES if dtypes is None else dtypes),
         strict=declaration.strict,
+        copies_back=declaration.copies_back,
     )
 
 

@@ -19,7 +19,7 @@ from opsmith.core.schema import Schema
 from opsmith.core.specification import Specification
 from opsmith.core.tensors import map_tensors, on_meta
 from opsmith.kernels.common.call_cache import CallCache, call_signature, is_symbolic
-from opsmith.kernels.common.parameters import check_written, device_refusal, dtype_refusal
+from opsmith.kernels.common.parameters import check_written, copy_reason, device_refusal, dtype_refusal
 from opsmith.kernels.common.result_layout import (
     ResultLayout,
     has_layout,
@@ -110,6 +110,7 @@ class CudaKernel(BuiltKernel[CudaSource]):
         rules: Rules for the launch.
         strict: True if a missing NVRTC, or a call that the kernel does not take, is an error. Otherwise the
             reference runs.
+        copies_back: See `BuiltKernel`.
 
     Attributes:
         copied: Number of copies for their layout, of each argument and of the results.
@@ -125,8 +126,9 @@ class CudaKernel(BuiltKernel[CudaSource]):
         rules: LaunchRules,
         *,
         strict: bool,
+        copies_back: bool = False,
     ) -> None:
-        super().__init__(operator, read, strict=strict)
+        super().__init__(operator, read, strict=strict, copies_back=copies_back)
         self._dtypes = dtypes
         self._machine = TorchCuda()
         self.rules = rules
@@ -176,7 +178,7 @@ class CudaKernel(BuiltKernel[CudaSource]):
             return ()
         named = dict(zip(schema.names, values, strict=True))
         return tuple(
-            f"`{name}`, which is not {parameter.layout}"
+            copy_reason(name, parameter.layout, written=parameter.written)
             if parameter.layout != "any"
             else f"`{name}`, which has the negative bit"
             for name, parameter in zip(passed_arguments(schema), choice.parameters, strict=False)
@@ -197,7 +199,8 @@ class CudaKernel(BuiltKernel[CudaSource]):
         instances = [Instance(dtype, constants) for dtype in self.dtypes or (None,)]
         candidates = self.candidates(instances, architecture)
         names = passed_arguments(schema)
-        found = choose_cuda_candidate(names, [given[name] for name in names], candidates)
+        values = [given[name] for name in names]
+        found = choose_cuda_candidate(names, values, candidates, copies_back=self.copies_back)
         return found if isinstance(found, str) else CudaChoice(instances[found], candidates[found])
 
     def compile(self, instance: Instance, architecture: str) -> Cubin:
@@ -234,7 +237,7 @@ class CudaKernel(BuiltKernel[CudaSource]):
         packed = pack_parameters(parameters, [*(given[index] for index in passed), *written])
         names = [result.name for result in schema.results]
         named |= {name: layout.allocate("meta") for name, layout in zip(names, layouts, strict=True)}
-        geometry = self.rules.geometry(named, names)
+        geometry = self.rules.geometry(named, names, schema.written)
         return CudaPlan(choice.instance, tuple(copied), tuple(results), geometry, packed, passed)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -249,18 +252,23 @@ class CudaKernel(BuiltKernel[CudaSource]):
             if isinstance(choice, str):
                 return specification.computed_by(*args, **kwargs)
             plan = self._plans.obtain(specification, signature, functools.partial(self.plan, choice, values))
+        back: list[tuple[Tensor, Tensor]] = []
         for index, parameter in plan.copied:
-            values[index] = copy_of(values[index], parameter)
+            given, values[index] = values[index], copy_of(values[index], parameter)
+            if parameter.written:
+                back += zip(tensors_in([given]), tensors_in([values[index]]), strict=True)
             self.copied[specification.schema.names[index]] += 1
         results = [layout.allocate(device, written) for layout, written in plan.results]
         if plan.geometry is not None:
             tensors = [*tensors_in([values[index] for index in plan.passed]), *results]
             self._launch(plan, plan.geometry, tensors, device.index or 0)
+        for tensor, copy in back:
+            tensor.copy_(copy)
         for index, (layout, _) in enumerate(plan.results):
             written, results[index] = results[index], layout.restore(results[index])
             if results[index] is not written:
                 self.copied["result"] += 1
-        return results[0] if specification.schema.single else tuple(results)
+        return (results[0] if specification.schema.single else tuple(results)) if results else None
 
     def _launch(self, plan: CudaPlan, geometry: Geometry, tensors: Sequence[Tensor], index: int) -> None:
         driver = self._machine.driver()

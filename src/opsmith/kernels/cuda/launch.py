@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from opsmith import errors
+from opsmith.core.call_arguments import tensors_in
 from opsmith.core.expression import Expression, ExpressionError, Language, parse
 from opsmith.core.kernels import LaunchValue
 from opsmith.core.location import where
@@ -154,17 +155,22 @@ class LaunchRules:
             return None
         return self.constants_of({})
 
-    def geometry(self, values: Mapping[str, Any], results: Sequence[str]) -> Geometry | None:
-        """Compute the launch of a call; None if all results are empty.
+    def geometry(
+        self, values: Mapping[str, Any], results: Sequence[str], written: Sequence[str] = ()
+    ) -> Geometry | None:
+        """Compute the launch of a call; None if there is nothing to write.
 
         Args:
             values: Arguments and results by name, as tensors without data.
             results: Names of the results.
+            written: Names of the arguments that the kernel writes into. It need not write into each of them.
 
         Raises:
             LaunchError: If it exceeds a GPU's limits, or has no block to fill a result that has elements.
         """
-        if all(values[name].numel() == 0 for name in results):
+        filled = any(values[name].numel() for name in results)
+        writable = any(tensor.numel() for tensor in tensors_in([values[name] for name in written]))
+        if not filled and (not writable or 0 in self.grid.value(values)):
             return None
         grid = self._within(self.grid, MOST_GRID, 1, values)
         block = self._within(self.block, MOST_BLOCK, 1, values)

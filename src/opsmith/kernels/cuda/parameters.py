@@ -147,11 +147,15 @@ def _wanted(kernel: BuiltKernel[Any], argument: Argument) -> CudaParameter:
     if type not in _BYTES or kind.encoded or (kind.sequence and (kind.item_optional or kind.optional)):
         expected = "a tensor, int, float or bool, or None for one; a list of any of these"
         raise unsupported_argument(kernel, argument, expected)
-    return CudaParameter(type + "[]" * kind.sequence, kind.optional, item=_BYTES[type])
+    return CudaParameter(type + "[]" * kind.sequence, kind.optional, bool(argument.alias), item=_BYTES[type])
 
 
 def choose_cuda_candidate(
-    names: Sequence[str], values: Sequence[Any], candidates: Sequence[Sequence[CudaParameter]]
+    names: Sequence[str],
+    values: Sequence[Any],
+    candidates: Sequence[Sequence[CudaParameter]],
+    *,
+    copies_back: bool = False,
 ) -> int | str:
     """Return the index of the first candidate that takes these values, or the reason why none does.
 
@@ -159,8 +163,9 @@ def choose_cuda_candidate(
         names: Names of the passed arguments.
         values: Their values.
         candidates: Parameters of each instance: arguments, and then results.
+        copies_back: True if an argument that is written may be copied into another layout, and back.
     """
-    choice = choose_candidate(names, values, candidates)
+    choice = choose_candidate(names, values, candidates, copies_back=copies_back)
     if isinstance(choice, str):
         return choice
     refusals = map(_capacity_refusal, names, values, candidates[choice])

@@ -14,7 +14,7 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.core.kernels import BuiltKernel
 from opsmith.core.schema import Schema
-from opsmith.kernels.common.parameters import check_results
+from opsmith.kernels.common.parameters import check_results, unsupported_argument
 from opsmith.kernels.common.result_layout import CHANNELS_LAST, has_layout, memory_format
 from opsmith.kernels.triton.source import LAUNCH_OPTIONS, TritonParameter, TritonSource
 
@@ -126,10 +126,14 @@ def bind(
         layouts: Layouts of `layouts=`, by name of a tensor.
 
     Raises:
-        KernelSignatureError: If a parameter cannot be bound, or a result or constant has no parameter.
+        KernelSignatureError: If a parameter cannot be bound, or if a result, an argument that is written or a
+            constant has no parameter.
     """
     check_results(kernel)
     source, schema = kernel.source, kernel.operator.specification.schema
+    for argument in schema.arguments:
+        if argument.alias and argument.kind.sequence:
+            raise unsupported_argument(kernel, argument, "a tensor, or None for one, to write into")
     error = partial(kernel.error, errors.KernelSignatureError)
     names = [parameter.name for parameter in source.parameters]
     for name in constants:
@@ -143,18 +147,36 @@ def bind(
             )
     found = [_bind_one(each, source, schema, constants, error) for each in source.parameters]
     bounds = tuple(each for each in found if each is not None)
-    written = {bound.name for bound in bounds if bound.kind == "pointer"}
-    for result in schema.results:
-        if result.name not in written:
+    pointers = {bound.name for bound in bounds if bound.kind == "pointer"}
+    for name in (*schema.written, *(result.name for result in schema.results)):
+        if name not in pointers:
             raise error(
-                f"the Triton kernel has no parameter for `{result.name}`, and cannot write it",
-                argument=result.name,
-                expected=f"a parameter `{result.name}` or `{result.name}_ptr`",
+                f"the Triton kernel has no parameter for `{name}`, and cannot write it",
+                argument=name,
+                expected=f"a parameter `{name}` or `{name}_ptr`",
                 got=f"({', '.join(names)})",
-                hint="add it, and store the result there",
+                hint="add it, and store there",
             )
+    _check_tuning(source, schema, bounds, error)
     options = tuple(name for name in constants if name not in names)
     return Binding(bounds, _tensors(bounds, layouts, error), options)
+
+
+def _check_tuning(
+    source: TritonSource, schema: Schema, bounds: Iterable[BoundParameter], error: _Error
+) -> None:
+    """Refuse a tuning that would write in place once for each run."""
+    tuners = [layer for layer in source.layers if len(getattr(layer, "configs", ())) > 1]
+    for bound in bounds:
+        kept = all(bound.parameter in (getattr(layer, "restore_value", None) or ()) for layer in tuners)
+        if bound.kind == "pointer" and bound.name in schema.written and not kept:
+            raise error(
+                f"`triton.autotune` runs the kernel many times, and each writes into `{bound.name}`",
+                argument=bound.name,
+                expected="a tuning that restores what is written",
+                got=f"{len(source.configs)} configurations",
+                hint=f"write `triton.autotune(..., restore_value=[{bound.parameter!r}])`, or tune nothing",
+            )
 
 
 def _bind_one(

@@ -16,7 +16,7 @@ from opsmith.core.call_arguments import shown, tensors_in
 from opsmith.core.kernels import BuiltKernel
 from opsmith.core.operator import Operator
 from opsmith.kernels.common.call_cache import CallCache, call_signature, is_symbolic
-from opsmith.kernels.common.parameters import device_refusal, dtype_name
+from opsmith.kernels.common.parameters import copy_reason, device_refusal, dtype_name, layout_refusal
 from opsmith.kernels.common.result_layout import ResultLayout, result_layouts
 from opsmith.kernels.cuda.launch import MOST_GRID
 from opsmith.kernels.triton.binding import Binding, bind, names_of_call
@@ -39,12 +39,16 @@ class PreparedLaunch:
     Attributes:
         grid: Number of programs; a function of the configuration where `triton.autotune` chooses one.
         arguments: Values of the kernel's parameters, and options of Triton.
-        results: Tensors that the kernel writes.
+        results: Results, which the kernel writes.
+        written: Tensors into which the kernel writes in place, by name.
+        back: Arguments that are written, each with the copy in another layout that the kernel has.
     """
 
     grid: Any
     arguments: dict[str, Any]
     results: list[Tensor]
+    written: dict[str, Tensor]
+    back: list[tuple[Tensor, Tensor]]
 
 
 class TritonKernel(BuiltKernel[TritonSource]):
@@ -59,6 +63,7 @@ class TritonKernel(BuiltKernel[TritonSource]):
         dtypes: The dtypes that it takes; integers are taken too unless some are named.
         strict: True if a missing Triton, or a call that the kernel does not take, is an error. Otherwise the
             reference runs.
+        copies_back: See `BuiltKernel`.
 
     Attributes:
         copied: Number of copies for their layout, of each argument and result.
@@ -76,10 +81,11 @@ class TritonKernel(BuiltKernel[TritonSource]):
         layouts: Mapping[str, str],
         dtypes: frozenset[torch.dtype],
         strict: bool,
+        copies_back: bool = False,
     ) -> None:
         schema = operator.specification.schema
         # A function in Python is read again by declaring it again.
-        super().__init__(operator, lambda: source, strict=strict)
+        super().__init__(operator, lambda: source, strict=strict, copies_back=copies_back)
         self._dtypes = dtypes
         self.binding: Binding = bind(self, constants, layouts)
         named = dict.fromkeys((*schema.names, *(result.name for result in schema.results)))
@@ -123,7 +129,8 @@ class TritonKernel(BuiltKernel[TritonSource]):
 
     def value_refusal(self, values: Sequence[Any]) -> str | None:
         """Return why the kernel does not take these values, even if Triton is installed; None if it does."""
-        for name, value in zip(self.operator.specification.schema.names, values, strict=False):
+        schema = self.operator.specification.schema
+        for name, value in zip(schema.names, values, strict=False):
             for tensor in tensors_in([value]):
                 if not self._takes(tensor.dtype):
                     taken = " or ".join(sorted(map(dtype_name, self.dtypes)))
@@ -134,6 +141,9 @@ class TritonKernel(BuiltKernel[TritonSource]):
             refused = wanted.dim_refusal(name, value)
             if refused is not None:
                 return refused
+            if name in schema.written and wanted.needs_copy(value) and not self.copies_back:
+                found, taken = layout_refusal(name, wanted.layout)
+                return f"{found}, and it takes {taken}"
             if isinstance(value, Tensor) and wanted.extent(value) > MAX_EXTENT:
                 return f"`{name}` reaches over more than 2**31 elements, which it cannot count"
         return None
@@ -150,7 +160,7 @@ class TritonKernel(BuiltKernel[TritonSource]):
         schema = self.operator.specification.schema
         tensors = self.binding.tensors
         copied = [
-            f"`{name}`, which is not {tensors[name].layout}"
+            copy_reason(name, tensors[name].layout, written=name in schema.written)
             for name, value in zip(schema.names, values, strict=True)
             if name in tensors and tensors[name].needs_copy(value)
         ]
@@ -182,11 +192,14 @@ class TritonKernel(BuiltKernel[TritonSource]):
         schema = self.operator.specification.schema
         named = dict(zip(schema.names, values, strict=True))
         device = tensors_in(list(values))[0].device
+        back = []
         for name, wanted in self.binding.tensors.items():
             if name in named and wanted.needs_copy(named[name]):
-                named[name] = wanted.copy_of(named[name])
+                given, named[name] = named[name], wanted.copy_of(named[name])
+                back += [(given, named[name])] if name in schema.written else []
                 if count:
                     self.copied[name] += 1
+        written = {name: named[name] for name in schema.written if named[name] is not None}
         results = []
         for result, layout in zip(schema.results, self._result_layouts(values), strict=True):
             results.append(layout.allocate(device, self.binding.tensors[result.name].layout))
@@ -201,7 +214,7 @@ class TritonKernel(BuiltKernel[TritonSource]):
             grid = lambda meta: _grid_tuple(self._grid({**everything, **meta}))
         else:
             grid = _grid_tuple(self._grid({**everything, **_defaults(self.source)}))
-        return PreparedLaunch(grid, arguments, results)
+        return PreparedLaunch(grid, arguments, results, written, back)
 
     def _run(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], launch: Launch, *, count: bool = False
@@ -211,16 +224,18 @@ class TritonKernel(BuiltKernel[TritonSource]):
         prepared = self.prepare(values, count=count)
         if self._has_programs(prepared):
             launch(prepared.grid, prepared.arguments)
+        for given, copy in prepared.back:
+            given.copy_(copy)
         results = []
         layouts = self._result_layouts(values)
         for described, layout, written in zip(schema.results, layouts, prepared.results, strict=True):
             results.append(layout.restore(written))
             if count and results[-1] is not written:
                 self.copied[described.name] += 1
-        return results[0] if schema.single else tuple(results)
+        return (results[0] if schema.single else tuple(results)) if results else None
 
     def _has_programs(self, prepared: PreparedLaunch) -> bool:
-        """Return True if any result has elements; a grid without programs is then an error."""
+        """Return True if there is something to write; a grid without programs is an error for a result."""
         if not callable(prepared.grid):
             self._check_grid(prepared.grid)
         described = self.operator.specification.schema.results
@@ -239,7 +254,10 @@ class TritonKernel(BuiltKernel[TritonSource]):
                 got=f"grid {prepared.grid}, `{name}` {list(result.shape)}",
                 hint="count the programs by the results, as in `grid=lambda result: ...`",
             )
-        return bool(filled)
+        if filled:
+            return True
+        programs = callable(prepared.grid) or all(prepared.grid)
+        return programs and any(tensor.numel() for tensor in prepared.written.values())
 
     def _launch(self, grid: Any, arguments: dict[str, Any]) -> None:
         if not callable(grid):

@@ -24,9 +24,11 @@ from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, Case, 
 from opsmith.checking.samples.memory_layouts import Layout, layouts_of, plain
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import CPU, Subject
+from opsmith.core.functional_form import on_copies
 from opsmith.core.kernels import Kernel
 from opsmith.kernels.triton.interpreter import missing_interpreter, out_of_bounds
 from opsmith.kernels.triton.kernel import TritonKernel
+from opsmith.torch_library.in_place import refuse_unwritable
 
 NAME = "triton"
 TRIALS = 3
@@ -61,7 +63,7 @@ class Interpreted:
         values = [_undone(value) for value in sample.flattening.pack(flat)]
         if self.limits.total() >= TRIALS and not self.ran:
             return
-        misfit = self.kernel.value_refusal(values)
+        misfit = self.kernel.value_refusal(values) or self._unwritable(values)
         if misfit is not None:
             self.unfit[misfit] = None
             return
@@ -92,12 +94,24 @@ class Interpreted:
         what = "the kernel in Triton, interpreted,"
         yield from compare_results(NAME, case, results, every, what, self.kernel.where, lambda position: None)
 
+    def _unwritable(self, values: list[Any]) -> str | None:
+        """The reason why an operator that writes in place refuses a call; None if it does not."""
+        specification = self.kernel.operator.specification
+        if specification.schema.written:
+            try:
+                refuse_unwritable(specification, values)
+            except errors.MutationError as error:
+                return error.problem
+        return None
+
     def _function(self) -> Any:
+        schema = self.kernel.operator.specification.schema
+
         @functools.wraps(self.kernel.source.function)  # for its location in messages
         def run(*args: Any, **kwargs: Any) -> Any:
             return self.kernel.interpreted(*args, **kwargs)
 
-        return run
+        return on_copies(run, schema, copied=_copied) if schema.written else run
 
     def summary(self) -> Findings:
         """Notes on the calls that ran, or a failure if none did."""
@@ -212,6 +226,11 @@ def _undone(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_undone(item) for item in value]
     return value.resolve_conj().resolve_neg() if isinstance(value, Tensor) else value
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    """Copy a tensor with its strides, which a kernel that writes into it takes."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).copy_(tensor)
 
 
 def _tensors(sample: Sample, values: Sequence[Any]) -> Iterator[tuple[str, Tensor]]:
