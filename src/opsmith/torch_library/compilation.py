@@ -23,6 +23,7 @@ def inline_reference(
     specification: Callable[[], Specification],
     reference: Callable[..., Any],
     received: Callable[[tuple[Any, ...], dict[str, Any]], list[Any]],
+    traced: Callable[[list[Any]], tuple[Any, ...] | None],
     returned: Callable[[tuple[Any, ...]], Any],
 ) -> None:
     """Replace an operator by its reference under torch.compile, so that the compiler can fuse it.
@@ -33,6 +34,7 @@ def inline_reference(
         specification: Returns the current specification.
         reference: Takes a call of the operator, returns what the operator does.
         received: The argument values of a call.
+        traced: Results of a call that is not inlined, in operations that torch traces; None to keep the call.
         returned: Positions of the visible results.
     """
 
@@ -41,9 +43,10 @@ def inline_reference(
         if capabilities.exporting():
             return mode.__torch_dispatch__(operator, types, args, kwargs)
         now = specification()
-        values = received(args, kwargs) if now.kernels else []  # needed for the choice of a kernel only
+        # Needed for the choice of a kernel, and for what is written.
+        values = received(args, kwargs) if now.kernels or now.schema.written else []
         inlined = is_inlined(now, values)
-        if not inlined and (now.inline is False or not now.kernels):
+        if not inlined and (now.inline is False or not now.kernels) and not now.schema.written:
             return mode.__torch_dispatch__(operator, types, args, kwargs)
         if not capabilities.only_stand_ins(types):
             return NotImplemented if inlined else mode.__torch_dispatch__(operator, types, args, kwargs)
@@ -54,7 +57,7 @@ def inline_reference(
                 except errors.TransformError:
                     if now.adopted is None or f"forward {TRACED}" not in now.adopted.facts.suspected:
                         raise
-            found = traced_results(now, values) if now.kernels else None
+            found = traced(values)
         return mode.__torch_dispatch__(operator, types, args, kwargs) if found is None else returned(found)
 
     torch.library.register_torch_dispatch(overload, capabilities.FUNCTIONALIZATION, rule, lib=library)
@@ -62,6 +65,8 @@ def inline_reference(
 
 def traced_results(specification: Specification, values: list[Any]) -> tuple[Any, ...] | None:
     """Results of the kernel that takes a call, in operations that torch traces; None if there is none."""
+    if specification.inline is False:
+        return None
     accepted, _ = choose(specification.kernels, values)
     kernel = accepted and accepted.kernel.function
     if not isinstance(kernel, BuiltKernel) or kernel.traced is None:

@@ -154,10 +154,19 @@ class InPlaceRegistration(DispatcherRegistration):
         args, kwargs = self.specification.schema.dispatched(values)
         return all_results(self.specification.schema, values, self.full_overload(*args, **kwargs))
 
-    def _copied_back(self, values: list[Any]) -> tuple[Any, ...]:
+    def _traced(self, values: list[Any]) -> tuple[Any, ...] | None:
+        found = super()._traced(values)
+        written = [tensor for _, tensor in written_tensors(self.specification, values)]
+        # Inductor writes to the offset 0 in place of a symbol: pytorch issue 198068.
+        if found is None and any(isinstance(each.storage_offset(), torch.SymInt) for each in written):
+            return self._copied_back(values, values)
+        return found
+
+    def _copied_back(self, values: list[Any], before: list[Any] | None = None) -> tuple[Any, ...]:
         """Compute the functional form, and copy the new values back by torch's own operation."""
         specification, registration = self.specification, self.form_registration
-        before = copies_of_written(specification.schema, values)  # a backward may keep what is written over
+        if before is None:  # a backward may keep what is written over
+            before = copies_of_written(specification.schema, values)
         args, kwargs = self.form.schema.dispatched(before)
         found = registration.full_overload(*args, **kwargs)
         results = list(found) if isinstance(found, tuple) else [found]

@@ -22,7 +22,7 @@ from opsmith.core.specification import Specification
 from opsmith.torch_library import autocast, capabilities
 from opsmith.torch_library.adopted.node import AdoptedNode, adopted_call
 from opsmith.torch_library.autograd.node import OperatorNode, OperatorPrimitive, differentiate
-from opsmith.torch_library.compilation import CompiledCode, inline_reference
+from opsmith.torch_library.compilation import CompiledCode, inline_reference, traced_results
 from opsmith.torch_library.distributed import DTensorRule, mesh_of, validated_placements
 from opsmith.torch_library.fast_path.generated_call import NOT_TAKEN, FastCalls, generate_call
 from opsmith.torch_library.flattening import ArgumentFlattening, ResultFlattening, detached
@@ -154,7 +154,13 @@ class DispatcherRegistration:
         torch.library.register_fake(overload, fake, lib=self._library)
         if capabilities.on("inlining"):
             inline_reference(
-                self._library, overload, lambda: self.specification, by_reference, self._values, returned
+                self._library,
+                overload,
+                lambda: self.specification,
+                by_reference,
+                self._values,
+                self._traced,
+                returned,
             )
         self._add_placements(overload, returned)
         self._count_flops(packet)
@@ -345,6 +351,10 @@ class DispatcherRegistration:
             plain = by_class and not specification.kernels
             return adopted_call(self, specification.adopted, call) if plain else None
         return generate_call(specification, compiled or self.overload, call)
+
+    def _traced(self, values: list[Any]) -> tuple[Any, ...] | None:
+        """Compute a call in operations that torch traces; None where compiled code calls the operator."""
+        return traced_results(self.specification, values)
 
     def _by_reference(self, values: list[Any]) -> tuple[Any, ...]:
         """Run the reference, whatever kernels there are."""

@@ -608,3 +608,22 @@ def test_compiled_code_writes_into_the_view() -> None:
             assert_close(found, taken + expected.sum())
             assert_close(cache, expected)
     torch.compiler.reset()
+
+
+@pytest.mark.compile
+@pytest.mark.xdist_group("in_place_kernels")
+@pytest.mark.parametrize("grad", [False, True])
+def test_compiled_code_writes_into_a_view_at_an_offset_that_changes(grad: bool) -> None:
+    @torch.compile(fullgraph=True, dynamic=True)
+    def decode(cache: Tensor, layer: int, x: Tensor) -> Tensor:
+        raise_(cache[layer, :, 1:], x[:, 1:], 2)
+        return cache.sum()
+
+    cache, expected = (values((3, 4, 5), torch.float32) for _ in range(2))
+    x = values((4, 5), torch.float32, 1)
+    with torch.set_grad_enabled(grad):
+        for layer in (1, 2, 1):
+            decode(cache, layer, x)
+            raise_.reference(expected[layer, :, 1:], x[:, 1:], 2)
+            assert_close(cache, expected)
+    torch.compiler.reset()
