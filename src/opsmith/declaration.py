@@ -189,8 +189,13 @@ def declare_specified(
     if register is None:
         _refuse_taken(specification)
         register = _register
-    handle: Operator[Any, Any] = kind(specification, register(specification), find_operator)
-    _declared[specification.name] = handle
+    registration = register(specification)
+    try:
+        handle: Operator[Any, Any] = kind(specification, registration, find_operator)
+        _declared[specification.name] = handle
+    except BaseException:  # also an interrupt: nobody else would deregister it
+        registration.remove()
+        raise
     return handle
 
 

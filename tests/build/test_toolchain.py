@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -269,7 +270,7 @@ def test_output_without_end_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("script", "died"),
     [
-        ("kill -KILL $$", "SIGKILL"),
+        ("kill -KILL $$", "SIGKILL signal terminated program dying"),
         (
             "echo 'g++: fatal error: Killed signal terminated program cc1plus'; exit 1",
             "Killed signal terminated program cc1plus",
@@ -283,6 +284,65 @@ def test_a_compiler_that_a_signal_ends_says_nothing_of_the_source(
     with pytest.raises(errors.ToolchainError, match="the C\\+\\+ compiler died of a signal") as caught:
         find_toolchain().run([], tmp_path)
     assert caught.value.got == died
+
+
+@pytest.mark.parametrize(
+    ("printed", "problem"),
+    [
+        ("virtual memory exhausted: Cannot allocate memory", "gets no memory"),
+        ("cc1plus: out of memory allocating 65536 bytes after a total of 1 bytes", "gets no memory"),
+        (
+            "g++: fatal error: cannot execute 'cc1plus': execvp: No such file",
+            "cannot run one of its programs",
+        ),
+        ("collect2: fatal error: cannot find 'ld'", "cannot run one of its programs"),
+    ],
+)
+def test_a_failure_of_the_compiler_itself_says_nothing_of_the_source(
+    printed: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = f'echo "{printed}"; echo "compilation terminated."; exit 1'
+    monkeypatch.setenv("CXX", str(program(tmp_path, "poor", script)))
+    with pytest.raises(errors.ToolchainError, match=problem) as caught:
+        find_toolchain().run([], tmp_path)
+    assert caught.value.got == printed.partition("fatal error: ")[2] or printed
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGCHLD"), reason="this system has no such signal")
+def test_an_exit_status_that_nobody_can_know_is_that_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A parent that ignores SIGCHLD hands that on; a thread that waits for all children takes the status."""
+    monkeypatch.setenv("CXX", str(program(tmp_path, "refusing", "echo 'kernel.cpp:1:1: error: no'; exit 1")))
+    found = find_toolchain()
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        done = found.run(["kernel.cpp", "-o", "kernel.so"], tmp_path)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert (done.status, done.printed) == (1, "kernel.cpp:1:1: error: no\n")
+
+
+def test_a_preprocessor_that_writes_nothing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", str(program(tmp_path, "silent", "exit 0")))
+    with pytest.raises(errors.ToolchainError, match="reports success, and wrote no complete file"):
+        find_toolchain().run(["-E", "kernel.cpp", "-o", "kernel.ii"], tmp_path)
+
+
+def test_a_compiler_beside_the_current_directory_runs_in_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(tmp_path, "here", "echo hello")
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CXX", "./here")
+    assert find_toolchain().run([], tmp_path / "other").printed == "hello\n"
+
+
+def test_colours_are_no_part_of_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = r"\033[01m\033[Kkernel.cpp:1:1:\033[m\033[K error"
+    monkeypatch.setenv("CXX", str(program(tmp_path, "painter", f"printf '{printed}'")))
+    assert find_toolchain().run([], tmp_path).printed == "kernel.cpp:1:1: error"
 
 
 FORGETFUL = {
@@ -334,3 +394,12 @@ def test_without_a_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(errors.CacheError, match="there is no home directory") as caught:
         config.cache_directory()
     assert caught.value.hint == "set OPSMITH_CACHE to a directory of your own"
+
+
+def test_a_signal_without_a_name_is_told_by_its_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", str(program(tmp_path, "dying", "kill -40 $$")))
+    with pytest.raises(errors.ToolchainError, match="died of a signal") as caught:
+        find_toolchain().run([], tmp_path)
+    assert caught.value.got == "40 signal terminated program dying"

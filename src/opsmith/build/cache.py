@@ -234,9 +234,12 @@ def key_of(parts: Mapping[str, str]) -> str:
 
 
 def seal(directory: Path, parts: Mapping[str, str]) -> None:
-    """Write the manifest of the files in a directory, and flush all of them to the disk."""
+    """Write the manifest of the files in a directory, and flush all of them to the disk; remove all else."""
     digests = {}
     for path in sorted(directory.iterdir()):
+        if not stat.S_ISREG(path.lstat().st_mode):  # as what a compiler leaves with `-save-temps`
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            continue
         digests[path.name] = _digest(path)
         path.chmod(path.stat().st_mode & ~OTHERS)
         _flush(path)

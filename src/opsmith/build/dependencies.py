@@ -22,6 +22,7 @@ from typing import Self
 
 from opsmith import errors
 from opsmith.build.cache import Build, Cache, CacheEntry, key_of
+from opsmith.build.source_text import named_files
 from opsmith.build.toolchain import Toolchain
 
 SOURCE, PREPROCESSED = "kernel.cpp", "kernel.ii"
@@ -34,7 +35,6 @@ ATTEMPTS = 4
 
 _ENTERED = re.compile(r'^# \d+ "((?:\\.|[^"\\\n])+)" 1((?: \d)*)$', re.MULTILINE)
 _FOLDER_MARKER = re.compile(r'^# \d+ "/.*//"\n', re.MULTILINE)
-_TESTED = re.compile(r'__has_include(?:_next)?\s*\(\s*["<]([^">\n]+)[">]')
 _SYSTEM_HEADER = "3"
 _SEARCHED = re.compile(r"^ (/.*?)(?: \(framework directory\))?$", re.MULTILINE)
 _MISSING = re.compile(r'^ignoring nonexistent directory "(/.*)"$', re.MULTILINE)
@@ -219,7 +219,7 @@ def _dependencies(text: str, source: str, searched: Sequence[str]) -> Dependenci
         if _below(name, start)
     }
     for each in (source, *map(_text, own)):
-        beside |= {os.path.dirname(name) for name in _TESTED.findall(each)}
+        beside |= {os.path.dirname(name) for name in named_files(each)}  # a condition may test for them
     folders = {os.path.normpath(os.path.join(start, each)) for start in starts for each in ("", *beside)}
     return Dependencies.now(files, sorted(folders))
 
@@ -289,7 +289,7 @@ def _text(path: str) -> str:
 
 
 def _unquoted(name: str) -> str:
-    return re.sub(r"\\(.)", r"\1", name)
+    return re.sub(r"\\(.)", lambda match: "\n" if match[1] == "n" else match[1], name)
 
 
 def _below(name: str, start: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import os
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -14,7 +15,7 @@ from opsmith import errors
 
 _COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 _DIRECTIVE = re.compile(r"^[ \t]*(?:#|%:).*$", re.MULTILINE)
-_NAMED_FILE = re.compile(r'["<]([^"<>\n]+)[">]')
+_NAMED_FILE = re.compile(r'["<]([^"<>\n\0]+)[">]')
 _OWN_INCLUDE = re.compile(
     r"(?:#|%:)(?:\s|\\\n|/\*.*?\*/)*(?:include|import|include_next)\b(?!\s*<)|__has_include", re.DOTALL
 )
@@ -119,13 +120,12 @@ def _text_of(
                 got=repr(text),
                 hint=f"write `{language.argument}_file=` where it is the path of a file",
             )
+        _refuse_surrogates(language, text)
         return text, *_location_of(text, declared, f"<{language.argument} of {operator}>")
-    path = Path(file)
-    if not path.is_absolute() and declared is not None and Path(declared).exists():
-        path = Path(declared).parent / path
+    path = file_of(file, declared)
     try:
-        return path.read_text(encoding="utf-8"), str(path), 1
-    except (OSError, UnicodeDecodeError) as error:
+        return path.read_text(encoding="utf-8-sig"), _visible(path), 1
+    except (OSError, ValueError) as error:  # the latter if it is not UTF-8, or has a zero byte in its name
         raise errors.KernelSourceError(
             f"the file of a {language.name} kernel cannot be read",
             argument=f"{language.argument}_file",
@@ -134,6 +134,36 @@ def _text_of(
             got=f"{path}: {error}",
             hint=f"give the path of the file, or its text as `{language.argument}=`",
         ) from error
+
+
+def file_of(file: str | PathLike[str], declared: str | None) -> Path:
+    """Return the absolute path of a kernel's file, which holds after a change of the current directory.
+
+    Args:
+        file: Path of the file. A relative one is beside the file that declares the kernel; in the current
+            directory where no file declares it, as in a notebook.
+        declared: File that declares the kernel.
+    """
+    beside = Path() if declared is None or not Path(declared).exists() else Path(declared).parent
+    return (beside / file).absolute()
+
+
+def _visible(path: str | PathLike[str]) -> str:
+    """Return the name of a file as valid Unicode, for the compiler's messages."""
+    return os.fsencode(path).decode(errors="replace")
+
+
+def _refuse_surrogates(language: SourceLanguage, text: str) -> None:
+    """Refuse half a surrogate pair, which no encoding has."""
+    found = re.search("[\ud800-\udfff]", text)
+    if found is not None:
+        raise errors.KernelSourceError(
+            f"the text of a {language.name} kernel is not valid Unicode",
+            argument=language.argument,
+            expected="a str that can be written in UTF-8",
+            got=f"{found[0]!r} at {found.start()}",
+            hint="read the text with the encoding that it is in",
+        )
 
 
 def _without_comments(text: str) -> str:
@@ -147,7 +177,7 @@ def _location_of(text: str, declared: str | None, otherwise: str) -> tuple[str, 
         whole = "".join(linecache.getlines(declared))
         before, found, _ = whole.partition(text)
         if found:
-            return declared, before.count("\n") + 1
+            return _visible(declared), before.count("\n") + 1
     return otherwise, 1
 
 
@@ -158,10 +188,9 @@ def folder_of(file: str | PathLike[str] | None, declared: str | None) -> str | N
         file: File of the kernel; None if its text is given.
         declared: File that declares the kernel.
     """
-    at = None if declared is None or not Path(declared).exists() else Path(declared).resolve().parent
-    if file is None:
-        return None if at is None else str(at)
-    return str(((at or Path()) / file).resolve().parent)
+    if file is not None:
+        return str(file_of(file, declared).resolve().parent)
+    return None if declared is None or not Path(declared).exists() else str(Path(declared).resolve().parent)
 
 
 def includes_of(text: str, folder: str | None) -> Mapping[Path, str]:
@@ -178,7 +207,7 @@ def includes_of(text: str, folder: str | None) -> Mapping[Path, str]:
     waiting = [(text, Path(folder) if folder else None)]
     while waiting:
         including, folder_beside = waiting.pop()
-        for name in _named_files(including):
+        for name in named_files(including):
             for start in dict.fromkeys([folder_beside, Path(folder) if folder else None]):
                 if start is None and not Path(name).is_absolute():
                     continue
@@ -191,8 +220,12 @@ def includes_of(text: str, folder: str | None) -> Mapping[Path, str]:
     return found
 
 
-def _named_files(text: str) -> list[str]:
-    """Return the files that the directives of a text name, also where comments or line ends divide them."""
+def named_files(text: str) -> list[str]:
+    """Return the files that the directives of a text name, also where comments or line ends divide them.
+
+    Args:
+        text: Text of a source or a header.
+    """
     joined = text.replace("\\\r\n", "").replace("\\\n", "")
     plain = _COMMENT.sub(lambda match: match[0] if match[0].startswith('"') else " ", joined)
     return [name for line in _DIRECTIVE.findall(plain) for name in _NAMED_FILE.findall(line)]

@@ -86,7 +86,7 @@ class Toolchain:
                 killed_whole(process),
             ):
                 output, _ = process.communicate(timeout=LIMIT_S)
-            printed = output[:MOST_PRINTED].decode(errors="replace")
+            printed = _STYLE.sub("", output[:MOST_PRINTED].decode(errors="surrogateescape"))
             if process.returncode in NOT_STARTED:
                 raise OSError(printed.strip())
         except (OSError, subprocess.TimeoutExpired) as error:
@@ -98,11 +98,24 @@ class Toolchain:
                 got=f"{shlex.join(self.command)}: {error}",
                 hint=f"see that `{shlex.join(self.command)} --version` works, or name another one in CXX",
             ) from error
-        for number, text in _DISK_FAULTS.items() if process.returncode else ():
+        status = process.returncode or self._status_by_file(arguments, directory, printed)
+        for number, text in _DISK_FAULTS.items() if status else ():
             if text in printed:
                 raise OSError(number, text, str(directory))
-        self._refuse_death(process.returncode, printed)
-        return CompilerOutput(process.returncode, printed)
+        self._refuse_failure(status, printed)
+        return CompilerOutput(status, printed)
+
+    def _status_by_file(self, arguments: list[str], directory: Path, printed: str) -> int:
+        """Return 1 if there is no output file: the exit status is 0, too, where somebody else took it.
+
+        This is so where SIGCHLD is ignored, and where another thread or a handler waits for all children.
+        """
+        written = directory / arguments[arguments.index("-o") + 1] if "-o" in arguments else directory
+        if os.path.lexists(written) or not directory.is_dir():
+            return 0
+        if not printed.strip():
+            self.refuse_incomplete(written)
+        return 1
 
     def refuse_incomplete(self, path: Path) -> None:
         """Refuse a file that the compiler did not write, or not to its end, though it reports success.
@@ -130,18 +143,27 @@ class Toolchain:
         inner = ["-wrapper", ",".join(wrapper)] if _GCC.search(self.identity.split()[0]) else []
         return [*wrapper, *self.command, *arguments, *inner]
 
-    def _refuse_death(self, status: int, printed: str) -> None:
-        """Refuse a compiler that a signal ended, which says nothing about the source."""
-        printed_death = _DIED.search(printed) if status else None
-        if status < 0 or printed_death is not None:
-            died = signal.Signals(-status).name if printed_death is None else printed_death[0]
-            raise errors.ToolchainError(
-                "the C++ compiler died of a signal",
-                expected="a compiler that ends by itself",
-                got=died,
-                hint="see that there is memory enough, since the system kills what takes too much; or name "
-                "another compiler in CXX",
-            )
+    def _refuse_failure(self, status: int, printed: str) -> None:
+        """Refuse a failure of the compiler itself, which says nothing about the source."""
+        if status < 0:
+            printed = f"{_signal(-status)} signal terminated program {Path(self.command[0]).name}"
+        for (problem, hint), pattern in _FAILURES.items() if status else ():
+            found = pattern.search(printed)
+            if found is not None:
+                raise errors.ToolchainError(
+                    problem,
+                    expected="a compiler that ends by itself",
+                    got=found[0],
+                    hint=f"{hint}; or name another compiler in CXX",
+                )
+
+
+def _signal(number: int) -> str:
+    """Return the name of a signal; its number for one without a name, as those of real time."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)
 
 
 _GCC = re.compile(r"(?:^|[/-])g\+\+(?:-[\d.]+)?$")
@@ -150,7 +172,22 @@ _DISK_FAULTS = {
 }
 _DISK_FAULTS[errno.EFBIG] = "File size limit exceeded"  # by a signal, before the system call answers
 """What compilers print of a disk that takes no more."""
-_DIED = re.compile(r"\b\w[\w ]* signal terminated program \w+")
+_MEMORY = "see that there is memory enough, since the system kills what takes too much"
+_FAILURES = {
+    ("the C++ compiler died of a signal", _MEMORY): re.compile(
+        r"\b\w[\w ]* signal terminated program [\w+.-]+"
+    ),
+    ("the C++ compiler gets no memory", _MEMORY): re.compile(
+        r"^virtual memory exhausted: .+|^\S+: out of memory allocating .+", re.MULTILINE
+    ),
+    (
+        "the C++ compiler cannot run one of its programs",
+        "install it whole, on Debian or Ubuntu by `apt-get install g++`",
+    ): re.compile(r"(?<=fatal error: )cannot (?:execute|find) .+"),
+}
+"""Failures of compilers themselves: problem and hint, by what they print."""
+_STYLE = re.compile(r"\x1b\[[\d;]*[mK]")
+"""Colours, as of `-fdiagnostics-color`, which are no part of a message."""
 
 
 @contextmanager
@@ -207,7 +244,8 @@ def _toolchain(named: str, path: str) -> Toolchain:
     for candidate in candidates:
         program = shutil.which(candidate[0], path=path)
         if program is not None:
-            return Toolchain((program, *candidate[1:]), _identity(candidate, path))
+            # It runs in other directories, so `./compiler` is not its name there.
+            return Toolchain((os.path.abspath(program), *candidate[1:]), _identity(candidate, path))
     raise errors.ToolchainError(
         "there is no C++ compiler",
         expected=f"the program that CXX names, `{named}`" if named else f"one of {', '.join(NAMES)}",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from opsmith import errors
+from opsmith.build.source_text import file_of
 from opsmith.core.kernels import CUDA_LAUNCH_OPTIONS, CUDA_SOURCES, TRITON_LAUNCH_OPTIONS, BuiltKernel
 from opsmith.core.operator import Operator
 from opsmith.kernels.cpp.codegen import CPP_TYPES
@@ -57,7 +58,11 @@ def build_kernel(
         KernelSignatureError: If a parameter of a Triton kernel cannot be bound.
     """
     options = dict(options or {})
+    declared = None if frame is None else frame.f_code.co_filename
     cuda, cuda_file, triton = (options.pop(name, None) for name in (*CUDA_SOURCES, "triton"))
+    cpp_file, cuda_file = (
+        None if each is None else file_of(each, declared) for each in (cpp_file, cuda_file)
+    )
     sources = {"cpp": cpp, "cpp_file": cpp_file, "cuda": cuda, "cuda_file": cuda_file, "triton": triton}
     given = [name for name, value in sources.items() if value is not None]
     if len(given) != 1 or function is not None:
@@ -71,7 +76,6 @@ def build_kernel(
             if close
             else "give each kernel by a call of `op.kernel(...)` of its own",
         )
-    declared = None if frame is None else frame.f_code.co_filename
     copies_back = _allows_copies(operator, options.pop("copies", None))
     declaration = _Declaration(operator, device, entry, declared, dtypes, options, strict, copies_back)
     if triton is not None:

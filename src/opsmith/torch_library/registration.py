@@ -76,7 +76,13 @@ class DispatcherRegistration:
         from opsmith.torch_library.autograd.functorch import call_under_transforms
 
         self._call_under_transforms = call_under_transforms
-        self._register()
+        self._packets: list[Any] = []
+        self._library: Any = None
+        try:
+            self._register()
+        except BaseException:  # also an interrupt: torch would keep the name for good
+            self.remove()
+            raise
 
     @property
     def validated(self) -> bool:
@@ -86,15 +92,17 @@ class DispatcherRegistration:
     def update(self, specification: Specification) -> None:
         """Replace the specification, and drop compiled code that contains the old one."""
         with self._lock:  # calls of other threads may be installing a fast path or a kernel
+            # The specification last: after an interrupt, the next replacement begins with what stands here.
             self._fast_calls.uninstall()
-            before, self.specification = self.specification, specification
+            before = self.specification
             _withdraw(before)
+            self.specification = specification
         self._plans, self._result_flattenings = {}, {}
         if _fixed_parts(before) != _fixed_parts(specification):
             self.remove()
             try:
                 self._register()
-            except Exception:
+            except BaseException:
                 self.remove()
                 self.specification = before
                 self._register()
@@ -115,12 +123,13 @@ class DispatcherRegistration:
         for packet in self._packets:
             unregister_flops(packet)
         self._compiled.drop()
-        capabilities.destroy(self._library)
+        if self._library is not None:
+            capabilities.destroy(self._library)
 
     def _register(self) -> None:
         specification = self.specification
         schema, name = specification.schema, specification.short_name
-        self._packets: list[Any] = []
+        self._packets = []
         self._library = torch.library.Library(specification.namespace, "FRAGMENT")
         kind = OperatorNode if specification.adopted is None else AdoptedNode
         self.node: type[OperatorNode] = type(name, (kind,), {})

@@ -384,7 +384,7 @@ def test_a_disk_that_runs_no_programs_is_not_used(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(library.ctypes, "CDLL", load)
     with pytest.warns(RuntimeWarning, match="for this process alone, .*noexec"):
-        path = library.loadable(lambda: cache.obtain({"a": "b"}, lambda at: (at / "c").touch()))
+        path = library.loadable(lambda: cache.obtain({"a": "b"}, lambda at: (at / "c").touch()), "strip")
     assert places == [places[0], Path(path).parent]
     assert not Path(path).is_relative_to(cache.directory)
 

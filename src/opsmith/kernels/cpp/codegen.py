@@ -84,7 +84,7 @@ def kernel_code(source: CppSource, operator: str, dtypes: tuple[torch.dtype, ...
 
 def cpp_path(source: CppSource) -> str:
     """Return the path of the source for a `#line` directive."""
-    return source.path.replace("\\", "\\\\").replace('"', '\\"')
+    return source.path.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def _candidate(source: CppSource, type: str, by_shapes: bool) -> str:

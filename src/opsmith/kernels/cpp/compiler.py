@@ -40,6 +40,8 @@ STUB = "libtorch_cpu.so"
 """Empty library with the name of torch's own. Linking against the real one takes a third of a second."""
 MAX_ERRORS = 3
 """Errors that a message quotes: later ones mostly follow from these."""
+MAX_LINES, MAX_LENGTH = 20, 500
+"""Lines that a message quotes of other output, and characters of a line."""
 
 _UNDEFINED = re.compile(r"undefined (?:reference to|symbol:) [`']?(?P<name>[^'`\n]+?)'?$", re.MULTILINE)
 _LINE = re.compile(r"^(?P<file>.+?):(?P<line>\d+)(?::(?P<column>\d+))?: +(?P<text>.*)$")
@@ -303,7 +305,7 @@ def diagnostics(printed: str, source: CppSource, headers: frozenset[str] = froze
         header = match["file"] if match["file"] in headers else None
         if re.match(r"(fatal )?error: ", text):
             at = location if in_source or header else last or (source.at, None)
-            add_diagnostic(found, Diagnostic(text.partition("error: ")[2], *at, header))
+            add_diagnostic(found, Diagnostic(_cut(text.partition("error: ")[2]), *at, header))
             last = None
             brace_missing = re.search(r"error: expected '}'( at end of input)?$", text) is not None
         elif in_source and brace_missing and text == "note: to match this '{'":
@@ -344,10 +346,15 @@ def quoted_errors(printed: str, source: CppSource, headers: frozenset[str] = fro
 def quote(found: Sequence[Diagnostic], source: CppSource, printed: str) -> str:
     """Return the first of these errors, with location and line; the whole output if there are none."""
     if not found:
-        return printed.strip() or "it printed nothing"
+        lines = printed.strip().splitlines()
+        return "\n".join(map(_cut, lines[:MAX_LINES])) or "it printed nothing"
     rest = len(found) - MAX_ERRORS
     quoted = [each.quoted(source) for each in found[:MAX_ERRORS]]
     return "\n".join([*quoted, *([f"and {rest} more"] if rest > 0 else [])])
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= MAX_LENGTH else f"{line[:MAX_LENGTH]} ..."
 
 
 def _undefined(printed: str, source: CppSource) -> list[Diagnostic]:
@@ -357,7 +364,7 @@ def _undefined(printed: str, source: CppSource) -> list[Diagnostic]:
         word = re.split(r"[(<]", name.rpartition("::")[2] or name)[0]
         lines = [
             number
-            for number, line in enumerate(source.text.splitlines(), source.line)
+            for number, line in enumerate(source.text.split("\n"), source.line)
             if re.search(rf"\b{re.escape(word)}\b", line)
         ]
         text = f"nothing defines `{name}`, neither the source nor a library"

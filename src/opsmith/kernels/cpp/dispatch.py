@@ -103,8 +103,12 @@ class DispatchedKernel:
             if entered is not None:
                 return None
             namespace, _, name = self._operator.partition("::")
-            registered = self._register(SERVED, namespace, name)
-            _served[self._operator] = self
+            _served[self._operator] = self  # first: `withdraw` must find it after an interrupt
+            try:
+                registered = self._register(SERVED, namespace, name)
+            except Exception:
+                del _served[self._operator]
+                raise
 
         def deregister() -> None:
             with _lock:
@@ -200,8 +204,9 @@ def dispatched_kernel(
     with _lock:
         kernel = _kernels.get(key)
         if kernel is None:
-            kernel = _kernels[key] = DispatchedKernel(library, operator, schema, arguments, results)
+            kernel = DispatchedKernel(library, operator, schema, arguments, results)
             _by_record[kernel.record] = kernel
+            _kernels[key] = kernel  # last: an interrupt may come before
         kernel.release()
         kernel.fallback, kernel.failed = fallback, failed
         kernel.publish()
@@ -260,11 +265,19 @@ def _holding_errors(fallback: Callable[..., Any], results: int) -> Callable[...,
         try:
             return fallback(*args, **kwargs)
         except BaseException as error:
-            _python_runtime().opsmith_hold(ctypes.py_object(error), str(error).encode())
+            _python_runtime().opsmith_hold(ctypes.py_object(error), _text(error))
             placeholders = [torch.empty(0) for _ in range(results)]
             return (placeholders[0] if results == 1 else tuple(placeholders)) if results else None
 
     return held
+
+
+def _text(error: BaseException) -> bytes:
+    """Return the text of an exception for callers that are not Python; its class if it has no text."""
+    try:
+        return str(error).encode(errors="replace")
+    except Exception:  # of its own `__str__`
+        return type(error).__qualname__.encode(errors="replace")
 
 
 def fill_new_memory(on: bool) -> bool:
@@ -285,7 +298,7 @@ def fill_new_memory(on: bool) -> bool:
 
 @cache
 def _runtime_path() -> str:
-    return loadable(compile_runtime)
+    return loadable(compile_runtime, "opsmith_hold")
 
 
 @cache

@@ -44,6 +44,10 @@ class _Exported(ctypes.Structure):
     ]
 
 
+TABLE = "opsmith_kernel"
+"""Name of the table that a kernel's library exports."""
+
+
 class CppLibrary:
     """Loaded library of a kernel.
 
@@ -59,7 +63,7 @@ class CppLibrary:
 
     def __init__(self, obtain: Callable[[], CacheEntry]) -> None:
         # It is never unloaded: a call in another thread may be in its code.
-        self.exported = _Exported.in_dll(ctypes.CDLL(loadable(obtain)), "opsmith_kernel")
+        self.exported = _Exported.in_dll(ctypes.CDLL(loadable(obtain, TABLE)), TABLE)
         first = self.exported.candidates[0]
         self.computes_sizes = bool(first.sizes)
         self.sized: int | None = None if first.sized < 0 else first.sized
@@ -69,26 +73,27 @@ class CppLibrary:
         )
 
 
-def loadable(obtain: Callable[[], CacheEntry]) -> str:
+def loadable(obtain: Callable[[], CacheEntry], exported: str) -> str:
     """Return the path of an entry's library; one from the cache that does not load is built again once.
 
     Args:
         obtain: Returns the entry.
+        exported: Name that the library exports.
 
     Raises:
-        CompileError: If a library that was built now does not load.
+        CompileError: If a library that was built now does not load, or does not export that name.
     """
     entry = obtain()
     path = str(entry.directory / LIBRARY)
     try:
-        ctypes.CDLL(path)
-    except OSError as error:
+        getattr(ctypes.CDLL(path), exported)
+    except (OSError, AttributeError) as error:
         if entry.source in ("disk", "built") and _runs_nothing(entry.directory):
             cache_on_disk().abandon("no program can be run from its file system (noexec)")
-            return loadable(obtain)
+            return loadable(obtain, exported)
         if entry.source == "disk":
             cache_on_disk().discard(entry)
-            return loadable(obtain)
+            return loadable(obtain, exported)
         raise errors.CompileError(
             "the compiled kernel cannot be loaded",
             got=str(error),

@@ -49,7 +49,7 @@ class CppSource:
 
     def quoted(self, line: int) -> str:
         """Return a line of the file; empty for a line outside of the text."""
-        lines = self.text.splitlines()
+        lines = self.text.split("\n")  # a form feed ends no line
         at = line - self.line
         return lines[at] if 0 <= at < len(lines) else ""
 
