@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -23,6 +22,7 @@ from opsmith.checking.processes.watchdog import beat
 from opsmith.checking.report import Failure, SeenDtypes
 from opsmith.checking.samples.sample import Sample, is_inexact, replica
 from opsmith.core.adopted import Outputs, StructureMismatchError, leaves
+from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.kernels import Kernel, choose
 from opsmith.core.location import where

@@ -7,12 +7,12 @@ import inspect
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
 
 from opsmith import errors
+from opsmith.core.cached_property import cached_property
 from opsmith.core.formula import Formula
 from opsmith.core.forward_arguments import NO_PARAMETERS, ForwardArguments
 from opsmith.core.location import where

@@ -11,11 +11,12 @@ import ast
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from numbers import Rational
 from typing import Any
 
 from torch import SymInt, Tensor
+
+from opsmith.core.cached_property import cached_property
 
 _Evaluate = Callable[[Mapping[str, Any]], Any]
 

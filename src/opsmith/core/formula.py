@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from opsmith import errors
+from opsmith.core.cached_property import cached_property
 from opsmith.core.location import where
 
 

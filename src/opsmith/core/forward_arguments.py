@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal
 
 import torch
+
+from opsmith.core.cached_property import cached_property
 
 Form = Literal["plain", "rest", "either", "nested", "mixed"]
 

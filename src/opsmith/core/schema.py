@@ -8,12 +8,12 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 from opsmith import errors
 from opsmith.core.annotations import hint_for, kind_of, shown_annotation
 from opsmith.core.argument_types import FLOAT, ArgumentType
+from opsmith.core.cached_property import cached_property
 from opsmith.core.formula import listed
 from opsmith.core.location import where
 from opsmith.core.lowering import Lowering

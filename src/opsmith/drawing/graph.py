@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from typing import Any, Literal
+
+from opsmith.core.cached_property import cached_property
 
 SCHEMA = 1
 """Version of the keys of `Graph.to_dict`."""

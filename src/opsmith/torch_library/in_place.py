@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.core.backward_plan import runs_ordinary
+from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.functional_form import all_results, copies_of_written, functional_form
 from opsmith.core.operator import FunctionalOperator, Operator

@@ -12,7 +12,6 @@ import linecache
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from types import FrameType
@@ -26,6 +25,7 @@ from opsmith.checking.diagnosis.decompositions import decomposition
 from opsmith.checking.exceptions import Overlooking, calls_operator
 from opsmith.checking.numerics.autodiff import Results, vjp
 from opsmith.checking.samples.sample import is_inexact
+from opsmith.core.cached_property import cached_property
 
 MOST_EDGES = 200
 """Largest number of edges."""

@@ -28,7 +28,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -46,6 +45,7 @@ from opsmith.checking.numerics.compare import (
 from opsmith.checking.numerics.directional import coordinates
 from opsmith.checking.samples.perturb import perturbed
 from opsmith.checking.samples.sample import is_inexact, replica
+from opsmith.core.cached_property import cached_property
 
 LIBRARY = 8
 """Rounding units that a library function may err by."""

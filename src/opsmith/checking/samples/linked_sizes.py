@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import combinations
 from typing import Any
 
@@ -19,6 +18,7 @@ from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.numerics.compare import all_close
 from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject
+from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.expression import Expression, ExpressionError
 from opsmith.core.shapes import ANY, Shapes

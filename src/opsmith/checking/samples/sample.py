@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from opsmith.checking.processes.fork import announce
 from opsmith.checking.samples.object_arguments import ObjectArguments
+from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import CallArguments
 from opsmith.core.schema import Schema
 from opsmith.torch_library.flattening import ArgumentFlattening

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from types import MappingProxyType
 
 import torch
@@ -21,6 +21,7 @@ from opsmith.checking.numerics.compare import (
     share_of_largest,
 )
 from opsmith.checking.samples.grad_outputs import random_grad_output
+from opsmith.core.cached_property import cached_property
 
 Backward = Callable[[Grads], Tensor | None]
 """Function from grad_outputs, one for each result, to the gradient of an input."""

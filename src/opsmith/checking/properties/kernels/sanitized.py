@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -34,6 +33,7 @@ from opsmith.checking.samples.memory_layouts import layouts_of
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.samples.variations import variations
 from opsmith.checking.subject import CPU, Subject
+from opsmith.core.cached_property import cached_property
 from opsmith.core.kernels import Kernel, Rejected
 from opsmith.kernels.common.result_layout import ResultLayout
 from opsmith.kernels.cpp.kernel import CppKernel

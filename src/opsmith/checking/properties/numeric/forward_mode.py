@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
 from opsmith.checking.subject_kinds import through_apply
+from opsmith.core.cached_property import cached_property
 from opsmith.core.formula import Formula
 
 NAME = "forward_mode"

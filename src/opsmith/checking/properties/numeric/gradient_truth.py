@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from opsmith.checking.numerics.finite_differences import NumericalGradient, nume
 from opsmith.checking.samples.grad_outputs import GradOutputs
 from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject
+from opsmith.core.cached_property import cached_property
 
 Grads = Sequence[Tensor | None]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from opsmith.checking.samples.cases import case_name
 from opsmith.checking.samples.grad_outputs import contiguous_grad_outputs
 from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject
+from opsmith.core.cached_property import cached_property
 
 NAME = "second_order"
 

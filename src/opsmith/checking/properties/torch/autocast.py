@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from opsmith.checking.samples.cases import dtype_name
 from opsmith.checking.samples.sample import Sample, replica
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
+from opsmith.core.cached_property import cached_property
 
 WIDE = torch.float32
 """dtype of the inputs: autocast leaves float64 alone."""

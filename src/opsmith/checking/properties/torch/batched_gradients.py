@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from opsmith.checking.samples.grad_outputs import random_grad_outputs, results_w
 from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
+from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import tensors_in
 
 NAME = "batched_gradients"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -55,6 +55,7 @@ from opsmith.checking.samples.batches import (
 from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject, drawing_operations
+from opsmith.core.cached_property import cached_property
 
 NAME = "vmap"
 
