@@ -340,8 +340,13 @@ def _refuse_shared_elements(
     specification: Specification, written: Sequence[tuple[str, Tensor]], values: Sequence[Any]
 ) -> None:
     every = list(named_tensors(dict(zip(specification.schema.names, values, strict=True)), label=_label))
+    # Lists may be long: only tensors of one storage are compared.
+    storages = {name: capabilities.storage_of(tensor) for name, tensor in every}
+    grouped: dict[int, list[tuple[str, Tensor]]] = {}
+    for name, tensor in every:
+        grouped.setdefault(id(storages[name]), []).append((name, tensor))
     for name, tensor in written:
-        for label, other in every:
+        for label, other in grouped[id(storages[name])]:
             if label != name and shares_elements(tensor, other):
                 raise specification.error(
                     errors.MutationError,

@@ -50,10 +50,16 @@ def __getattr__(name: str) -> Any:
 
 def shares_memory(first: Tensor, second: Tensor) -> bool:
     """Return True if two tensors have the same storage; wrapped tensors of a transform have none."""
+    storage = storage_of(first)
+    return storage is not None and storage is storage_of(second)
+
+
+def storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
+    """Return the storage of a tensor, one object while it is held; None for a wrapped tensor."""
     try:
-        return first.untyped_storage() is second.untyped_storage()
+        return tensor.untyped_storage()
     except NotImplementedError:
-        return False
+        return None
 
 
 def schema_fault(text: str) -> str | None:
