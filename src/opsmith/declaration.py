@@ -44,6 +44,7 @@ def operator(
     batching: str | None = ...,
     accept: Accepting | None = ...,
     mutates: Iterable[str] = ...,
+    returns: str | None = ...,
 ) -> Callable[[Callable[P, R]], Operator[P, R]]: ...
 @overload
 def operator(
@@ -61,6 +62,7 @@ def operator(
     batching: str | None = ...,
     accept: Accepting | None = ...,
     mutates: Iterable[str] = ...,
+    returns: str | None = ...,
 ) -> Callable[[Callable[P, Any]], Operator[P, Any]]: ...
 def operator(
     name: str,
@@ -77,6 +79,7 @@ def operator(
     batching: str | None = None,
     accept: Accepting | None = None,
     mutates: Iterable[str] = (),
+    returns: str | None = None,
 ) -> Callable[[Callable[P, Any]], Operator[P, Any]]:
     """Declare an operator: the decorated function is its reference, the mathematics in plain PyTorch.
 
@@ -101,6 +104,8 @@ def operator(
         accept: Findings of `check` to accept: the reason by `(property, cause)`, as `("vmap", "raises")`.
         mutates: Names of the arguments that the function writes into, in place. It returns None, or new
             tensors that share no memory with them. Everything is derived from `op.functional`.
+        returns: Name of the argument that it writes into and returns, as torch's operations in place do: the
+            first, and the only one written.
 
     Raises:
         NameFormatError, NameTakenError, NotAFunctionError, MissingAnnotationError, UnsupportedTypeError,
@@ -132,7 +137,7 @@ def operator(
 
     def declare(reference: Callable[P, Any]) -> Operator[P, Any]:
         written = (mutates,) if isinstance(mutates, str) else tuple(mutates)
-        schema = schema_of(reference, name, results=results, hidden=hidden, mutates=written)
+        schema = schema_of(reference, name, results=results, hidden=hidden, mutates=written, returns=returns)
         location = where(reference)
         with errors.about(name, location):
             pattern = None if shapes is None else read_shapes(shapes, schema)

@@ -41,6 +41,15 @@ def mix_kernel(cache: Tensor, x: Tensor) -> Tensor:
     return made
 
 
+def decay_(cache: Tensor, x: Tensor) -> Tensor:
+    return cache.mul_(0.5).add_(x)
+
+
+def decay_kernel(cache: Tensor, x: Tensor) -> Tensor:
+    cache.copy_(torch.from_numpy((cache / 2 + x).detach().numpy()) if type(cache) is Tensor else cache)
+    return cache
+
+
 def declare(name: str, reference: Callable[..., Any], **options: Any) -> Any:
     return opsmith.operator(f"in_place::{name}", mutates=["cache"], **options)(reference)
 
@@ -73,7 +82,25 @@ def in_cpp(operator: Any) -> Any:
 
 with_cpp = in_cpp(declare("with_cpp", mix))
 cpp_and_formula = in_cpp(declare("cpp_and_formula", mix)).gradients(mix_gradients)
-OPERATORS = [derived, with_formula, with_after, with_kernel, with_both, with_cpp, cpp_and_formula]
+returned_ = declare("returned_", decay_, returns="cache")
+returned_with_both_ = (
+    declare("returned_with_both_", decay_, returns="cache")
+    .kernel("cpu", decay_kernel)
+    .gradients(cache=lambda grad_cache: grad_cache / 2, x=lambda grad_cache: grad_cache.sum(0))
+)
+DECAY = """
+void {name}(View<double, 2> cache, View<const double, 1> x) {{
+  for (int64_t i = 0; i < cache.size(0); i++)
+    for (int64_t j = 0; j < cache.size(1); j++) cache(i, j) = cache(i, j) / 2 + x(j);
+}}
+"""
+returned_by_cpp_ = declare("returned_by_cpp_", decay_, returns="cache").kernel(
+    "cpu", cpp=DECAY.format(name="returned_by_cpp_")
+)
+OPERATORS = [
+    *(derived, with_formula, with_after, with_kernel, with_both, with_cpp, cpp_and_formula),
+    *(returned_, returned_with_both_, returned_by_cpp_),
+]
 every_operator = pytest.mark.parametrize("operator", OPERATORS, ids=lambda each: each.name.partition("::")[2])
 
 
@@ -84,7 +111,7 @@ def program(operator: Callable[..., Any]) -> Callable[[Tensor, Tensor], Tensor]:
         own = cache * 2
         made = operator(own, x)
         operator(own[1:], x)
-        return (own * own).sum() + (0 if made is None else made.sum())
+        return (own * own).sum() + (0 if made is None or made is own else made.sum())
 
     return run
 
@@ -131,7 +158,7 @@ def once(operator: Callable[..., Any]) -> Callable[[Tensor, Tensor], Tensor]:
     def run(cache: Tensor, x: Tensor) -> Tensor:
         own = (cache * 2).expand(*torch.broadcast_shapes(cache.shape, x.shape)).clone()
         made = operator(own, x)
-        return (own * own).sum() + (0 if made is None else made.sum())
+        return (own * own).sum() + (0 if made is None or made is own else made.sum())
 
     return run
 
@@ -297,6 +324,78 @@ def test_what_is_returned_shares_no_memory() -> None:
 
     with pytest.raises(errors.ResultCountError):
         returns_something(CACHE.clone())
+
+
+RETURNED = [each for each in OPERATORS if each.name.endswith("_")]
+
+
+@pytest.mark.parametrize("operator", RETURNED, ids=lambda each: each.name.partition("::")[2])
+def test_the_argument_that_is_returned_is_the_one_that_is_given(operator: Any) -> None:
+    schema = operator.torch_operator._schema
+    assert str(schema).endswith("(Tensor(a!) cache, Tensor x) -> Tensor(a!)")
+    if hasattr(torch.Tag, "inplace"):
+        assert torch.Tag.inplace in operator.torch_operator.tags
+    expected = (CACHE / 2 + X) / 2 + X
+    for gradients in (False, True):
+        own = CACHE.clone().requires_grad_(gradients) * 1
+        assert operator(cache=own, x=X) is own
+        assert operator(own, X) is own
+        torch.testing.assert_close(own.detach(), expected)
+        assert own.requires_grad is gradients
+    assert operator.functional(CACHE, X) is not CACHE
+    report = opsmith.check(operator, samples=[(CACHE, X)], effort="quick")
+    assert report.passed_as_asked, str(report)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("operator", RETURNED, ids=lambda each: each.name.partition("::")[2])
+def test_compiled_code_uses_what_is_returned(operator: Any, backend: str, fresh_compiler: None) -> None:
+    def chained(cache: Tensor, x: Tensor) -> Tensor:
+        return operator(operator(cache[1], x), x) * 2
+
+    own = CACHE.clone()
+    found = torch.compile(chained, backend=backend, fullgraph=True)(own, X)
+    new = (CACHE[1] / 2 + X) / 2 + X
+    torch.testing.assert_close(found, new * 2)
+    torch.testing.assert_close(own, torch.stack([CACHE[0], new, CACHE[2]]))
+
+
+def test_another_tensor_than_the_one_that_was_written_is_refused() -> None:
+    @opsmith.operator("in_place::returns_another_", mutates=["cache"], returns="cache")
+    def returns_another_(cache: Tensor) -> Tensor:
+        return cache.zero_() * 2
+
+    with pytest.raises(errors.AliasError, match="it did not return `cache`") as caught:
+        returns_another_(CACHE.clone())
+    assert caught.value.expected == "`cache` itself, as `returns='cache'` says"
+    assert caught.value.hint == "write `return cache`"
+
+
+def test_only_the_first_argument_alone_may_be_returned() -> None:
+    def both(cache: Tensor, x: Tensor) -> Tensor:
+        return cache
+
+    def several(cache: list[Tensor]) -> Tensor:
+        return cache[0]
+
+    def nothing(cache: Tensor, x: Tensor) -> None:
+        cache.add_(x)
+
+    for reference, mutates, returns in (
+        (both, ["cache", "x"], "cache"),
+        (both, ["x"], "x"),
+        (both, ["cache"], "x"),
+        (both, [], "cache"),
+        (several, ["cache"], "cache"),
+    ):
+        with pytest.raises(errors.UnknownInputError, match=f"it cannot return `{returns}`") as caught:
+            opsmith.operator("in_place::cannot_return", mutates=mutates, returns=returns)(reference)
+        assert caught.value.expected == "the first argument, a `Tensor`, and the only one that it writes into"
+    with pytest.raises(
+        errors.UnsupportedTypeError, match="an operator that returns `cache` returns a tensor"
+    ):
+        opsmith.operator("in_place::cannot_return", mutates=["cache"], returns="cache")(nothing)
 
 
 def test_lists_and_optional_tensors() -> None:

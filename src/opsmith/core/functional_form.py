@@ -69,7 +69,9 @@ def on_copies(
 def all_results(schema: Schema, values: Sequence[Any], returned: Any) -> tuple[Any, ...]:
     """Return the results of the functional form: the new values, and what an in-place operator returned."""
     new = tuple(value for argument, value in zip(schema.arguments, values, strict=True) if argument.alias)
-    return (*new, *(() if returned is None else returned if isinstance(returned, tuple) else (returned,)))
+    if returned is None or schema.returns is not None:
+        return new
+    return (*new, *(returned if isinstance(returned, tuple) else (returned,)))
 
 
 def copies_of_written(

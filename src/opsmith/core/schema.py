@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import Tensor
+
 from opsmith import errors
 from opsmith.core.annotations import hint_for, kind_of, shown_annotation
 from opsmith.core.argument_types import FLOAT, ArgumentType
@@ -61,11 +63,19 @@ class Argument:
 
 @dataclass(frozen=True)
 class Schema:
-    """Arguments and results of an operator; `single` is True if the reference returns a bare tensor."""
+    """Arguments and results of an operator.
+
+    Args:
+        arguments: Its arguments.
+        results: Its results, which are new tensors.
+        single: True if the reference returns a bare tensor.
+        returns: Name of the argument that it writes into and returns, as torch's operations in place do.
+    """
 
     arguments: tuple[Argument, ...]
     results: tuple[Result, ...]
     single: bool
+    returns: str | None = None
 
     @cached_property
     def leaves(self) -> tuple[Argument, ...]:
@@ -181,8 +191,11 @@ class Schema:
                 pieces.append("*")
             pieces.append(argument.schema())
         shown = [result for result in self.results if with_hidden or not result.hidden]
-        returns = ", ".join("Tensor[]" if result.sequence else "Tensor" for result in shown)
-        return f"{name}({', '.join(pieces)}) -> {returns if len(shown) == 1 else f'({returns})'}"
+        returns = ["Tensor[]" if result.sequence else "Tensor" for result in shown]
+        if self.returns is not None:
+            returns = [f"Tensor({self.by_name[self.returns].alias}!)"]
+        text = ", ".join(returns)
+        return f"{name}({', '.join(pieces)}) -> {text if len(returns) == 1 else f'({text})'}"
 
     def call_text(self, name: str) -> str:
         """Return the signature of the handle: in torch's language; in Python's if arguments are lowered."""
@@ -232,6 +245,7 @@ def schema_of(
     known: Mapping[str, ArgumentType] | None = None,
     returned: Any = REQUIRED,
     mutates: Iterable[str] = (),
+    returns: str | None = None,
 ) -> Schema:
     """Read an operator's schema from the signature of its reference.
 
@@ -244,6 +258,7 @@ def schema_of(
         known: Types of parameters that need no hint, by name.
         returned: Annotation of the return value where it has no hint.
         mutates: Names of the arguments that the operator writes into.
+        returns: Name of the one of them that it returns.
 
     Raises:
         NotAFunctionError, MissingAnnotationError, UnsupportedTypeError, ParameterKindError, NameFormatError,
@@ -253,7 +268,7 @@ def schema_of(
         signature = _signature(reference, operator)
         if signature.return_annotation is REQUIRED:
             signature = signature.replace(return_annotation=returned)
-        return _schema(signature, results, tuple(hidden), known or {}, tuple(mutates))
+        return _schema(signature, results, tuple(hidden), known or {}, tuple(mutates), returns)
 
 
 def _schema(
@@ -262,11 +277,16 @@ def _schema(
     hidden: tuple[str, ...],
     known: Mapping[str, ArgumentType],
     mutates: tuple[str, ...],
+    returns: str | None,
 ) -> Schema:
     arguments = tuple(_argument(each, known.get(each.name)) for each in signature.parameters.values())
     _refuse_clash(arguments)
     arguments = _with_aliases(arguments, mutates)
-    forms, single = result_forms(signature.return_annotation, writes=bool(mutates))
+    annotation = signature.return_annotation
+    if returns is not None:
+        _refuse_returned(arguments, mutates, returns, annotation)
+        annotation = None
+    forms, single = result_forms(annotation, writes=bool(mutates))
     roles = result_roles(len(forms), results, hidden)
     names = tuple(
         replace(result, optional=form == "optional", sequence=form == "list")
@@ -279,7 +299,7 @@ def _schema(
             argument=min(clash),
             hint=f"rename the result in `{'hidden' if min(clash) in hidden else 'results'}=`",
         )
-    return Schema(arguments, names, single)
+    return Schema(arguments, names, single, returns)
 
 
 def _signature(reference: Callable[..., Any], operator: str) -> inspect.Signature:
@@ -363,6 +383,31 @@ def _with_aliases(arguments: tuple[Argument, ...], mutates: tuple[str, ...]) -> 
             )
     letters = iter(string.ascii_lowercase)
     return tuple(replace(each, alias=next(letters)) if each.name in mutates else each for each in arguments)
+
+
+def _refuse_returned(
+    arguments: tuple[Argument, ...], mutates: tuple[str, ...], returns: str, annotation: Any
+) -> None:
+    """Refuse `returns=` where torch has no such operation in place."""
+    first = arguments[0] if arguments else None
+    plain = first is not None and first.kind.annotation() == "Tensor" and not first.keyword_only
+    if not plain or (returns,) != mutates or first is None or first.name != returns:
+        raise errors.UnknownInputError(
+            f"it cannot return `{returns}`",
+            argument="returns",
+            expected="the first argument, a `Tensor`, and the only one that it writes into",
+            got=", ".join(f"`{each.name}: {each.kind.annotation()}`" for each in arguments[:1])
+            or "no argument",
+            hint="leave `returns=` out, and let the function return None or new tensors",
+        )
+    if annotation is not Tensor:
+        raise errors.UnsupportedTypeError(
+            f"an operator that returns `{returns}` returns a tensor",
+            argument="return",
+            expected="Tensor",
+            got=shown_annotation(annotation),
+            hint=f"write `-> Tensor` and `return {returns}`",
+        )
 
 
 def _refuse_clash(arguments: Iterable[Argument]) -> None:

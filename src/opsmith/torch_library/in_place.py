@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.functional_form import all_results, copies_of_written, functional_form
 from opsmith.core.operator import FunctionalOperator, Operator
+from opsmith.core.schema import Schema
 from opsmith.core.specification import Specification
 from opsmith.core.tensors import map_tensors, named_tensors
 from opsmith.torch_library import capabilities
@@ -28,7 +31,13 @@ from opsmith.torch_library.autograd.node import (
 from opsmith.torch_library.compilation import EAGER
 from opsmith.torch_library.distributed import dtensors_in
 from opsmith.torch_library.flattening import ArgumentFlattening, Flat
-from opsmith.torch_library.registration import DispatcherRegistration
+from opsmith.torch_library.registration import TRANSFORM_KEY, DispatcherRegistration
+
+IN_PLACE: Any = getattr(torch.Tag, "inplace", None)
+"""Tag of an operator that returns the argument that it writes into; None before torch 2.13."""
+
+VOID_SUFFIX = "_void"
+"""Suffix of the operator that writes, to which one that returns its argument is reduced."""
 
 BITS = ("Conjugate", "Negative")
 """Dispatch keys of views whose memory holds other numbers. Torch's kernel there takes operators that return
@@ -86,7 +95,27 @@ class InPlaceRegistration(DispatcherRegistration):
 
     def _register(self) -> None:
         super()._register()
-        self.node = type(self.specification.short_name, (InPlaceNode,), {})
+        name = self.specification.short_name
+        self.node = type(name, (InPlaceNode,), {})
+        if self.specification.schema.returns is not None:
+            self.overload = getattr(getattr(torch.ops, self.specification.namespace), name).default
+
+    @property
+    def dispatched_schema(self) -> Schema:
+        """The schema of the operator that has the kernels, which returns no argument."""
+        return replace(self.specification.schema, returns=None)
+
+    def _define(self, name: str, *, hidden: bool) -> Any:
+        schema = self.specification.schema
+        if schema.returns is None:
+            return super()._define(name, hidden=hidden)
+        # torch's functionalization loses what is written into a view by way of what an operator returned.
+        writes = super()._define(name + VOID_SUFFIX, hidden=hidden)
+        tags = [torch.Tag.pt2_compliant_tag, *([] if IN_PLACE is None else [IN_PLACE])]
+        self._library.define(schema.text(name), tags=tuple(tags))
+        for key in ("CompositeImplicitAutograd", TRANSFORM_KEY):
+            self._library.impl(name, partial(_returning, writes), key)
+        return writes
 
     def fast_path(
         self, call: Callable[..., Any], compiled: Callable[..., Any] | None = None
@@ -192,6 +221,12 @@ def register_operator(specification: Specification) -> DispatcherRegistration:
     if specification.schema.written:
         return InPlaceRegistration(specification)
     return DispatcherRegistration(specification)
+
+
+def _returning(writes: Any, *args: Any, **kwargs: Any) -> Any:
+    """Write, and return the first argument."""
+    writes(*args, **kwargs)
+    return args[0]
 
 
 class InPlacePrimitive(OperatorPrimitive):

@@ -98,7 +98,7 @@ def validate_results(
         values: Its argument values.
         before: Version counters of the tensors among them before the call; None to allow writes.
     """
-    results = _as_tuple(specification, function, returned)
+    results = _as_tuple(specification, function, returned, values)
     if before is not None:
         _check_not_written(specification, function, before, _only_read(specification, values), values)
     _check_not_aliased(specification, function, results, tensors_in(values), values)
@@ -144,8 +144,13 @@ def _written(
     )
 
 
-def _as_tuple(specification: Specification, function: Callable[..., Any], returned: Any) -> tuple[Any, ...]:
+def _as_tuple(
+    specification: Specification, function: Callable[..., Any], returned: Any, values: list[Any]
+) -> tuple[Any, ...]:
     schema = specification.schema
+    if schema.returns is not None:
+        _refuse_other(specification, function, returned, values[schema.names.index(schema.returns)])
+        return ()
     results = (returned,) if schema.single else returned
     if not schema.results and returned is None:
         results = ()
@@ -164,6 +169,24 @@ def _as_tuple(specification: Specification, function: Callable[..., Any], return
     for result, described in zip(results, schema.results, strict=True):
         _check_tensor(specification, function, result, described.name, described.annotation())
     return tuple(results)
+
+
+def _refuse_other(
+    specification: Specification, function: Callable[..., Any], returned: Any, written: Tensor
+) -> None:
+    """Refuse another value than the argument that was written, or a view of all of it."""
+    name = specification.schema.returns
+    same = isinstance(returned, Tensor) and returned.shape == written.shape
+    if returned is not written and not (same and capabilities.shares_memory(returned, written)):
+        raise specification.error(
+            errors.AliasError,
+            f"it did not return `{name}`",
+            argument=name,
+            expected=f"`{name}` itself, as `returns={name!r}` says",
+            got=shown(returned),
+            where=where(function),
+            hint=f"write `return {name}`",
+        )
 
 
 def _validated_lists(
