@@ -115,6 +115,11 @@ class Schema:
         return tuple(argument.name for argument in self.arguments if argument.alias)
 
     @cached_property
+    def void(self) -> Schema:
+        """The schema of the operator that has the kernels: it writes, and returns no argument."""
+        return self if self.returns is None else replace(self, returns=None)
+
+    @cached_property
     def new_values(self) -> tuple[str, ...]:
         """Names of the arguments whose new values a functional form returns."""
         return tuple(result.written for result in self.results if result.written is not None)

@@ -18,6 +18,9 @@ if TYPE_CHECKING:  # imported only if an operator is adopted
 
 Autocast = Literal["promote", "lower", "float32"]
 
+VOID_SUFFIX = "_void"
+"""Suffix of the operator that writes, to which one that returns its argument is reduced."""
+
 
 @dataclass(frozen=True)
 class Specification(errors.ErrorSubject):
@@ -89,6 +92,11 @@ class Specification(errors.ErrorSubject):
     def namespace(self) -> str:
         """Part of the name before `::`."""
         return self.name.partition("::")[0]
+
+    @property
+    def dispatched_name(self) -> str:
+        """`namespace::name` of the operator that has the kernels."""
+        return self.name if self.schema.returns is None else self.name + VOID_SUFFIX
 
     @property
     def short_name(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +15,6 @@ from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.functional_form import all_results, copies_of_written, functional_form
 from opsmith.core.operator import FunctionalOperator, Operator
-from opsmith.core.schema import Schema
 from opsmith.core.specification import Specification
 from opsmith.core.tensors import map_tensors, named_tensors
 from opsmith.torch_library import capabilities
@@ -35,9 +33,6 @@ from opsmith.torch_library.registration import TRANSFORM_KEY, DispatcherRegistra
 
 IN_PLACE: Any = getattr(torch.Tag, "inplace", None)
 """Tag of an operator that returns the argument that it writes into; None before torch 2.13."""
-
-VOID_SUFFIX = "_void"
-"""Suffix of the operator that writes, to which one that returns its argument is reduced."""
 
 BITS = ("Conjugate", "Negative")
 """Dispatch keys of views whose memory holds other numbers. Torch's kernel there takes operators that return
@@ -100,23 +95,6 @@ class InPlaceRegistration(DispatcherRegistration):
         if self.specification.schema.returns is not None:
             self.overload = getattr(getattr(torch.ops, self.specification.namespace), name).default
 
-    @property
-    def dispatched_schema(self) -> Schema:
-        """The schema of the operator that has the kernels, which returns no argument."""
-        return replace(self.specification.schema, returns=None)
-
-    def _define(self, name: str, *, hidden: bool) -> Any:
-        schema = self.specification.schema
-        if schema.returns is None:
-            return super()._define(name, hidden=hidden)
-        # torch's functionalization loses what is written into a view by way of what an operator returned.
-        writes = super()._define(name + VOID_SUFFIX, hidden=hidden)
-        tags = [torch.Tag.pt2_compliant_tag, *([] if IN_PLACE is None else [IN_PLACE])]
-        self._library.define(schema.text(name), tags=tuple(tags))
-        for key in ("CompositeImplicitAutograd", TRANSFORM_KEY):
-            self._library.impl(name, partial(_returning, writes), key)
-        return writes
-
     def fast_path(
         self, call: Callable[..., Any], compiled: Callable[..., Any] | None = None
     ) -> Callable[..., Any] | None:
@@ -124,7 +102,8 @@ class InPlaceRegistration(DispatcherRegistration):
         return None
 
     def _define(self, name: str, *, hidden: bool) -> Any:
-        overload = super()._define(name, hidden=hidden)
+        schema, void = self.specification.schema, self.specification.dispatched_name.partition("::")[2]
+        overload = super()._define(void, hidden=hidden)
 
         def resolved(*args: Any, **kwargs: Any) -> Any:
             self._values(args, kwargs)  # refuses what is written
@@ -132,7 +111,13 @@ class InPlaceRegistration(DispatcherRegistration):
             return overload(*map_tensors(_resolved, args), **dict(named))
 
         for key in BITS:
-            self._library.impl(name, resolved, key)
+            self._library.impl(void, resolved, key)
+        if schema.returns is not None:
+            # torch's functionalization loses what is written into a view by way of what an operator returned.
+            tags = [torch.Tag.pt2_compliant_tag, *([] if IN_PLACE is None else [IN_PLACE])]
+            self._library.define(schema.text(name), tags=tuple(tags))
+            for key in ("CompositeImplicitAutograd", TRANSFORM_KEY):
+                self._library.impl(name, partial(_returning, overload), key)
         return overload
 
     def _values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

@@ -17,7 +17,7 @@ from opsmith.core.call_arguments import tensors_in, type_error
 from opsmith.core.forked_locks import lock_of
 from opsmith.core.kernels import BuiltKernel, Kernel, choose, refuse_strictly
 from opsmith.core.reachable import refuse_captured_tensors
-from opsmith.core.schema import REQUIRED, Schema
+from opsmith.core.schema import REQUIRED
 from opsmith.core.specification import Specification
 from opsmith.torch_library import autocast, capabilities
 from opsmith.torch_library.adopted.node import AdoptedNode, adopted_call
@@ -85,11 +85,6 @@ class DispatcherRegistration:
             raise
 
     @property
-    def dispatched_schema(self) -> Schema:
-        """The schema of the operator that has the kernels."""
-        return self.specification.schema
-
-    @property
     def validated(self) -> bool:
         """True if a call by the current specification has passed validation."""
         return self._validated is self.specification
@@ -145,7 +140,7 @@ class DispatcherRegistration:
             self.full_overload = self._define(name + HIDDEN_SUFFIX, hidden=True)
 
     def _define(self, name: str, *, hidden: bool) -> Any:
-        text = self.dispatched_schema.text(name, with_hidden=hidden)
+        text = self.specification.schema.void.text(name, with_hidden=hidden)
         tags = [torch.Tag.pt2_compliant_tag]
         if self.specification.random:
             tags.append(torch.Tag.nondeterministic_seeded)

@@ -254,9 +254,10 @@ class CppKernel(BuiltKernel[CppSource]):
             names = [*schema.names, *(result.name for result in schema.results)]
             check_parameters(self, library.candidates, wanted, names)
             self._check_sizes(library)
-            text = schema.text("", with_hidden=True)
+            text = schema.void.text("", with_hidden=True)
             results = len(schema.results)
-            return dispatched_kernel(library, specification.name, text, arguments, results, *self._calls)
+            name = specification.dispatched_name
+            return dispatched_kernel(library, name, text, arguments, results, *self._calls)
         except (errors.CompileError, errors.KernelSignatureError, errors.ToolchainError) as error:
             # Until `reload`: a call looks at no file.
             self._refused = error
