@@ -422,6 +422,21 @@ def test_lists_and_optional_tensors() -> None:
     torch.testing.assert_close(gradients, 1 - 2 * X)
 
 
+def test_a_view_is_written_where_an_optional_tensor_is_not_given() -> None:
+    def move(cache: Tensor, x: Tensor, count: Tensor | None = None) -> None:
+        cache.mul_(2).add_(x)
+        if count is not None:
+            count.add_(1)
+
+    operator = opsmith.operator("in_place::move", mutates=["cache", "count"])(move).kernel("cpu", move)
+    leaf, x = CACHE.clone().requires_grad_(), X.clone().requires_grad_()
+    own = leaf * 1
+    operator(own[1], x)
+    found = torch.autograd.grad(own.sum(), (leaf, x))
+    rows = torch.tensor([1.0, 2.0, 1.0], dtype=torch.float64)
+    torch.testing.assert_close(found, (rows[:, None].expand(3, 4), torch.ones_like(X)))
+
+
 def test_autocast_never_casts_what_is_written() -> None:
     own = CACHE.float()
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -490,7 +505,7 @@ def test_what_is_written_is_checked_as_a_result() -> None:
     right = opsmith.check(with_formula, samples=[(CACHE, X)], effort="quick")
     assert right.passed, str(right)
     assert not right.failures
-    assert opsmith.find_operator(right.operator) is with_formula.functional
+    assert opsmith.find_operator(right.operator) is with_formula
 
 
 def test_a_benchmark_is_refused_and_the_functional_form_is_measured() -> None:

@@ -51,7 +51,7 @@ _TABLE = (
         "out-of-bounds",
         "It reads or writes memory that is not its own: beyond a tensor or an array, or that is gone.",
         "AddressSanitizer, with each argument between fences; of a kernel in Triton each pointer that the "
-        "interpreter uses.",
+        "interpreter uses; of a call in place the bits of the memory around its arguments.",
         damaging=True,
     ),
     Cause(
@@ -66,10 +66,33 @@ _TABLE = (
     ),
     Cause(
         "mutates-input",
-        "It writes into an argument.",
+        "It writes into an argument, and has not declared it.",
         "The bits of every argument before and after the call and the backward.",
         unsteady=True,
         root=True,
+    ),
+    Cause(
+        "not-written",
+        "It leaves elements of an argument as they were that it should write, or lays other memory under it.",
+        "The bits of each element before and after the call, and after the reference.",
+        root=True,
+    ),
+    Cause(
+        "overwritten",
+        "It writes into elements of an argument that the reference leaves as they are.",
+        "The bits of each element before and after the call, and after the reference.",
+        root=True,
+    ),
+    Cause(
+        "version",
+        "It writes into an argument in secret: a backward takes the new value for the old one.",
+        "The version counter before and after the call; a node that saved the argument before it.",
+        root=True,
+    ),
+    Cause(
+        "half-written",
+        "A call that raises has written into an argument before.",
+        "Calls with one size changed, which the reference refuses before it writes.",
     ),
     Cause(
         "mutates-grad-output",

@@ -105,6 +105,18 @@ def undeclared_randomness(failure: Failure, every: Sequence[Failure]) -> Iterato
         yield from (each for each in drawn if FOREIGN_STATE in each.evidence)
 
 
+WRONG_ELEMENTS = ("not-written", "overwritten")
+"""Causes of a call in place that writes other elements than the reference."""
+
+
+def wrong_write(failure: Failure, every: Sequence[Failure]) -> Iterator[Failure]:
+    """Explain a wrong new value of an argument by what a call in place writes, or does not write."""
+    for each in every:
+        about = failure.input is not None and failure.input in (each.input, f"result_{each.input}")
+        if each.property == "mutation" and about and each.cause in (*WRONG_ELEMENTS, failure.cause):
+            yield each
+
+
 def unsteady_backward(failure: Failure, before: Sequence[Failure]) -> Iterator[Failure]:
     """Explain a different second backward through the same graph by unsteady gradients."""
     if failure.property == "effects" and failure.cause == "mutates-saved" and failure.input is not None:
@@ -118,11 +130,11 @@ def wrong_results(failure: Failure, before: Sequence[Failure]) -> Iterator[Failu
     """Explain gradients that do not fit the results by wrong results."""
     known = PROPERTIES[failure.property]
     for each in () if known.transforms else before:
-        if each.property != "forward" or each.follows is not None:
+        if each.property not in ("forward", "mutation") or each.follows is not None:
             continue
         misfit = known.sends_gradients and "exception" in failure.evidence and each.cause == "shape"
         contradicted = failure.evidence.get("reverse mode") == "wrong as well"
-        if misfit or (contradicted and each.cause == "kernel-mismatch"):
+        if misfit or (contradicted and each.cause in ("kernel-mismatch", *WRONG_ELEMENTS)):
             yield each
 
 
@@ -140,6 +152,7 @@ def broken_operator(failure: Failure, before: Sequence[Failure]) -> Iterator[Fai
 RULES = (
     RootRule(same_words),
     RootRule(wrong_gradient, later=True),
+    RootRule(wrong_write, later=True),
     RootRule(undeclared_randomness, later=True),
     RootRule(unsteady_backward),
     RootRule(wrong_results),

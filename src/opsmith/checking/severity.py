@@ -84,6 +84,10 @@ def _float32_in_float64(failure: Failure, subject: Subject) -> bool:
     )
 
 
+def _half_written(failure: Failure, subject: Subject) -> bool:
+    return failure.cause == "half-written"
+
+
 def _unpromised(failure: Failure, subject: Subject) -> bool:
     return failure.property in ("second_order", "forward_mode") and _promised(failure, subject) is False
 
@@ -156,6 +160,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("wrong at special values alone (`values`)", "warning", _at_special_values),
     Rule("wrong in low-precision dtypes alone: bfloat16, float16, complex32", "warning", _in_low_precision),
+    Rule("a call that raises has written before (`half-written`)", "warning", _half_written),
     Rule("computed in float32 where float64 comes in (`precision`)", "warning", _float32_in_float64),
     Rule(
         "no gradient by an input for which a class's backward returns None in every return statement",

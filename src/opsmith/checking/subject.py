@@ -93,6 +93,7 @@ class Subject:
         effort: Level of effort.
         kind: Its kind, with its truth policy.
         operator: The operator; None for one of torch.library.
+        in_place: The operator that writes in place, if `operator` is its functional form.
         apply: Function called instead of the operator, with the same arguments: a class's own `apply`, or the
             operator of torch.library.
         shown_as: Name in the report, if not the operator's name.
@@ -115,6 +116,7 @@ class Subject:
     operator: Operator[..., Any] | None = None
     apply: Callable[..., Any] | None = None
     shown_as: str | None = None
+    in_place: Operator[..., Any] | None = None
     symmetric: frozenset[str] = frozenset()
     narrow: str = ""
     refused_float64: tuple[Failure, ...] = ()

@@ -78,9 +78,12 @@ def subject_of(checked: Any, samples: GivenSamples, seed: int, effort: Effort) -
             operator.specification, calls, seed, effort, kind, operator, apply, checked.__qualname__
         )
     if isinstance(checked, Operator):
-        checked = checked.functional  # what it writes in place is compared as a result
-        calls = _drawn(checked.specification, samples, seed)
-        return _subject(checked.specification, calls, seed, effort, _kind_of(checked.specification), checked)
+        form = checked.functional  # what it writes in place is compared as a result, too
+        calls = _drawn(form.specification, samples, seed, checked.name)
+        subject = _subject(
+            form.specification, calls, seed, effort, _kind_of(form.specification), form, None, checked.name
+        )
+        return subject if form is checked else replace(subject, in_place=checked)
     if is_operator(checked):
         specification, call = as_specification(checked)
         calls = _drawn(specification, samples, seed)

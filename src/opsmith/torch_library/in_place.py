@@ -160,7 +160,9 @@ class InPlaceRegistration(DispatcherRegistration):
     def _writes_views_and_returns(self, values: list[Any]) -> bool:
         """Return True for a call that no single node can have: a view is written, and there is more."""
         written = [tensor for _, tensor in written_tensors(self.specification, values)]
-        several = len(written) + len(self.specification.schema.results) > 1
+        flattening = ArgumentFlattening.of(self.specification.schema, values)
+        new = flattening.positions(self.specification.schema.written)  # one that is not given counts, too
+        several = len(new) + len(self.specification.schema.results) > 1
         return several and any(capabilities.viewed(tensor) is not None for tensor in written)
 
     def _write(self, values: list[Any]) -> tuple[Any, ...]:

@@ -7,6 +7,7 @@ from opsmith.checking.properties.behaviour.determinism import DETERMINISM
 from opsmith.checking.properties.behaviour.effects import EFFECTS
 from opsmith.checking.properties.behaviour.layouts import LAYOUTS
 from opsmith.checking.properties.behaviour.memory import MEMORY
+from opsmith.checking.properties.behaviour.mutation import MUTATION
 from opsmith.checking.properties.behaviour.randomness import RANDOMNESS
 from opsmith.checking.properties.behaviour.serialization import SERIALIZATION
 from opsmith.checking.properties.behaviour.state import STATE
@@ -36,6 +37,7 @@ PROPERTIES: dict[str, Property] = {
     known.name: known
     for known in (
         FORWARD,
+        MUTATION,
         FAKE,
         LINEARITY,
         GRADIENT,

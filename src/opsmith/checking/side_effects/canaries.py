@@ -57,27 +57,31 @@ class GuardedTensor:
         buffer = buffer.to(plain.device)
         # Copied in memory order, so that expanded and overlapping tensors keep their strides.
         stored = plain.as_strided((span,), (1,), plain.storage_offset())
-        buffer.view(plain.dtype)[MARGIN : MARGIN + step * span : step] = stored
+        offsets = _offsets(plain)
+        if span:
+            buffer.view(plain.dtype)[MARGIN : MARGIN + step * span : step][offsets] = stored[offsets]
         tensor = torch.empty(0, dtype=plain.dtype, device=plain.device)
         tensor.set_(buffer.untyped_storage(), MARGIN, tuple(shape), tuple(strides))
         owned = torch.zeros(step * span + 2 * MARGIN, dtype=torch.bool, device=plain.device)
         if span:
-            owned.as_strided((span,), (step,), MARGIN)[_offsets(plain)] = True
+            owned.as_strided((span,), (step,), MARGIN)[offsets] = True
         return cls(tensor, buffer, buffer.clone(), owned.repeat_interleave(item))
 
     def written(self) -> tuple[str, bool] | None:
         """Describe what was written since, and report whether it is outside of the tensor."""
-        changed = self.buffer != self.before
-        if not bool(changed.any()):
+        if torch.equal(self.buffer, self.before):
             return None
-        if not bool((changed & self.owned).any()):
-            return self._outside(changed), True
+        if not bool(((self.buffer != self.before) & self.owned).any()):
+            return self.outside() or "", True
         tensor = self.tensor.detach()
         then = self.before.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), MARGIN)
         return describe_write(exact_difference(tensor, then)), False
 
-    def _outside(self, changed: Tensor) -> str:
-        """Describe the position of changed bytes, in elements from the tensor's first or last one."""
+    def outside(self) -> str | None:
+        """Describe the writes outside of the tensor, in elements from its first or last one; None without."""
+        changed = (self.buffer != self.before) & ~self.owned
+        if not bool(changed.any()):
+            return None
         item = self.tensor.element_size()
         offsets = (changed.nonzero().flatten() // item).unique() - MARGIN
         first, count = int(offsets[0]), len(offsets)

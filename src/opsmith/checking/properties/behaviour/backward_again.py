@@ -16,6 +16,7 @@ from opsmith.checking.numerics.compare import describe_difference, differ_beyond
 from opsmith.checking.property import Coverage, Findings, Note, Property, covered_samples, first_line
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.sample import Sample
+from opsmith.checking.side_effects.liveness import nodes
 from opsmith.checking.subject import Subject
 
 NAME = "backward_again"
@@ -139,10 +140,14 @@ def _seen_by_hooks(run: SampleRun) -> Gradients:
 
 
 def _changed_by_hooks(run: SampleRun) -> Gradients:
-    """Double grad_output by hooks on the results."""
+    """Double grad_output by hooks on the results; pass it doubled to one that another is computed from."""
     call = run.call()
     results, grads = _results(call)
-    for result in {id(each): each for each in results}.values():  # a class may return one tensor twice
+    inner = {node for each in results for node in nodes([each]) if node is not each.grad_fn}
+    hooked = [each.grad_fn is None or each.grad_fn not in inner for each in results]
+    grads = [grad if by_hook else 2 * grad for grad, by_hook in zip(grads, hooked, strict=True)]
+    outer = (each for each, by_hook in zip(results, hooked, strict=True) if by_hook)
+    for result in {id(each): each for each in outer}.values():  # a class may return one tensor twice
         result.register_hook(_doubled)
     leaves = [call.leaves[argnum] for argnum in run.argnums]
     return copies(torch.autograd.grad(results, leaves, grads, allow_unused=True))

@@ -44,10 +44,10 @@ FIRST = 3
 def run(subject: Subject) -> Findings:
     """Try every layout of every input and of every grad_output alone, and some of them together."""
     seen = LayoutFindings()
-    chosen = replace(subject, samples=_chosen(subject))
+    chosen = replace(subject, samples=samples_of_each_form(subject))
 
     def check_sample(subject: Subject, sample: Sample, coverage: Coverage) -> Findings:
-        for case in _cases(subject, sample):
+        for case in layout_cases(subject, sample):
             if isinstance(case, Note):
                 yield case
             else:
@@ -64,7 +64,7 @@ def run(subject: Subject) -> Findings:
         yield Note(f"it does not take {label} {words}, and says so: {text}")
 
 
-def _chosen(subject: Subject) -> tuple[Sample, ...]:
+def samples_of_each_form(subject: Subject) -> tuple[Sample, ...]:
     """Samples of different forms first: the author's, then those that were derived."""
     forms: dict[Any, Sample] = {}
     rest: list[Sample] = []
@@ -219,7 +219,7 @@ class LayoutCase:
             return False
         subject, sample = self.runner.subject, self.runner.sample
         itself = not subject.kind.has_reference  # then the reference raises whatever it raises
-        return _is_stated(error) or (not itself and _raises(lambda: subject.reference(sample, flat)))
+        return is_stated(error) or (not itself and _raises(lambda: subject.reference(sample, flat)))
 
     def _raising(self, odds: Sequence[OddTensor]) -> int:
         """The input, by its position among those that are differentiated by, whose gradient raises."""
@@ -264,7 +264,16 @@ def _spread(singles: Sequence[OddTensor], limit: int) -> list[OddTensor]:
     return [*first, *(odd for odd in turns if odd not in first)][:limit]
 
 
-def _cases(subject: Subject, sample: Sample) -> Iterator[LayoutCase | Note]:
+def layout_cases(
+    subject: Subject, sample: Sample, *, forward_alone: bool = False
+) -> Iterator[LayoutCase | Note]:
+    """Yield the sample on each device in each dtype, contiguous, and a note for each that does not run.
+
+    Args:
+        subject: The subject of the check.
+        sample: The sample.
+        forward_alone: Yield a sample that raises with gradients once more, without them.
+    """
     if not any(isinstance(value, Tensor) for value in sample.flat):
         return
     argnums = differentiated(subject, sample).argnums
@@ -288,12 +297,15 @@ def _cases(subject: Subject, sample: Sample) -> Iterator[LayoutCase | Note]:
             grads = random_grad_outputs(results, open_, generator)
             case = LayoutCase(LayoutRunner(subject, sample, argnums, dtype), device, flat, grads, not draws)
             error = case.twin.right.error
-            if error is not None:
-                yield Note(
-                    f"{dtype_name(dtype)} was left out on {device.type}: it raises: {first_line(error)}"
-                )
-            else:
+            if error is None:
                 yield case
+                continue
+            if forward_alone and argnums:
+                runner = replace(case.runner, argnums=())
+                alone = replace(case, runner=runner, grads=[None] * len(results))
+                yield from [alone] if alone.twin.right.error is None else []
+            what = f"gradients in {dtype_name(dtype)} were" if forward_alone else f"{dtype_name(dtype)} was"
+            yield Note(f"{what} left out on {device.type}: it raises: {first_line(error)}")
 
 
 def _raises(call: Callable[[], Any]) -> bool:
@@ -306,7 +318,7 @@ def _raises(call: Callable[[], Any]) -> bool:
 OWN_WORDS = re.compile(r"contiguous|stride|layout|memory.format|channels.last|aligned", re.IGNORECASE)
 
 
-def _is_stated(error: Exception) -> bool:
+def is_stated(error: Exception) -> bool:
     """True if an error of the operator names the layout, and not an error of some operation."""
     return bool(OWN_WORDS.search(str(error))) and not has_message(error, LAYOUT_REFUSED)
 

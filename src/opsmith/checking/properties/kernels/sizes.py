@@ -143,7 +143,7 @@ def taken_though_refused(property: str, subject: Subject) -> Findings:
         return
     taking = mmap.mmap(-1, 1)  # both processes see it
     try:
-        found = _watched(property, subject, lambda: tuple(_taken(property, subject, taking)))
+        found = watched_in_child(property, subject, lambda: tuple(_taken(property, subject, taking)))
     except errors.UsageError as error:
         yield Note(f"what a kernel does with sizes that the reference refuses was not tried: {error.problem}")
         return
@@ -166,7 +166,7 @@ def _built(subject: Subject) -> list[bool]:
         return []
 
 
-def _watched(property: str, subject: Subject, run: Callable[[], tuple[Failure, ...]]) -> Outcome:
+def watched_in_child(property: str, subject: Subject, run: Callable[[], tuple[Failure, ...]]) -> Outcome:
     """Run kernels in C++ in a child process, whose death is a failure.
 
     Raises:
@@ -191,7 +191,7 @@ def _taken(property: str, subject: Subject, taking: Flag) -> Iterator[Failure]:
         if served is None:
             continue
         kernel, dtype = served
-        for refused in _refused(subject, sample, dtype):
+        for refused in refused_calls(subject, sample, dtype):
             if refused.argument in reported:
                 continue
             result = _called(subject, sample, dtype, refused, taking)
@@ -222,7 +222,10 @@ def _served(subject: Subject, sample: Sample) -> tuple[Kernel, torch.dtype | Non
     return None
 
 
-def _refused(subject: Subject, sample: Sample, dtype: torch.dtype | None) -> Iterator[RefusedCall]:
+def refused_calls(
+    subject: Subject, sample: Sample, dtype: torch.dtype | None = None
+) -> Iterator[RefusedCall]:
+    """Yield the calls of a sample with one size changed that the reference refuses."""
     for argument, change in _size_changes(subject, sample):
         changed = change.sample(sample.position)
         error = _refusal(subject, changed, dtype)
@@ -344,7 +347,7 @@ def deadly_sizes(property: str, subject: Subject, derived: Sequence[Sample]) -> 
     note = ""
     while tried:
         try:
-            found = _watched(property, hurried, partial(_call_all, subject, tuple(tried)))
+            found = watched_in_child(property, hurried, partial(_call_all, subject, tuple(tried)))
         except errors.UsageError as error:
             note = f"sizes of 0 were not tried in a process of their own: {error.problem}"
             break

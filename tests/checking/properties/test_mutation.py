@@ -1,0 +1,301 @@
+"""The property `mutation`: calls in place write what their functional form returns, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import planted_in_place
+import pytest
+import torch
+from entries import PLANTED
+from heldout_numbers import normal, whole
+from sound_in_place import WRITERS, writer
+from torch import Tensor
+
+import opsmith
+from opsmith.checking.effort import Level
+from opsmith.checking.properties.behaviour.write_runs import compare_writes, marked, places
+from opsmith.checking.report import Failure, Outcome
+
+FILE = str(planted_in_place.__file__)
+
+
+def mutation(operator: Any, samples: Any, effort: Level = "default") -> Outcome:
+    (outcome,) = (
+        each
+        for each in opsmith.check(operator, samples=samples, only=["mutation"], effort=effort).outcomes
+        if each.property == "mutation"
+    )
+    return outcome
+
+
+def failure_of(name: str) -> Failure:
+    """The first failure of the property on a planted fault."""
+    return mutation(*PLANTED[name].build()).failures[0]
+
+
+SAYS = {
+    "in_place_decay_of_whole_vectors": "a call writes outside of `state`, into memory of others: ",
+    "in_place_decay_over_the_gaps": (
+        "a call writes outside of `state`, into `x`, whose elements lie between its own: at [0, 0] it is "
+    ),
+    "in_place_decay_of_whole_blocks": (
+        "a call leaves 3 of the 15 elements of `state` as they were that the reference writes, the first at "
+        "[4, 0]: write all of them"
+    ),
+    "in_place_decay_that_is_not_copied_back": (
+        "a call writes nothing into `state`, and the reference does: write into its own memory, as "
+        "`.copy_(...)` does"
+    ),
+    "in_place_decay_that_lays_other_memory_under": (
+        "a call lays other memory, or another shape, under `state` (`.data = `, `resize_`), and does not "
+        "write into its own, which others share: write into that, as `.copy_(...)` does"
+    ),
+    "in_place_store_of_one_row_too_many": (
+        "a call writes into `cache` where the reference leaves it as it is: at [1, 0] it is "
+    ),
+    "in_place_count_that_is_declared_alone": (
+        "`count` is declared in `mutates=`, and the reference writes into it on no sample: take it out of "
+        "`mutates=`, or write into it, as `.copy_(...)` does"
+    ),
+    "in_place_decay_of_raw_memory": (
+        "`state` is right where `state` is contiguous, and wrong where it is transposed: at "
+    ),
+    "in_place_store_beside_an_interleaved_cache": (
+        "`values` is right where `keys` is contiguous, and wrong where it is interleaved with `values` in "
+        "memory: "
+    ),
+    "in_place_decay_in_secret": (
+        "a call writes into `state` and does not raise its version, so that a backward that saved the value "
+        "from before takes the new one, in silence: write by torch's operations in place, and not through "
+        "`.data`, `.numpy()` or a pointer"
+    ),
+    "in_place_decay_that_remembers_the_state": (
+        "a second call, on what the first one wrote, makes another `state` than the functional form of the "
+        "same values: at "
+    ),
+    "in_place_decay_outside_of_grad_mode": (
+        "`state` after a call in grad mode without a gradient is not that of the functional form: at "
+    ),
+    "in_place_rope_that_looks_at_k_late": (
+        "a call that raises (ValueError: the shapes must be the same) has written into `q` before, and the "
+        "reference has not: look at shapes, dtypes and devices before the first write"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_messages(name: str) -> None:
+    failure = failure_of(name)
+    assert SAYS[name] in failure.message
+    assert failure.cause == PLANTED[name].cause
+    assert failure.where is not None
+    assert failure.where.rpartition(":")[0] == FILE
+
+
+def test_a_write_that_is_not_declared() -> None:
+    def kernel(state: Tensor, x: Tensor, rate: float) -> None:
+        state.mul_(rate).add_(x)
+        if state.stride()[0] == 1 < state.dim():
+            x.detach().numpy()[...] = 0
+
+    operator, samples = writer("test", "decay")
+    operator.kernel("cpu", kernel)
+    (failure,) = mutation(operator, samples).failures
+    assert (failure.cause, failure.input) == ("mutates-input", "x")
+    assert failure.message.startswith("a call wrote into `x`, which it does not declare: at ")
+    assert failure.message.endswith("; name it in `mutates=`, or work on a copy, `x.clone()`")
+
+
+def test_gradients_after_the_write() -> None:
+    """The functional form gets a new tensor, and the call in place a view, which the reference knows."""
+
+    @opsmith.operator("test_mutation::double", mutates=["x"])
+    def double(x: Tensor) -> None:
+        x.mul_(2 if x._is_view() else 3)
+
+    (failure, *_) = mutation(double, [(normal(2, 3),)]).failures
+    assert (failure.cause, failure.input) == ("layout", "x")
+    assert "`x` is right where `x` is contiguous, and wrong where it is " in failure.message
+    assert "follow its strides and its offset" in failure.message
+
+
+def test_what_is_skipped_and_named() -> None:
+    operator, samples = writer("test", "decay")
+    form = mutation(operator.functional, samples)
+    assert (form.status, form.reason) == ("skipped", "it is not declared to write into an argument")
+    assert opsmith.check(operator, samples=samples, only=["mutation"]).operator == operator.name
+    scalars = mutation(writer("test", "momentum")[0], [(normal(3), normal(3))], "quick")
+    assert scalars.status == "passed"
+    (limit,) = scalars.failures
+    assert (limit.cause, limit.severity, limit.input) == ("not-exercised", "limit", "velocity")
+    assert limit.message == "no sample has a tensor with elements for `velocity`: add one"
+
+    @opsmith.operator("test_mutation::lower", mutates=["x"])
+    def lower(x: Tensor) -> None:
+        x.clamp_(max=0)
+
+    (limit,) = mutation(lower, [(-torch.ones(3),)], "quick").failures
+    assert limit.message == "no sample changes an element of `x`: add one that does"
+
+
+def test_a_refused_layout_is_a_note() -> None:
+    def kernel(state: Tensor, x: Tensor, rate: float) -> None:
+        if not state.is_contiguous():
+            raise ValueError("the state must be contiguous")
+        state.mul_(rate).add_(x)
+
+    operator, samples = writer("test", "decay")
+    found = mutation(operator.kernel("cpu", kernel), samples, "quick")
+    assert not found.failures
+    words = "it does not take `state` transposed, and says so: ValueError: the state must be contiguous"
+    assert words in found.notes
+
+
+def test_an_exception_in_a_layout_is_a_failure() -> None:
+    def kernel(state: Tensor, x: Tensor, rate: float) -> None:
+        state.view(-1).mul_(rate).add_(x.reshape(-1))
+
+    operator, samples = writer("test", "decay")
+    (failure,) = mutation(operator.kernel("cpu", kernel), samples[:1], "quick").failures
+    assert failure.cause == "layout"
+    assert "contiguous, and wrong where it is transposed: RuntimeError: view size" in failure.message
+
+
+def test_an_exception_in_a_mode_is_a_failure() -> None:
+    def kernel(state: Tensor, x: Tensor, rate: float) -> None:
+        if torch.is_inference_mode_enabled():
+            raise RuntimeError("no")
+        state.mul_(rate).add_(x)
+
+    operator, samples = writer("test", "decay")
+    (failure,) = mutation(operator.kernel("cpu", kernel), samples[:1], "quick").failures
+    assert failure.cause == "raises"
+    assert str(failure.evidence["sample"]).endswith("under `torch.inference_mode()`")
+
+
+TORCHS: dict[str, tuple[Callable[..., Any], list[str], list[Any]]] = {}
+
+
+def torchs(mutates: list[str], *samples: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Enter an operation of torch."""
+
+    def enter(reference: Callable[..., Any]) -> Callable[..., Any]:
+        TORCHS[reference.__name__] = reference, mutates, list(samples)
+        return reference
+
+    return enter
+
+
+@torchs(["x"], (normal(3, 4), normal(3, 4, seed=1), normal(4, seed=2)))
+def addcmul_(x: Tensor, one: Tensor, other: Tensor) -> None:
+    x.addcmul_(one, other, value=0.5)
+
+
+@torchs(["x"], (normal(5, 3), torch.tensor([4, 1]), normal(2, 3, seed=1)))
+def index_copy_(x: Tensor, index: Tensor, rows: Tensor) -> None:
+    x.index_copy_(0, index, rows)
+
+
+@torchs(["x"], (normal(5, 3), whole(4, high=5), normal(4, 3, seed=1)))
+def index_add_(x: Tensor, index: Tensor, rows: Tensor) -> None:
+    x.index_add_(0, index, rows)
+
+
+@torchs(["x"], (normal(3, 5), torch.tensor([[0, 4], [1, 2], [3, 0]]), normal(3, 2, seed=1)))
+def scatter_(x: Tensor, index: Tensor, values: Tensor) -> None:
+    x.scatter_(1, index, values)
+
+
+@torchs(["x"], (normal(3, 5), normal(3, 5, seed=3) > 0, normal(15, seed=1)))
+def masked_scatter_(x: Tensor, mask: Tensor, values: Tensor) -> None:
+    x.masked_scatter_(mask, values)
+
+
+@torchs(["x"], (normal(3, 4), normal(3, 2, seed=1), normal(2, 4, seed=2)))
+def addmm_(x: Tensor, one: Tensor, other: Tensor) -> None:
+    x.addmm_(one, other)
+
+
+@torchs(["x"], (normal(4, 4),))
+def triu_(x: Tensor) -> None:
+    x.triu_(1)
+
+
+@torchs(["x"], (whole(3, 4, high=90), whole(3, 4, high=7, seed=1)))
+def bitwise_xor_(x: Tensor, by: Tensor) -> None:
+    x.bitwise_xor_(by)
+
+
+@torchs(["x"], (normal(3, 4),))
+def cumsum_(x: Tensor) -> None:
+    x.cumsum_(1)
+
+
+@torchs(["xs"], ([normal(3, 4), normal(5, seed=1)], [normal(3, 4, seed=2), normal(5, seed=3)]))
+def foreach_add_(xs: list[Tensor], others: list[Tensor]) -> None:
+    torch._foreach_add_(xs, others, alpha=0.5)
+
+
+@torchs(["mean", "variance"], (normal(4, 3), normal(3, seed=1), 1 + normal(3, seed=2).square()))
+def batch_norm(x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    return torch.nn.functional.batch_norm(x, mean, variance, training=True)
+
+
+@pytest.mark.parametrize("name", TORCHS)
+def test_operations_of_torch_pass(name: str) -> None:
+    """The call of torch itself, as the reference, and as a kernel beside it."""
+    reference, mutates, samples = TORCHS[name]
+    operator = opsmith.operator(f"test_mutation::{name}", mutates=mutates)(reference)
+    found = mutation(operator, samples)
+    assert found.status == "passed", found
+    assert not found.failures
+    operator.kernel("cpu", reference)
+    found = mutation(operator, samples)
+    assert found.status == "passed", found
+    assert not found.failures
+
+
+@pytest.mark.parametrize("base", WRITERS)
+def test_a_kernel_that_is_the_reference_passes(base: str) -> None:
+    operator, samples = writer("as_kernel", base)
+    found = mutation(operator.kernel("cpu", WRITERS[base][0]), samples, "quick")
+    assert found.status == "passed", found
+    assert not found.failures
+
+
+def test_elements_are_compared_by_their_bits() -> None:
+    before = torch.tensor([1.0, 2.0, -0.0, 4.0])
+    right = torch.tensor([1.0, 3.0, -0.0, 4.0])
+    got = torch.tensor([1.0 + 2**-23, 2.0, 0.0, 5.0])
+    found = compare_writes(before, right, got, None)
+    assert found.left.tolist() == [False, True, False, False]
+    assert found.more.tolist() == [False, False, False, True]
+    assert found.every == 1
+    found = compare_writes(before, right, got, torch.tensor([True, False, True, True]))
+    assert found.more.tolist() == [True, False, True, True]
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex64]
+)
+def test_a_mark_survives_copies_and_no_arithmetic(dtype: torch.dtype) -> None:
+    x = marked(torch.ones(3, dtype=dtype))
+    bits = x.clone().view(torch.uint8)
+    assert torch.equal(torch.where(torch.tensor([True, False, True]), x, x).view(torch.uint8), bits)
+    assert not torch.equal((x * 1).view(torch.uint8), bits)
+
+
+def test_places_hold_each_element_once() -> None:
+    flat = [normal(3, 4), normal(3, 4, seed=1), 2.0]
+    found = list(places(flat, [0]))
+    assert (0, 1) in {each.interleaved for each in found}
+    assert "transposed" in {each.name for each in found}
+    for place in found:
+        for argnum, layout in place.layouts.items():
+            laid = layout.of(flat[argnum])
+            assert torch.equal(laid, flat[argnum])
+            assert not laid.is_neg()
+            assert not laid.is_conj()
+            assert all(step for step, size in zip(laid.stride(), laid.shape, strict=True) if size > 1)
