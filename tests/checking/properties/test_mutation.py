@@ -94,6 +94,13 @@ def test_messages(name: str) -> None:
     assert failure.where.rpartition(":")[0] == FILE
 
 
+def test_a_replay_checks_the_call_in_place() -> None:
+    failure = failure_of("in_place_decay_of_a_contiguous_copy")
+    assert failure.replay is not None
+    with pytest.raises(AssertionError, match="mutation of `state`: layout"):
+        exec(failure.replay, {})
+
+
 def test_a_write_that_is_not_declared() -> None:
     def kernel(state: Tensor, x: Tensor, rate: float) -> None:
         state.mul_(rate).add_(x)
@@ -106,6 +113,36 @@ def test_a_write_that_is_not_declared() -> None:
     assert (failure.cause, failure.input) == ("mutates-input", "x")
     assert failure.message.startswith("a call wrote into `x`, which it does not declare: at ")
     assert failure.message.endswith("; name it in `mutates=`, or work on a copy, `x.clone()`")
+
+
+def test_a_kernel_in_cpp() -> None:
+    """It takes a pointer to the first element, and steps by one."""
+    operator = opsmith.operator("test_mutation::raw", mutates=["state"])(raw)
+    operator.kernel(
+        "cpu",
+        cpp="""
+template <class T>
+void raw(View<T, 1> state, View<const T, 1> x) {
+  OPSMITH_CHECK(state.size(0) == x.size(0), "the sizes must be the same");
+  T* first = &state(0);
+  for (int64_t i = 0; i < state.size(0); i++) first[i] += x(i);
+}
+""",
+    )
+    (failure,) = mutation(operator, [(normal(7), normal(7, seed=1))], "quick").failures
+    assert (failure.cause, failure.input) == ("layout", "state")
+
+
+def raw(state: Tensor, x: Tensor) -> None:
+    state.add_(x)
+
+
+def test_what_follows_from_a_wrong_write() -> None:
+    operator, samples = PLANTED["in_place_decay_of_whole_blocks"].build()
+    report = opsmith.check(operator, samples=samples, effort="quick")
+    assert {each.property for each in report.failures if each.follows is None} == {"mutation"}
+    followed = {each.property: each.follows for each in report.failures if each.follows is not None}
+    assert followed["forward"] == "mutation"
 
 
 def test_gradients_after_the_write() -> None:

@@ -11,7 +11,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -245,7 +245,11 @@ def check_again(subject: Subject, property: str, *, isolate: bool = False) -> st
         property: Name of the property.
         isolate: It ends the process that runs it.
     """
-    target = target_of(subject)
+    if subject.in_place is None:
+        target = target_of(subject)
+    else:  # the call itself fails, and not that of its functional form
+        declared = subject.in_place.specification
+        target = target_of(replace(subject, specification=declared, operator=subject.in_place))
     options = f'only=["{property}"], seed={subject.seed}, effort="{subject.effort.name}"'
     options += ", isolate=True" * isolate
     samples: list[str] = []

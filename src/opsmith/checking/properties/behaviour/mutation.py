@@ -190,6 +190,8 @@ class CaseCheck:
     def _beside(self, run: WriteRun, place: Place, mode: Mode) -> None:
         """Enter what a call wrote beside what it may write, and the writes that autograd does not see."""
         labels, flat = self.sample.labels, self.case.case.flat
+        # Who ignores strides writes beside its elements.
+        faulty = {input for input, cause in self.found.faults if cause == "layout"}
         for argnum, value in enumerate(run.given):
             if isinstance(value, Tensor) and argnum not in self.case.written:
                 words = SavedBits(value, flat[argnum]).written()
@@ -199,15 +201,15 @@ class CaseCheck:
                         f"a call writes outside of `{label}`, into `{labels[argnum]}`, whose elements lie "
                         f"between its own: {words}; hold its indices to the tensor's sizes and strides"
                     )
-                    self._enter(label, "out-of-bounds", text, place, mode)
+                    if label not in faulty:
+                        self._enter(label, "out-of-bounds", text, place, mode)
                 elif words is not None:
                     hint = f"name it in `mutates=`, or work on a copy, `{self.sample.names[argnum]}.clone()`"
                     text = f"a call wrote into `{labels[argnum]}`, which it does not declare: {words}; {hint}"
                     self._enter(labels[argnum], "mutates-input", text, place, mode)
-        faulty = {input for input, cause in self.found.faults if cause == "layout"}
         for label, guard in run.guards.items():
             words = guard.outside()
-            if words is not None and label not in faulty:  # who ignores strides writes beside its elements
+            if words is not None and label not in faulty:
                 text = (
                     f"a call writes outside of `{label}`, into memory of others: {words}; hold its indices "
                     "to the tensor's sizes and strides"
