@@ -11,13 +11,12 @@ from typing import Any, ParamSpec, TypeVar, get_args, overload
 import torch
 
 from opsmith import errors
-from opsmith.core.functional_form import FUNCTIONAL_SUFFIX
 from opsmith.core.location import where
 from opsmith.core.operator import Operator, Registration
 from opsmith.core.results import ResultNames
 from opsmith.core.schema import schema_of
 from opsmith.core.shapes import check_batching, read_shapes
-from opsmith.core.specification import Autocast, Specification
+from opsmith.core.specification import FUNCTIONAL_SUFFIX, VOID_SUFFIX, Autocast, Specification
 
 Accepting = Mapping[tuple[str, ...], str]
 P = ParamSpec("P")
@@ -332,6 +331,7 @@ def _refuse_taken(specification: Specification) -> None:
 
     suffixes = ["", *[HIDDEN_SUFFIX] * bool(specification.schema.hidden)]
     suffixes += [FUNCTIONAL_SUFFIX] * bool(specification.schema.written)
+    suffixes += [VOID_SUFFIX] * (specification.schema.returns is not None)
     for name in (specification.name + suffix for suffix in suffixes):
         if capabilities.operator_exists(name):
             raise errors.NameTakenError(

@@ -11,11 +11,8 @@ from torch import Tensor
 
 from opsmith.core.kernels import BuiltKernel, Kernel
 from opsmith.core.schema import Schema, functional_schema
-from opsmith.core.specification import Specification
+from opsmith.core.specification import FUNCTIONAL_SUFFIX, Specification
 from opsmith.core.tensors import map_tensors
-
-FUNCTIONAL_SUFFIX = "_functional"
-"""Suffix of the name of the functional form."""
 
 
 def functional_form(specification: Specification) -> Specification:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:  # imported only if an operator is adopted
 
 Autocast = Literal["promote", "lower", "float32"]
 
+FUNCTIONAL_SUFFIX = "_functional"
+"""Suffix of the name of an in-place operator's functional form."""
+
 VOID_SUFFIX = "_void"
 """Suffix of the operator that writes, to which one that returns its argument is reduced."""
 
