@@ -138,6 +138,7 @@ def test_a_project_accepts_in_its_pyproject(tmp_path: Path) -> None:
         "[tool.opsmith\n",
         "[tool]\nopsmith = 3\n",
         "tool = 3\n",
+        pytest.param(f"deep = {'[' * 100_000}{']' * 100_000}\n", id="brackets"),
     ],
 )
 def test_a_bad_pyproject_is_an_error_that_names_it(tmp_path: Path, text: str) -> None:

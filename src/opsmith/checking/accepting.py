@@ -185,7 +185,7 @@ def project_findings(operator: str, folder: Path | None = None) -> dict[tuple[st
         return {}
     try:
         entries: Any = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # the last of too many brackets
         raise _bad_entry(file, str(error)) from error
     for key, missing in (("tool", {}), ("opsmith", {}), ("accept", [])):
         if not isinstance(entries, dict):
