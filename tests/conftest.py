@@ -52,7 +52,8 @@ def refusing(error: BaseException | None) -> str | None:
 def copy_bundled_kernels(source: Path, target: Path) -> None:
     """Copy what `make setup` has built: the kernels of involution take half a minute."""
     for entry in source.iterdir() if source.is_dir() else ():
-        bundled = parts_of(entry).get("operator", "").startswith("opsmith::")
+        parts = parts_of(entry)
+        bundled = parts.get("operator", "").startswith("opsmith::") or parts.get("kind") == "runtime"
         if bundled and not (target / entry.name).exists():
             target.mkdir(mode=0o700, parents=True, exist_ok=True)
             scratch = Path(tempfile.mkdtemp(dir=target))

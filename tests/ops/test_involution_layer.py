@@ -119,6 +119,7 @@ def test_compiled_gradients_are_right_where_the_stride_does_not_divide_a_side(
     torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.compile
 def test_it_compiles_whole_and_is_exported() -> None:
     torch.manual_seed(0)

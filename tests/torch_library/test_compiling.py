@@ -109,6 +109,7 @@ def test_the_author_s_gradient_is_in_force(backend: str, way: str, name: str) ->
     assert_close(grad(result, x)[0], torch.tensor([6.0, 12.0]))
 
 
+@pytest.mark.slow
 def test_inductor_with_every_variant_in_one_graph(reference: Any) -> None:
     operators = [declare(f"variants::{key.replace('-', '_')}") for key, declare in VARIANTS.items()]
 

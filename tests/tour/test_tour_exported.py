@@ -17,6 +17,8 @@ from opsmith.tour import TourContext, onnx_export
 from opsmith.tour.digits import DigitNetwork
 from opsmith.tour.stage import write_weights
 
+pytestmark = pytest.mark.slow
+
 made: dict[str, tuple[Any, Any]] = {}
 """Exports of the stage and the files that were loaded, by name."""
 
@@ -41,7 +43,6 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, Any]:
     return out, said.getvalue(), result
 
 
-@pytest.mark.slow
 def test_both_read_every_image_alike(ran: tuple[Path, str, Any]) -> None:
     out, said, result = ran
     assert result.passed

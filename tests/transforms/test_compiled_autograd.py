@@ -35,9 +35,14 @@ def _forgotten() -> Any:
     torch.compiler.reset()
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
-    "subject", [s for s in SUBJECTS if s.name not in COMPILED_THERE], ids=lambda subject: subject.name
+    "subject",
+    [
+        pytest.param(s, id=s.name, marks=pytest.mark.slow if s.name.startswith("ops.involution") else ())
+        for s in SUBJECTS
+        if s.name not in COMPILED_THERE
+    ],
 )
 def test_compiled_forward(subject: Subject) -> None:
     """Its backward is compiled along with it."""

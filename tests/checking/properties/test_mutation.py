@@ -85,6 +85,7 @@ SAYS = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", SAYS)
 def test_messages(name: str) -> None:
     failure = failure_of(name)
@@ -280,6 +281,7 @@ def batch_norm(x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     return torch.nn.functional.batch_norm(x, mean, variance, training=True)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", TORCHS)
 def test_operations_of_torch_pass(name: str) -> None:
     """The call of torch itself, as the reference, and as a kernel beside it."""
@@ -294,6 +296,7 @@ def test_operations_of_torch_pass(name: str) -> None:
     assert not found.failures
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("base", WRITERS)
 def test_a_kernel_that_is_the_reference_passes(base: str) -> None:
     operator, samples = writer("as_kernel", base)
