@@ -169,6 +169,10 @@ OTHERWISE = {
         "torch_library/test_call_signatures.py::test_grad_mode_is_no_part_of_a_form",
         "torch_library/test_call_signatures.py::test_kernels_are_chosen_by_form",
         "torch_library/test_call_signatures.py::test_what_is_captured_out_of_sight",
+        "torch_library/test_fast_writes.py::test_a_captured_tensor_that_requires_a_gradient",
+        "torch_library/test_fast_writes.py::test_results_beside_what_is_written",
+        "torch_library/test_fast_writes.py::test_through_torch_s_library",
+        "torch_library/test_fast_writes.py::test_values_versions_and_what_is_returned",
     ),
     "fake_tensors": (
         "surveying/test_survey.py::test_the_verdict_and_its_reasons[Positive]",

@@ -119,7 +119,8 @@ class BuiltKernel(errors.ErrorSubject, ABC, Generic[S]):
         operator: The operator that the kernel computes.
         source: The source, as it was last read.
         language: Name of the language, for messages.
-        pure: True if it is known to write into no argument, and to return new tensors.
+        pure: True if it is known to write into no argument but those that are declared so, and to return new
+            tensors.
         traced: Computes the results in operations that torch.compile traces; None if it cannot see the
             kernel.
     """
@@ -162,6 +163,11 @@ class BuiltKernel(errors.ErrorSubject, ABC, Generic[S]):
     def direct(self) -> Callable[..., Any]:
         """The fastest callable, for calls that the kernel is known to take."""
         return self
+
+    @property
+    def takes_any_layout(self) -> bool:
+        """True if it is known to take what it writes in place in any layout."""
+        return False
 
     def serve(self, fallback: Callable[..., Any]) -> Callable[[], None] | None:
         """Take the dispatcher's calls of the operator, if the kernel can be called without Python.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from opsmith.core.call_arguments import tensors_in
 from opsmith.core.functional_form import all_results, copies_of_written, functional_form
 from opsmith.core.operator import FunctionalOperator, Operator
 from opsmith.core.specification import Specification
-from opsmith.core.tensors import map_tensors, named_tensors
+from opsmith.core.tensors import map_tensors
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.node import (
     LEADING_ARGUMENTS,
@@ -27,9 +27,9 @@ from opsmith.torch_library.autograd.node import (
     random_state,
 )
 from opsmith.torch_library.compilation import EAGER
-from opsmith.torch_library.distributed import dtensors_in
 from opsmith.torch_library.flattening import ArgumentFlattening, Flat
 from opsmith.torch_library.registration import TRANSFORM_KEY, DispatcherRegistration
+from opsmith.torch_library.writes import refuse_leaves, refuse_unwritable, written_tensors
 
 IN_PLACE: Any = getattr(torch.Tag, "inplace", None)
 """Tag of an operator that returns the argument that it writes into; None before torch 2.13."""
@@ -94,12 +94,6 @@ class InPlaceRegistration(DispatcherRegistration):
         self.node = type(name, (InPlaceNode,), {})
         if self.specification.schema.returns is not None:
             self.overload = getattr(getattr(torch.ops, self.specification.namespace), name).default
-
-    def fast_path(
-        self, call: Callable[..., Any], compiled: Callable[..., Any] | None = None
-    ) -> Callable[..., Any] | None:
-        """Return None: each call goes through the dispatcher."""
-        return None
 
     def _define(self, name: str, *, hidden: bool) -> Any:
         schema, void = self.specification.schema, self.specification.dispatched_name.partition("::")[2]
@@ -276,126 +270,3 @@ class InPlaceNode(OperatorNode):
 
 def _resolved(tensor: Tensor) -> Tensor:
     return tensor.resolve_conj().resolve_neg()
-
-
-def written_tensors(specification: Specification, values: Sequence[Any]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors that a call writes into, each with the name of its argument."""
-    schema = specification.schema
-    given = [
-        value if argument.alias else None for argument, value in zip(schema.arguments, values, strict=True)
-    ]
-    return named_tensors(dict(zip(schema.names, given, strict=True)), label=_label)
-
-
-def _label(name: str, key: Any) -> str:
-    return f"{name}[{key}]" if name else key
-
-
-def refuse_leaves(specification: Specification, values: Sequence[Any]) -> None:
-    """Refuse to write into a leaf that requires a gradient, or into a view of one, as torch does.
-
-    Raises:
-        MutationError: Naming the argument.
-    """
-    for name, tensor in written_tensors(specification, values):
-        viewed = capabilities.viewed(tensor)
-        base = tensor if viewed is None else viewed
-        if base.is_leaf and base.requires_grad:
-            raise specification.error(
-                errors.MutationError,
-                f"`{name}` is {'a leaf' if base is tensor else 'a view of a leaf'} that requires a gradient",
-                argument=name,
-                expected="a tensor that may be written: the gradient of a leaf is that of its first value",
-                hint=f"call it under `torch.no_grad()`, or on `{name}.clone()`",
-            )
-
-
-def refuse_unwritable(specification: Specification, values: Sequence[Any]) -> None:
-    """Refuse to write into tensors that cannot be written, or whose elements share memory.
-
-    Raises:
-        MutationError: If a tensor is an inference tensor outside of inference mode, is expanded, or has other
-            numbers in memory; or if it shares elements with another argument, as far as strides tell.
-        PlacementError: If a tensor is a DTensor.
-    """
-    if dtensors_in(values):
-        raise specification.error(
-            errors.PlacementError,
-            "an operator that writes in place takes no DTensors",
-            argument=", ".join(specification.schema.written),
-            expected="plain tensors",
-            hint=f"call `{specification.short_name}.functional`, which returns the new values",
-        )
-    written = list(written_tensors(specification, values))
-    for name, tensor in written:
-        if tensor.is_inference() and not torch.is_inference_mode_enabled():
-            raise specification.error(
-                errors.MutationError,
-                f"`{name}` was made in inference mode, and is written outside of it",
-                argument=name,
-                expected="a tensor that may be written here",
-                hint=f"call it under `torch.inference_mode()`, or on `{name}.clone()`",
-            )
-        if tensor.is_neg() or tensor.is_conj():
-            raise specification.error(
-                errors.MutationError,
-                f"`{name}` is a {'negated' if tensor.is_neg() else 'conjugate'} view",
-                argument=name,
-                expected="a tensor whose memory holds its own numbers",
-                hint=f"call it on `{name}.clone()`, and copy the result back",
-            )
-        sizes = zip(tensor.shape, tensor.stride(), strict=True)
-        if any(stride == 0 and size != 1 for size, stride in sizes) and tensor.numel() > 0:
-            raise specification.error(
-                errors.MutationError,
-                f"several elements of `{name}` are one in memory",
-                argument=name,
-                expected="a tensor that is not expanded",
-                got=f"shape {list(tensor.shape)}, strides {list(tensor.stride())}",
-                hint=f"call it on `{name}.clone()`",
-            )
-    if not capabilities.recording():
-        _refuse_shared_elements(specification, written, values)
-
-
-def _refuse_shared_elements(
-    specification: Specification, written: Sequence[tuple[str, Tensor]], values: Sequence[Any]
-) -> None:
-    every = list(named_tensors(dict(zip(specification.schema.names, values, strict=True)), label=_label))
-    # Lists may be long: only tensors of one storage are compared.
-    storages = {name: capabilities.storage_of(tensor) for name, tensor in every}
-    grouped: dict[int, list[tuple[str, Tensor]]] = {}
-    for name, tensor in every:
-        grouped.setdefault(id(storages[name]), []).append((name, tensor))
-    for name, tensor in written:
-        for label, other in grouped[id(storages[name])]:
-            if label != name and shares_elements(tensor, other):
-                raise specification.error(
-                    errors.MutationError,
-                    f"`{name}`, which is written, shares elements with `{label}`",
-                    argument=label,
-                    expected="tensors that share no element",
-                    hint=f"call it with `{label}.clone()`",
-                )
-
-
-def shares_elements(one: Tensor, other: Tensor) -> bool:
-    """Return True if two tensors are known to share elements, by torch's own rule for its operations.
-
-    Tensors with gaps between their elements may be interleaved, as `kv.unbind(1)`, and count as apart unless
-    they are the same view.
-    """
-    if not capabilities.shares_memory(one, other) or not (one.numel() and other.numel()):
-        return False
-    if (one.data_ptr(), one.shape, one.stride()) == (other.data_ptr(), other.shape, other.stride()):
-        return True
-    (begin, end), (other_begin, other_end) = _extent(one), _extent(other)
-    dense = end - begin == one.nbytes and other_end - other_begin == other.nbytes
-    return dense and begin < other_end and other_begin < end
-
-
-def _extent(tensor: Tensor) -> tuple[int, int]:
-    """Return the addresses of the first byte, and after the last byte, of a tensor with elements."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    begin = tensor.data_ptr()
-    return begin, begin + (last + 1) * tensor.element_size()

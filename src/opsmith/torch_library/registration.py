@@ -236,7 +236,8 @@ class DispatcherRegistration:
             specification = self.specification
             if self.validated and not self._fast_calls.installed:
                 # The fast path takes and returns what the author's function does.
-                plain = specification.schema.lowering is None and specification.adopted is None
+                schema = specification.schema
+                plain = schema.lowering is None and schema.returns is None and specification.adopted is None
                 self._fast_calls.install(self.fast_path if plain else None, specification.schema.names)
 
     def _register_transforms(self, overload: Any, name: str, returned: Returned) -> None:

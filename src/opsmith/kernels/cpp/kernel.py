@@ -31,6 +31,7 @@ from opsmith.kernels.cpp.library import CppLibrary
 from opsmith.kernels.cpp.source import CppSource
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.validation import refuse_shapes
+from opsmith.torch_library.writes import refuse_unwritable
 
 if TYPE_CHECKING:
     from opsmith.kernels.ort.library import KernelObject
@@ -96,6 +97,7 @@ class CppKernel(BuiltKernel[CppSource]):
     """
 
     language = "C++"
+    pure = True  # it gets const views of what the operator only reads, and memory of its own for the results
     _loaded: DispatchedKernel | None = None
 
     def __init__(
@@ -108,8 +110,6 @@ class CppKernel(BuiltKernel[CppSource]):
         copies_back: bool = False,
     ) -> None:
         super().__init__(operator, read, strict=strict, copies_back=copies_back)
-        # It gets const views of what the operator only reads, and memory of its own for the results.
-        self.pure = not operator.specification.schema.written
         self._dtypes = dtypes
         self._calls = self._without_plan, self._failed  # the same objects for each library
 
@@ -128,8 +128,16 @@ class CppKernel(BuiltKernel[CppSource]):
     @property
     def direct(self) -> Callable[..., Any]:
         """Fastest callable of the kernel, valid only for calls that the kernel takes."""
-        single = self.operator.specification.schema.single
-        return capabilities.direct_call(self._load().overload) if single else self
+        schema = self.operator.specification.schema
+        plain = schema.single or not schema.results
+        return capabilities.direct_call(self._load().overload) if plain else self
+
+    @property
+    def takes_any_layout(self) -> bool:
+        """True if it takes what it writes in place in any layout."""
+        count = len(self.operator.specification.schema.arguments)
+        arguments = [each for candidate in self._load().candidates for each in candidate[:count]]
+        return self.copies_back or all(each.layout == "any" for each in arguments if each.written)
 
     @property
     def copied(self) -> dict[str, int]:
@@ -291,6 +299,8 @@ class CppKernel(BuiltKernel[CppSource]):
         values = specification.schema.call_values(args, kwargs)
         plan: CppPlan | None = None
         try:
+            if specification.schema.written:
+                refuse_unwritable(specification, values)
             choice = self._choose(loaded, values)
             if isinstance(choice, int):
                 parameters = loaded.candidates[choice]

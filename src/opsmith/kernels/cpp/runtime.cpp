@@ -271,7 +271,7 @@ struct Extent {
   bool written, dense;
 };
 
-// True if a written tensor shares elements with another one, as far as strides tell: `shares_elements` of in_place.py.
+// True if a written tensor shares elements with another one, as far as strides tell: `shares_elements` of writes.py.
 bool shares_written(const Record& record, const Arguments& arguments) {
   Inline<Extent, 8> extents;
   every(record, arguments, [&](const RawTensor& raw, size_t tensor, bool written) {
@@ -296,13 +296,10 @@ bool shares_written(const Record& record, const Arguments& arguments) {
   return false;
 }
 
-// True if a call with a plan may run here. One that Python has not seen may write what it must not: it goes to the
-// fallback, which refuses it in words.
-bool may_write(const Record& record, int32_t entry, const Arguments& arguments) {
-  if (!record.writes) return true;
-  if (entry == SERVED) return !shares_written(record, arguments) && raise_versions(record, arguments);
-  must(!raise_versions(record, arguments), "a write in place");
-  return true;
+// True if a call with a plan may run here. One that writes what it must not goes to the fallback, which refuses it in
+// words.
+bool may_write(const Record& record, const Arguments& arguments) {
+  return !record.writes || (!shares_written(record, arguments) && raise_versions(record, arguments));
 }
 
 std::string shown(const int64_t* sizes, int64_t dim) {
@@ -394,7 +391,7 @@ void run(void* held, int32_t entry, uint64_t* stack) {
   bool threw = false;
   if (record != nullptr) {
     auto plan = planned(*record, arguments, threw);
-    if (plan && may_write(*record, entry, arguments)) {
+    if (plan && may_write(*record, arguments)) {
       arguments.own();
       compute(*record, *plan, arguments, stack);
       return;

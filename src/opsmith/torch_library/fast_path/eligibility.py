@@ -22,7 +22,7 @@ from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.gradient_values import mixes_dtypes
 from opsmith.torch_library.fast_path.generated_node import GeneratedNodes, NodeSignature
-from opsmith.torch_library.fast_path.purity import CONTRACT_NAMES, ContractSource
+from opsmith.torch_library.fast_path.purity import ContractSource
 from opsmith.torch_library.validation import validate_results
 
 _SCALARS = {FLOAT: "_op_float", INT: "_op_int", BOOL: "_op_bool", STR: "_op_str"}
@@ -32,10 +32,11 @@ PLAIN_TYPES = frozenset((Tensor, torch.nn.Parameter))
 MAX_SIGNATURES = 16
 """Maximum number of signatures; calls with others are examined in Python each time."""
 
-Implementation = tuple[Any, Callable[..., Any] | None, Callable[..., Any] | None, bool]
-"""Guard on the tensors; kernel; a node's `apply`, or None; whether a tensor requires a gradient."""
+Implementation = tuple[Any, Callable[..., Any] | None, Callable[..., Any] | None, bool, bool]
+"""Guard on the tensors; kernel; a node's `apply`, or None; whether a tensor requires a gradient; whether the
+kernel takes what it writes in any layout, and refuses by itself what must not be written."""
 
-SLOW_PATH: Implementation = (None, None, None, False)
+SLOW_PATH: Implementation = (None, None, None, False, False)
 """Result for a call that must go through the dispatcher."""
 
 
@@ -45,10 +46,13 @@ def has_fast_path(specification: Specification) -> bool:
     tensors = [argument.kind for argument in schema.arguments if argument.kind.is_tensor]
     optional = sum(kind.optional for kind in tensors)
     reserved = any(name.startswith("_op_") for name in (*schema.names, specification.short_name))
-    return (
+    single = (
         len(schema.results) == 1
         and schema.always_tensors
         and schema.results[0].differentiable  # others are detached on the slow path only
+    )
+    return (
+        (single or bool(schema.written and not schema.results))
         and not (reserved or specification.random or specification.adopted is not None)
         and optional < len(tensors)
         and optional <= MAX_OPTIONAL_TENSORS
@@ -74,7 +78,8 @@ class CallSignatures:
         self.known = tuple([] for _ in range(2 ** len(self._optional)))
         self._nodes: dict[frozenset[str], GeneratedNodes] = {}
         self._graphless: dict[Callable[..., Any], Callable[..., Any]] = {}
-        self._in_inference = _inference_call(self.specification, self.validate)
+        validate = self.validate_write if self.specification.schema.written else self.validate
+        self._in_inference = _inference_call(self.specification, validate)
 
     def select(self, values: tuple[Any, ...]) -> Implementation:
         """Select the implementation of a call with these argument values, and cache it by its signature."""
@@ -83,7 +88,8 @@ class CallSignatures:
         tensors = tensors_in(list(values))
         if not capabilities.nothing_active() or not all(_is_dense(tensor) for tensor in tensors):
             return SLOW_PATH
-        if (specification.kernels or specification.opaque) and not all(map(_is_materialized, tensors)):
+        in_memory = specification.kernels or specification.opaque or specification.schema.written
+        if in_memory and not all(map(_is_materialized, tensors)):
             return SLOW_PATH
         if not self.in_shape(values):
             return SLOW_PATH
@@ -91,12 +97,17 @@ class CallSignatures:
         if any(each.strict for each in rejected):
             return SLOW_PATH
         kernel = accepted.kernel.function if accepted else specification.reference
+        refuses = False
         if isinstance(kernel, BuiltKernel) and kernel.pure:
+            refuses = kernel.takes_any_layout and all(each.elsewhere for each in rejected)
             kernel = kernel.direct
         elif accepted or specification.opaque:
             kernel = self._without_graph(kernel)
         guard = capabilities.tensor_guard(tensors)
-        implementation = self._implementation(guard, kernel, given, tensors)
+        if specification.schema.written:
+            implementation = self._writing(guard, kernel, given, tensors, refuses=refuses)
+        else:
+            implementation = self._implementation(guard, kernel, given, tensors)
         number = sum(2**bit for bit, name in enumerate(reversed(self._optional)) if given[name] is not None)
         # The guard never accepts a tensor that is given twice: such calls are selected each time.
         if implementation is not SLOW_PATH and len(self.known[number]) < MAX_SIGNATURES and guard(*tensors):
@@ -108,6 +119,31 @@ class CallSignatures:
         if kernel not in self._graphless:
             self._graphless[kernel] = torch.no_grad()(kernel)
         return self._graphless[kernel]
+
+    def _writing(
+        self,
+        guard: Any,
+        kernel: Callable[..., Any],
+        given: dict[str, Any],
+        tensors: list[Tensor],
+        *,
+        refuses: bool,
+    ) -> Implementation:
+        """The implementation of a call that writes in place; the slow path takes one that makes a node."""
+        written = tensors_in([given[name] for name in self.specification.schema.written])
+        # Which kernel takes a call may depend on the layout of what is written, which the guard does not see.
+        if not (refuses or all(tensor.is_contiguous() for tensor in written)):
+            return SLOW_PATH
+        in_inference = None
+        if torch.is_inference_mode_enabled():
+            # Without versions, torch cannot tell that a kernel in Python has written.
+            by_torch = kernel is self.specification.reference
+            if not (refuses or by_torch):
+                return SLOW_PATH
+            in_inference = partial(self._in_inference, kernel)
+        elif any(tensor.is_inference() for tensor in tensors):
+            return SLOW_PATH
+        return guard, kernel, in_inference, any(tensor.requires_grad for tensor in tensors), refuses
 
     def _implementation(
         self, guard: Any, kernel: Callable[..., Any], given: dict[str, Any], tensors: list[Tensor]
@@ -121,17 +157,17 @@ class CallSignatures:
         if any(tensor.is_inference() for tensor in tensors) or torch.is_inference_mode_enabled():
             if requires and not torch.is_inference_mode_enabled():
                 return SLOW_PATH
-            return guard, kernel, partial(self._in_inference, kernel), False
+            return guard, kernel, partial(self._in_inference, kernel), False, False
         # Without formulas and kernels autograd records the reference.
         ordinary = not (specification.gradients.given or kernel is not specification.reference)
         if not requires or ordinary:
-            return guard, kernel, None, bool(requires)
+            return guard, kernel, None, bool(requires), False
         nodes = self._fast_node(requires)
         if nodes is None:
             return SLOW_PATH
         examples = {name: given[name].detach().new_empty((0,) * given[name].dim()) for name in requires}
         node = nodes.of(NodeSignature(kernel, examples, mixes_dtypes(list(given.values()))))
-        return guard, kernel, capabilities.direct_apply(node), True
+        return guard, kernel, capabilities.direct_apply(node), True, False
 
     def _fast_node(self, requires: set[str]) -> GeneratedNodes | None:
         """The nodes for calls in which these tensors require a gradient; None where there are none."""
@@ -155,8 +191,8 @@ class CallSignatures:
         result: Any,
         values: list[Any],
         before: tuple[int | None, ...] | None,
-    ) -> Tensor:
-        """Validate a result that failed the quick checks against the whole contract.
+    ) -> Any:
+        """Validate a result that failed the quick checks against the whole contract, and return it.
 
         Args:
             kernel: The function that computed it.
@@ -167,36 +203,70 @@ class CallSignatures:
         Raises:
             MutationError, AliasError, ResultTypeError, LayoutError, CapturedTensorError: See their names.
         """
+        specification = self.specification
         versions = None if before is None else [count for count in before if count is not None]
-        validated: Tensor = validate_results(self.specification, kernel, result, values, versions)[0]
+        validated: Tensor = validate_results(specification, kernel, result, values, versions)[0]
         if validated.requires_grad and not any(tensor.requires_grad for tensor in tensors_in(values)):
-            raise self.specification.error(
-                errors.CapturedTensorError,
-                "it uses something that requires a gradient and is not an argument",
-                expected="a function of its arguments alone",
-                got="a result that requires a gradient, from arguments that do not",
-                where=where(kernel),
-                hint="make it an argument, or use `.detach()` of it",
-            )
+            raise self._captures(kernel)
         return validated
 
+    def validate_write(
+        self,
+        kernel: Callable[..., Any],
+        result: Any,
+        values: list[Any],
+        before: tuple[tuple[int | None, ...], tuple[int | None, ...]] | None,
+    ) -> Any:
+        """Validate a call in place as `validate` does, and return what the operator returns.
 
-def _inference_call(specification: Specification, validate: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        Args:
+            kernel: The function that wrote.
+            result: What it returned.
+            values: The argument values.
+            before: Version counters before the call: of the tensors that are read, and of those written.
+        """
+        schema = self.specification.schema
+        read, counts = before or ((), ())
+        versions = None if before is None else [count for count in read if count is not None]
+        results = validate_results(self.specification, kernel, result, values, versions)
+        written = tensors_in([values[schema.names.index(name)] for name in schema.written])
+        for tensor, count in zip(written, [count for count in counts if count is not None], strict=False):
+            if capabilities.version(tensor) == count:
+                torch.autograd.graph.increment_version(tensor)  # the kernel wrote past torch
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (*written, *results)):
+            raise self._captures(kernel)
+        if schema.returns is not None:
+            return written[0]
+        return results[0] if results else None
+
+    def _captures(self, kernel: Callable[..., Any]) -> errors.OpsmithError:
+        return self.specification.error(
+            errors.CapturedTensorError,
+            "it uses something that requires a gradient and is not an argument",
+            expected="a function of its arguments alone",
+            got="a result that requires a gradient, from arguments that do not",
+            where=where(kernel),
+            hint="make it an argument, or use `.detach()` of it",
+        )
+
+
+def _inference_call(specification: Specification, validate: Callable[..., Any]) -> Callable[..., Any]:
     """Generate the call in inference mode, without version counters and marks of views."""
     schema = specification.schema
-    names: dict[str, Any] = {**CONTRACT_NAMES, "_op_validate": validate}
+    contract = ContractSource(specification)
+    names: dict[str, Any] = {**contract.names, "_op_validate": validate}
     arguments = "".join(f"{name}, " for name in schema.names)
     to_kernel = "".join(f"{name}, " for name in schema.names[: schema.positional])
     to_kernel += "".join(f"{name}={name}, " for name in schema.names[schema.positional :])
     source = f"""
 def _op_in_inference(_op_kernel, {arguments}):
     _op_result = _op_kernel({to_kernel})
-    if {ContractSource(specification).fresh()}:
-        return _op_result
+    if {contract.fresh()}:
+        return {contract.returned()}
     return _op_validate(_op_kernel, _op_result, [{arguments}], None)
 """
     exec(source, names)
-    made: Callable[..., Tensor] = names["_op_in_inference"]
+    made: Callable[..., Any] = names["_op_in_inference"]
     return made
 
 

@@ -23,7 +23,7 @@ from opsmith.torch_library.fast_path.eligibility import (
     type_condition,
     unless_none,
 )
-from opsmith.torch_library.fast_path.purity import CONTRACT_NAMES, ContractSource
+from opsmith.torch_library.fast_path.purity import ContractSource
 
 
 def generate_call(
@@ -40,9 +40,10 @@ def generate_call(
     if not has_fast_path(specification):
         return None
     signatures = CallSignatures(specification)
+    contract = ContractSource(specification)
     names: dict[str, Any] = {
         **capabilities.guard_names(),
-        **CONTRACT_NAMES,
+        **contract.names,
         "_op_MISSING": MISSING,
         "_op_AttributeError": AttributeError,
         "_op_dict": dict,
@@ -57,7 +58,7 @@ def generate_call(
         "_op_overload": overload,
         "_op_call": call,
         "_op_select": signatures.select,
-        "_op_validate": signatures.validate,
+        "_op_validate": signatures.validate_write if schema.written else signatures.validate,
         "_op_in_shape": signatures.in_shape,
         **{f"_op_signatures_{index}": known for index, known in enumerate(signatures.known)},
     }
@@ -66,12 +67,12 @@ def generate_call(
         if argument.default is not REQUIRED:
             names[f"_op_default_{argument.name}"] = argument.default
             names[f"_op_restored_{argument.name}"] = argument.kind.restore(argument.default)
-    exec(_call_source(specification), names)
+    exec(_call_source(specification, contract), names)
     fast_call: Callable[..., Any] = names["__call__"]
     return fast_call
 
 
-def _call_source(specification: Specification) -> str:
+def _call_source(specification: Specification, contract: ContractSource) -> str:
     schema = specification.schema
     tensors = [argument for argument in schema.arguments if argument.kind.is_tensor]
     every = ", ".join(each.name for each in tensors)
@@ -95,13 +96,24 @@ def _call_source(specification: Specification) -> str:
     to_node = "".join(f"{_kernel_argument(each)}, " for each in schema.arguments)
     positional = "".join(f"{name}, " for name in schema.names[: schema.positional])
     keywords = "".join(f"{name}={name}, " for name in schema.names[schema.positional :])
-    contract = ContractSource(specification)
     before = "_op_before" if contract.may_write else "None"
     # Code that is proved to write nowhere is also proved to use no tensors but its arguments.
     overload = f"_op_overload({positional}{keywords})"
     if schema.lowering is not None:
         overload = f"_op_call(_op_handle, ({positional}), _op_dict({keywords}))"
-    captured = " and (_op_requires or not _op_result.requires_grad)" * contract.may_write
+    implementation = "_op_kernel, _op_apply, _op_requires, _op_refuses"
+    takes = ["_op_kernel is not None", *([in_shape] if in_shape else [])]
+    captured, versions, differentiates = (
+        "",
+        contract.before(),
+        " and (not _op_requires or _op_grad_enabled())",
+    )
+    if schema.written:
+        differentiates = ""  # there is no node, and one call of inference mode
+        takes += ["not (_op_requires and _op_grad_enabled())", f"(_op_refuses or ({contract.apart()}))"]
+        versions = f"None if _op_refuses else {versions}"
+    elif contract.may_write:
+        captured = " and (_op_requires or not _op_result.requires_grad)"
     return f"""
 def __call__(_op_handle, /, {_signature(schema.arguments, schema.positional)}):
     if _op_compiling():
@@ -111,18 +123,18 @@ def __call__(_op_handle, /, {_signature(schema.arguments, schema.positional)}):
     except _op_AttributeError:
         _op_plain = False  # an argument is not a tensor
     if _op_plain:
-        for _op_guard, _op_kernel, _op_apply, _op_requires in {_by_given("_op_signatures_{}", optional)}:
+        for _op_guard, {implementation} in {_by_given("_op_signatures_{}", optional)}:
             if {_guard_source(tensors, optional)}:
                 break
         else:
-            _, _op_kernel, _op_apply, _op_requires = _op_select(({to_node}))
-        if _op_kernel is not None{f" and {in_shape}" if in_shape else ""}:
-            if _op_apply is not None and (not _op_requires or _op_grad_enabled()):
+            _, {implementation} = _op_select(({to_node}))
+        if {" and ".join(takes)}:
+            if _op_apply is not None{differentiates}:
                 return _op_apply({to_node})
-            {f"_op_before = {contract.before()}" if contract.may_write else ""}
+            {f"_op_before = {versions}" if contract.may_write else ""}
             _op_result = _op_kernel({to_kernel})
             if {contract.held()}{captured}:
-                return _op_result
+                return {contract.returned()}
             return _op_validate(_op_kernel, _op_result, [{to_node}], {before})
     return _op_call(_op_handle, ({positional}*_op_extra,), _op_dict({keywords}**_op_unknown))
 """

@@ -163,21 +163,55 @@ class ContractSource:
 
     Args:
         specification: The operator.
+
+    Attributes:
+        names: Globals of the conditions.
+        may_write: True if a kernel is not known to write into no argument.
     """
 
     def __init__(self, specification: Specification) -> None:
         kernels = (specification.reference, *(kernel.function for kernel in specification.kernels))
+        self._schema = specification.schema
         self._tensors = [each for each in specification.schema.arguments if each.kind.is_tensor]
+        self._read = [each.name for each in self._tensors if not each.alias]
+        self._written = [each.name for each in self._tensors if each.alias]
+        self.names = {**CONTRACT_NAMES, "_op_reference": specification.reference}
         self.may_write = not all(never_writes(kernel) for kernel in kernels)
         self._may_alias = not all(always_new(kernel) for kernel in kernels)
 
     def before(self) -> str:
         """Source of the version counters, read before a kernel that may write."""
-        return self._versions()
+        read = capabilities.versions_source(self._read)
+        return f"({read}, {capabilities.versions_source(self._written)})" if self._written else read
 
     def held(self) -> str:
         """Source of a condition: the result passes the quick checks."""
-        return self.fresh() + (f" and _op_before == {self._versions()}" if self.may_write else "")
+        if not self._written:
+            return self.fresh() + (f" and _op_before == {self.before()}" if self.may_write else "")
+        # The counter of each tensor that is written has risen, and none has got a history.
+        moved = "".join(
+            f" and ({name} is None or ({name}._version != _op_before[1][{at}]"
+            f" and (_op_requires or not {name}.requires_grad)))"
+            for at, name in enumerate(self._written)
+        )
+        by_itself = f"_op_before[0] == {capabilities.versions_source(self._read)}{moved}"
+        return f"{self.fresh()} and (_op_refuses or ({by_itself}))"
+
+    def apart(self) -> str:
+        """Source of a condition: what is written is contiguous, and shares memory with no other argument."""
+        conditions = [f"({name} is None or {name}.is_contiguous())" for name in self._written]
+        names = [*self._written, *self._read]
+        for at, name in enumerate(self._written):
+            for other in names[at + 1 :]:
+                differ = f"{name}.untyped_storage() is not {other}.untyped_storage()"
+                conditions.append(f"({name} is None or {other} is None or {differ})")
+        return " and ".join(conditions)
+
+    def returned(self) -> str:
+        """Source of what the operator returns."""
+        if self._schema.returns is not None:
+            return self._schema.returns
+        return "_op_result" if self._schema.results else "None"
 
     def fresh(self) -> str:
         """Source of a condition: the result is a dense tensor, not a view, and begins where no input does.
@@ -185,6 +219,11 @@ class ContractSource:
         Not every alias is marked as a view: a detached tensor is not, nor are those of inference
         mode. But a part of a tensor does not begin where its storage does.
         """
+        if self._schema.returns is not None:  # which a kernel need not return
+            itself = f"_op_result is {self._schema.returns}"
+            return f"({itself} or (_op_result is None and _op_kernel is not _op_reference))"
+        if not self._schema.results:
+            return "_op_result is None"
         if not self._may_alias:
             return "_op_type(_op_result) is _op_Tensor"
         begins = "".join(
@@ -198,6 +237,3 @@ class ContractSource:
             f"{plain} and not _op_result.is_nested and _op_result.storage_offset() == 0"
             f" and _op_result.data_ptr() not in ({begins})"
         )
-
-    def _versions(self) -> str:
-        return capabilities.versions_source([each.name for each in self._tensors])

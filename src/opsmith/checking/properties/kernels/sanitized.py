@@ -39,7 +39,7 @@ from opsmith.kernels.common.result_layout import ResultLayout
 from opsmith.kernels.cpp.kernel import CppKernel
 from opsmith.kernels.cpp.sanitizer import SanitizerReport, unset_lines
 from opsmith.kernels.cpp.source import CppSource
-from opsmith.torch_library.in_place import refuse_unwritable
+from opsmith.torch_library.writes import refuse_unwritable
 
 NAME = "sanitized"
 

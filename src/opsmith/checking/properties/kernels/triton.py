@@ -28,7 +28,7 @@ from opsmith.core.functional_form import on_copies
 from opsmith.core.kernels import Kernel
 from opsmith.kernels.triton.interpreter import missing_interpreter, out_of_bounds
 from opsmith.kernels.triton.kernel import TritonKernel
-from opsmith.torch_library.in_place import refuse_unwritable
+from opsmith.torch_library.writes import refuse_unwritable
 
 NAME = "triton"
 TRIALS = 3
