@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from importlib import import_module
 from types import SimpleNamespace
@@ -318,6 +319,21 @@ def test_serve_autocast_while_tracing(library: Any) -> None:
 
     graph = make_fx(under_autocast, pre_dispatch=True)(X)
     assert graph(X).dtype is torch.bfloat16
+
+
+@pytest.mark.compile
+def test_run_in_traces() -> None:
+    """Dynamo runs the function, which it cannot trace, and takes the result."""
+    lock = threading.RLock()
+
+    def locked() -> int:
+        with lock:
+            return 3
+
+    capabilities.run_in_traces(locked)
+    assert vars(locked) == {"_dynamo_marked_constant": True}
+    compiled = torch.compile(lambda x: x * locked(), fullgraph=True, backend="eager")
+    assert_close(compiled(torch.ones(2)), torch.full((2,), 3.0))
 
 
 @pytest.mark.compile

@@ -20,7 +20,7 @@ def functional_form(specification: Specification) -> Specification:
     schema = specification.schema
     return replace(
         specification,
-        name=specification.name + FUNCTIONAL_SUFFIX,
+        name=specification.name.replace(".", "_") + FUNCTIONAL_SUFFIX,
         schema=functional_schema(schema),
         reference=on_copies(specification.reference, schema),
         kernels=tuple(_kernel_on_copies(each, specification) for each in specification.kernels),

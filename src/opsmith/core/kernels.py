@@ -180,6 +180,10 @@ class BuiltKernel(errors.ErrorSubject, ABC, Generic[S]):
         """
         return None
 
+    def into_results(self, operator: Operator[..., Any]) -> BuiltKernel[S] | None:
+        """Return this kernel for the out form of its operator; None if it makes its results itself."""
+        return None
+
     def withdraw(self) -> None:
         """Take no calls of the dispatcher any more, and clear the cache of calls."""
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, Self, TypeVar
 
 import torch
+from torch import Tensor
 
 from opsmith import errors
 from opsmith.core import lowering
 from opsmith.core.aspects import Aspects
-from opsmith.core.call_arguments import call_error, tensors_in
+from opsmith.core.call_arguments import call_error, shown, tensors_in
 from opsmith.core.feature_packages import FeatureMethods
 from opsmith.core.forked_locks import lock_of
 from opsmith.core.specification import Specification
@@ -43,6 +44,23 @@ def without_missing(
     return args, kwargs
 
 
+@dataclass(frozen=True)
+class OutForm:
+    """The out form of an operator.
+
+    Args:
+        operator: Its handle.
+        registration: Its registration.
+        overload: Its `OpOverload`.
+        names: Names of its arguments that results are written into.
+    """
+
+    operator: Operator[..., Any]
+    registration: Registration
+    overload: Any
+    names: tuple[str, ...]
+
+
 class Registration(Protocol):
     """The operator in torch's library, behind a handle.
 
@@ -50,6 +68,7 @@ class Registration(Protocol):
     """
 
     overload: Any
+    out_form: OutForm | None
 
     @property
     def validated(self) -> bool:
@@ -70,6 +89,10 @@ class Registration(Protocol):
 
     def functional(self, owner: Operator[..., Any]) -> Operator[..., Any]:
         """Return the handle of the functional form of an operator that writes in place."""
+        ...
+
+    def make_out_form(self, owner: Operator[..., Any]) -> None:
+        """Make the out form, if there is none."""
         ...
 
 
@@ -227,6 +250,59 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
         """
         return self._registration.functional(self) if self._specification.schema.written else self
 
+    def out(self, /, *args: Any, out: Tensor | tuple[Tensor, ...], **kwargs: Any) -> Any:
+        """Compute the operator into tensors that are there already, and return them.
+
+        Kernels in C++ write straight into them. No gradient flows.
+
+        Args:
+            args: The arguments of a call.
+            out: Tensor with the shape, dtype and device of the result, or a tuple of one for each result. It
+                shares no elements with an argument.
+            kwargs: The arguments that are given by name.
+
+        Raises:
+            UsageError: If a result may be a list or None, or `out` is not a tensor for each result.
+            ShapeError, ResultTypeError, PlacementError: If `out` has another shape, dtype or device.
+            MutationError: If `out` cannot be written, or an argument requires a gradient.
+
+        Example:
+            >>> import torch, opsmith
+            >>> buffer = torch.empty(2)
+            >>> opsmith.ops.exp.out(torch.zeros(2), out=buffer) is buffer, buffer
+            (True, tensor([1., 1.]))
+        """
+        form = self._out_form()
+        names = form.names
+        given = out if isinstance(out, tuple) else (out,)
+        if len(names) != len(given) or not all(isinstance(each, Tensor) for each in given):
+            raise self._specification.error(
+                errors.UsageError,
+                "`out` is not a tensor for each result",
+                argument="out",
+                expected="a tensor" if len(names) == 1 else f"a tuple of {len(names)} tensors",
+                got=shown(out),
+                hint=f"call it as `{self.specification.short_name}.out(..., out=buffer)`",
+            )
+        outs = dict(zip(names, given, strict=True))
+        if torch.compiler.is_compiling():
+            lowered, named = (args, kwargs) if self._lowering is None else self._lowering.call(args, kwargs)
+            form.overload(*lowered, **named, **outs)
+        else:
+            form.operator(*args, **kwargs, **outs)
+        return out
+
+    @property
+    def out_operator(self) -> Operator[..., Any]:
+        """The operator in place that `out` calls, with an argument for each result."""
+        return self._out_form().operator
+
+    def _out_form(self) -> OutForm:
+        self._registration.make_out_form(self)
+        form = self._registration.out_form
+        assert form is not None
+        return form
+
     @property
     def torch_operator(self) -> Any:
         """The `OpOverload` that is registered with torch: `torch.ops.namespace.name.default`."""
@@ -278,21 +354,29 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
         return self
 
 
-class FunctionalOperator(Operator[P, R]):
-    """The functional form of an operator that writes in place, to which formulas and kernels are attached."""
+class DerivedOperator(Operator[P, R]):
+    """A form of another operator, to which formulas and kernels are attached.
+
+    Args:
+        specification: The form.
+        registration: Its registration.
+        owner: The other operator.
+        name: Attribute of the owner that holds this handle.
+    """
 
     def __init__(
-        self, specification: Specification, registration: Registration, owner: Operator[..., Any]
+        self, specification: Specification, registration: Registration, owner: Operator[..., Any], name: str
     ) -> None:
-        super().__init__(specification, registration, lambda name, module: owner.functional)
+        super().__init__(specification, registration, lambda *_: getattr(owner, name))
+        self._reduced = getattr, (owner, name)
         self._owner = owner
 
     def __reduce__(self) -> Any:
-        return getattr, (self._owner, "functional")
+        return self._reduced
 
     def _replace(self, **aspects: Any) -> Self:
         raise self._specification.error(
             errors.UsageError,
-            "it is derived from an operator that writes in place, and has no parts of its own",
+            f"it is derived from `{self._owner.name}`, and has no parts of its own",
             hint=f"attach {', '.join(aspects)} to `{self._owner.name}`",
         )

@@ -21,6 +21,9 @@ Autocast = Literal["promote", "lower", "float32"]
 FUNCTIONAL_SUFFIX = "_functional"
 """Suffix of the name of an in-place operator's functional form."""
 
+OUT = ".out"
+"""Overload of an operator that writes its results into tensors of the caller, as torch names it."""
+
 VOID_SUFFIX = "_void"
 """Suffix of the operator that writes, to which one that returns its argument is reduced."""
 
@@ -99,7 +102,8 @@ class Specification(errors.ErrorSubject):
     @property
     def dispatched_name(self) -> str:
         """`namespace::name` of the operator that has the kernels."""
-        return self.name if self.schema.returns is None else self.name + VOID_SUFFIX
+        returns = self.schema.returns is not None or self.name.endswith(OUT)
+        return self.name.replace(".", "_") + VOID_SUFFIX if returns else self.name
 
     @property
     def short_name(self) -> str:

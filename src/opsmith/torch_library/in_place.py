@@ -14,7 +14,7 @@ from opsmith.core.backward_plan import runs_ordinary
 from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.functional_form import all_results, copies_of_written, functional_form
-from opsmith.core.operator import FunctionalOperator, Operator
+from opsmith.core.operator import DerivedOperator, Operator
 from opsmith.core.specification import Specification
 from opsmith.core.tensors import map_tensors
 from opsmith.torch_library import capabilities
@@ -28,7 +28,7 @@ from opsmith.torch_library.autograd.node import (
 )
 from opsmith.torch_library.compilation import EAGER
 from opsmith.torch_library.flattening import ArgumentFlattening, Flat
-from opsmith.torch_library.registration import TRANSFORM_KEY, DispatcherRegistration
+from opsmith.torch_library.registration import HIDDEN_SUFFIX, TRANSFORM_KEY, DispatcherRegistration
 from opsmith.torch_library.writes import refuse_leaves, refuse_unwritable, written_tensors
 
 IN_PLACE: Any = getattr(torch.Tag, "inplace", None)
@@ -65,7 +65,7 @@ class InPlaceRegistration(DispatcherRegistration):
         registration = self.form_registration
         with self._lock:
             if self._functional is None:
-                self._functional = FunctionalOperator(self.form, registration, owner)
+                self._functional = DerivedOperator(self.form, registration, owner, "functional")
             return self._functional
 
     def update(self, specification: Specification) -> None:
@@ -96,7 +96,8 @@ class InPlaceRegistration(DispatcherRegistration):
             self.overload = getattr(getattr(torch.ops, self.specification.namespace), name).default
 
     def _define(self, name: str, *, hidden: bool) -> Any:
-        schema, void = self.specification.schema, self.specification.dispatched_name.partition("::")[2]
+        schema = self.specification.schema
+        void = self.specification.dispatched_name.partition("::")[2] + HIDDEN_SUFFIX * hidden
         overload = super()._define(void, hidden=hidden)
 
         def resolved(*args: Any, **kwargs: Any) -> Any:
@@ -106,7 +107,7 @@ class InPlaceRegistration(DispatcherRegistration):
 
         for key in BITS:
             self._library.impl(void, resolved, key)
-        if schema.returns is not None:
+        if schema.returns is not None and not hidden:
             # torch's functionalization loses what is written into a view by way of what an operator returned.
             tags = [torch.Tag.pt2_compliant_tag, *([] if IN_PLACE is None else [IN_PLACE])]
             self._library.define(schema.text(name), tags=tuple(tags))

@@ -16,6 +16,7 @@ from opsmith.core.backward_plan import BackwardPlan, backward_plan, runs_ordinar
 from opsmith.core.call_arguments import tensors_in, type_error
 from opsmith.core.forked_locks import lock_of
 from opsmith.core.kernels import BuiltKernel, Kernel, choose, refuse_strictly
+from opsmith.core.operator import OutForm
 from opsmith.core.reachable import refuse_captured_tensors
 from opsmith.core.schema import REQUIRED
 from opsmith.core.specification import Specification
@@ -58,6 +59,7 @@ class DispatcherRegistration:
         overload: `torch.ops.namespace.name.default`.
         full_overload: The overload that returns hidden results too.
         node: The class of its autograd node.
+        out_form: The out form; None before it is needed.
     """
 
     overload: Any
@@ -76,7 +78,9 @@ class DispatcherRegistration:
         from opsmith.torch_library.autograd.functorch import call_under_transforms
 
         self._call_under_transforms = call_under_transforms
+        capabilities.run_in_traces(type(self).make_out_form)
         self._packets: list[Any] = []
+        self.out_form: OutForm | None = None
         self._library: Any = None
         try:
             self._register()
@@ -109,13 +113,28 @@ class DispatcherRegistration:
                 raise
         if replace(before, samples=None) != replace(specification, samples=None):
             self._compiled.drop()
+        if self.out_form is not None:
+            from opsmith.torch_library import out_variant  # it builds on this module
+
+            self.out_form = out_variant.renew_out_form(self.out_form, self)
 
     def functional(self, owner: Any) -> Any:
         """Return the handle itself: the operator writes nothing."""
         return owner
 
+    def make_out_form(self, owner: Any) -> None:
+        """Make the out form, if there is none."""
+        from opsmith.torch_library import out_variant  # it builds on this module
+
+        with self._lock:
+            if self.out_form is None:
+                self.out_form = out_variant.make_out_form(owner, self)
+
     def remove(self) -> None:
         """Deregister the operator; kernels first, or torch would crash."""
+        if self.out_form is not None:
+            self.out_form.registration.remove()
+            self.out_form = None
         _withdraw(self.specification)
         self._fast_calls.uninstall()
         while self._deregister:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -190,6 +190,10 @@ class CppKernel(BuiltKernel[CppSource]):
             deregister = self._loaded.serve(fallback)
             self._serves = True
             return deregister
+
+    def into_results(self, operator: Operator[..., Any]) -> CppKernel:
+        """Return the kernel for the out form, whose sizes are those of the tensors that it writes."""
+        return CppKernel(operator, lambda: replace(self._read(), sizes=None), self._dtypes, strict=False)
 
     def withdraw(self) -> None:
         """Take no calls from the dispatcher any more, and drop all plans."""

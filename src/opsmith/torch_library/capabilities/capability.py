@@ -256,7 +256,7 @@ CAPABILITIES = {
             name="inlining",
             purpose="compiled code that sees the reference in an operator's place, and fuses it",
             instead="the operator is opaque in compiled code, which runs it whole",
-            provides=("FUNCTIONALIZATION", "exporting", "only_stand_ins"),
+            provides=("FUNCTIONALIZATION", "exporting", "only_stand_ins", "run_in_traces"),
         ),
         Capability(
             name="compiled_code",

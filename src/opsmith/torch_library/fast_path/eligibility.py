@@ -53,6 +53,7 @@ def has_fast_path(specification: Specification) -> bool:
     )
     return (
         (single or bool(schema.written and not schema.results))
+        and not schema.hidden
         and not (reserved or specification.random or specification.adopted is not None)
         and optional < len(tensors)
         and optional <= MAX_OPTIONAL_TENSORS

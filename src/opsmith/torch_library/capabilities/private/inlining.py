@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,9 +26,25 @@ def only_stand_ins(types: Sequence[type]) -> bool:
     return all(kind is Tensor or issubclass(kind, FunctionalTensor | FakeTensor) for kind in types)
 
 
+def run_in_traces(function: Callable[..., Any]) -> None:
+    """Make Dynamo run a function while it traces, and take the result as a constant.
+
+    `torch.compiler.assume_constant_result` does the same, and imports Dynamo, which is slow.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def self_test() -> None:
     """A rule for the mode sees the call of an operator made functional, and its answer is the one used."""
     assert exporting() is False
+
+    def marked() -> None: ...
+
+    def by_torch() -> None: ...
+
+    run_in_traces(marked)
+    torch.compiler.assume_constant_result(by_torch)
+    assert vars(marked) == vars(by_torch), "constants in traces are marked in another way"
     library = torch.library.Library("opsmith_self_test", "FRAGMENT")
     library.define("inlined(Tensor x) -> Tensor")
     library.impl("inlined", lambda x: x.clone(), "CompositeExplicitAutograd")
