@@ -274,6 +274,10 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
         """
         form = self._out_form()
         names = form.names
+        compiling = torch.compiler.is_compiling()
+        if not compiling and names == ("out",) and isinstance(out, Tensor):
+            form.operator(*args, out=out, **kwargs)
+            return out
         given = out if isinstance(out, tuple) else (out,)
         if len(names) != len(given) or not all(isinstance(each, Tensor) for each in given):
             raise self._specification.error(
@@ -285,7 +289,7 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
                 hint=f"call it as `{self.specification.short_name}.out(..., out=buffer)`",
             )
         outs = dict(zip(names, given, strict=True))
-        if torch.compiler.is_compiling():
+        if compiling:
             lowered, named = (args, kwargs) if self._lowering is None else self._lowering.call(args, kwargs)
             form.overload(*lowered, **named, **outs)
         else:
@@ -298,7 +302,8 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
         return self._out_form().operator
 
     def _out_form(self) -> OutForm:
-        self._registration.make_out_form(self)
+        if torch.compiler.is_compiling() or self._registration.out_form is None:
+            self._registration.make_out_form(self)
         form = self._registration.out_form
         assert form is not None
         return form

@@ -32,11 +32,11 @@ PLAIN_TYPES = frozenset((Tensor, torch.nn.Parameter))
 MAX_SIGNATURES = 16
 """Maximum number of signatures; calls with others are examined in Python each time."""
 
-Implementation = tuple[Any, Callable[..., Any] | None, Callable[..., Any] | None, bool, bool]
+Implementation = tuple[Any, Callable[..., Any] | None, Callable[..., Any] | None, bool, bool, bool]
 """Guard on the tensors; kernel; a node's `apply`, or None; whether a tensor requires a gradient; whether the
-kernel takes what it writes in any layout, and refuses by itself what must not be written."""
+kernel is in C++, and refuses by itself what must not be written; whether it writes in any layout."""
 
-SLOW_PATH: Implementation = (None, None, None, False, False)
+SLOW_PATH: Implementation = (None, None, None, False, False, False)
 """Result for a call that must go through the dispatcher."""
 
 
@@ -98,15 +98,16 @@ class CallSignatures:
         if any(each.strict for each in rejected):
             return SLOW_PATH
         kernel = accepted.kernel.function if accepted else specification.reference
-        refuses = False
+        in_cpp = any_layout = False
         if isinstance(kernel, BuiltKernel) and kernel.pure:
-            refuses = kernel.takes_any_layout and all(each.elsewhere for each in rejected)
+            in_cpp = True
+            any_layout = kernel.takes_any_layout and all(each.elsewhere for each in rejected)
             kernel = kernel.direct
         elif accepted or specification.opaque:
             kernel = self._without_graph(kernel)
         guard = capabilities.tensor_guard(tensors)
         if specification.schema.written:
-            implementation = self._writing(guard, kernel, given, tensors, refuses=refuses)
+            implementation = self._writing(guard, kernel, given, tensors, in_cpp, any_layout)
         else:
             implementation = self._implementation(guard, kernel, given, tensors)
         number = sum(2**bit for bit, name in enumerate(reversed(self._optional)) if given[name] is not None)
@@ -127,24 +128,24 @@ class CallSignatures:
         kernel: Callable[..., Any],
         given: dict[str, Any],
         tensors: list[Tensor],
-        *,
-        refuses: bool,
+        in_cpp: bool,
+        any_layout: bool,
     ) -> Implementation:
         """The implementation of a call that writes in place; the slow path takes one that makes a node."""
         written = tensors_in([given[name] for name in self.specification.schema.written])
         # Which kernel takes a call may depend on the layout of what is written, which the guard does not see.
-        if not (refuses or all(tensor.is_contiguous() for tensor in written)):
+        if not (any_layout or all(tensor.is_contiguous() for tensor in written)):
             return SLOW_PATH
         in_inference = None
         if torch.is_inference_mode_enabled():
             # Without versions, torch cannot tell that a kernel in Python has written.
-            by_torch = kernel is self.specification.reference
-            if not (refuses or by_torch):
+            if not (in_cpp or kernel is self.specification.reference):
                 return SLOW_PATH
             in_inference = partial(self._in_inference, kernel)
         elif any(tensor.is_inference() for tensor in tensors):
             return SLOW_PATH
-        return guard, kernel, in_inference, any(tensor.requires_grad for tensor in tensors), refuses
+        requires = any(tensor.requires_grad for tensor in tensors)
+        return guard, kernel, in_inference, requires, in_cpp, any_layout
 
     def _implementation(
         self, guard: Any, kernel: Callable[..., Any], given: dict[str, Any], tensors: list[Tensor]
@@ -158,17 +159,17 @@ class CallSignatures:
         if any(tensor.is_inference() for tensor in tensors) or torch.is_inference_mode_enabled():
             if requires and not torch.is_inference_mode_enabled():
                 return SLOW_PATH
-            return guard, kernel, partial(self._in_inference, kernel), False, False
+            return guard, kernel, partial(self._in_inference, kernel), False, False, False
         # Without formulas and kernels autograd records the reference.
         ordinary = not (specification.gradients.given or kernel is not specification.reference)
         if not requires or ordinary:
-            return guard, kernel, None, bool(requires), False
+            return guard, kernel, None, bool(requires), False, False
         nodes = self._fast_node(requires)
         if nodes is None:
             return SLOW_PATH
         examples = {name: given[name].detach().new_empty((0,) * given[name].dim()) for name in requires}
         node = nodes.of(NodeSignature(kernel, examples, mixes_dtypes(list(given.values()))))
-        return guard, kernel, capabilities.direct_apply(node), True, False
+        return guard, kernel, capabilities.direct_apply(node), True, False, False
 
     def _fast_node(self, requires: set[str]) -> GeneratedNodes | None:
         """The nodes for calls in which these tensors require a gradient; None where there are none."""

@@ -101,7 +101,7 @@ def _call_source(specification: Specification, contract: ContractSource) -> str:
     overload = f"_op_overload({positional}{keywords})"
     if schema.lowering is not None:
         overload = f"_op_call(_op_handle, ({positional}), _op_dict({keywords}))"
-    implementation = "_op_kernel, _op_apply, _op_requires, _op_refuses"
+    implementation = "_op_kernel, _op_apply, _op_requires, _op_in_cpp, _op_any_layout"
     takes = ["_op_kernel is not None", *([in_shape] if in_shape else [])]
     captured, versions, differentiates = (
         "",
@@ -110,8 +110,12 @@ def _call_source(specification: Specification, contract: ContractSource) -> str:
     )
     if schema.written:
         differentiates = ""  # there is no node, and one call of inference mode
-        takes += ["not (_op_requires and _op_grad_enabled())", f"(_op_refuses or ({contract.apart()}))"]
-        versions = f"None if _op_refuses else {versions}"
+        takes += [
+            "not (_op_requires and _op_grad_enabled())",
+            f"(_op_any_layout or ({contract.contiguous()}))",
+            f"(_op_in_cpp or ({contract.apart()}))",
+        ]
+        versions = f"None if _op_in_cpp else {versions}"
     elif contract.may_write:
         captured = " and (_op_requires or not _op_result.requires_grad)"
     return f"""

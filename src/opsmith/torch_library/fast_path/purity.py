@@ -195,11 +195,15 @@ class ContractSource:
             for at, name in enumerate(self._written)
         )
         by_itself = f"_op_before[0] == {capabilities.versions_source(self._read)}{moved}"
-        return f"{self.fresh()} and (_op_refuses or ({by_itself}))"
+        return f"{self.fresh()} and (_op_in_cpp or ({by_itself}))"
+
+    def contiguous(self) -> str:
+        """Source of a condition: what is written is contiguous."""
+        return " and ".join(f"({name} is None or {name}.is_contiguous())" for name in self._written)
 
     def apart(self) -> str:
-        """Source of a condition: what is written is contiguous, and shares memory with no other argument."""
-        conditions = [f"({name} is None or {name}.is_contiguous())" for name in self._written]
+        """Source of a condition: what is written shares memory with no other argument."""
+        conditions = ["True"]
         names = [*self._written, *self._read]
         for at, name in enumerate(self._written):
             for other in names[at + 1 :]:
