@@ -147,16 +147,16 @@ def test_several_overloads(define: Define, says: Any) -> None:
     ("schema", "key", "problem", "hint"),
     [
         (
-            "writes(Tensor(a!) x) -> Tensor",
-            "CPU",
-            "its schema says that it writes into its arguments, or returns views of them",
-            "adopt an operator that returns new tensors",
-        ),
-        (
             "views(Tensor(a) x) -> Tensor(a)",
             "CPU",
-            "its schema says that it writes into its arguments, or returns views of them",
-            "adopt an operator that returns new tensors",
+            "its schema says that it returns a view of an argument, or several arguments",
+            "adopt an operator that returns new tensors, or the one argument that it writes into",
+        ),
+        (
+            "both(Tensor(a!) x, Tensor(b!) y) -> (Tensor(a!), Tensor(b!))",
+            "CPU",
+            "its schema says that it returns a view of an argument, or several arguments",
+            "adopt an operator that returns new tensors, or the one argument that it writes into",
         ),
         (
             "composed(Tensor x) -> Tensor",
@@ -171,7 +171,7 @@ def test_several_overloads(define: Define, says: Any) -> None:
             "import the library that registers its kernels first",
         ),
     ],
-    ids=["writes", "views", "composed", "empty"],
+    ids=["views", "several-returned", "composed", "empty"],
 )
 def test_nothing_to_adopt(schema: str, key: str, problem: str, hint: str, define: Define, says: Any) -> None:
     operator = define(schema, key)
@@ -184,6 +184,56 @@ def test_nothing_to_adopt(schema: str, key: str, problem: str, hint: str, define
         """,
     ):
         opsmith.adopt(operator, reference=same)
+
+
+def test_a_check_of_one_that_writes_without_a_reference(define: Define, says: Any) -> None:
+    operator = define("writes(Tensor(a!) x) -> Tensor")
+    with says(
+        errors.UsageError,
+        """
+        theirs::writes: it writes into its arguments, and no reference says what it should write
+          got: theirs::writes(Tensor(a!) x) -> Tensor
+          hint: check `opsmith.adopt(torch.ops.theirs.writes, reference=f)`
+        """,
+    ):
+        opsmith.check(operator, samples=[torch.ones(2)])
+
+
+def test_a_reference_that_does_not_return_what_is_written(define: Define, says: Any, place: Place) -> None:
+    operator = define("returns(Tensor(a!) x) -> Tensor(a!)")
+
+    def nothing(x: Tensor) -> None:
+        x.sin_()
+
+    with says(
+        errors.SignatureMismatchError,
+        f"""
+        theirs::returns: the reference returns another number of results than the operator
+          expected: theirs::returns(Tensor(a!) x) -> Tensor(a!)
+          got: nothing(x: Tensor) -> None
+          where: {place(nothing)}
+          hint: write into `x`, and return it
+        """,
+    ):
+        opsmith.adopt(operator, reference=nothing)
+
+
+def test_a_functional_form_whose_name_is_taken(define: Define, says: Any, place: Place) -> None:
+    operator = define("put(Tensor(a!) x) -> ()")
+    define("put_functional(Tensor x) -> Tensor")
+
+    def store(x: Tensor) -> None:
+        x.sin_()
+
+    with says(
+        errors.NameTakenError,
+        f"""
+        theirs::put: torch already has an operator `theirs::put_functional`, the name of its functional form
+          where: {place(store)}
+          hint: rename that one
+        """,
+    ):
+        opsmith.adopt(operator, reference=store)
 
 
 def test_one_of_torch_s_own(says: Any) -> None:

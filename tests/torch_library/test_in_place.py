@@ -540,3 +540,19 @@ def test_exports(tmp_path: Path) -> None:
     assert "`op.functional`" in (caught.value.hint or "")
     opsmith.export_onnx(Writes(functional=True).eval(), (CACHE.float(), X.float()), file)
     assert file.exists()
+
+
+def test_a_result_beside_a_list_that_is_written(name: str) -> None:
+    """Under gradients, where a kernel computes: the result is not one of the new values."""
+
+    @opsmith.operator(name, mutates=["xs"])
+    def scale_all(xs: list[Tensor], by: Tensor) -> Tensor:
+        for each in xs:
+            each.mul_(by)
+        return by * 3
+
+    scale_all.kernel("cpu", scale_all.reference)
+    by = torch.tensor(2.0, requires_grad=True)
+    xs = [torch.ones(3), torch.ones(2)]
+    assert scale_all(xs, by).item() == 6.0
+    assert [each.tolist() for each in xs] == [[2.0] * 3, [2.0] * 2]

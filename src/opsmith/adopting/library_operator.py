@@ -10,6 +10,7 @@ import torch
 
 from opsmith import errors
 from opsmith.adopting.schema_matching import matched
+from opsmith.core.functional_form import functional_name
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
 from opsmith.core.samples import LocatedSamples, Make, Samples, read_samples
@@ -18,9 +19,9 @@ from opsmith.declaration import declare_specified, declared_operators
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.library_operators import (
     COMPOSITE,
-    LibraryOperatorRegistration,
     has_kernel,
     library_operator_of,
+    register_library_operator,
 )
 from opsmith.torch_library.registration import BITWISE, HIDDEN_SUFFIX
 
@@ -94,10 +95,25 @@ def adopt_registered(
         accept=dict(accept or {}),
     )
     specification = replace(specification, library_operator=library_operator_of(overload))
-    handle = declare_specified(specification, register=LibraryOperatorRegistration)
+    _refuse_taken_form(specification)
+    handle = declare_specified(specification, register=register_library_operator)
     if samples is not None:
         handle.samples(samples if callable(samples) else _as_function(samples, signature.name))
     return handle
+
+
+def _refuse_taken_form(specification: Specification) -> None:
+    """Refuse an operator that writes, and whose functional form would have the name of another one."""
+    name = functional_name(specification.name)
+    if not specification.schema.written or not capabilities.operator_exists(name):
+        return
+    if specification.name not in {each.name for each in declared_operators()}:
+        raise errors.NameTakenError(
+            f"torch already has an operator `{name}`, the name of its functional form",
+            operator=specification.name,
+            where=specification.where,
+            hint="rename that one",
+        )
 
 
 def _as_function(samples: Iterable[Any], operator: str) -> LocatedSamples:
@@ -144,7 +160,15 @@ def overload_of(subject: Any) -> Any:
     """
     overload = _overload(capabilities.overloads_of(subject) or {}, subject)
     signature = capabilities.signature_of(overload)
-    if not signature.pure or signature.name.partition("::")[0] in _TORCH_NAMESPACES:
+    if not signature.pure:
+        _refuse(overload, signature)
+        raise errors.UsageError(
+            "it writes into its arguments, and no reference says what it should write",
+            operator=signature.name,
+            got=signature.text,
+            hint=f"check `opsmith.adopt(torch.ops.{signature.name.replace('::', '.')}, reference=f)`",
+        )
+    if signature.name.partition("::")[0] in _TORCH_NAMESPACES:
         _refuse(overload, signature)
     return overload
 
@@ -185,10 +209,10 @@ def _refuse(overload: Any, signature: capabilities.OperatorSchema) -> None:
             "it is one of torch's own, whose gradients and kernels are torch's",
             "declare one of your own that calls it",
         )
-    elif not signature.pure:
+    elif signature.views:
         refusal = (
-            "its schema says that it writes into its arguments, or returns views of them",
-            "adopt an operator that returns new tensors",
+            "its schema says that it returns a view of an argument, or several arguments",
+            "adopt an operator that returns new tensors, or the one argument that it writes into",
         )
     elif capabilities.registers_kernel(overload, COMPOSITE):
         refusal = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import string
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -54,7 +55,11 @@ def matched(signature: capabilities.OperatorSchema, reference: Callable[..., Any
     _refuse_results(signature)
     several = len(signature.results) > 1
     returned: Any = types.GenericAlias(tuple, (Tensor,) * len(signature.results)) if several else Tensor
-    of_reference = schema_of(reference, signature.name, known=_known(signature, reference), returned=returned)
+    if not (signature.results or signature.returns):
+        returned = None
+    known, by_parameter = _known(signature, reference), _by_parameter(signature, reference)
+    mutates = [name for name, each in by_parameter.items() if each.written]
+    of_reference = schema_of(reference, signature.name, known=known, returned=returned, mutates=mutates)
     mismatch = _Mismatch(signature, reference)
     positional = [each for each in signature.arguments if not each.keyword_only]
     taken = [each for each in of_reference.arguments if not each.keyword_only][: len(positional)]
@@ -67,29 +72,48 @@ def matched(signature: capabilities.OperatorSchema, reference: Callable[..., Any
         )
     pairs = [*zip(positional, taken, strict=True), *((each, by_name[each.name]) for each in named)]
     arguments = tuple(_argument(declared, other, mismatch) for declared, other in pairs)
-    if (
-        len(of_reference.results) != len(signature.results)
-        or (len(signature.results) == 1) != of_reference.single
-    ):
+    count = 1 if signature.returns is not None else len(signature.results)
+    if len(of_reference.results) != count or (count == 1) != of_reference.single:
         raise mismatch.error(
             "the reference returns another number of results than the operator",
-            "return a tensor for one result, and a tuple of tensors for several",
+            f"write into `{signature.returns}`, and return it"
+            if signature.returns is not None
+            else "return a tensor for one result, and a tuple of tensors for several",
         )
     names = _result_names(signature.results, [each.name for each in arguments])
-    return Schema(arguments, tuple(map(Result, names)), of_reference.single)
+    single = len(names) == 1
+    return Schema(_with_letters(arguments, signature), tuple(map(Result, names)), single, signature.returns)
+
+
+def _with_letters(
+    arguments: Sequence[Argument], signature: capabilities.OperatorSchema
+) -> tuple[Argument, ...]:
+    """Return the arguments, those that are written with a letter of their own."""
+    letters = iter(string.ascii_lowercase)
+    written = {each.name for each in signature.arguments if each.written}
+    return tuple(replace(each, alias=next(letters)) if each.name in written else each for each in arguments)
 
 
 def _known(signature: capabilities.OperatorSchema, reference: Callable[..., Any]) -> dict[str, ArgumentType]:
     """The operator's types by the names of the reference's parameters, for those without a type hint."""
+    found = _by_parameter(signature, reference)
+    if not found:
+        return {}
+    bare = [name for name, each in resolved(reference).parameters.items() if each.annotation is each.empty]
+    # A parameter too many is refused below, with both signatures.
+    return {name: _kind(found[name], signature) if name in found else ArgumentType(TENSOR) for name in bare}
+
+
+def _by_parameter(
+    signature: capabilities.OperatorSchema, reference: Callable[..., Any]
+) -> dict[str, capabilities.ArgumentSchema]:
+    """The operator's arguments by the names of the reference's parameters."""
     if not inspect.isroutine(reference):
         return {}  # `schema_of` refuses it
     unnamed = [each for each in signature.arguments if not each.keyword_only]
     named = {each.name: each for each in signature.arguments if each.keyword_only}
     parameters = resolved(reference).parameters
-    found = dict(zip(parameters, unnamed, strict=False)) | {n: named[n] for n in parameters if n in named}
-    bare = [name for name, each in parameters.items() if each.annotation is each.empty]
-    # A parameter too many is refused below, with both signatures.
-    return {name: _kind(found[name], signature) if name in found else ArgumentType(TENSOR) for name in bare}
+    return dict(zip(parameters, unnamed, strict=False)) | {n: named[n] for n in parameters if n in named}
 
 
 def described(signature: capabilities.OperatorSchema) -> Schema:
@@ -112,7 +136,8 @@ def described(signature: capabilities.OperatorSchema) -> Schema:
 
 
 def _refuse_results(signature: capabilities.OperatorSchema) -> None:
-    if any(kind != "Tensor" for _, kind in signature.results) or not signature.results:
+    writes = any(each.written for each in signature.arguments)
+    if any(kind != "Tensor" for _, kind in signature.results) or not (signature.results or writes):
         raise errors.UnsupportedTypeError(
             "an operator returns a tensor, or a fixed number of them",
             operator=signature.name,

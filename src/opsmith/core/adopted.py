@@ -31,6 +31,8 @@ class LibraryOperator:
         fake: True if it has a fake kernel.
         vmap: True if it has a rule for `vmap`.
         sources: Functions that define its behaviour in compiled code, for the source hash.
+        served: Device types that it computes on, as far as they are known.
+        function: The function of a `torch.library.custom_op`.
     """
 
     overload: Any
@@ -40,6 +42,8 @@ class LibraryOperator:
     fake: bool = False
     vmap: bool = False
     sources: tuple[Any, ...] = ()
+    served: tuple[str, ...] = ()
+    function: Callable[..., Any] | None = None
 
 
 Outputs = int | None | tuple["Outputs", ...]

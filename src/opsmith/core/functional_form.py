@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from opsmith.core.adopted import LibraryOperator
 from opsmith.core.kernels import BuiltKernel, Kernel
 from opsmith.core.schema import Schema, functional_schema
 from opsmith.core.specification import FUNCTIONAL_SUFFIX, Specification
@@ -17,18 +18,45 @@ from opsmith.core.tensors import map_tensors
 
 def functional_form(specification: Specification) -> Specification:
     """Return the specification of the functional form of an in-place operator."""
-    schema = specification.schema
+    schema, library = specification.schema, specification.library_operator
+    fake = specification.fake
+    if library is not None and fake is None and (library.fake or not schema.results):
+        fake = library.overload if library.fake else _nothing
     return replace(
         specification,
-        name=specification.name.replace(".", "_") + FUNCTIONAL_SUFFIX,
+        name=functional_name(specification.name),
         schema=functional_schema(schema),
         reference=on_copies(specification.reference, schema),
-        kernels=tuple(_kernel_on_copies(each, specification) for each in specification.kernels),
-        fake=None if specification.fake is None else on_copies(specification.fake, schema),
+        kernels=tuple(_kernel_on_copies(each, specification) for each in specification.kernels)
+        if library is None
+        else _own_kernels(library, specification),
+        fake=None if fake is None else on_copies(fake, schema, specification.reference),
+        library_operator=None,
         # `shapes=` says nothing of the new values: calls are held to it where they write.
         shapes=None,
         batching=None,
     )
+
+
+def functional_name(name: str) -> str:
+    """Return the name of the functional form of an in-place operator.
+
+    Example:
+        >>> functional_name("vendor::scale.out")
+        'vendor::scale_out_functional'
+    """
+    return name.replace(".", "_") + FUNCTIONAL_SUFFIX
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Fake kernel of an operator that returns nothing new: what is written keeps its form."""
+
+
+def _own_kernels(library: LibraryOperator, specification: Specification) -> tuple[Kernel, ...]:
+    """Return kernels that call an operator of torch.library on copies."""
+    function = on_copies(library.overload, specification.schema, specification.reference)
+    own = library.function or library.overload
+    return tuple(Kernel(device, function, None, Kernel(device, own)) for device in library.served)
 
 
 def _kernel_on_copies(kernel: Kernel, specification: Specification) -> Kernel:

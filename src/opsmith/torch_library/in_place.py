@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -44,7 +45,10 @@ class InPlaceRegistration(DispatcherRegistration):
 
     Attributes:
         form: The specification of its functional form, from which derivatives and transforms follow.
+        every_call_refuses: True if a call without derivatives refuses tensors that share elements, too.
     """
+
+    every_call_refuses = True
 
     def __init__(self, specification: Specification) -> None:
         self.form = functional_form(specification)
@@ -92,7 +96,7 @@ class InPlaceRegistration(DispatcherRegistration):
         super()._register()
         name = self.specification.short_name
         self.node = type(name, (InPlaceNode,), {})
-        if self.specification.schema.returns is not None:
+        if self.specification.schema.returns is not None and self.specification.library_operator is None:
             self.overload = getattr(getattr(torch.ops, self.specification.namespace), name).default
 
     def _define(self, name: str, *, hidden: bool) -> Any:
@@ -117,17 +121,14 @@ class InPlaceRegistration(DispatcherRegistration):
 
     def _values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         values = super()._values(args, kwargs)
-        refuse_unwritable(self.specification, values)
+        if self.every_call_refuses:
+            refuse_unwritable(self.specification, values)
         return values
 
     def _run(self, values: list[Any]) -> tuple[Any, ...]:
         written = [tensor for _, tensor in written_tensors(self.specification, values)]
-        before = [capabilities.version(tensor) for tensor in written]
-        results = super()._run(values)
-        for tensor, count in zip(written, before, strict=True):
-            if count is not None and capabilities.version(tensor) == count:
-                torch.autograd.graph.increment_version(tensor)  # the kernel wrote past torch
-        return results
+        with raising_versions(written):
+            return super()._run(values)
 
     def _call_with_autograd(self, values: list[Any]) -> tuple[Any, ...]:
         """Write, through autograd or the transforms that are running, and return the results."""
@@ -150,7 +151,8 @@ class InPlaceRegistration(DispatcherRegistration):
         call = InPlacePrimitive(self.form_registration, flattening, self._write)
         call.keep_before(flat)
         apply: Any = self.node.apply
-        return tuple(call.results.pack(apply(call, False, *flat))[len(self.specification.schema.written) :])
+        results = apply(call, False, *flat)  # the lengths of lists are known after it
+        return tuple(call.results.pack(results)[len(self.specification.schema.written) :])
 
     def _writes_views_and_returns(self, values: list[Any]) -> bool:
         """Return True for a call that no single node can have: a view is written, and there is more."""
@@ -196,6 +198,16 @@ class InPlaceRegistration(DispatcherRegistration):
                     hint=f"map `{name}`, too, or call `{specification.short_name}.functional`",
                 ) from error
         return tuple(results[len(specification.schema.written) :])
+
+
+@contextmanager
+def raising_versions(written: Sequence[Tensor]) -> Iterator[None]:
+    """Context that raises the versions of the tensors that a kernel writes into past torch."""
+    before = [capabilities.version(tensor) for tensor in written]
+    yield
+    for tensor, count in zip(written, before, strict=True):
+        if count is not None and capabilities.version(tensor) == count:
+            torch.autograd.graph.increment_version(tensor)
 
 
 def register_operator(specification: Specification) -> DispatcherRegistration:

@@ -20,8 +20,10 @@ from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.node import OperatorNode
 from opsmith.torch_library.distributed import dtensor
+from opsmith.torch_library.in_place import InPlaceRegistration, raising_versions
 from opsmith.torch_library.registration import DispatcherRegistration
 from opsmith.torch_library.validation import run_validated
+from opsmith.torch_library.writes import refuse_unwritable, written_tensors
 
 COMPOSITE = "CompositeImplicitAutograd"
 DEFAULT_KEYS = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
@@ -64,13 +66,12 @@ def inspect_operator(overload: Any) -> LibraryOperator:
     else:
         sources = (object(),) if autograd or fake else ()
     autocast = ((device, capabilities.autocast_key(device)) for device in capabilities.AUTOCAST_DEVICES)
+    every = tuple(device for device in BACKENDS if device != "meta")
+    devices = tuple(each for each in every if capabilities.registers_kernel(overload, BACKENDS[each]))
+    by_default = any(capabilities.registers_kernel(overload, key) for key in DEFAULT_KEYS)
     return LibraryOperator(
         overload,
-        devices=tuple(
-            device
-            for device, key in BACKENDS.items()
-            if device != "meta" and capabilities.registers_kernel(overload, key)
-        ),
+        devices=devices,
         autograd=autograd,
         autocast=frozenset(
             device for device, key in autocast if key and capabilities.registers_kernel(overload, key)
@@ -78,7 +79,15 @@ def inspect_operator(overload: Any) -> LibraryOperator:
         fake=fake,
         vmap=any(capabilities.registers_kernel(overload, key) for key in VMAP_KEYS),
         sources=sources,
+        served=_present_devices() if by_default else devices,
+        function=None if custom is None else custom.function,
     )
+
+
+def _present_devices() -> tuple[str, ...]:
+    """The types of devices that this torch is built for."""
+    accelerator = torch.accelerator.current_accelerator()
+    return ("cpu",) if accelerator is None else ("cpu", accelerator.type)
 
 
 _registrations: dict[str, LibraryOperatorRegistration] = {}
@@ -219,6 +228,58 @@ class LibraryOperatorRegistration(DispatcherRegistration):
             if not capabilities.shards_itself(self.overload):
                 self._add_placements(self.overload, self._returned)
             self._placed = True  # last, or another thread would compute without placements
+
+
+class LibraryInPlaceRegistration(InPlaceRegistration, LibraryOperatorRegistration):
+    """Registration of the parts that an operator of another library lacks which writes in place."""
+
+    # It writes into what it takes, as before; only derivatives need tensors apart from one another.
+    every_call_refuses = False
+
+    @contextmanager
+    def withdrawn(self) -> Iterator[None]:
+        """Context in which the operator is as it was before adoption; its functional form stays."""
+        form, self._form_registration = self._form_registration, None
+        try:
+            with super().withdrawn():
+                yield
+        finally:
+            self._form_registration = form
+
+    def _register_placements(self) -> None:
+        self._placed = True  # torch has no rule that writes in place
+
+    def _autograd_around(self, own: Any, keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
+        values = self.specification.schema.received(args, kwargs)
+        with raising_versions([tensor for _, tensor in written_tensors(self.specification, values)]):
+            return super()._autograd_around(own, keyset, *args, **kwargs)
+
+    def _call_with_autograd(self, values: list[Any]) -> tuple[Any, ...]:
+        refuse_unwritable(self.specification, values)
+        return self._with_returned(values, super()._call_with_autograd(values))
+
+    def _run_fake(self, values: list[Any]) -> tuple[Any, ...]:
+        specification = self.specification
+        derived = specification.fake is not None or bool(specification.schema.results)
+        results = super()._run_fake(values) if derived else ()  # what is written keeps its form
+        return self._with_returned(values, results)
+
+    def _with_returned(self, values: list[Any], results: tuple[Any, ...]) -> tuple[Any, ...]:
+        """All results, the argument that it writes into and returns included."""
+        schema = self.specification.schema
+        return results if schema.returns is None else (values[schema.names.index(schema.returns)],)
+
+    def _returned(self, results: tuple[Any, ...], *, hidden: bool = False) -> Any:
+        if self.specification.schema.returns is not None:
+            return results[0]
+        return super()._returned(results, hidden=hidden)
+
+
+def register_library_operator(specification: Specification) -> LibraryOperatorRegistration:
+    """Register what an operator of another library lacks."""
+    if specification.schema.written:
+        return LibraryInPlaceRegistration(specification)
+    return LibraryOperatorRegistration(specification)
 
 
 def _registration_state(overload: Any) -> tuple[Any, ...]:

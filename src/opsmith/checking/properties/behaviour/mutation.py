@@ -96,7 +96,7 @@ class CaseCheck:
     def __post_init__(self) -> None:
         self.subject, self.sample = self.case.case.runner.subject, self.case.sample
         values = self.sample.flattening.pack(self.case.case.flat)
-        accepted = choose(self.case.operator.specification.kernels, values)[0]
+        accepted = choose(self.subject.specification.kernels, values)[0]
         self.where = accepted.kernel.where if accepted else self.case.operator.specification.where
         schema = self.case.operator.specification.schema
         self.positions = self.sample.flattening.positions(schema.written)

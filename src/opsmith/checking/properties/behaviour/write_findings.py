@@ -117,7 +117,7 @@ def never_written(subject: Subject, found: WriteFindings) -> Findings:
 
 def half_written(subject: Subject, operator: Operator[..., Any]) -> Findings:
     """Report a kernel that writes before it raises, where the reference refuses before it writes."""
-    if not operator.specification.kernels or subject.draws:
+    if not subject.specification.kernels or subject.draws:
         return
 
     def failures() -> tuple[Failure, ...]:
@@ -160,7 +160,7 @@ def _half_written_by(
                 f"a call that raises ({text}) has written into `{label}` before, and the reference has not: "
                 "look at shapes, dtypes and devices before the first write"
             )
-            where = operator.specification.kernels[0].where
+            where = subject.specification.kernels[0].where
             evidence = {"sample": str(sample)}
             yield Failure(NAME, label, HALF_WRITTEN, message, where, evidence)
 

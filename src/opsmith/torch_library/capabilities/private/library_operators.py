@@ -28,6 +28,7 @@ class ArgumentSchema:
         length: Fixed length of a list that has one.
         default: Its default, or `MISSING`; a dtype, layout or memory format is a number.
         keyword_only: True if it is given by name alone.
+        written: True if the operator writes into it.
     """
 
     name: str
@@ -35,6 +36,7 @@ class ArgumentSchema:
     length: int | None
     default: Any
     keyword_only: bool
+    written: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,10 @@ class OperatorSchema:
         name: `namespace::name`, with the overload's name where it is not the default one.
         text: The schema as torch writes it.
         arguments: Its arguments.
-        results: Name, which may be empty, and type of each result.
+        results: Name, which may be empty, and type of each result that is new.
         pure: True if it neither writes into its arguments nor returns views of them.
+        returns: Name of the argument that it writes into and returns, if that is all that it returns.
+        views: True if it returns an argument or a view of one in any other way.
     """
 
     name: str
@@ -54,6 +58,8 @@ class OperatorSchema:
     arguments: tuple[ArgumentSchema, ...]
     results: tuple[tuple[str, str], ...]
     pure: bool
+    returns: str | None = None
+    views: bool = False
 
 
 def overloads_of(subject: Any) -> dict[str, Any] | None:
@@ -77,12 +83,24 @@ def signature_of(overload: Any) -> OperatorSchema:
             each.N,
             each.default_value if each.has_default_value() else MISSING,
             each.kwarg_only,
+            bool(each.alias_info and each.alias_info.is_write),
         )
         for each in schema.arguments
     )
     pure = all(each.alias_info is None for each in (*schema.arguments, *schema.returns))
-    results = tuple((each.name, str(each.real_type)) for each in schema.returns)
-    return OperatorSchema(overload._name, str(schema), arguments, results, pure)
+    aliased = [each.alias_info for each in schema.returns if each.alias_info is not None]
+    results = tuple((each.name, str(each.real_type)) for each in schema.returns if each.alias_info is None)
+    returned = [
+        each.name
+        for each in schema.arguments
+        if each.alias_info is not None and each.alias_info.is_write and str(each.real_type) == "Tensor"
+        for alias in aliased
+        if alias.before_set == each.alias_info.before_set
+    ]
+    returns = returned[0] if len(returned) == len(schema.returns) == 1 else None
+    read_only = any(each.alias_info and not each.alias_info.is_write for each in schema.arguments)
+    views = read_only or (bool(aliased) and returns is None)
+    return OperatorSchema(overload._name, str(schema), arguments, results, pure, returns, views)
 
 
 def registers_kernel(overload: Any, key: str) -> bool:
@@ -147,11 +165,17 @@ def shards_itself(overload: Any) -> bool:
     return rules.find(DTensor) is not None or any(overload in table for table in tables)
 
 
+_WRITING = ("writing", "several", "returning", "viewing")
+
+
 def self_test() -> None:
     """A schema is read; kernels are seen where they are, called, and told from those that only raise."""
     library = torch.library.Library("opsmith_self_test", "FRAGMENT")
     library.define("others(Tensor x, Tensor[] ys, *, int[2] k=3, ScalarType? d=None) -> (Tensor out, Tensor)")
     library.define("writing(Tensor(a!) x) -> Tensor")
+    library.define("several(Tensor(a!)? x, Tensor(b!)[] y, Tensor z) -> ()")
+    library.define("returning(Tensor x, *, Tensor(a!) out) -> Tensor(a!)")
+    library.define("viewing(Tensor(a) x) -> Tensor(a)")
     library.impl("others", lambda x, ys, k, d=None: (x * 3, x + 1), "CPU")
     packet: Any = torch.ops.opsmith_self_test.others
     overload = packet.default
@@ -159,7 +183,19 @@ def self_test() -> None:
     assert overloads_of(len) is None
     signature = signature_of(overload)
     assert (signature.name, signature.pure) == ("opsmith_self_test::others", True)
-    assert not signature_of(torch.ops.opsmith_self_test.writing.default).pure
+    written = [signature_of(getattr(torch.ops.opsmith_self_test, each).default) for each in _WRITING]
+    assert [(each.pure, each.returns, each.views) for each in written] == [
+        (False, None, False),
+        (False, None, False),
+        (False, "out", False),
+        (False, None, True),
+    ]
+    assert [[each.written for each in one.arguments] for one in written] == [
+        [True],
+        [True, True, False],
+        [False, True],
+        [False],
+    ]
     assert signature.results == (("out", "Tensor"), ("", "Tensor"))
     assert signature.arguments == (
         ArgumentSchema("x", "Tensor", None, MISSING, False),
