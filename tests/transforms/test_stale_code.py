@@ -36,12 +36,37 @@ from torch._dynamo.utils import counters
 hits = counters["aot_autograd"]["autograd_cache_hit"]
 print(f"{{y[0].item():g}} {{gradient[0].item():g}} {{hits}}")
 """
+WRITING = """
+import torch
+from torch import Tensor
+
+import opsmith
+
+@opsmith.operator("stale::doubled", mutates=["x"])
+def doubled(x: Tensor) -> None:
+    x.mul_(2)
+
+doubled.kernel("cpu", lambda x: None if x.mul_(2) is x else None)
+
+@torch.compile(fullgraph=True, dynamic=True)
+def step(cache: Tensor, layer: int) -> Tensor:
+    doubled(cache[layer])
+    return cache.sum()
+
+cache = torch.ones(3, 4)
+print(*(f"{step(cache, layer).item():g}" for layer in (1, 2)))
+"""
+"""A view at an offset that changes: compiled code computes the functional form, and copies back."""
 VALUES = {"global_value": 1, "helper_value": 1, "formula_value": 1, "reference_value": 1, "closure_value": 1}
 
 
 def run(folder: Path, **changed: int) -> list[str]:
+    return output_of(folder, PROGRAM.format(**{**VALUES, **changed}))
+
+
+def output_of(folder: Path, text: str) -> list[str]:
     program = folder / "program.py"
-    program.write_text(PROGRAM.format(**{**VALUES, **changed}), encoding="utf-8")
+    program.write_text(text, encoding="utf-8")
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(program)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
@@ -82,3 +107,10 @@ def test_another_formula_is_compiled_anew(folder: Path, place: str) -> None:
 @pytest.mark.xdist_group("stale")
 def test_another_reference_is_compiled_anew(folder: Path) -> None:
     assert run(folder, reference_value=5) == ["5", "1", "0"]
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("stale")
+def test_code_of_another_process_finds_the_functional_form(folder: Path) -> None:
+    for _ in range(2):
+        assert output_of(folder, WRITING) == ["16", "20"]

@@ -167,6 +167,11 @@ class InPlaceRegistration(DispatcherRegistration):
         args, kwargs = self.specification.schema.dispatched(values)
         return all_results(self.specification.schema, values, self.full_overload(*args, **kwargs))
 
+    def _run_fake(self, values: list[Any]) -> tuple[Any, ...]:
+        """Compute shapes and dtypes; register the functional form, which code from a cache may call."""
+        _ = self.form_registration
+        return super()._run_fake(values)
+
     def _traced(self, values: list[Any]) -> tuple[Any, ...] | None:
         found = super()._traced(values)
         written = [tensor for _, tensor in written_tensors(self.specification, values)]
