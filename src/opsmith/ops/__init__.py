@@ -8,6 +8,19 @@ from __future__ import annotations
 
 from opsmith.ops.elementwise import Add, Exp, Mul, add, exp, mul
 from opsmith.ops.involution import Involution2d, involution
+from opsmith.ops.kv_cache import write_kv_cache
 from opsmith.ops.linear import Linear, linear
 
-__all__ = ["Add", "Exp", "Involution2d", "Linear", "Mul", "add", "exp", "involution", "linear", "mul"]
+__all__ = [
+    "Add",
+    "Exp",
+    "Involution2d",
+    "Linear",
+    "Mul",
+    "add",
+    "exp",
+    "involution",
+    "linear",
+    "mul",
+    "write_kv_cache",
+]

@@ -124,15 +124,15 @@ def shares_elements(one: Tensor, other: Tensor) -> bool:
     """
     if not capabilities.shares_memory(one, other) or not (one.numel() and other.numel()):
         return False
-    if (one.data_ptr(), one.shape, one.stride()) == (other.data_ptr(), other.shape, other.stride()):
-        return True
     (begin, end), (other_begin, other_end) = _extent(one), _extent(other)
+    if (begin, one.shape, one.stride()) == (other_begin, other.shape, other.stride()):
+        return True
     dense = end - begin == one.nbytes and other_end - other_begin == other.nbytes
     return dense and begin < other_end and other_begin < end
 
 
 def _extent(tensor: Tensor) -> tuple[int, int]:
-    """Return the addresses of the first byte, and after the last byte, of a tensor with elements."""
+    """Return where a tensor with elements begins and ends in its storage, in bytes: fakes have no address."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    begin = tensor.data_ptr()
+    begin = int(tensor.storage_offset()) * tensor.element_size()
     return begin, begin + (last + 1) * tensor.element_size()

@@ -1,0 +1,79 @@
+"""Paged cache of keys and values, as engines that serve language models keep it.
+
+Memory is cut into blocks of equal size, and a sequence uses any blocks. A slot is a place for one token: with
+blocks of S slots, block b has the slots from b S to (b + 1) S - 1.
+
+Source: W. Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention",
+SOSP 2023, arXiv:2309.06180, section 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import opsmith
+
+
+@opsmith.operator(
+    "opsmith::write_kv_cache",
+    mutates=["key_cache", "value_cache"],
+    shapes="key_cache: blocks S H D, value_cache: blocks S H E, key: N H D, value: N H E, slots: N ->",
+)
+def write_kv_cache(key_cache: Tensor, value_cache: Tensor, key: Tensor, value: Tensor, slots: Tensor) -> None:
+    """Write the keys and values of N tokens into their slots of a paged cache.
+
+    Args:
+        key_cache: [blocks, S, H, D], with S slots in a block and H heads; written.
+        value_cache: [blocks, S, H, E]; written.
+        key: [N, H, D], of the cache's dtype.
+        value: [N, H, E], of the cache's dtype.
+        slots: [N], int64, each one once. A token whose slot is negative, as padding, is left out.
+
+    Raises:
+        ShapeError, MutationError: As their names say.
+        KernelError, IndexError: If a slot is beyond the cache.
+
+    Example:
+        >>> import torch
+        >>> keys, values = torch.zeros(2, 2, 1, 1), torch.zeros(2, 2, 1, 1)
+        >>> new = torch.tensor([5.0, 6.0, 7.0]).view(3, 1, 1)
+        >>> write_kv_cache(keys, values, new, -new, torch.tensor([3, -1, 0]))
+        >>> keys.flatten(), values.flatten()
+        (tensor([7., 0., 0., 5.]), tensor([-7.,  0.,  0., -5.]))
+    """
+    written = slots >= 0
+    block, offset = slots[written] // key_cache.shape[1], slots[written] % key_cache.shape[1]
+    key_cache.index_put_((block, offset), key[written])
+    value_cache.index_put_((block, offset), value[written])
+
+
+@write_kv_cache.fake
+def _(key_cache: Tensor, value_cache: Tensor, key: Tensor, value: Tensor, slots: Tensor) -> None:
+    """Do nothing: the reference's sizes depend on data, and nothing is returned."""
+
+
+write_kv_cache.kernel(
+    "cpu", cpp_file="kv_cache.cpp", dtypes=[torch.float16, torch.bfloat16, torch.float32, torch.float64]
+)
+
+
+@write_kv_cache.samples
+def _(make: opsmith.Make) -> Iterator[Any]:
+    for blocks, size, heads, dim, slots in (
+        (3, 4, 2, 5, [7, 0, 11]),
+        (2, 2, 1, 3, [-1, 3]),
+        (1, 1, 2, 2, [-1, -1]),
+        (2, 3, 2, 1, []),
+    ):
+        places = torch.tensor(slots, dtype=torch.int64, device=make.device)
+        yield (
+            make(blocks, size, heads, dim),
+            make(blocks, size, heads, dim + 1),
+            make(len(slots), heads, dim),
+            make(len(slots), heads, dim + 1),
+            places,
+        )
