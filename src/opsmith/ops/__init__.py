@@ -10,6 +10,7 @@ from opsmith.ops.elementwise import Add, Exp, Mul, add, exp, mul
 from opsmith.ops.involution import Involution2d, involution
 from opsmith.ops.kv_cache import write_kv_cache
 from opsmith.ops.linear import Linear, linear
+from opsmith.ops.rms_norm import RMSNorm, add_rms_norm_, rms_norm
 
 __all__ = [
     "Add",
@@ -17,10 +18,13 @@ __all__ = [
     "Involution2d",
     "Linear",
     "Mul",
+    "RMSNorm",
     "add",
+    "add_rms_norm_",
     "exp",
     "involution",
     "linear",
     "mul",
+    "rms_norm",
     "write_kv_cache",
 ]
