@@ -189,6 +189,7 @@ CHECKED: dict[str, tuple[Callable[[], Any], Callable[..., Any], Any]] = {
 NUMPY_LACKS_IT = "TypeError: Got unsupported ScalarType BFloat16"
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("case", CHECKED)
 def test_no_false_alarms(case: str) -> None:
     make, reference, samples = CHECKED[case]

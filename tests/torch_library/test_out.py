@@ -202,6 +202,7 @@ def _nothing(_: Any) -> Tensor:
 
 
 @pytest.mark.compile
+@pytest.mark.every(3)
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled(operator: Any, backend: str) -> None:
     x = torch.randn(2, 3)
