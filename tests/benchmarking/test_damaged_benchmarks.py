@@ -19,7 +19,7 @@ SEEDS = range(400)
 MADE = planted(3, rounds=5, sizes=(1024, 65536))
 
 
-@pytest.mark.every(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["one", "command"])
 def test_damaged_benchmarks_are_read_right_or_refused(form: str) -> None:
     verdict = json.loads(json.dumps(MADE.against(planted(2)).to_dict()))

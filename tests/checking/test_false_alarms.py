@@ -231,6 +231,7 @@ SATURATED = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", SATURATED)
 def test_what_cancellation_leaves_near_saturation_is_not_held_to_its_own_digits(name: str) -> None:
     """The gradients are as small as 1e-156, and their terms are of the size of one."""

@@ -471,6 +471,7 @@ class SlopeInFewBits(Function):
         return grad * (ctx.saved_tensors[0] / 127 - 1)
 
 
+@pytest.mark.slow
 def test_a_forward_that_draws_only_where_a_gradient_is_required_draws() -> None:
     report = opsmith.check(SlopeInFewBits, samples=[(matrix(),)], only=["randomness", "determinism"])
     assert report.passed_as_asked, report

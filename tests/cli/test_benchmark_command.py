@@ -223,6 +223,7 @@ def test_one_from_another_machine_has_status_2_and_says_so(run: Run, file: Path,
     assert "NOT COMPARABLE: processor was an abacus" in done.stdout
 
 
+@pytest.mark.slow
 def test_pictures_are_written_for_each_operator(run: Run, file: Path, tmp_path: Path) -> None:
     done = run(f"{file}:twice", "--plot", str(tmp_path / "one.svg"))
     assert done.exit_code == 0, done.output

@@ -208,6 +208,7 @@ def test_conservative_is_why_they_are_off(opsmith: Run, monkeypatch: pytest.Monk
     assert "What is missing, or off, is only needed" in " ".join(shown.split())
 
 
+@pytest.mark.slow
 def test_without_what_is_required_it_is_status_1(opsmith: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails() -> None:
         raise AssertionError("a kernel below autograd was recorded")

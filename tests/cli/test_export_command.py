@@ -71,6 +71,7 @@ def test_an_operator_as_its_first_sample_calls_it(
     assert (node.domain, node.op_type, node.attribute[0].f) == (space, "twice", 3.0)
 
 
+@pytest.mark.slow
 def test_a_model_and_its_arguments_as_json(
     file: Path, opsmith: Callable[..., Result], tmp_path: Path, space: str
 ) -> None:

@@ -52,6 +52,7 @@ COMMANDS: dict[str, tuple[Callable[[str], None], str]] = {
 }
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
 def test_what_a_full_stdout_does_not_take_stands_on_stderr(

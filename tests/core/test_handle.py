@@ -104,6 +104,7 @@ def test_torch_save() -> None:
     assert torch.load(file, weights_only=False)["operator"] is scaled
 
 
+@pytest.mark.slow
 def test_unpickling_imports_the_module_that_declares_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,6 +122,7 @@ def test_a_number_that_stands_for_nothing(operator: Operator) -> None:
         operator.torch_operator(torch.ones(2), 3)
 
 
+@pytest.mark.slow
 def test_a_number_of_another_process(operator: Operator) -> None:
     code = "from opsmith.core.lowering import token_of; print(token_of(abs))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

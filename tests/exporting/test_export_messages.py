@@ -364,6 +364,7 @@ is off by 9.9e-03
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_refused(name: str, tmp_path: Path) -> None:
     make, options, kind, message = REFUSED[name]

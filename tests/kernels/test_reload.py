@@ -41,6 +41,7 @@ def test_an_edited_file_runs_after_reload_and_not_before(tmp_path: Path) -> None
         assert value(x).item() == number
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("include", ['#include "parts/all.h"\n', '#define ALL "parts/all.h"\n#include ALL\n'])
 def test_headers_of_the_author_s_own_are_found_beside_the_file_and_part_of_the_key(
     include: str, tmp_path: Path
@@ -209,7 +210,7 @@ def test_a_reload_keeps_few_objects_for_a_new_text(tmp_path: Path) -> None:
     assert objects <= 22 * texts, objects / texts
 
 
-@pytest.mark.every(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("route", ["handle", "overload"])
 def test_no_fast_path_of_before_is_installed_while_another_thread_reloads(
     route: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

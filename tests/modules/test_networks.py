@@ -144,6 +144,7 @@ def test_a_bias_from_outside() -> None:
     assert Weighted(3, 2)(torch.ones(1, 3)).tolist() == [[3.0, 3.0]]
 
 
+@pytest.mark.slow
 def test_a_pickle_in_a_process_that_imported_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_layers.py").write_text(
         "import torch, opsmith\n"

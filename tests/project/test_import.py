@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import opsmith
 
 PROGRAM = """
@@ -27,6 +29,8 @@ for name in [name for name in sys.modules if name.partition(".")[0] in REFUSED]:
     del sys.modules[name]
 sys.meta_path.insert(0, Refuse())
 before = set(sys.modules)
+import pytest
+
 import opsmith
 import opsmith.ops
 
@@ -45,6 +49,7 @@ print(sorted(heavy & loaded), sorted({name.partition(".")[0] for name in loaded}
 """
 
 
+@pytest.mark.slow
 def test_torch_alone_is_enough() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],

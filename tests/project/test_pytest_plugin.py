@@ -92,6 +92,7 @@ def test_the_plugin_is_there_when_opsmith_is_installed() -> None:
     assert "src/pytest_opsmith" in project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
 
 
+@pytest.mark.slow
 def test_without_the_option_nothing_of_opsmith_or_torch_is_imported(tmp_path: Path) -> None:
     (tmp_path / "test_light.py").write_text(LIGHT)
     done = run(tmp_path, "-q")

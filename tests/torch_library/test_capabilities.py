@@ -666,6 +666,7 @@ def test_observe_shards() -> None:
     assert [each for each in seen if "ones" not in each] == ["aten.mm.default"]
 
 
+@pytest.mark.slow
 def test_onnx_translator(monkeypatch: pytest.MonkeyPatch) -> None:
     """A module and a program are what `torch.onnx.export` makes of them, by one registry."""
     onnxscript = pytest.importorskip("onnxscript")

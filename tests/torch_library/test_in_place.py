@@ -190,6 +190,7 @@ def fresh_compiler() -> Iterator[None]:
     torch.compiler.reset()
 
 
+@pytest.mark.every(3)
 @pytest.mark.compile
 @every_operator
 def test_compiled(operator: Any, fresh_compiler: None) -> None:
@@ -198,6 +199,7 @@ def test_compiled(operator: Any, fresh_compiler: None) -> None:
         torch.testing.assert_close(TRANSFORMS[name](compiled), TRANSFORMS[name](program(operator.reference)))
 
 
+@pytest.mark.every(3)
 @pytest.mark.compile
 @every_operator
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
@@ -347,6 +349,7 @@ def test_the_argument_that_is_returned_is_the_one_that_is_given(operator: Any) -
     assert report.passed_as_asked, str(report)
 
 
+@pytest.mark.every(3)
 @pytest.mark.compile
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("operator", RETURNED, ids=lambda each: each.name.partition("::")[2])

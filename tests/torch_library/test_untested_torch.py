@@ -130,6 +130,7 @@ def test_nothing_is_said_where_everything_works() -> None:
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
 
 
+@pytest.mark.slow
 def test_without_the_dispatcher_there_is_one_error() -> None:
     program = PROGRAM.format(loss="del torch._C._AutoDispatchBelowAutograd", names=[])
     done = run(program)

@@ -55,7 +55,7 @@ def kept(written: Any, read: Any) -> bool:
     return bool(written == read)
 
 
-@pytest.mark.every(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["one", "several", "command"])
 def test_damaged_reports_are_read_right_or_refused(form: str) -> None:
     other = {**REPORT.to_dict(), "operator": "demo::other"}

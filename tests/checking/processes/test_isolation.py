@@ -75,6 +75,7 @@ def test_a_segmentation_fault_is_told_with_its_sample_and_its_line() -> None:
     assert failure.evidence == {"sample": "sample 0 (x [3])", "signal": "SIGSEGV"}
 
 
+@pytest.mark.slow
 def test_a_hang_is_told_with_its_sample_and_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fork, "GRACE_S", 2.0)
     failure = run(hang, limit_s=2.0)

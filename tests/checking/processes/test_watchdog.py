@@ -94,7 +94,7 @@ def test_a_forward_that_never_returns_is_the_only_finding(endless: Any, isolate:
     assert {each.status for each in report.outcomes if each.property != "forward"} == {"skipped"}
 
 
-@pytest.mark.every(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("isolate", [False, 60])
 def test_after_two_hangs_nothing_else_runs(isolate: Any) -> None:
     report = opsmith.check(EndlessBackward, samples=X, effort="quick", isolate=isolate, only=FAST)
@@ -105,6 +105,7 @@ def test_after_two_hangs_nothing_else_runs(isolate: Any) -> None:
     assert skipped == {"not run: a call does not return (see `determinism` and `gradient`)"}
 
 
+@pytest.mark.slow
 def test_a_hang_in_one_layout_leaves_the_rest_to_be_checked() -> None:
     report = opsmith.check(EndlessInOneLayout, samples=X, effort="quick", only=[*FAST, "layouts"])
     (failure,) = report.failures

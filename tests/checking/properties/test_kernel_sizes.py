@@ -177,6 +177,7 @@ def test_a_fatal_input_is_told_from_those_before_it() -> None:
     assert "`by.shape[0]` at 0" in failure.message
 
 
+@pytest.mark.slow
 def test_a_kernel_that_never_returns_from_an_input_without_elements_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -287,6 +287,7 @@ def test_running_statistics_of_a_module_in_training_are_noted_and_hide_nothing()
     assert not norm.get_buffer("running_mean").any()
 
 
+@pytest.mark.slow
 def test_a_write_into_what_a_module_holds_is_found() -> None:
     assert ("effects", "mutates-input", "error") in faults(check(Updates, X, nn.BatchNorm1d(3).eval()))
     found = check(ScalesParameters, X, linear())

@@ -139,7 +139,7 @@ def test_statistics_that_nothing_uses_are_a_side_effect(function_class: type[Fun
     assert "of the module" in found.failures[0].message
 
 
-@pytest.mark.every(3)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "function_class",
     [Centres, CentresByClass, CentresByDict, CentresByModule, WarmsUp],
@@ -160,6 +160,7 @@ def thrice(ctx: Any, grad: Tensor) -> Any:
     return 3 * grad
 
 
+@pytest.mark.slow
 def test_the_report_names_what_begins_anew() -> None:
     (remark,) = check(Centres).remarks
     named = f"with fresh copies of `MEAN` of the module `{__name__}` for each call"

@@ -610,6 +610,7 @@ def test_compiled_code_writes_into_the_view() -> None:
     torch.compiler.reset()
 
 
+@pytest.mark.every(2)
 @pytest.mark.compile
 @pytest.mark.xdist_group("in_place_kernels")
 @pytest.mark.parametrize("grad", [False, True])

@@ -70,6 +70,7 @@ def test_a_form_feed_ends_no_line(tmp_path: Path) -> None:
     assert "y[i] = x[i] * oh;" in str(caught.value)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ["two\nlines.cpp", 'quo"te.cpp', os.fsdecode(b"no\xffutf.cpp")])
 def test_a_file_of_any_name(name: str, tmp_path: Path) -> None:
     file = tmp_path / name

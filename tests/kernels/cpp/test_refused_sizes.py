@@ -73,6 +73,7 @@ def test_sizes_that_do_not_fit_one_another(isolate: bool) -> None:
     assert 'only=["forward"]' in str(of_w.replay)
 
 
+@pytest.mark.slow
 def test_what_sizes_or_shapes_refuse_is_no_fault() -> None:
     assert failures(TESTED) == []
     by_letters = declare("has_letters", ODD, shapes="x: B N, w: N -> B N")

@@ -92,6 +92,7 @@ def imported_by_name(x, result, x_numel, by, negated, BLOCK: tl.constexpr):
 BRIDGED = [imported_by_name, quoted, float_with_to, bool_with_to, called_dtype, in_bfloat16]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kernel", BRIDGED, ids=lambda kernel: kernel.fn.__name__)
 def test_what_the_interpreter_lacks_is_bridged(kernel: Any) -> None:
     outcome = outcome_of(scaled(kernel.fn.__name__, kernel))

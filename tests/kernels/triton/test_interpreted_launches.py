@@ -92,6 +92,7 @@ class NotInFloat64(torch.autograd.Function):
         return 2 * x * grad
 
 
+@pytest.mark.slow
 def test_a_kernel_that_takes_no_float64_is_checked_in_float32() -> None:
     report = opsmith.check(
         NotInFloat64,
