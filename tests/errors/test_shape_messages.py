@@ -107,6 +107,25 @@ def test_shapes_that_cannot_be_read(
         opsmith.operator(name, shapes=shapes)(linear)
 
 
+def test_results_of_an_operator_that_only_writes(name: str, place: Place, says: Any) -> None:
+    def double_(x: Tensor) -> Tensor:
+        return x.mul_(2)
+
+    opsmith.operator(name, mutates=["x"], returns="x", shapes="x: B M -> B M")(double_)
+    with says(
+        errors.ShapePatternError,
+        f"""
+        {name}: `shapes=` gives each result its dimensions
+          argument: shapes
+          expected: `x: B M, weight: N M -> B N`, in the order of the arguments and results
+          got:  M
+          where: {place(double_)}
+          hint: write nothing after `->`
+        """,
+    ):
+        opsmith.operator(name, mutates=["x"], returns="x", shapes="x: B M -> M")(double_)
+
+
 BATCHING: dict[str, tuple[Any, str | None, str]] = {
     "nothing": (True, None, "has an invalid value"),
     "no-shapes": ("B", None, "names a dimension, but there is no `shapes=`"),

@@ -22,6 +22,7 @@ from opsmith.build.elf import fault_of
 NAMES = ("g++", "clang++", "c++")
 FLAGS = (
     *("-std=c++17", "-O3", "-g1", "-march=native", "-fopenmp"),
+    *("-fno-math-errno", "-fno-trapping-math"),  # else no loop with a root or a choice is vectorized
     *("-fPIC", "-shared", "-fvisibility=hidden", "-pipe"),
     "-Wl,--no-undefined",  # an undefined symbol is an error at link time, not at load time
     *("-Wl,--wrap=exit", "-ldl"),  # kernels call a wrapper of `exit`, see codegen.py

@@ -184,11 +184,14 @@ def read_shapes(text: Any, schema: Schema) -> Shapes:
                 repr(entry),
             )
         arguments[name] = _dims(rest, refuse)
-    # An operator that only writes in place returns nothing: `x: B M ->`.
+    # An operator that only writes in place has no result of its own: `x: B M ->`.
     entries = [part.strip() for part in returned.split(",")] if schema.results or returned.strip() else []
     results = tuple(_dims(_unnamed(entry), refuse) for entry in entries)
+    if schema.returns is not None and results == (arguments.get(schema.returns),):
+        results = ()  # `x: B M -> B M`: the argument that is written and returned
     if len(results) not in (len(schema.results), len(schema.visible)):
-        raise refuse("gives each result its dimensions", f"write {len(schema.results)} after `->`", returned)
+        hint = f"write {len(schema.results)} after `->`" if schema.results else "write nothing after `->`"
+        raise refuse("gives each result its dimensions", hint, returned)
     integers = frozenset(
         each.name for each in schema.arguments if each.kind.base is INT and not each.kind.sequence
     )

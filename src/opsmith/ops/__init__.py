@@ -6,11 +6,13 @@ Each operator is a function in small letters; those with parameters, and activat
 
 from __future__ import annotations
 
+from opsmith.ops.adamw import adamw_
 from opsmith.ops.elementwise import Add, Exp, Mul, add, exp, mul
 from opsmith.ops.involution import Involution2d, involution
 from opsmith.ops.kv_cache import write_kv_cache
 from opsmith.ops.linear import Linear, linear
 from opsmith.ops.rms_norm import RMSNorm, add_rms_norm_, rms_norm
+from opsmith.ops.rope import rope_, rope_table
 
 __all__ = [
     "Add",
@@ -19,6 +21,7 @@ __all__ = [
     "Linear",
     "Mul",
     "RMSNorm",
+    "adamw_",
     "add",
     "add_rms_norm_",
     "exp",
@@ -26,5 +29,7 @@ __all__ = [
     "linear",
     "mul",
     "rms_norm",
+    "rope_",
+    "rope_table",
     "write_kv_cache",
 ]

@@ -1,0 +1,109 @@
+#include "rows.h"
+
+// True if the elements of a tensor fill one piece of memory, in whatever order.
+template <class T>
+bool dense(const View<T>& x) {
+  std::vector<std::pair<int64_t, int64_t>> dims;
+  for (int64_t dim = 0; dim < x.dim; dim++)
+    if (x.sizes[dim] > 1) dims.emplace_back(x.strides[dim], x.sizes[dim]);
+  std::sort(dims.begin(), dims.end());
+  int64_t expected = 1;
+  for (const auto& [stride, size] : dims) {
+    if (stride != expected) return false;
+    expected *= size;
+  }
+  return true;
+}
+
+template <class T, class U>
+bool same_sizes(const View<T>& x, const View<U>& y) {
+  return x.dim == y.dim && std::equal(x.sizes, x.sizes + x.dim, y.sizes);
+}
+
+template <class T, class U>
+bool same_strides(const View<T>& x, const View<U>& y) {
+  for (int64_t dim = 0; dim < x.dim; dim++)
+    if (x.sizes[dim] > 1 && x.strides[dim] != y.strides[dim]) return false;
+  return true;
+}
+
+template <class A>
+struct Step {
+  A kept, beta1, beta2, at_once, scale, eps;
+
+  // Updates n elements; each tensor has a stride of its own.
+  template <class T>
+  void operator()(T* p, const T* g, T* m, T* v, int64_t n, const std::array<int64_t, 4>& by) const {
+    const Step step = *this;
+    auto update = [=](T& parameter, T given, T& mean, T& square) {
+      const A gradient = A(given);
+      const A new_mean = A(mean) + (gradient - A(mean)) * (1 - step.beta1);
+      const A new_square = A(square) * step.beta2 + gradient * gradient * (1 - step.beta2);
+      mean = T(new_mean);
+      square = T(new_square);
+      parameter = T(A(parameter) * step.kept - step.at_once * new_mean / (std::sqrt(new_square) * step.scale + step.eps));
+    };
+    if (by == std::array<int64_t, 4>{1, 1, 1, 1}) {
+#pragma omp simd
+      for (int64_t i = 0; i < n; i++) update(p[i], g[i], m[i], v[i]);
+    } else {
+      for (int64_t i = 0; i < n; i++) update(p[i * by[0]], g[i * by[1]], m[i * by[2]], v[i * by[3]]);
+    }
+  }
+};
+
+template <class T>
+void adamw_(List<View<T>> parameters, List<View<const T>> gradients, List<View<T>> means, List<View<T>> squares,
+            View<Wide<T>, 0> step, double learning_rate, double beta1, double beta2, double eps, double weight_decay) {
+  using A = Wide<T>;
+  OPSMITH_CHECK(gradients.size == parameters.size && means.size == parameters.size && squares.size == parameters.size,
+                "the lists have %lld, %lld, %lld and %lld tensors", (long long)parameters.size,
+                (long long)gradients.size, (long long)means.size, (long long)squares.size);
+  for (int64_t at = 0; at < parameters.size; at++)
+    OPSMITH_CHECK(same_sizes(parameters[at], gradients[at]) && same_sizes(parameters[at], means[at]) &&
+                      same_sizes(parameters[at], squares[at]),
+                  "the tensors at %lld of the lists have other shapes than the parameter", (long long)at);
+
+  const double count = double(step()) + 1, scale = 1 / std::sqrt(1 - std::pow(beta2, count));
+  const Step<A> update{A(1 - learning_rate * weight_decay),           A(beta1), A(beta2),
+                       A(learning_rate / (1 - std::pow(beta1, count))), A(scale), A(eps)};
+  step() = A(count);
+
+  // Threads share pieces of about this many elements, of all tensors: models have many small ones.
+  constexpr int64_t PIECE = 16384;
+  struct Piece {
+    int64_t tensor, begin, end;
+    bool rows;  // begin and end count rows, where memory is not alike
+  };
+  std::vector<Piece> pieces;
+  int64_t total = 0;
+  for (int64_t at = 0; at < parameters.size; at++) {
+    const View<T>& x = parameters[at];
+    const int64_t elements = x.numel();
+    if (elements == 0) continue;
+    total += elements;
+    const bool rows = !(dense(x) && same_strides(x, gradients[at]) && same_strides(x, means[at]) &&
+                        same_strides(x, squares[at]));
+    const int64_t length = rows ? elements / x.size(-1) : elements;
+    const int64_t piece = rows ? std::max<int64_t>(1, PIECE / x.size(-1)) : PIECE;
+    for (int64_t begin = 0; begin < length; begin += piece)
+      pieces.push_back({at, begin, std::min(begin + piece, length), rows});
+  }
+#pragma omp parallel for schedule(static) if (total > WORTH_THREADS)
+  for (size_t at = 0; at < pieces.size(); at++) {
+    const Piece& piece = pieces[at];
+    const View<T>&x = parameters[piece.tensor], &mean = means[piece.tensor], &square = squares[piece.tensor];
+    const View<const T>& gradient = gradients[piece.tensor];
+    if (!piece.rows) {
+      const int64_t begin = piece.begin;
+      update(x.data + begin, gradient.data + begin, mean.data + begin, square.data + begin, piece.end - begin,
+             {1, 1, 1, 1});
+      continue;
+    }
+    const Rows<T> to(x), first(mean), second(square);
+    const Rows<const T> from(gradient);
+    for (int64_t row = piece.begin; row < piece.end; row++)
+      update(to(row), from(row), first(row), second(row), x.size(-1),
+             {to.inner, from.inner, first.inner, second.inner});
+  }
+}

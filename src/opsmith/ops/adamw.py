@@ -1,0 +1,84 @@
+"""A step of the optimizer AdamW over lists of tensors, in place.
+
+Source: I. Loshchilov, F. Hutter, "Decoupled Weight Decay Regularization", ICLR 2019, arXiv:1711.05101.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import opsmith
+
+
+@opsmith.operator("opsmith::adamw_", mutates=["parameters", "means", "squares", "step"])
+def adamw_(
+    parameters: list[Tensor],
+    derivatives: list[Tensor],
+    means: list[Tensor],
+    squares: list[Tensor],
+    step: Tensor,
+    learning_rate: float = 1e-3,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 1e-2,
+) -> None:
+    """Update parameters by one step of AdamW; call it under `torch.no_grad()`.
+
+    With t = step + 1, for each parameter p, its gradient g, mean m and square v:
+    m <- β₁ m + (1 - β₁) g, v <- β₂ v + (1 - β₂) g², and
+    p <- (1 - η λ) p - η / (1 - β₁ᵗ) m / (√v / √(1 - β₂ᵗ) + ε).
+
+    Args:
+        parameters: Floating tensors of any shapes; written.
+        derivatives: Gradient of each parameter, of its shape.
+        means: Running means of the gradients, of their shapes, zeros at first; written.
+        squares: Running means of their squares, zeros at first; written.
+        step: Number of steps done before, floating, without dimensions; written: one more. The kernel takes
+            float32, or float64 where the parameters have it.
+        learning_rate: η.
+        beta1: β₁, what remains of a mean.
+        beta2: β₂, what remains of a mean of squares.
+        eps: ε, what is added to the root.
+        weight_decay: λ.
+
+    Raises:
+        KernelError, ValueError: If a list has another length than `parameters`, or a tensor another shape.
+        MutationError: If what is to be written cannot be.
+
+    Example:
+        >>> import torch
+        >>> weights, means, squares = [torch.ones(2)], [torch.zeros(2)], [torch.zeros(2)]
+        >>> step = torch.tensor(0.0)
+        >>> adamw_(weights, [torch.tensor([0.5, -3.0])], means, squares, step, 0.25, weight_decay=0.0)
+        >>> weights, step
+        ([tensor([0.7500, 1.2500])], tensor(1.))
+    """
+    for name, given in (("derivatives", derivatives), ("means", means), ("squares", squares)):
+        if [each.shape for each in given] != [each.shape for each in parameters]:
+            raise ValueError(f"{name} are not of the shapes of parameters, one for each")
+    step.add_(1)
+    at_once = learning_rate / (1 - beta1**step)
+    root = (1 - beta2**step).sqrt()
+    for parameter, derivative, mean, square in zip(parameters, derivatives, means, squares, strict=True):
+        parameter.mul_(1 - learning_rate * weight_decay)
+        mean.mul_(beta1).add_(derivative, alpha=1 - beta1)
+        square.mul_(beta2).addcmul_(derivative, derivative, value=1 - beta2)
+        parameter.sub_(at_once * mean / (square.sqrt() / root + eps))
+
+
+adamw_.kernel(
+    "cpu", cpp_file="adamw.cpp", dtypes=[torch.float16, torch.bfloat16, torch.float32, torch.float64]
+)
+
+
+@adamw_.samples
+def _(make: opsmith.Make) -> Iterator[Any]:
+    for shapes in (((3,), (2, 2)), ((),)):
+        tensors = [[make(*shape) for shape in shapes] for _ in range(3)]
+        squares = [make(*shape, low=0.1, high=2.0) for shape in shapes]
+        yield *tensors, squares, torch.tensor(2.0), 0.1
