@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
+from opsmith.core.call_arguments import tensors_in
 from opsmith.core.specification import Specification
 from opsmith.core.tensors import named_tensors
 from opsmith.torch_library import capabilities
@@ -17,11 +18,14 @@ from opsmith.torch_library.distributed import dtensors_in
 
 def written_tensors(specification: Specification, values: Sequence[Any]) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors that a call writes into, each with the name of its argument."""
-    schema = specification.schema
-    given = [
-        value if argument.alias else None for argument, value in zip(schema.arguments, values, strict=True)
-    ]
-    return named_tensors(dict(zip(schema.names, given, strict=True)), label=_label)
+    named = zip(specification.schema.names, _written_values(specification, values), strict=True)
+    return named_tensors(dict(named), label=_label)
+
+
+def _written_values(specification: Specification, values: Sequence[Any]) -> list[Any]:
+    """Return argument values, None in place of those that a call only reads."""
+    pairs = zip(specification.schema.arguments, values, strict=True)
+    return [value if argument.alias else None for argument, value in pairs]
 
 
 def _label(name: str, key: Any) -> str:
@@ -63,49 +67,65 @@ def refuse_unwritable(specification: Specification, values: Sequence[Any]) -> No
             expected="plain tensors",
             hint=f"call `{specification.short_name}.functional`, which returns the new values",
         )
-    written = list(written_tensors(specification, values))
-    for name, tensor in written:
-        if tensor.is_inference() and not torch.is_inference_mode_enabled():
-            raise specification.error(
-                errors.MutationError,
-                f"`{name}` was made in inference mode, and is written outside of it",
-                argument=name,
-                expected="a tensor that may be written here",
-                hint=f"call it under `torch.inference_mode()`, or on `{name}.clone()`",
-            )
-        if tensor.is_neg() or tensor.is_conj():
-            raise specification.error(
-                errors.MutationError,
-                f"`{name}` is a {'negated' if tensor.is_neg() else 'conjugate'} view",
-                argument=name,
-                expected="a tensor whose memory holds its own numbers",
-                hint=f"call it on `{name}.clone()`, and copy the result back",
-            )
-        sizes = zip(tensor.shape, tensor.stride(), strict=True)
-        if any(stride == 0 and size != 1 for size, stride in sizes) and tensor.numel() > 0:
-            raise specification.error(
-                errors.MutationError,
-                f"several elements of `{name}` are one in memory",
-                argument=name,
-                expected="a tensor that is not expanded",
-                got=f"shape {list(tensor.shape)}, strides {list(tensor.stride())}",
-                hint=f"call it on `{name}.clone()`",
-            )
+    inference_mode = torch.is_inference_mode_enabled()
+    # Names are made for errors alone: lists may be long, as those of an optimizer.
+    for position, tensor in enumerate(tensors_in(_written_values(specification, values))):
+        if (tensor.is_inference() and not inference_mode) or not _owns_its_elements(tensor):
+            name = list(written_tensors(specification, values))[position][0]
+            raise _unwritable(specification, name, tensor)
     if not capabilities.recording():
-        _refuse_shared_elements(specification, written, values)
+        _refuse_shared_elements(specification, values)
 
 
-def _refuse_shared_elements(
-    specification: Specification, written: Sequence[tuple[str, Tensor]], values: Sequence[Any]
-) -> None:
+def _owns_its_elements(tensor: Tensor) -> bool:
+    """Return True if each element of a tensor has memory of its own, which holds its number."""
+    if tensor.is_neg() or tensor.is_conj():
+        return False
+    if tensor.is_contiguous() or tensor.numel() == 0:
+        return True
+    return all(stride or size == 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _unwritable(specification: Specification, name: str, tensor: Tensor) -> errors.OpsmithError:
+    if tensor.is_inference() and not torch.is_inference_mode_enabled():
+        return specification.error(
+            errors.MutationError,
+            f"`{name}` was made in inference mode, and is written outside of it",
+            argument=name,
+            expected="a tensor that may be written here",
+            hint=f"call it under `torch.inference_mode()`, or on `{name}.clone()`",
+        )
+    if tensor.is_neg() or tensor.is_conj():
+        return specification.error(
+            errors.MutationError,
+            f"`{name}` is a {'negated' if tensor.is_neg() else 'conjugate'} view",
+            argument=name,
+            expected="a tensor whose memory holds its own numbers",
+            hint=f"call it on `{name}.clone()`, and copy the result back",
+        )
+    return specification.error(
+        errors.MutationError,
+        f"several elements of `{name}` are one in memory",
+        argument=name,
+        expected="a tensor that is not expanded",
+        got=f"shape {list(tensor.shape)}, strides {list(tensor.stride())}",
+        hint=f"call it on `{name}.clone()`",
+    )
+
+
+def _refuse_shared_elements(specification: Specification, values: Sequence[Any]) -> None:
+    storages = [capabilities.storage_of(tensor) for tensor in tensors_in(list(values))]
+    if len({id(storage) for storage in storages}) == len(storages):
+        return
     every = list(named_tensors(dict(zip(specification.schema.names, values, strict=True)), label=_label))
-    # Lists may be long: only tensors of one storage are compared.
-    storages = {name: capabilities.storage_of(tensor) for name, tensor in every}
+    # Only tensors of one storage are compared.
     grouped: dict[int, list[tuple[str, Tensor]]] = {}
-    for name, tensor in every:
-        grouped.setdefault(id(storages[name]), []).append((name, tensor))
-    for name, tensor in written:
-        for label, other in grouped[id(storages[name])]:
+    places = {}
+    for (name, tensor), storage in zip(every, storages, strict=True):
+        places[name] = id(storage)
+        grouped.setdefault(id(storage), []).append((name, tensor))
+    for name, tensor in written_tensors(specification, values):
+        for label, other in grouped[places[name]]:
             if label != name and shares_elements(tensor, other):
                 raise specification.error(
                     errors.MutationError,
