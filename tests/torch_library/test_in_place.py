@@ -192,6 +192,16 @@ def fresh_compiler() -> Iterator[None]:
 
 @pytest.mark.every(3)
 @pytest.mark.compile
+def test_the_functional_form_is_first_named_in_compiled_code() -> None:
+    operator = declare("first_in_compiled_code", decay)
+    torch.compiler.reset()
+    compiled = torch.compile(lambda *given: operator.functional(*given), fullgraph=True, backend="aot_eager")
+    before = CACHE.clone()
+    torch.testing.assert_close(compiled(CACHE, X), operator.functional(CACHE, X))
+    assert torch.equal(CACHE, before)
+
+
+@pytest.mark.compile
 @every_operator
 def test_compiled(operator: Any, fresh_compiler: None) -> None:
     compiled = torch.compile(program(operator), backend="aot_eager", fullgraph=True)

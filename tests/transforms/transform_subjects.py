@@ -18,13 +18,17 @@ BATCH = 3
 
 @dataclass(frozen=True)
 class Subject:
-    """One operator as a function of tensors alone, beside the plain function that it must agree with."""
+    """One operator as a function of tensors alone, beside the plain function that it must agree with.
+
+    `writes` is true where autograd records operations that write.
+    """
 
     name: str
     operator: Callable[..., Any]
     plain: Callable[..., Any]
     shapes: tuple[tuple[int, ...], ...]
     low: float = -2.0
+    writes: bool = False
 
     def inputs(self, *, batch: bool = False) -> tuple[Tensor, ...]:
         """Float64 inputs from a fixed seed; with a leading batch dimension if asked."""
@@ -124,6 +128,67 @@ numpy_sin.gradients(x=lambda grad, x: grad * numpy_cos(x))
 numpy_cos.gradients(x=lambda grad, x: -grad * numpy_sin(x))
 
 
+@opsmith.operator("transforms::decay", mutates=["state"])
+def decay(state: Tensor, x: Tensor) -> None:
+    state.mul_(x.tanh()).add_(x)
+
+
+decay.gradients(
+    state=lambda grad_state, x: grad_state * x.tanh(),
+    x=lambda grad_state, state, x: grad_state * (1 + state * (1 - x.tanh() ** 2)),
+)
+
+
+@opsmith.operator("transforms::turn_", mutates=["x"], returns="x")
+def turn_(x: Tensor, angle: Tensor) -> Tensor:
+    first, second = x.clone()
+    a, b = first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()
+    return x.copy_(torch.stack([a, b]))
+
+
+@turn_.kernel("cpu")
+def _(x: Tensor, angle: Tensor) -> Tensor:
+    a, b = x[0] * angle.cos() - x[1] * angle.sin(), x[1] * angle.cos() + x[0] * angle.sin()
+    x[0] = a
+    x[1] = b
+    return x
+
+
+@opsmith.operator("transforms::collect", mutates=["totals"])
+def collect(totals: list[Tensor], x: Tensor) -> Tensor:
+    totals[0].add_(x.sin())
+    totals[1].mul_(x)
+    return totals[0] * totals[1]
+
+
+def _on_copies(function: Callable[..., Any]) -> Callable[..., Tensor]:
+    """A function that writes into its first argument as one of tensors alone, that writes into a copy."""
+
+    def functional(first: Tensor, second: Tensor) -> Tensor:
+        first = first.clone()
+        function(first, second)
+        return first
+
+    return functional
+
+
+def _collected(first: Tensor, second: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    totals = [first.clone(), second.clone()]
+    result = collect(totals, x)
+    return (result, *totals)
+
+
+def _plainly_collected(first: Tensor, second: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    totals = [first.clone(), second.clone()]
+    result = collect.reference(totals, x)
+    return (result, *totals)
+
+
+def _functionally_collected(first: Tensor, second: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    totals, result = collect.functional([first, second], x)
+    return (result, *totals)
+
+
 def _plain_involution(x: Tensor, w: Tensor) -> Tensor:
     """By im2col, which torch can batch; the gradient of `Tensor.unfold`, in our reference, it can not."""
     (B, C, H, W), (G, K) = x.shape, w.shape[1:3]
@@ -153,6 +218,18 @@ DECLARED = [
         lambda a, b, c: several([a, b], c, power=3),
         lambda a, b, c: several.reference([a, b], c, power=3),
         ((2, 3), (2, 3), (2, 3)),
+    ),
+    Subject("in-place", _on_copies(decay), _on_copies(decay.reference), ((2, 3), (2, 3)), writes=True),
+    Subject("in-place-functional", decay.functional, _on_copies(decay.reference), ((2, 3), (2, 3))),
+    Subject("in-place-kernel", _on_copies(turn_), _on_copies(turn_.reference), ((2, 3), (3,)), writes=True),
+    Subject("in-place-kernel-functional", turn_.functional, _on_copies(turn_.reference), ((2, 3), (3,))),
+    Subject("in-place-list", _collected, _plainly_collected, ((3,), (3,), (3,)), writes=True),
+    Subject(
+        "in-place-list-functional",
+        _functionally_collected,
+        _plainly_collected,
+        ((3,), (3,), (3,)),
+        writes=True,
     ),
     Subject("opaque", numpy_sin, torch.sin, ((3,),)),
     Subject("ops.exp", _ops.exp, torch.exp, ((2, 3),)),

@@ -69,6 +69,7 @@ class Registration(Protocol):
 
     overload: Any
     out_form: OutForm | None
+    functional: Operator[..., Any] | None
 
     @property
     def validated(self) -> bool:
@@ -87,8 +88,8 @@ class Registration(Protocol):
         """Deregister the operator."""
         ...
 
-    def functional(self, owner: Operator[..., Any]) -> Operator[..., Any]:
-        """Return the handle of the functional form of an operator that writes in place."""
+    def make_functional(self, owner: Operator[..., Any]) -> None:
+        """Make the functional form of an operator that writes in place, if there is none."""
         ...
 
     def make_out_form(self, owner: Operator[..., Any]) -> None:
@@ -248,7 +249,13 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
             >>> increase_.functional(x), x
             (tensor([1., 1.]), tensor([0., 0.]))
         """
-        return self._registration.functional(self) if self._specification.schema.written else self
+        if not self._specification.schema.written:
+            return self
+        if torch.compiler.is_compiling() or self._registration.functional is None:
+            self._registration.make_functional(self)
+        form = self._registration.functional
+        assert form is not None
+        return form
 
     def out(self, /, *args: Any, out: Tensor | tuple[Tensor, ...], **kwargs: Any) -> Any:
         """Compute the operator into tensors that are there already, and return them.

@@ -53,7 +53,6 @@ class InPlaceRegistration(DispatcherRegistration):
     def __init__(self, specification: Specification) -> None:
         self.form = functional_form(specification)
         self._form_registration: DispatcherRegistration | None = None
-        self._functional: Operator[..., Any] | None = None
         super().__init__(specification)
 
     @property
@@ -64,13 +63,12 @@ class InPlaceRegistration(DispatcherRegistration):
                 self._form_registration = DispatcherRegistration(self.form)
             return self._form_registration
 
-    def functional(self, owner: Operator[..., Any]) -> Operator[..., Any]:
-        """Return the handle of the functional form."""
+    def make_functional(self, owner: Operator[..., Any]) -> None:
+        """Make the functional form, if there is none."""
         registration = self.form_registration
         with self._lock:
-            if self._functional is None:
-                self._functional = DerivedOperator(self.form, registration, owner, "functional")
-            return self._functional
+            if self.functional is None:
+                self.functional = DerivedOperator(self.form, registration, owner, "functional")
 
     def update(self, specification: Specification) -> None:
         """Replace the specification, and that of the functional form."""
@@ -81,8 +79,8 @@ class InPlaceRegistration(DispatcherRegistration):
         finally:
             self._form_registration = registered
         self.form = form
-        if self._functional is not None:
-            self._functional.redeclare(form)
+        if self.functional is not None:
+            self.functional.redeclare(form)
         elif registered is not None:
             registered.update(form)
 
@@ -179,6 +177,11 @@ class InPlaceRegistration(DispatcherRegistration):
         if found is None and any(isinstance(each.storage_offset(), torch.SymInt) for each in written):
             return self._copied_back(values, values)
         return found
+
+    def is_transformed_by_torch(self, transform: capabilities.Transform | None) -> bool:
+        """Return True if torch's own kernel handles this transform: its functionalization takes no writes."""
+        functionalizes = transform is not None and transform.kind == "Functionalize"
+        return not functionalizes and super().is_transformed_by_torch(transform)
 
     def _copied_back(self, values: list[Any], before: list[Any] | None = None) -> tuple[Any, ...]:
         """Compute the functional form, and copy the new values back by torch's own operation."""

@@ -16,7 +16,7 @@ from opsmith.core.backward_plan import BackwardPlan, backward_plan, runs_ordinar
 from opsmith.core.call_arguments import tensors_in, type_error
 from opsmith.core.forked_locks import lock_of
 from opsmith.core.kernels import BuiltKernel, Kernel, choose, refuse_strictly
-from opsmith.core.operator import OutForm
+from opsmith.core.operator import Operator, OutForm
 from opsmith.core.reachable import refuse_captured_tensors
 from opsmith.core.schema import REQUIRED
 from opsmith.core.specification import Specification
@@ -60,6 +60,7 @@ class DispatcherRegistration:
         full_overload: The overload that returns hidden results too.
         node: The class of its autograd node.
         out_form: The out form; None before it is needed.
+        functional: The functional form of an operator that writes in place; None before it is needed.
     """
 
     overload: Any
@@ -78,9 +79,11 @@ class DispatcherRegistration:
         from opsmith.torch_library.autograd.functorch import call_under_transforms
 
         self._call_under_transforms = call_under_transforms
-        capabilities.run_in_traces(type(self).make_out_form)
+        for make in (type(self).make_out_form, type(self).make_functional):
+            capabilities.run_in_traces(make)
         self._packets: list[Any] = []
         self.out_form: OutForm | None = None
+        self.functional: Operator[..., Any] | None = None
         self._library: Any = None
         try:
             self._register()
@@ -118,9 +121,8 @@ class DispatcherRegistration:
 
             self.out_form = out_variant.renew_out_form(self.out_form, self)
 
-    def functional(self, owner: Any) -> Any:
-        """Return the handle itself: the operator writes nothing."""
-        return owner
+    def make_functional(self, owner: Any) -> None:
+        """Do nothing: an operator that writes nothing is its own functional form."""
 
     def make_out_form(self, owner: Any) -> None:
         """Make the out form, if there is none."""
