@@ -244,9 +244,11 @@ class DispatcherRegistration:
         """The kernel for the autograd key."""
         if not self._fast_calls.installed and self.validated:
             self._install_fast_calls()
-        result = self._fast_calls.from_dispatcher(None, *args, **kwargs)
-        if result is not NOT_TAKEN:
-            return result
+        wants_hidden = self.specification.schema.hidden and overload is self.full_overload
+        if not wants_hidden:  # the fast path returns what callers see
+            result = self._fast_calls.from_dispatcher(None, *args, **kwargs)
+            if result is not NOT_TAKEN:
+                return result
         values = self._values(args, kwargs)
         if not self._differentiates(values):
             return capabilities.redispatch_below_autograd(overload, keyset, args, kwargs)

@@ -129,7 +129,7 @@ class CppKernel(BuiltKernel[CppSource]):
     def direct(self) -> Callable[..., Any]:
         """Fastest callable of the kernel, valid only for calls that the kernel takes."""
         schema = self.operator.specification.schema
-        plain = schema.single or not schema.results
+        plain = schema.single or (schema.always_tensors and len(schema.results) != 1)
         return capabilities.direct_call(self._load().overload) if plain else self
 
     @property

@@ -16,7 +16,7 @@ from opsmith.core.call_arguments import tensors_in
 from opsmith.core.formula import Formula, NonDifferentiable
 from opsmith.core.kernels import BuiltKernel, choose
 from opsmith.core.location import where
-from opsmith.core.schema import REQUIRED, Argument
+from opsmith.core.schema import REQUIRED, Argument, Schema
 from opsmith.core.shapes import ANY
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
@@ -41,7 +41,10 @@ SLOW_PATH: Implementation = (None, None, None, False, False, False)
 
 
 def has_fast_path(specification: Specification) -> bool:
-    """Return True if calls of an operator may take the fast path."""
+    """Return True if calls of an operator may take the fast path.
+
+    Of several results, those of kernels from source without gradients do: they are new by construction.
+    """
     schema = specification.schema
     tensors = [argument.kind for argument in schema.arguments if argument.kind.is_tensor]
     optional = sum(kind.optional for kind in tensors)
@@ -52,13 +55,18 @@ def has_fast_path(specification: Specification) -> bool:
         and schema.results[0].differentiable  # others are detached on the slow path only
     )
     return (
-        (single or bool(schema.written and not schema.results))
-        and not schema.hidden
+        (single or returns_several(schema) or bool(schema.written and not schema.results))
+        and not (schema.written and schema.hidden)
         and not (reserved or specification.random or specification.adopted is not None)
         and optional < len(tensors)
         and optional <= MAX_OPTIONAL_TENSORS
         and not any(kind.sequence for kind in tensors)
     )
+
+
+def returns_several(schema: Schema) -> bool:
+    """Return True for an operator that writes nothing and has several results, hidden ones counted."""
+    return not schema.written and schema.always_tensors and len(schema.results) > 1
 
 
 @dataclass
@@ -109,7 +117,7 @@ class CallSignatures:
         if specification.schema.written:
             implementation = self._writing(guard, kernel, given, tensors, in_cpp, any_layout)
         else:
-            implementation = self._implementation(guard, kernel, given, tensors)
+            implementation = self._implementation(guard, kernel, given, tensors, in_cpp)
         number = sum(2**bit for bit, name in enumerate(reversed(self._optional)) if given[name] is not None)
         # The guard never accepts a tensor that is given twice: such calls are selected each time.
         if implementation is not SLOW_PATH and len(self.known[number]) < MAX_SIGNATURES and guard(*tensors):
@@ -148,9 +156,17 @@ class CallSignatures:
         return guard, kernel, in_inference, requires, in_cpp, any_layout
 
     def _implementation(
-        self, guard: Any, kernel: Callable[..., Any], given: dict[str, Any], tensors: list[Tensor]
+        self,
+        guard: Any,
+        kernel: Callable[..., Any],
+        given: dict[str, Any],
+        tensors: list[Tensor],
+        in_cpp: bool,
     ) -> Implementation:
         specification = self.specification
+        several = returns_several(specification.schema)
+        if several and not in_cpp:
+            return SLOW_PATH
         requires = {
             name
             for name in specification.schema.tensor_names
@@ -160,6 +176,8 @@ class CallSignatures:
             if requires and not torch.is_inference_mode_enabled():
                 return SLOW_PATH
             return guard, kernel, partial(self._in_inference, kernel), False, False, False
+        if several:
+            return guard, kernel, None, bool(requires), in_cpp, False
         # Without formulas and kernels autograd records the reference.
         ordinary = not (specification.gradients.given or kernel is not specification.reference)
         if not requires or ordinary:
@@ -207,10 +225,12 @@ class CallSignatures:
         """
         specification = self.specification
         versions = None if before is None else [count for count in before if count is not None]
-        validated: Tensor = validate_results(specification, kernel, result, values, versions)[0]
-        if validated.requires_grad and not any(tensor.requires_grad for tensor in tensors_in(values)):
+        results = validate_results(specification, kernel, result, values, versions)
+        shown = tuple(results[at] for at in specification.schema.visible)
+        without = not any(tensor.requires_grad for tensor in tensors_in(values))
+        if without and any(each.requires_grad for each in shown):
             raise self._captures(kernel)
-        return validated
+        return shown[0] if len(shown) == 1 else shown
 
     def validate_write(
         self,

@@ -19,6 +19,7 @@ from opsmith.torch_library.fast_path.eligibility import (
     are_ints,
     has_fast_path,
     is_int_sequence,
+    returns_several,
     size_condition,
     type_condition,
     unless_none,
@@ -116,6 +117,8 @@ def _call_source(specification: Specification, contract: ContractSource) -> str:
             f"(_op_in_cpp or ({contract.apart()}))",
         ]
         versions = f"None if _op_in_cpp else {versions}"
+    elif returns_several(schema):
+        takes.append("not (_op_requires and _op_grad_enabled())")
     elif contract.may_write:
         captured = " and (_op_requires or not _op_result.requires_grad)"
     return f"""

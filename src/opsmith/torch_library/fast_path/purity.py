@@ -152,6 +152,7 @@ def _operation(name: str) -> bool:
 
 CONTRACT_NAMES: dict[str, Any] = {
     "_op_Tensor": Tensor,
+    "_op_tuple": tuple,
     "_op_type": type,
     "_op_strided": torch.strided,
 }
@@ -176,8 +177,10 @@ class ContractSource:
         self._read = [each.name for each in self._tensors if not each.alias]
         self._written = [each.name for each in self._tensors if each.alias]
         self.names = {**CONTRACT_NAMES, "_op_reference": specification.reference}
-        self.may_write = not all(never_writes(kernel) for kernel in kernels)
-        self._may_alias = not all(always_new(kernel) for kernel in kernels)
+        # Several results come of kernels from source alone, which cannot write into what they read.
+        self._several = not self._written and len(specification.schema.results) > 1
+        self.may_write = not (self._several or all(never_writes(kernel) for kernel in kernels))
+        self._may_alias = self._several or not all(always_new(kernel) for kernel in kernels)
 
     def before(self) -> str:
         """Source of the version counters, read before a kernel that may write."""
@@ -215,7 +218,12 @@ class ContractSource:
         """Source of what the operator returns."""
         if self._schema.returns is not None:
             return self._schema.returns
-        return "_op_result" if self._schema.results else "None"
+        if not self._several:
+            return "_op_result" if self._schema.results else "None"
+        shown = [f"_op_result[{at}]" for at in self._schema.visible]
+        if not self._schema.hidden:
+            return "_op_result"
+        return shown[0] if len(shown) == 1 else f"({', '.join(shown)})"
 
     def fresh(self) -> str:
         """Source of a condition: the result is a dense tensor, not a view, and begins where no input does.
@@ -236,6 +244,11 @@ class ContractSource:
             else f"{each.name}.data_ptr(), "
             for each in self._tensors
         )
+        if self._several:  # new memory, but where a kernel left a call to the reference
+            new = "".join(
+                f" and _op_result[{at}].data_ptr() not in ({begins})" for at in self._schema.visible
+            )
+            return f"_op_type(_op_result) is _op_tuple{new}"
         plain = "_op_type(_op_result) is _op_Tensor and _op_result.layout is _op_strided"
         return (
             f"{plain} and not _op_result.is_nested and _op_result.storage_offset() == 0"
