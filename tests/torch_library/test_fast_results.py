@@ -1,4 +1,4 @@
-"""Calls with several results, hidden ones too, bypass the dispatcher where a kernel in C++ computes them."""
+"""Calls with several results, hidden ones too, or with lists bypass the dispatcher for kernels in C++."""
 
 from __future__ import annotations
 
@@ -124,3 +124,106 @@ def test_a_result_that_is_an_argument() -> None:
     for given in ((x, y, True), (x.int(), y.int(), True)):  # new to the kernel, and for the reference alone
         with pytest.raises(errors.AliasError):
             operator(*given)
+
+
+SUM = """
+template <class T>
+void {name}(List<View<const T, 1>> xs, std::optional<View<const T, 1>> y, View<T, 1> total) {{
+  for (int64_t i = 0; i < total.size(0); i++) {{
+    total(i) = y ? (*y)(i) : T(0);
+    for (const auto& x : xs) total(i) += x(i);
+  }}
+}}
+"""
+ADD = """
+template <class T>
+void {name}(List<View<T, 1>> totals, List<View<const T, 1>> xs) {{
+  OPSMITH_CHECK(totals.size == xs.size, "the lists differ in length");
+  for (int64_t at = 0; at < totals.size; at++)
+    for (int64_t i = 0; i < totals[at].size(0); i++) totals[at](i) += xs[at](i);
+}}
+"""
+
+
+def summed(xs: list[Tensor], y: Tensor | None = None) -> Tensor:
+    """The sum of some vectors.  xs [N] each, y [N] -> [N]."""
+    return sum(xs, torch.zeros_like(xs[0]) if y is None else y)
+
+
+def add_each(totals: list[Tensor], xs: list[Tensor]) -> None:
+    """totals <- totals + xs, one by one."""
+    for total, x in zip(totals, xs, strict=True):
+        total.add_(x)
+
+
+@pytest.fixture
+def sums() -> Any:
+    operator = opsmith.operator("fast_results::sums")(summed)
+    operator.kernel("cpu", cpp=SUM.format(name="sums"), entry="sums")
+    for count in (1, 3):
+        for y in (torch.ones(2), None):
+            for _ in range(2):
+                operator([torch.ones(2) for _ in range(count)], y)
+    return operator
+
+
+@pytest.fixture
+def adds() -> Any:
+    operator = opsmith.operator("fast_results::adds", mutates=["totals"])(add_each)
+    operator.kernel("cpu", cpp=ADD.format(name="adds"), entry="adds")
+    for _ in range(2):
+        operator([torch.ones(2), torch.ones(3)], [torch.ones(2), torch.ones(3)])
+    return operator
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+@pytest.mark.parametrize("given", [True, False])
+def test_lists(sums: Any, slow: list[str], given: bool, kind: Any) -> None:
+    for count in (1, 3):
+        xs, y = kind(torch.randn(4) for _ in range(count)), torch.randn(4) if given else None
+        assert_close(sums(xs, y), summed(list(xs), y))
+        with torch.inference_mode():
+            assert_close(sums(xs, y), summed(list(xs), y))
+    assert not slow
+
+
+def test_lists_of_other_lengths_dtypes_and_tensors(sums: Any) -> None:
+    x = torch.randn(4)
+    for xs in ([x] * 2, [torch.randn(4) for _ in range(5)], [x.double(), x.double()], [x[::2], x[1::2]]):
+        for _ in range(3):
+            assert_close(sums(xs), summed(xs))
+    with pytest.raises(errors.OpsmithError, match="xs"):
+        sums([x, 3])
+    with pytest.raises(errors.LayoutError):
+        sums([x, x.to_sparse()])
+
+
+def test_gradients_of_lists(sums: Any) -> None:
+    xs = [torch.randn(3, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    for _ in range(2):
+        assert torch.autograd.gradcheck(lambda *each: sums(list(each)), xs)
+    with torch.no_grad():
+        assert not sums(xs).requires_grad
+
+
+def test_lists_that_are_written(adds: Any, slow: list[str]) -> None:
+    for stride in (1, 2):
+        totals, xs = ([torch.randn(n * stride)[::stride] for n in (2, 3)] for _ in range(2))
+        expected = [total + x for total, x in zip(totals, xs, strict=True)]
+        before = [total._version for total in totals]
+        assert adds(totals, xs) is None
+        assert_close(totals, expected)
+        assert all(total._version > count for total, count in zip(totals, before, strict=True))
+    assert not slow
+
+
+def test_lists_that_cannot_be_written(adds: Any) -> None:
+    x = torch.ones(2)
+    for _ in range(2):
+        with pytest.raises(errors.MutationError, match="shares elements"):
+            adds([x, x], [torch.ones(2), torch.ones(2)])
+        with pytest.raises(errors.MutationError, match=r"`totals\[1\]` is a leaf"):
+            adds([x, torch.ones(3, requires_grad=True)], [torch.ones(2), torch.ones(3)])
+        with pytest.raises(errors.MutationError, match="several elements"):
+            adds([x, torch.ones(1).expand(3)], [torch.ones(2), torch.ones(3)])
+    assert_close(x, torch.ones(2))

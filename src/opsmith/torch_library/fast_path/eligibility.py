@@ -12,7 +12,7 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.core.argument_types import BOOL, FLOAT, INT, STR, ArgumentType
-from opsmith.core.call_arguments import tensors_in
+from opsmith.core.call_arguments import requires_gradient, tensors_in
 from opsmith.core.formula import Formula, NonDifferentiable
 from opsmith.core.kernels import BuiltKernel, choose
 from opsmith.core.location import where
@@ -41,10 +41,7 @@ SLOW_PATH: Implementation = (None, None, None, False, False, False)
 
 
 def has_fast_path(specification: Specification) -> bool:
-    """Return True if calls of an operator may take the fast path.
-
-    Of several results, those of kernels from source without gradients do: they are new by construction.
-    """
+    """Return True if calls of an operator may take the fast path."""
     schema = specification.schema
     tensors = [argument.kind for argument in schema.arguments if argument.kind.is_tensor]
     optional = sum(kind.optional for kind in tensors)
@@ -60,7 +57,7 @@ def has_fast_path(specification: Specification) -> bool:
         and not (reserved or specification.random or specification.adopted is not None)
         and optional < len(tensors)
         and optional <= MAX_OPTIONAL_TENSORS
-        and not any(kind.sequence for kind in tensors)
+        and not any(kind.sequence and (kind.optional or kind.item_optional) for kind in tensors)
     )
 
 
@@ -69,22 +66,35 @@ def returns_several(schema: Schema) -> bool:
     return not schema.written and schema.always_tensors and len(schema.results) > 1
 
 
+def from_source_alone(schema: Schema) -> bool:
+    """Return True if only calls that a kernel from source computes, without gradients, take the fast path.
+
+    Such a kernel writes into nothing but what it should, and its results are new. Of several results and of
+    lists, checks in Python would cost more than they spare.
+    """
+    lists = any(argument.kind.is_tensor and argument.kind.sequence for argument in schema.arguments)
+    return lists or returns_several(schema)
+
+
 @dataclass
 class CallSignatures:
     """Known call signatures of one operator.
 
     Args:
         specification: The operator.
-        known: For each set of optional tensors that are given, the implementations of known signatures.
+        known: For each set of optional tensors that are given, and by the lengths of lists of tensors, the
+            implementations of known signatures.
     """
 
     specification: Specification
-    known: tuple[list[Implementation], ...] = field(init=False)
+    known: tuple[dict[tuple[int, ...], list[Implementation]], ...] = field(init=False)
 
     def __post_init__(self) -> None:
         tensors = [each for each in self.specification.schema.arguments if each.kind.is_tensor]
         self._optional = [each.name for each in tensors if each.kind.optional]
-        self.known = tuple([] for _ in range(2 ** len(self._optional)))
+        self._lists = [each.name for each in tensors if each.kind.sequence]
+        # Operators without lists have one list of signatures in each, which their code names.
+        self.known = tuple({(): []} if not self._lists else {} for _ in range(2 ** len(self._optional)))
         self._nodes: dict[frozenset[str], GeneratedNodes] = {}
         self._graphless: dict[Callable[..., Any], Callable[..., Any]] = {}
         validate = self.validate_write if self.specification.schema.written else self.validate
@@ -111,17 +121,21 @@ class CallSignatures:
             in_cpp = True
             any_layout = kernel.takes_any_layout and all(each.elsewhere for each in rejected)
             kernel = kernel.direct
+        elif from_source_alone(specification.schema):
+            return SLOW_PATH
         elif accepted or specification.opaque:
             kernel = self._without_graph(kernel)
         guard = capabilities.tensor_guard(tensors)
         if specification.schema.written:
             implementation = self._writing(guard, kernel, given, tensors, in_cpp, any_layout)
         else:
-            implementation = self._implementation(guard, kernel, given, tensors, in_cpp)
+            implementation = self._implementation(guard, kernel, given, tensors)
         number = sum(2**bit for bit, name in enumerate(reversed(self._optional)) if given[name] is not None)
+        kept = sum(map(len, self.known[number].values()))
         # The guard never accepts a tensor that is given twice: such calls are selected each time.
-        if implementation is not SLOW_PATH and len(self.known[number]) < MAX_SIGNATURES and guard(*tensors):
-            self.known[number].append(implementation)
+        if implementation is not SLOW_PATH and kept < MAX_SIGNATURES and guard(*tensors):
+            lengths = tuple(len(given[name]) for name in self._lists)
+            self.known[number].setdefault(lengths, []).append(implementation)
         return implementation
 
     def _without_graph(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -161,23 +175,15 @@ class CallSignatures:
         kernel: Callable[..., Any],
         given: dict[str, Any],
         tensors: list[Tensor],
-        in_cpp: bool,
     ) -> Implementation:
         specification = self.specification
-        several = returns_several(specification.schema)
-        if several and not in_cpp:
-            return SLOW_PATH
-        requires = {
-            name
-            for name in specification.schema.tensor_names
-            if given[name] is not None and given[name].requires_grad
-        }
+        requires = {name for name in specification.schema.tensor_names if requires_gradient([given[name]])}
         if any(tensor.is_inference() for tensor in tensors) or torch.is_inference_mode_enabled():
             if requires and not torch.is_inference_mode_enabled():
                 return SLOW_PATH
             return guard, kernel, partial(self._in_inference, kernel), False, False, False
-        if several:
-            return guard, kernel, None, bool(requires), in_cpp, False
+        if from_source_alone(specification.schema):
+            return guard, kernel, None, bool(requires), True, False
         # Without formulas and kernels autograd records the reference.
         ordinary = not (specification.gradients.given or kernel is not specification.reference)
         if not requires or ordinary:
@@ -346,7 +352,8 @@ def size_condition(specification: Specification) -> str:
     if shapes is None:
         return ""
     everything = f"_op_in_shape(({', '.join(specification.schema.names)}, ))"
-    if sum(dims.leading for dims in shapes.arguments.values()) > 1:
+    lists = {each.name for each in specification.schema.arguments if each.kind.sequence}
+    if lists & set(shapes.arguments) or sum(dims.leading for dims in shapes.arguments.values()) > 1:
         return everything
     optional = {each.name for each in specification.schema.arguments if each.kind.optional}
     if shapes.integers & optional:

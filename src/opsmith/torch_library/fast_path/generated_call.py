@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -17,9 +18,9 @@ from opsmith.torch_library import capabilities
 from opsmith.torch_library.fast_path.eligibility import (
     CallSignatures,
     are_ints,
+    from_source_alone,
     has_fast_path,
     is_int_sequence,
-    returns_several,
     size_condition,
     type_condition,
     unless_none,
@@ -53,6 +54,10 @@ def generate_call(
         "_op_bool": bool,
         "_op_str": str,
         "_op_tuple": tuple,
+        "_op_list": list,
+        "_op_len": len,
+        "_op_map": map,
+        "_op_is_nested": attrgetter("is_nested"),
         "_op_are_ints": are_ints,
         "_op_grad_enabled": torch.is_grad_enabled,
         "_op_must_be_deterministic": torch.are_deterministic_algorithms_enabled,
@@ -61,7 +66,7 @@ def generate_call(
         "_op_select": signatures.select,
         "_op_validate": signatures.validate_write if schema.written else signatures.validate,
         "_op_in_shape": signatures.in_shape,
-        **{f"_op_signatures_{index}": known for index, known in enumerate(signatures.known)},
+        **_signature_names(specification, signatures),
     }
     for argument in schema.arguments:
         names[f"_op_exact_{argument.name}"] = argument.kind.base.exact
@@ -73,10 +78,18 @@ def generate_call(
     return fast_call
 
 
+def _signature_names(specification: Specification, signatures: CallSignatures) -> dict[str, Any]:
+    """Globals that hold known signatures: lists, or where tensors come in lists, dictionaries of them."""
+    lists = any(each.kind.is_tensor and each.kind.sequence for each in specification.schema.arguments)
+    known = signatures.known if lists else [each[()] for each in signatures.known]
+    return {f"_op_signatures_{index}": each for index, each in enumerate(known)}
+
+
 def _call_source(specification: Specification, contract: ContractSource) -> str:
     schema = specification.schema
     tensors = [argument for argument in schema.arguments if argument.kind.is_tensor]
-    every = ", ".join(each.name for each in tensors)
+    every = ", ".join(_spread(each) for each in tensors)
+    lists = [each.name for each in tensors if each.kind.sequence]
     optional = [each.name for each in tensors if each.kind.optional]
     plain = [
         "not _op_extra",
@@ -87,7 +100,9 @@ def _call_source(specification: Specification, contract: ContractSource) -> str:
         *(() if specification.deterministic else ("not _op_must_be_deterministic()",)),
         *(type_condition(each) for each in schema.arguments if not each.kind.is_tensor),
         # The guard rejects other tensors that are not dense, but cannot take nested ones.
-        *(unless_none(each, "not {0}.is_nested") for each in tensors),
+        *(unless_none(each, "not {0}.is_nested") for each in tensors if not each.kind.sequence),
+        *(f"(_op_type({name}) is _op_list or _op_type({name}) is _op_tuple)" for name in lists),
+        *(f"True not in _op_map(_op_is_nested, {name})" for name in lists),
     ]
     in_shape = size_condition(specification)
     to_kernel = "".join(f"{_kernel_argument(each)}, " for each in schema.arguments[: schema.positional])
@@ -102,6 +117,8 @@ def _call_source(specification: Specification, contract: ContractSource) -> str:
     overload = f"_op_overload({positional}{keywords})"
     if schema.lowering is not None:
         overload = f"_op_call(_op_handle, ({positional}), _op_dict({keywords}))"
+    lengths = "".join(f"_op_len({name}), " for name in lists)
+    known = "_op_signatures_{}" + f".get(({lengths}), ())" * bool(lists)
     implementation = "_op_kernel, _op_apply, _op_requires, _op_in_cpp, _op_any_layout"
     takes = ["_op_kernel is not None", *([in_shape] if in_shape else [])]
     captured, versions, differentiates = (
@@ -117,7 +134,7 @@ def _call_source(specification: Specification, contract: ContractSource) -> str:
             f"(_op_in_cpp or ({contract.apart()}))",
         ]
         versions = f"None if _op_in_cpp else {versions}"
-    elif returns_several(schema):
+    elif from_source_alone(schema):
         takes.append("not (_op_requires and _op_grad_enabled())")
     elif contract.may_write:
         captured = " and (_op_requires or not _op_result.requires_grad)"
@@ -130,7 +147,7 @@ def __call__(_op_handle, /, {_signature(schema.arguments, schema.positional)}):
     except _op_AttributeError:
         _op_plain = False  # an argument is not a tensor
     if _op_plain:
-        for _op_guard, {implementation} in {_by_given("_op_signatures_{}", optional)}:
+        for _op_guard, {implementation} in {_by_given(known, optional)}:
             if {_guard_source(tensors, optional)}:
                 break
         else:
@@ -164,10 +181,15 @@ def _guard_source(tensors: Sequence[Argument], optional: Sequence[str]) -> str:
     choice = ""
     for given in itertools.product((False, True), repeat=len(optional)):
         present = dict(zip(optional, given, strict=True))
-        guarded = ", ".join(each.name for each in tensors if present.get(each.name, True))
+        guarded = ", ".join(_spread(each) for each in tensors if present.get(each.name, True))
         missing = " and ".join(f"{name} is {'not ' * is_there}None" for name, is_there in present.items())
         choice += f"_op_guard({guarded})" + (f" if {missing} else " if not all(given) else "")
     return choice
+
+
+def _spread(argument: Argument) -> str:
+    """Source of the tensors of an argument, among those of a call."""
+    return f"*{argument.name}" if argument.kind.sequence else argument.name
 
 
 def _signature(arguments: Sequence[Argument], positional: int) -> str:

@@ -152,6 +152,9 @@ def _operation(name: str) -> bool:
 
 CONTRACT_NAMES: dict[str, Any] = {
     "_op_Tensor": Tensor,
+    "_op_data_ptr": Tensor.data_ptr,
+    "_op_is_contiguous": Tensor.is_contiguous,
+    "_op_map": map,
     "_op_tuple": tuple,
     "_op_type": type,
     "_op_strided": torch.strided,
@@ -177,10 +180,12 @@ class ContractSource:
         self._read = [each.name for each in self._tensors if not each.alias]
         self._written = [each.name for each in self._tensors if each.alias]
         self.names = {**CONTRACT_NAMES, "_op_reference": specification.reference}
-        # Several results come of kernels from source alone, which cannot write into what they read.
         self._several = not self._written and len(specification.schema.results) > 1
-        self.may_write = not (self._several or all(never_writes(kernel) for kernel in kernels))
-        self._may_alias = self._several or not all(always_new(kernel) for kernel in kernels)
+        self._lists = {each.name for each in self._tensors if each.kind.sequence}
+        # Several results, and lists, are for kernels from source alone, which write into nothing else.
+        from_source = self._several or (self._lists and not self._written)
+        self.may_write = not (from_source or all(never_writes(kernel) for kernel in kernels))
+        self._may_alias = bool(from_source) or not all(always_new(kernel) for kernel in kernels)
 
     def before(self) -> str:
         """Source of the version counters, read before a kernel that may write."""
@@ -202,7 +207,12 @@ class ContractSource:
 
     def contiguous(self) -> str:
         """Source of a condition: what is written is contiguous."""
-        return " and ".join(f"({name} is None or {name}.is_contiguous())" for name in self._written)
+        return " and ".join(
+            f"False not in _op_map(_op_is_contiguous, {name})"
+            if name in self._lists
+            else f"({name} is None or {name}.is_contiguous())"
+            for name in self._written
+        )
 
     def apart(self) -> str:
         """Source of a condition: what is written shares memory with no other argument."""
@@ -239,7 +249,9 @@ class ContractSource:
         if not self._may_alias:
             return "_op_type(_op_result) is _op_Tensor"
         begins = "".join(
-            f"-1 if {each.name} is None else {each.name}.data_ptr(), "
+            f"*_op_map(_op_data_ptr, {each.name}), "
+            if each.kind.sequence
+            else f"-1 if {each.name} is None else {each.name}.data_ptr(), "
             if each.kind.optional
             else f"{each.name}.data_ptr(), "
             for each in self._tensors
