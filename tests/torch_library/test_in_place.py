@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.func as F
 from torch import Tensor
+from torch._inductor.utils import run_and_get_code
 
 import opsmith
 from opsmith import errors
@@ -230,6 +231,65 @@ def test_compiled_code_writes_into_what_it_takes(operator: Any, fresh_compiler: 
         torch.autograd.grad(function(leaf.clone(), x).sum(), (leaf, x)) for function in (compiled, write)
     )
     torch.testing.assert_close(found, expected)
+
+
+class Stores(torch.nn.Module):
+    """A write into two layers of one cache."""
+
+    def __init__(self, operator: Any) -> None:
+        super().__init__()
+        self.operator = operator
+
+    def forward(self, caches: Tensor, x: Tensor) -> Tensor:
+        self.operator(caches[1], x)
+        self.operator(caches[2], x * 2)
+        return x * 3
+
+
+CACHES = torch.stack([CACHE, CACHE * 2, CACHE * 3])
+
+
+def stored() -> Tensor:
+    """The caches after a call of `Stores`."""
+    caches = CACHES.clone()
+    caches[1] = caches[1] * 0.5 + X
+    caches[2] = caches[2] * 0.5 + 2 * X
+    return caches
+
+
+def in_cpp_alone(name: str) -> Any:
+    operator = opsmith.operator(f"in_place::{name}", mutates=["cache"])(decay_by_half)
+    return operator.kernel("cpu", cpp=DECAY.format(name=name))
+
+
+def decay_by_half(cache: Tensor, x: Tensor) -> None:
+    cache.mul_(0.5).add_(x)
+
+
+@pytest.mark.compile
+def test_compiled_code_copies_nothing(fresh_compiler: None) -> None:
+    operator, caches = in_cpp_alone("no_copies"), CACHES.clone()
+    with torch.no_grad():
+        _, (code,) = run_and_get_code(torch.compile(Stores(operator), fullgraph=True), caches, X)
+    torch.testing.assert_close(caches, stored())
+    body = code.partition("def call(")[2].partition("return")[0]
+    assert body.count("torch.ops.in_place.no_copies.default(reinterpret_tensor(") == 2
+    assert body.count("empty_strided_cpu((4, )") == body.count("empty_strided") == 2  # x * 2 and x * 3
+    assert "copy_" not in body
+
+
+@pytest.mark.slow
+@pytest.mark.compile
+@pytest.mark.parametrize("kind", ["reference", "kernel"])
+@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated")
+def test_a_package_of_aotinductor_writes_in_place(kind: str, fresh_compiler: None, tmp_path: Path) -> None:
+    operator = in_cpp_alone("packaged") if kind == "kernel" else declare("packaged_reference", decay_by_half)
+    with torch.no_grad():
+        program = torch.export.export(Stores(operator), (CACHES, X))
+        file = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
+        caches = CACHES.clone()
+        torch.testing.assert_close(torch._inductor.aoti_load_package(file)(caches, X), X * 3)
+    torch.testing.assert_close(caches, stored())
 
 
 def test_history_and_versions_are_those_of_an_operation_in_place() -> None:
