@@ -136,6 +136,18 @@ REFUSED = {
         "transforms/test_whole_batch.py::test_one_call",
         "transforms/test_whole_batch.py::test_the_same_answer",
     ),
+    "sharding": (
+        "distribution/test_writes_in_place.py::test_the_argument_that_is_returned_is_the_one_that_is_given",
+        "distribution/test_writes_in_place.py::test_history_goes_on_from_the_write",
+        "distribution/test_writes_in_place.py::test_a_view_is_written",
+        "distribution/test_writes_in_place.py::test_a_backward_finds_a_modified_value",
+        "distribution/test_writes_in_place.py::test_an_undeclared_write_is_refused_before_anything_is_written",
+        "distribution/test_writes_in_place.py::test_a_number_is_read_beside_dtensors",
+        "distribution/test_writes_in_place.py::test_out",
+        "distribution/test_writes_in_place.py::test_several_results_of_one_trial",
+        "distribution/test_writes_in_place.py::test_compiled",
+        "distribution/test_writes_in_place.py::test_compiled_code_writes_into_shards",
+    ),
 }
 OTHERWISE = {
     "autograd_graph": (
@@ -198,7 +210,13 @@ OTHERWISE = {
         "torch_library/test_fake_tensors.py::test_compiled_code_does_not_write_into_an_argument",
         "torch_library/test_capabilities.py::test_observe_writes",
     ),
-    "sharding": ("distribution/test_placements.py::test_a_kernel_runs_on_shards_where_that_is_right",),
+    "sharding": (
+        "distribution/test_placements.py::test_a_kernel_runs_on_shards_where_that_is_right",
+        "distribution/test_writes_in_place.py::test_compiled_code_refuses_what_needs_communication",
+        "errors/test_placing.py::test_what_cannot_be_written_on_each_rank",
+        "errors/test_placing.py::test_a_write_that_changes_the_shape",
+        "errors/test_placing.py::test_out_is_placed_otherwise",
+    ),
     "torch_func": (
         "torch_library/test_in_place.py::test_a_mapped_value_is_not_written_into_a_tensor_that_is_not_mapped",
         "adopting/test_adopted_operators.py::test_what_the_reference_does_instead_is_told",

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
 from torch.testing import assert_close
 from wrapped_modules import wrapped
+from written_subjects import WRITTEN, told_of_writes
 
 MOST = 12
 """How many ways to place the tensors of one subject are tried; of more, some, at even distances."""
@@ -112,6 +113,9 @@ def main(rank: int, rendezvous: str) -> None:
     mesh = init_device_mesh("cpu", (2,))
     report: dict[str, Any] = {name: told(subject, mesh, rank) for name, subject in SUBJECTS.items()}
     report["modules"] = wrapped(mesh, rank)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is gathered
+        report["writes"] = {name: told_of_writes(each, mesh, rank) for name, each in WRITTEN.items()}
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
     json.dump(report, sys.stdout)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from faults_of_torch import marked
 from sharded_subjects import SUBJECTS
+from written_subjects import WRITTEN
 
 from opsmith import config
 
@@ -110,3 +111,21 @@ def test_only_what_torch_derives_nothing_for_is_gathered(report: dict[str, Any])
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_module_under(name: str, report: dict[str, Any]) -> None:
     assert report["modules"][name] == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WRITTEN)
+def test_writes(name: str, report: dict[str, Any]) -> None:
+    """What is written keeps its memory and placements, or is refused before; gradients are right."""
+    told = report["writes"][name]
+    assert told["tried"] == len(WRITTEN[name].ways())
+    assert told["faults"] == {}, "\n".join(f"{way}:\n{fault}" for way, fault in told["faults"].items())
+
+
+@pytest.mark.slow
+def test_a_kernel_writes_into_shards_where_that_is_right(report: dict[str, Any]) -> None:
+    runs = [report["writes"][name]["kernel"] for name in ("kernel-and-formula", "hidden-and-result")]
+    if config.conservative():  # then nothing is proved
+        assert runs == [[[5, 3]], [[5, 3]]]
+    else:
+        assert runs == [[[3, 3], [5, 2], [5, 3]], [[3, 3], [5, 3]]]

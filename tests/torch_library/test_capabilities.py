@@ -15,11 +15,13 @@ import pytest
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor, init_device_mesh
 from torch.testing import assert_close
 
 import opsmith
 from opsmith.torch_library import capabilities as queries
 from opsmith.torch_library.capabilities.capability import CAPABILITIES, PROVIDERS
+from opsmith.torch_library.capabilities.operation import Operation
 
 # The private means themselves, whatever is decided about them.
 PRIVATE = {name: import_module(f"opsmith.torch_library.capabilities.private.{name}") for name in CAPABILITIES}
@@ -37,6 +39,14 @@ def library() -> Iterator[Any]:
     library = torch.library.Library("capabilities", "FRAGMENT")
     yield library
     capabilities.destroy(library)  # torch 2.11 lists the operators of one that is only dropped
+
+
+@pytest.fixture
+def mesh() -> Iterator[Any]:
+    """A mesh of this process alone."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
 
 
 @pytest.mark.slow
@@ -652,18 +662,42 @@ def test_implicit_replication_leaves_an_outer_region_in_force() -> None:
 
 
 def test_observe_shards() -> None:
-    """Results made of other tensors are seen as those; an operation that writes is refused."""
+    """Results made of other tensors are seen as those, with the tensors that are written or viewed."""
     seen: list[str] = []
 
-    def see(operator: Any, args: Any, kwargs: Any, run: Any) -> Any:
-        seen.append(str(operator))
-        return run()
+    def see(operation: Operation) -> Any:
+        effects = f"{len(operation.written)} {len(operation.viewed)}"
+        seen.append(f"{operation.operator} {effects}")
+        return operation.run()
 
     with torch.no_grad(), capabilities.observe_shards(see):
         torch.ones(2, 3).matmul(torch.ones(3, 2))
-        with pytest.raises(NotImplementedError, match="writes into a tensor"):
-            torch.ones(2).add_(1)
-    assert [each for each in seen if "ones" not in each] == ["aten.mm.default"]
+        torch.ones(2).add_(1)
+        torch.add(torch.ones(2), 1, out=torch.ones(2)).view(2, 1)
+    assert [each for each in seen if "ones" not in each] == [
+        "aten.mm.default 0 0",
+        "aten.add_.Tensor 1 0",
+        "aten.add.out 1 0",
+        "aten.view.default 0 1",
+    ]
+
+
+def test_observe_shards_of_dtensors(mesh: Any) -> None:
+    """An operation on DTensors is seen, and then what it does on shards."""
+    x = distribute_tensor(torch.ones(2, 3), mesh, [Shard(0)])
+    seen: list[tuple[str, type]] = []
+
+    def see(operation: Operation) -> Any:
+        seen.append((str(operation.operator), type(operation.args[0])))
+        return operation.run()
+
+    with torch.no_grad(), capabilities.observe_shards(see, see):
+        result = x.mul_(2)
+    # Between the two, DTensor looks up the shape of the result on fake tensors.
+    assert seen[0] == ("aten.mul_.Tensor", DTensor)
+    assert seen[-1] == ("aten.mul_.Tensor", Tensor)
+    assert result is x
+    assert x.full_tensor().unique().tolist() == [2.0]
 
 
 @pytest.mark.slow

@@ -270,7 +270,8 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
 
         Raises:
             UsageError: If a result may be a list or None, or `out` is not a tensor for each result.
-            ShapeError, ResultTypeError, PlacementError: If `out` has another shape, dtype or device.
+            ShapeError, ResultTypeError: If `out` has another shape or dtype.
+            PlacementError: If `out` is on another device, or is a DTensor with other placements.
             MutationError: If `out` cannot be written, or an argument requires a gradient.
 
         Example:

@@ -110,19 +110,31 @@ def refuse_other(specification: Specification, name: str, out: Tensor, result: T
     Raises:
         ShapeError: If it has another shape. Torch would resize it.
         ResultTypeError: If it has another dtype.
-        PlacementError: If it is on another device.
+        PlacementError: If it is on another device, or a DTensor that is placed otherwise.
     """
-    kinds = {"shape": errors.ShapeError, "dtype": errors.ResultTypeError, "device": errors.PlacementError}
+    kinds = {
+        "shape": errors.ShapeError,
+        "dtype": errors.ResultTypeError,
+        "device": errors.PlacementError,
+        "placements": errors.PlacementError,
+    }
     for what, kind in kinds.items():
-        found, wanted = getattr(out, what), getattr(result, what)
-        if what == "shape":
-            found, wanted = list(found), list(wanted)
+        found, wanted = getattr(out, what, None), getattr(result, what, None)
         if found != wanted:
+            found, wanted = (list(each) if isinstance(each, tuple) else each for each in (found, wanted))
             raise specification.error(
                 kind,
-                f"`{name}` has another {what} than the result",
+                f"`{name}` has {'other' if what == 'placements' else 'another'} {what} than the result",
                 argument=name,
                 expected=f"{what} {wanted}",
                 got=f"{found}",
-                hint=f"make it with `torch.empty({list(result.shape)}, dtype={result.dtype})`",
+                hint=_placed_hint(wanted, name)
+                if what == "placements"
+                else f"make it with `torch.empty({list(result.shape)}, dtype={result.dtype})`",
             )
+
+
+def _placed_hint(placements: Any, name: str) -> str:
+    if placements is None or any(each.is_partial() for each in placements):
+        return "call it without `out=`, and copy what it returns"
+    return f"call it with `{name}.redistribute(placements={placements})`"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,9 +27,10 @@ from opsmith.torch_library.autograd.node import (
     random_state,
 )
 from opsmith.torch_library.compilation import EAGER
+from opsmith.torch_library.distributed import local_shard, mesh_of
 from opsmith.torch_library.flattening import ArgumentFlattening, Flat
 from opsmith.torch_library.registration import HIDDEN_SUFFIX, TRANSFORM_KEY, DispatcherRegistration
-from opsmith.torch_library.writes import refuse_leaves, refuse_unwritable, written_tensors
+from opsmith.torch_library.writes import raising_versions, refuse_leaves, refuse_unwritable, written_tensors
 
 IN_PLACE: Any = getattr(torch.Tag, "inplace", None)
 """Tag of an operator that returns the argument that it writes into; None before torch 2.13."""
@@ -130,10 +130,13 @@ class InPlaceRegistration(DispatcherRegistration):
 
     def _call_with_autograd(self, values: list[Any]) -> tuple[Any, ...]:
         """Write, through autograd or the transforms that are running, and return the results."""
+        values = self._adapted(values)
         forward_mode = capabilities.forward_mode_active()
-        ordinary = runs_ordinary(self.form, values, forward_mode=forward_mode)
+        # With DTensors the backward, too, must treat plain tensors as replicated: only our node does.
+        sharded = any(map(mesh_of, tensors_in(values)))
+        ordinary = not sharded and runs_ordinary(self.form, values, forward_mode=forward_mode)
         # In a trace, torch hides writes below autograd from the gradients of what is traced.
-        traced = any(type(tensor) not in EAGER for tensor in tensors_in(values))
+        traced = any(type(local_shard(tensor)) not in EAGER for tensor in tensors_in(values))
         transformed = capabilities.innermost_transform() is not None
         if not (transformed or traced):
             refuse_leaves(self.specification, values)
@@ -206,16 +209,6 @@ class InPlaceRegistration(DispatcherRegistration):
                     hint=f"map `{name}`, too, or call `{specification.short_name}.functional`",
                 ) from error
         return tuple(results[len(specification.schema.written) :])
-
-
-@contextmanager
-def raising_versions(written: Sequence[Tensor]) -> Iterator[None]:
-    """Context that raises the versions of the tensors that a kernel writes into past torch."""
-    before = [capabilities.version(tensor) for tensor in written]
-    yield
-    for tensor, count in zip(written, before, strict=True):
-        if count is not None and capabilities.version(tensor) == count:
-            torch.autograd.graph.increment_version(tensor)
 
 
 def register_operator(specification: Specification) -> DispatcherRegistration:

@@ -20,10 +20,10 @@ from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.node import OperatorNode
 from opsmith.torch_library.distributed import dtensor
-from opsmith.torch_library.in_place import InPlaceRegistration, raising_versions
+from opsmith.torch_library.in_place import InPlaceRegistration
 from opsmith.torch_library.registration import DispatcherRegistration
 from opsmith.torch_library.validation import run_validated
-from opsmith.torch_library.writes import refuse_unwritable, written_tensors
+from opsmith.torch_library.writes import raising_versions, refuse_unwritable, written_tensors
 
 COMPOSITE = "CompositeImplicitAutograd"
 DEFAULT_KEYS = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
@@ -246,8 +246,8 @@ class LibraryInPlaceRegistration(InPlaceRegistration, LibraryOperatorRegistratio
         finally:
             self._form_registration = form
 
-    def _register_placements(self) -> None:
-        self._placed = True  # torch has no rule that writes in place
+    def _by_reference(self, values: list[Any]) -> tuple[Any, ...]:
+        return self._with_returned(values, super()._by_reference(values))
 
     def _autograd_around(self, own: Any, keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
         values = self.specification.schema.received(args, kwargs)

@@ -18,13 +18,28 @@ from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.in_place import InPlaceRegistration
 from opsmith.torch_library.registration import TRANSFORM_KEY, DispatcherRegistration
+from opsmith.torch_library.validation import run_validated
 
 OUT_TAG: Any = getattr(torch.Tag, "out", None)
 """Tag of an operator that writes into `out`; None where torch has none."""
 
 
 class OutRegistration(InPlaceRegistration):
-    """Registration of the out form, and of the overload `name.out` that calls it."""
+    """Registration of the out form, and of the overload `name.out` that calls it.
+
+    Args:
+        specification: The out form.
+        registered: The operator whose results it writes.
+    """
+
+    def __init__(self, specification: Specification, registered: DispatcherRegistration) -> None:
+        self._registered = registered
+        super().__init__(specification)
+
+    def in_torch(self, values: list[Any]) -> tuple[Any, ...]:
+        """Run the reference of the operator, and copy its results, in operations of torch alone."""
+        form = out_form(self._registered.specification, self._registered.in_torch)
+        return run_validated(self.specification, form.reference, values)
 
     def _register(self) -> None:
         super()._register()
@@ -69,7 +84,7 @@ def _differentiates(tensor: Tensor) -> bool:
 def make_out_form(owner: Operator[..., Any], registered: DispatcherRegistration) -> OutForm:
     """Register the out form of an operator."""
     form = _form(registered)
-    registration = OutRegistration(form)
+    registration = OutRegistration(form, registered)
     made: DerivedOperator[..., Any] = DerivedOperator(form, registration, owner, "out_operator")
     names = out_names(registered.specification.schema)
     return renew_out_form(OutForm(made, registration, registration.overload, names), registered)

@@ -24,7 +24,8 @@ from opsmith.torch_library import autocast, capabilities
 from opsmith.torch_library.adopted.node import AdoptedNode, adopted_call
 from opsmith.torch_library.autograd.node import OperatorNode, OperatorPrimitive, differentiate
 from opsmith.torch_library.compilation import CompiledCode, inline_reference, traced_results
-from opsmith.torch_library.distributed import DTensorRule, mesh_of, validated_placements
+from opsmith.torch_library.distributed import mesh_of, validated_placements
+from opsmith.torch_library.dtensor_rule import DTensorRule
 from opsmith.torch_library.fast_path.generated_call import NOT_TAKEN, FastCalls, generate_call
 from opsmith.torch_library.flattening import ArgumentFlattening, ResultFlattening, detached
 from opsmith.torch_library.flops import register_flops, unregister_flops
@@ -214,8 +215,13 @@ class DispatcherRegistration:
                 overload,
                 lambda: self.specification,
                 lambda values: returned(self._by_reference(values)),
+                lambda values: returned(self.in_torch(values)),
             )
         )
+
+    def _adapted(self, values: list[Any]) -> list[Any]:
+        """Argument values, with DTensors placed so that torch can compute a reference that writes."""
+        return self._placements[-1].adapted(values) if self._placements else values
 
     def _count_flops(self, packet: Any) -> None:
         """Make the flop counter of torch count the operator."""
@@ -393,6 +399,10 @@ class DispatcherRegistration:
         """Run the reference, whatever kernels there are."""
         return run_validated(self.specification, self.specification.computed_by, values)
 
+    def in_torch(self, values: list[Any]) -> tuple[Any, ...]:
+        """Run the reference, in operations of torch alone."""
+        return self._by_reference(values)
+
     def _run_fake(self, values: list[Any]) -> tuple[Any, ...]:
         """Compute shapes and dtypes only."""
         specification = self.specification
@@ -418,6 +428,7 @@ class DispatcherRegistration:
 
     def _call_with_autograd(self, values: list[Any]) -> tuple[Any, ...]:
         """Compute all results, through autograd or the transforms that are running."""
+        values = self._adapted(values)
         specification = self.specification
         transformed = capabilities.innermost_transform() is not None
         forward_mode = transformed or capabilities.forward_mode_active()

@@ -54,7 +54,7 @@ def run_traced(
     def see(tensor: Tensor) -> None:
         for each in inputs:
             if capabilities.shares_memory(tensor, each):
-                raise _written(specification, function, each, values)
+                raise undeclared_write(specification, function, each, values)
 
     with capabilities.observe_writes(see):
         return run_validated(specification, function, values)
@@ -127,12 +127,13 @@ def _check_not_written(
 ) -> None:
     for tensor, count in zip(inputs, before, strict=True):
         if count is not None and capabilities.version(tensor) != count:
-            raise _written(specification, function, tensor, values)
+            raise undeclared_write(specification, function, tensor, values)
 
 
-def _written(
+def undeclared_write(
     specification: Specification, function: Callable[..., Any], tensor: Tensor, values: list[Any]
 ) -> errors.OpsmithError:
+    """The error for a write into a tensor that the operator does not declare."""
     name = _name_of(tensor, specification.schema, values)
     argument = name.partition("[")[0]
     return specification.error(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,15 +12,15 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.specification import Specification
-from opsmith.core.tensors import named_tensors
+from opsmith.core.tensors import map_tensors, named_tensors
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.distributed import dtensors_in
+from opsmith.torch_library.distributed import local_shard
 
 
 def written_tensors(specification: Specification, values: Sequence[Any]) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors that a call writes into, each with the name of its argument."""
     named = zip(specification.schema.names, _written_values(specification, values), strict=True)
-    return named_tensors(dict(named), label=_label)
+    return named_tensors(dict(named), label=label_of)
 
 
 def _written_values(specification: Specification, values: Sequence[Any]) -> list[Any]:
@@ -28,8 +29,19 @@ def _written_values(specification: Specification, values: Sequence[Any]) -> list
     return [value if argument.alias else None for argument, value in pairs]
 
 
-def _label(name: str, key: Any) -> str:
+def label_of(name: str, key: Any) -> str:
+    """The name of an item of an argument, as `caches[0]`."""
     return f"{name}[{key}]" if name else key
+
+
+@contextmanager
+def raising_versions(written: Sequence[Tensor]) -> Iterator[None]:
+    """Context that raises the versions of the tensors that a kernel writes into past torch."""
+    before = [capabilities.version(tensor) for tensor in written]
+    yield
+    for tensor, count in zip(written, before, strict=True):
+        if count is not None and capabilities.version(tensor) == count:
+            torch.autograd.graph.increment_version(tensor)
 
 
 def refuse_leaves(specification: Specification, values: Sequence[Any]) -> None:
@@ -57,16 +69,8 @@ def refuse_unwritable(specification: Specification, values: Sequence[Any]) -> No
     Raises:
         MutationError: If a tensor is an inference tensor outside of inference mode, is expanded, or has other
             numbers in memory; or if it shares elements with another argument, as far as strides tell.
-        PlacementError: If a tensor is a DTensor.
     """
-    if dtensors_in(values):
-        raise specification.error(
-            errors.PlacementError,
-            "an operator that writes in place takes no DTensors",
-            argument=", ".join(specification.schema.written),
-            expected="plain tensors",
-            hint=f"call `{specification.short_name}.functional`, which returns the new values",
-        )
+    values = map_tensors(local_shard, values)  # which is what is written of a DTensor
     inference_mode = torch.is_inference_mode_enabled()
     # Names are made for errors alone: lists may be long, as those of an optimizer.
     for position, tensor in enumerate(tensors_in(_written_values(specification, values))):
@@ -117,7 +121,7 @@ def _refuse_shared_elements(specification: Specification, values: Sequence[Any])
     storages = [capabilities.storage_of(tensor) for tensor in tensors_in(list(values))]
     if len({id(storage) for storage in storages}) == len(storages):
         return
-    every = list(named_tensors(dict(zip(specification.schema.names, values, strict=True)), label=_label))
+    every = list(named_tensors(dict(zip(specification.schema.names, values, strict=True)), label=label_of))
     # Only tensors of one storage are compared.
     grouped: dict[int, list[tuple[str, Tensor]]] = {}
     places = {}

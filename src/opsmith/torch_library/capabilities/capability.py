@@ -266,9 +266,10 @@ CAPABILITIES = {
         ),
         Capability(
             name="sharding",
-            purpose="operators on the shards of DTensors, where a trial proves that right",
-            instead="an operator on DTensors is its reference on DTensors; an implicit replication that the "
-            "caller has asked for is not seen",
+            purpose="operators on the shards of DTensors, and writes into them, where a trial proves that "
+            "right",
+            instead="an operator on DTensors is its reference on DTensors, and one in place writes into "
+            "replicated ones alone; an implicit replication that the caller has asked for is not seen",
             provides=("replicates_implicitly", "implicit_replication", "observe_shards"),
         ),
         Capability(

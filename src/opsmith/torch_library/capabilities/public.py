@@ -16,6 +16,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from opsmith import errors
 from opsmith.core.tensors import on_meta
+from opsmith.torch_library.capabilities.operation import Operation
 from opsmith.torch_library.torch_messages import SAVED_WRITTEN, has_message
 
 _AUTOCAST_KEYS = {
@@ -267,13 +268,15 @@ def implicit_replication() -> AbstractContextManager[None]:
     return region
 
 
-def observe_shards(see: Callable[[Any, Any, Any, Callable[[], Any]], Any]) -> AbstractContextManager[Any]:
+def observe_shards(
+    see: Callable[[Operation], Any], see_placed: Callable[[Operation], Any] | None = None
+) -> AbstractContextManager[Any]:
     """Raise, since operations on shards cannot be observed by public names.
 
     Raises:
         NotImplementedError: Always, which ends the trial.
     """
-    raise NotImplementedError("torch has no public means to see operations on shards")
+    raise NotImplementedError("it needs the capability `sharding`, which is off")
 
 
 _TORCH_FUNC_PROBE = torch.empty(0)

@@ -7,9 +7,13 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from opsmith.core.call_arguments import tensors_in
+from opsmith.torch_library.capabilities.operation import Operation
 
 
 def replicates_implicitly() -> bool:
@@ -28,35 +32,61 @@ def implicit_replication() -> Iterator[None]:
         DTensor._op_dispatcher._allow_implicit_replication = before
 
 
-def observe_shards(see: Callable[[Any, Any, Any, Callable[[], Any]], Any]) -> AbstractContextManager[Any]:
+def observe_shards(
+    see: Callable[[Operation], Any], see_placed: Callable[[Operation], Any] | None = None
+) -> AbstractContextManager[Any]:
     """Context in which `see` runs each operation on plain tensors, including those on shards.
 
     An operation that is made of others is seen as those, since DTensor takes some of them apart.
 
     Args:
-        see: Takes the operator, its arguments, its keyword arguments and what runs it; returns the result.
-
-    Raises:
-        NotImplementedError: By an operation that writes into a tensor.
+        see: Runs an operation, and returns its results.
+        see_placed: The same for operations on DTensors, whose operations on shards come to `see`.
     """
 
     class Watch(TorchDispatchMode):
+        passes: Any = None
+        """The operation on DTensors that `see_placed` runs, and that DTensor takes."""
+
         def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if any(issubclass(kind, DTensor) for kind in types):
-                return NotImplemented  # DTensor runs it, and its operations on shards come here
             kwargs = kwargs or {}
-            if operator.namespace == "prim":  # a query, not a computation
+
+            def run() -> Any:
                 return operator(*args, **kwargs)
-            if operator._schema.is_mutable:
-                raise NotImplementedError(f"{operator} writes into a tensor")
+
+            def place() -> Any:
+                self.passes = operator
+                with self:
+                    return run()
+
+            if any(issubclass(kind, DTensor) for kind in types):
+                if see_placed is None or self.passes is operator:
+                    self.passes = None
+                    return NotImplemented  # DTensor runs it, and its operations on shards come here
+                return see_placed(Operation(operator, args, kwargs, *_effects(operator, args, kwargs), place))
+            if operator.namespace == "prim":  # a query, not a computation
+                return run()
             with self:
                 result = operator.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-            return see(operator, args, kwargs, lambda: operator(*args, **kwargs))
+            return see(Operation(operator, args, kwargs, *_effects(operator, args, kwargs), run))
 
     watch: AbstractContextManager[Any] = Watch()  # type: ignore[no-untyped-call]
     return watch
+
+
+def _effects(
+    operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """The tensors that an operation writes into, and those that its results are views of."""
+    written: list[Tensor] = []
+    viewed: list[Tensor] = []
+    for position, argument in enumerate(operator._schema.arguments):
+        if argument.alias_info is not None:
+            value = args[position] if position < len(args) else kwargs.get(argument.name)
+            (written if argument.alias_info.is_write else viewed).extend(tensors_in([value]))
+    return written, viewed
 
 
 def self_test() -> None:
@@ -70,12 +100,20 @@ def self_test() -> None:
     assert replicates_implicitly() is before
     seen: list[str] = []
 
-    def see(operator: Any, args: Any, kwargs: Any, run: Callable[[], Any]) -> Any:
-        seen.append(str(operator))
-        return run()
+    def see(operation: Operation) -> Any:
+        assert all(each is x for each in (*operation.written, *operation.viewed))
+        seen.append(f"{operation.operator} {len(operation.written)} {len(operation.viewed)}")
+        return operation.run()
 
     with torch.no_grad(), FakeTensorMode() as mode:
         x, y = (mode.from_tensor(torch.ones(*shape)) for shape in ((2, 3), (3, 2)))
         with observe_shards(see):
             x.matmul(y).sum()
-    assert seen == ["aten.mm.default", "aten.sum.default"], str(seen)
+            x.mul_(2)
+            x.select(0, 0)
+    assert seen == [
+        "aten.mm.default 0 0",
+        "aten.sum.default 0 0",
+        "aten.mul_.Tensor 1 0",
+        "aten.select.int 0 1",
+    ], str(seen)

@@ -1,0 +1,245 @@
+"""Dispatch rule of an operator for DTensors: its reference on them, or a kernel on their shards."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith import errors
+from opsmith.core.backward_plan import takes_kernel
+from opsmith.core.call_arguments import tensors_in
+from opsmith.core.specification import Specification
+from opsmith.core.tensors import map_tensors, named_tensors
+from opsmith.torch_library import capabilities
+from opsmith.torch_library.distributed import (
+    described,
+    dtensor,
+    dtensors_in,
+    is_replicated,
+    local_shard,
+    replicate,
+    replicated,
+    validated_placements,
+)
+from opsmith.torch_library.placement_trial import Obstacle, Reference, Trial, concrete, try_placements
+from opsmith.torch_library.validation import undeclared_write
+from opsmith.torch_library.writes import label_of, raising_versions, written_tensors
+
+MAX_TRIALS = 1024
+"""Maximum number of trials whose outcome an operator keeps."""
+
+
+class DTensorRule:
+    """The dispatch rule of one operator for DTensors.
+
+    Args:
+        library: The library of the operator.
+        overload: The operator.
+        specification: Returns the current specification.
+        reference: Computes the results from argument values by the reference.
+        tried: The same in operations of torch alone, for trials.
+    """
+
+    def __init__(
+        self,
+        library: torch.library.Library,
+        overload: Any,
+        specification: Callable[[], Specification],
+        reference: Reference,
+        tried: Reference,
+    ) -> None:
+        self._library, self._overload = library, overload
+        self._specification, self._reference, self._in_torch = specification, reference, tried
+        self._served = False
+        self._tried_for: Specification | None = None
+        self._tried: dict[Any, Trial] = {}
+        self.serve()
+
+    def serve(self) -> None:
+        """Register the rule if DTensor is imported in this process, which would take a second."""
+        kind = dtensor()
+        if self._served or kind is None:
+            return
+        self._served = True
+        torch.library.register_torch_dispatch(self._overload, kind, self._rule, lib=self._library)
+
+    def _rule(self, kind: Any, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        specification = self._specification()
+        values = self.adapted(specification.schema.received(args, kwargs or {}))
+        _refuse_lists(specification, values)
+        with raising_versions([tensor for _, tensor in written_tensors(specification, values)]):
+            return self._computed(specification, values)
+
+    def _computed(self, specification: Specification, values: list[Any]) -> Any:
+        if specification.opaque or (_writes(specification) and all(map(is_replicated, tensors_in(values)))):
+            return self._on_whole_tensors(values)
+        # A trace has shards without memory: the compiler fuses the reference.
+        traced = any(type(local_shard(tensor)) is not Tensor for tensor in tensors_in(values))
+        if takes_kernel(specification, values) and not traced:
+            layouts = self._trial(values).layouts
+            if layouts is not None:
+                return self._on_shards(values, layouts)
+        try:
+            return self._reference(values)
+        except errors.OpsmithError:
+            raise
+        except NotImplementedError as error:  # raised on every rank alike: DTensor lacks an operation
+            if specification.schema.written:
+                raise  # the trial has passed, and something may be written
+            _warn_gathers(specification, str(error))
+        return self._on_whole_tensors(values)
+
+    def adapted(self, values: list[Any]) -> list[Any]:
+        """Validate argument values, and replicate those of a write that torch cannot place as they are.
+
+        What is written stays as it is, and is refused where its new value needs communication.
+
+        Raises:
+            PlacementError: Also where `validated_placements` raises it.
+        """
+        specification = self._specification()
+        values = validated_placements(specification, values)
+        if not dtensors_in(values) or capabilities.innermost_transform() is not None:
+            return values  # the levels of `torch.func` are handled first
+        if not _writes(specification) or all(map(is_replicated, tensors_in(values))):
+            return values
+        obstacle = self._trial(values).obstacle
+        if obstacle is None:
+            return values
+        if obstacle.undeclared and obstacle.argnum is not None:
+            written = tensors_in(values)[obstacle.argnum]
+            raise undeclared_write(specification, specification.reference, written, values)
+        _refuse_sharded(specification, values, obstacle)
+        _warn_gathers(specification, obstacle.reason)
+        return map_tensors(replicate, values)
+
+    def _on_shards(self, values: list[Any], layouts: Sequence[Callable[[Tensor], Tensor]]) -> Any:
+        """Call the operator on this rank's shards, and make a DTensor of each result."""
+        place = iter(layouts)
+        return self._called(values, map_tensors(local_shard, values), lambda result: next(place)(result))
+
+    def _on_whole_tensors(self, values: list[Any]) -> Any:
+        """Call the operator on every rank, all of it."""
+        mesh = dtensors_in(values)[0].device_mesh
+        with torch.no_grad():
+            whole = map_tensors(lambda tensor: local_shard(replicate(tensor)), values)
+        return self._called(values, whole, lambda result: replicated(result, mesh))
+
+    def _called(self, values: list[Any], local: list[Any], place: Callable[[Tensor], Tensor]) -> Any:
+        """Call the operator on plain tensors in place of the DTensors, and place its results in turn."""
+        schema = self._specification().schema
+        args, kwargs = schema.dispatched(local)
+        results = self._overload(*args, **kwargs)
+        if results is None:
+            return None
+        if schema.returns is not None:
+            return values[schema.names.index(schema.returns)]
+        return place(results) if isinstance(results, Tensor) else tuple(map_tensors(place, results))
+
+    def _trial(self, values: list[Any]) -> Trial:
+        specification = self._specification()
+        if self._tried_for is not specification:
+            self._tried_for, self._tried = specification, {}
+        key = tuple(map(_trial_key, values))
+        if key not in self._tried:
+            if len(self._tried) == MAX_TRIALS:
+                self._tried.clear()
+            written = [tensor for _, tensor in written_tensors(specification, values)]
+            declared = [
+                argnum
+                for argnum, tensor in enumerate(tensors_in(values))
+                if any(tensor is each for each in written)
+            ]
+            by_kernel = takes_kernel(specification, values)
+            try:
+                self._tried[key] = try_placements(self._in_torch, values, declared, for_kernel=by_kernel)
+            except Exception:
+                if _writes(specification):
+                    raise  # before anything is written
+                self._tried[key] = Trial(None, None)  # the call itself raises
+        return self._tried[key]
+
+
+def _writes(specification: Specification) -> bool:
+    """Return True for an operator whose reference writes: one in place, or a functional form."""
+    return bool(specification.schema.written or specification.schema.new_values)
+
+
+def _warn_gathers(specification: Specification, reason: str) -> None:
+    warnings.warn(
+        f"opsmith: {specification.name} gathers its DTensors on every rank, since torch derives no "
+        f"placements for it: {reason}",
+        stacklevel=2,
+    )
+
+
+def _refuse_sharded(specification: Specification, values: list[Any], obstacle: Obstacle) -> None:
+    """Refuse to write into a DTensor that is not the same on every rank."""
+    schema = specification.schema
+    named = dict(zip(schema.names, values, strict=True))
+    labels = [label for label, _ in named_tensors(named, label=label_of)]
+    sharded = {
+        label: tensor for label, tensor in written_tensors(specification, values) if not is_replicated(tensor)
+    }
+    if not sharded:
+        return
+    found = None if obstacle.argnum is None else labels[obstacle.argnum]
+    label = found if found in sharded else next(iter(sharded))
+    placements = obstacle.placements if found in sharded else None
+    if not placements or any(each.is_partial() for each in placements):
+        placements = None
+    wanted = "[Replicate()] * mesh.ndim" if placements is None else f"{list(placements)}"
+    what = f"`{label}` cannot be written on each rank alone"
+    if not obstacle.communicates:
+        what = f"nothing shows that `{label}` can be written on each rank alone"
+    raise specification.error(
+        errors.PlacementError,
+        what,
+        argument=label,
+        expected="a DTensor whose new value has the same placements, without communication",
+        got=f"{described(sharded[label])}; {obstacle.reason}",
+        hint=f"call it with `{label}.redistribute(placements={wanted})`",
+    )
+
+
+def _refuse_lists(specification: Specification, values: list[Any]) -> None:
+    """Refuse results whose number no trial can determine."""
+    if specification.schema.always_tensors or not (
+        specification.opaque or takes_kernel(specification, values)
+    ):
+        return
+    raise specification.error(
+        errors.PlacementError,
+        "what a kernel returns on shards cannot be put together where it may be None, or a list",
+        got=described(dtensors_in(values)[0]),
+        hint="call it on whole tensors: `x.full_tensor()`",
+    )
+
+
+def _trial_key(value: Any) -> Any:
+    """Cache key of the outcome of a trial."""
+    if isinstance(value, list | tuple):
+        return tuple(map(_trial_key, value))
+    if not isinstance(value, Tensor):
+        try:
+            value = concrete(value)
+            hash(value)
+        except (TypeError, ValueError):
+            return object()  # not cached
+        return type(value), value
+    placed: Any = value
+    shard = local_shard(value)
+    sizes = (value.shape, value.stride(), shard.shape, shard.stride())
+    try:
+        return (
+            placed.device_mesh,
+            placed.placements,
+            value.dtype,
+            *(tuple(map(concrete, each)) for each in sizes),
+        )
+    except ValueError:
+        return object()  # not cached
