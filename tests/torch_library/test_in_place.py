@@ -629,3 +629,20 @@ def test_a_result_beside_a_list_that_is_written(name: str) -> None:
     xs = [torch.ones(3), torch.ones(2)]
     assert scale_all(xs, by).item() == 6.0
     assert [each.tolist() for each in xs] == [[2.0] * 3, [2.0] * 2]
+
+
+def test_a_view_that_is_not_the_first_tensor_is_written_with_all_gradients() -> None:
+    """Torch differentiates a write into a view by the first tensor of a node alone."""
+
+    @opsmith.operator("in_place::scaled_view", mutates=["x"])
+    def scaled_view(scale: Tensor, x: Tensor) -> None:
+        x.mul_(scale)
+
+    scaled_view.gradients(scale=lambda grad_x, x: (grad_x * x).sum(0), x=lambda grad_x, scale: grad_x * scale)
+    scale, leaf = (each.clone().requires_grad_() for each in (X, CACHE))
+    base = leaf * 1
+    scaled_view(scale, base[1:])
+    gradients = torch.autograd.grad(base.sum(), [scale, leaf])
+    torch.testing.assert_close(
+        gradients, (CACHE[1:].sum(0), torch.cat([torch.ones_like(CACHE[:1]), X.expand(2, 4)]))
+    )

@@ -140,7 +140,7 @@ class InPlaceRegistration(DispatcherRegistration):
         transformed = capabilities.innermost_transform() is not None
         if not (transformed or traced):
             refuse_leaves(self.specification, values)
-        by_torch = forward_mode or traced or self._writes_views_and_returns(values)
+        by_torch = forward_mode or traced or self._writes_views_besides(values)
         if transformed or (by_torch and not ordinary):
             return self._copied_back(values)
         if ordinary:
@@ -155,13 +155,18 @@ class InPlaceRegistration(DispatcherRegistration):
         results = apply(call, False, *flat)  # the lengths of lists are known after it
         return tuple(call.results.pack(results)[len(self.specification.schema.written) :])
 
-    def _writes_views_and_returns(self, values: list[Any]) -> bool:
-        """Return True for a call that no single node can have: a view is written, and there is more."""
+    def _writes_views_besides(self, values: list[Any]) -> bool:
+        """Return True for a call that no single node can have: a view is written, and there is more.
+
+        Torch differentiates a write into a view by the first tensor of a node alone, which must be the view.
+        """
         written = [tensor for _, tensor in written_tensors(self.specification, values)]
+        if all(capabilities.viewed(tensor) is None for tensor in written):
+            return False
         flattening = ArgumentFlattening.of(self.specification.schema, values)
         new = flattening.positions(self.specification.schema.written)  # one that is not given counts, too
-        several = len(new) + len(self.specification.schema.results) > 1
-        return several and any(capabilities.viewed(tensor) is not None for tensor in written)
+        first = next(at for at, value in enumerate(flattening.flatten(values)) if isinstance(value, Tensor))
+        return len(new) + len(self.specification.schema.results) > 1 or first != new[0]
 
     def _write(self, values: list[Any]) -> tuple[Any, ...]:
         """Write through the dispatcher; return the new values, and all results."""
