@@ -16,8 +16,21 @@ import opsmith
 NUMBERED = [(entry, index) for entry in ENTRIES.values() for index in range(len(entry.make()))]
 
 
+def adopted(entry: Entry) -> Callable[..., Any]:
+    """The operator, on copies where it writes in place, as `entry.apply` is."""
+    operator = handle(entry)
+    if not entry.in_place:
+        return operator
+
+    def on_copies(*arguments: Any, **named: Any) -> Any:
+        copies = [value.clone() if isinstance(value, Tensor) else value for value in arguments]
+        return operator(*copies, **{name: value.clone() for name, value in named.items()})
+
+    return on_copies
+
+
 @functools.cache
-def adopted(entry: Entry) -> opsmith.Operator:
+def handle(entry: Entry) -> opsmith.Operator:
     options = dict(entry.options)
     if entry.needs_samples:
         options["samples"] = entry.make

@@ -40,7 +40,7 @@ REPORT = {
     "AverageOfMany": ("works", ["tried on tensors[0] [3, 4]"]),
     "Square": ("wrong", ["the gradient of `x` is wrong", "it is the right one times 1/2", "functions.py:78"]),
     "ScaleRows": ("wrong", ["wrong for one that is expanded", "`grad.contiguous()`", "functions.py:92"]),
-    "LeakyReLUInPlace": ("needs a declaration", ["its forward writes into `x`", "works on a copy"]),
+    "LeakyReLUInPlace": ("works", []),
     "Arctangent": (
         "works",
         ["no forward mode and no second order", "is marked with `once_differentiable`", "with `reference=`"],
@@ -96,7 +96,7 @@ def test_the_line_to_copy_stands_by_itself(mixed: Result, name: str) -> None:
 @pytest.mark.slow
 def test_the_report_ends_in_a_table_and_in_what_to_do(mixed: Result) -> None:
     end = mixed.stdout[mixed.stdout.index("10 Functions: ") :]
-    assert end.splitlines()[0] == "10 Functions: 4 work, 4 need a declaration, 2 are wrong"
+    assert end.splitlines()[0] == "10 Functions: 5 work, 3 need a declaration, 2 are wrong"
     words = " ".join(end.split())
     assert "works Copy the line into your code, with `import opsmith` above it" in words
     assert "needs a declaration Read the reasons first." in words

@@ -170,6 +170,28 @@ class RoundSTE(Function):
         return grad, None
 
 
+class MarksDirty(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * grad
+
+
+class WritesUnmarked(Function):
+    @staticmethod
+    def forward(ctx, x):
+        x.mul_(2)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * grad
+
+
 class Outer:
     class Inner(Function):
         @staticmethod

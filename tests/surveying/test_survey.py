@@ -49,6 +49,8 @@ VERDICTS = {
     "NumpyNoise": ("wrong", ["it draws from the global state of NumPy"]),
     "Broken": ("wrong", ["its forward raises RuntimeError: the extension is not compiled, whatever"]),
     "RoundSTE": ("needs a declaration", ["small steps of `x`", "straight-through", 'kind="surrogate"']),
+    "MarksDirty": ("works", []),
+    "WritesUnmarked": ("needs a declaration", ["its forward writes into `x`", "works on a copy"]),
     "Outer.Inner": ("works", []),
     "Cube": ("works", []),
     "Fourth": ("works", []),

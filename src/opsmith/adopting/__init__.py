@@ -28,6 +28,7 @@ def adopt(
     opaque: bool = False,
     deterministic: bool = True,
     accept: Mapping[tuple[str, ...], str] | None = None,
+    mutates: str | Iterable[str] | None = None,
 ) -> Operator[..., Any]:
     """Make an operator of an `autograd.Function` class, or of an operator of torch.library.
 
@@ -50,11 +51,14 @@ def adopt(
         deterministic: False if it rounds otherwise from run to run, as sums with atomics do: a call is an
             error under `torch.use_deterministic_algorithms(True)`. An operator of torch.library has a tag.
         accept: Findings of `check` to accept: the reason by `(property, cause)`, as `("vmap", "raises")`.
+        mutates: Names of the arguments that the class marks as dirty and the operator writes into. Without it
+            its code, samples and calls show them. Those left out are copied: `()` for an operator that writes
+            nothing.
 
     Raises:
         NameFormatError, NameTakenError, UsageError, ParameterKindError, MissingAnnotationError,
-        UnsupportedTypeError, NotAFunctionError, SignatureMismatchError, CapturedTensorError: If the
-        class or an argument is invalid.
+        UnknownInputError, UnsupportedTypeError, NotAFunctionError, SignatureMismatchError,
+        CapturedTensorError: If the class or an argument is invalid.
 
     Example:
         >>> import torch, opsmith
@@ -84,6 +88,7 @@ def adopt(
             opaque=opaque,
             deterministic=deterministic,
             accept=accept,
+            mutates=mutates,
             module=module,
         )
     if is_operator(subject):
@@ -94,6 +99,7 @@ def adopt(
             kind=(kind, "true"),
             opaque=(opaque, False),
             deterministic=(deterministic, True),
+            mutates=(mutates, None),
         )
         return adopt_registered(subject, reference=reference, samples=samples, accept=accept, module=module)
     raise errors.UsageError(

@@ -32,16 +32,16 @@ from opsmith.core.adopted import (
     Outputs,
     leaves,
     overrides,
-    side_by_side,
 )
 from opsmith.core.argument_types import VALUE_TYPES
 from opsmith.core.call_arguments import CallArguments, check_attached
 from opsmith.core.forked_locks import lock_of
 from opsmith.core.formula import non_differentiable, not_implemented
 from opsmith.core.forward_arguments import ForwardArguments
+from opsmith.core.functional_form import all_results, copied_back, functional_name
 from opsmith.core.gradients import GradientRules, Rule, TangentRule, TangentRules
 from opsmith.core.location import where
-from opsmith.core.operator import Operator
+from opsmith.core.operator import DerivedOperator, Operator, Registration
 from opsmith.core.results import Result
 from opsmith.core.samples import (
     LocatedSamples,
@@ -51,12 +51,13 @@ from opsmith.core.samples import (
     not_a_sample,
     read_samples,
 )
-from opsmith.core.schema import Schema
+from opsmith.core.schema import REQUIRED, Argument, Schema, with_aliases
 from opsmith.core.specification import Specification
 from opsmith.declaration import check_flag, check_name, declare_specified
 from opsmith.torch_library.adopted.fallback import declare_opaque
-from opsmith.torch_library.adopted.forward import forward_function, returned_by
+from opsmith.torch_library.adopted.forward import Returned, forward_function, returned_by, writing_forward
 from opsmith.torch_library.adopted.gradients import gradient_formula, tangent_formula
+from opsmith.torch_library.in_place import register_operator
 
 if TYPE_CHECKING:
     from opsmith.core.explanation import Explanation
@@ -73,20 +74,36 @@ def _is_of_class(rule: Rule) -> bool:
 class AdoptedOperator(Operator[..., Any]):
     """Handle of an adopted Function class, with the arguments and results of `apply`."""
 
+    _form: Operator[..., Any] | None = None
+
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Compute the operator; a call that shows other types or results than were assumed changes them."""
         if torch.compiler.is_compiling():
             return self._computed(args, kwargs)
+        return self.learning(self._computed, args, kwargs)
+
+    def learning(
+        self,
+        compute: Callable[[tuple[Any, ...], dict[str, Any]], Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Compute a call of the operator or its functional form, and take over what it shows."""
         before, first = self._specification, None
         while True:
             tried = self._specification
+            if tried.adopted is not None:
+                tried.adopted.facts.unmarked = False  # a trace may have left it
             try:
-                results = self._computed(args, kwargs)
+                results = compute(args, kwargs)
             except errors.OpsmithError as error:
                 first = first or error
-                misfit = isinstance(error, _MISFITS) and error.operator == self.name
+                own = error.operator in (self.name, functional_name(self.name))
+                misfit = isinstance(error, _MISFITS) and own
                 # Where there is nothing new, another thread may have learnt it in the meantime.
                 if misfit and (self._learn(args, kwargs) or self._specification is not tried):
+                    continue
+                if misfit and self._notes_flags(args, kwargs):
                     continue
                 self._unlearn(before)
                 raise first from None
@@ -94,8 +111,9 @@ class AdoptedOperator(Operator[..., Any]):
                 self._unlearn(before)
                 raise
             adopted = self._specification.adopted
-            if adopted is not None and adopted.origin.unseen:
+            if adopted is not None and adopted.origin.unseen and not adopted.facts.seen:
                 self._learn(args, kwargs)
+                adopted.facts.seen = True
             return results
 
     def _computed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -103,8 +121,33 @@ class AdoptedOperator(Operator[..., Any]):
         if adopted is None:
             return super().__call__(*args, **kwargs)
         args, kwargs = adopted.completed(args, kwargs)
+        schema = self._specification.schema
+        if schema.written and adopted.facts.chosen and adopted.writes_nothing(args, kwargs):
+            return (self._form or self.functional)(*args, **kwargs)
         results = super().__call__(*args, **kwargs)
-        return adopted.structured(results if isinstance(results, tuple) else (results,))
+        if not schema.written:
+            return adopted.structured(results if isinstance(results, tuple) else (results,))
+        new = all_results(schema, schema.call_values(args, kwargs), results)
+        return adopted.structured(new)
+
+    def redeclare(
+        self, specification: Specification, register: Callable[[Specification], Registration] | None = None
+    ) -> None:
+        """Become another operator of the same name; see `Operator.redeclare`."""
+        super().redeclare(specification, register)
+        chosen = specification.adopted is not None and specification.adopted.facts.chosen
+        self._form = self.functional if chosen and specification.schema.written else None
+
+    def _notes_flags(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Note the flags of a call in place that has marked nothing; return False for any other call."""
+        adopted = self._specification.adopted
+        if adopted is None or not adopted.facts.unmarked:
+            return False
+        adopted.facts.unmarked = False
+        adopted.facts.dirty_under[adopted.flags_of(*adopted.completed(args, kwargs))] = frozenset()
+        self._form = self.functional  # found here, since compiled code takes no locks
+        adopted.facts.chosen = True
+        return True
 
     def _learn(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Take over the types and results of a call; return False if they show nothing new."""
@@ -120,24 +163,23 @@ class AdoptedOperator(Operator[..., Any]):
                 for name, rule in gradients.rules.items()
                 if not _is_of_class(rule) and name in by_class
             }
-            self._replace(
-                schema=learned.schema,
-                adopted=learned,
-                forward=forward_function(learned),
-                reference=learned.reference or forward_function(learned),
+            specification = replace(
+                self._specification,
+                **_computing(learned),
                 gradients=replace(gradients, rules=MappingProxyType({**by_class, **kept})),
                 tangents=replace(tangents, rules=MappingProxyType(_tangents(learned))),
                 samples=self._specification.samples
                 if learned.origin.samples is None
                 else _packed(learned.origin.samples, learned),
             )
+            self.redeclare(specification, register_operator)
             return True
 
     def _unlearn(self, before: Specification) -> None:
         """Forget what a call showed that then failed."""
         with _LEARNING:
             if self._specification is not before:
-                self.redeclare(before)
+                self.redeclare(before, register_operator)
 
     def explain(self, /, *args: Any, **kwargs: Any) -> Explanation:
         """Explain a call without running it."""
@@ -147,6 +189,11 @@ class AdoptedOperator(Operator[..., Any]):
 
     def _fallback(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return AdoptedOperator.__call__(self, *args, **kwargs)
+
+    @property
+    def derived_kind(self) -> type[DerivedOperator[..., Any]]:
+        """The class of the handle of its functional form."""
+        return AdoptedFunctionalForm
 
     def _call_hint(self) -> str:
         call = self._specification.schema.call_text(self._specification.short_name)
@@ -158,6 +205,30 @@ class AdoptedOperator(Operator[..., Any]):
         """The class; None after the operator was declared again as another one."""
         adopted = self._specification.adopted
         return None if adopted is None else adopted.function_class
+
+
+class AdoptedFunctionalForm(DerivedOperator[..., Any]):
+    """Handle of the functional form of an adopted class: it returns what `apply` does, on copies."""
+
+    _owner: AdoptedOperator
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Compute the functional form."""
+        if torch.compiler.is_compiling():
+            return self._computed(args, kwargs)
+        return self._owner.learning(self._computed, args, kwargs)
+
+    def _computed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        adopted = self._owner.specification.adopted
+        assert adopted is not None
+        if not adopted.schema.new_values:  # a call has shown that it writes nothing
+            return self._owner(*args, **kwargs)
+        args, kwargs = adopted.completed(args, kwargs)
+        results = super().__call__(*args, **kwargs)
+        return adopted.structured(results if isinstance(results, tuple) else (results,))
+
+    def _fallback(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return AdoptedFunctionalForm.__call__(self, *args, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -271,12 +342,12 @@ def class_samples(
     return ClassSamples(function_class, source, operator, location)
 
 
-Runner = Callable[[type[torch.autograd.Function], Sequence[Sequence[Any]]], tuple[int, Any]]
+Runner = Callable[[type[torch.autograd.Function], Sequence[Sequence[Any]]], tuple[int, Returned]]
 
 
 def first_returned(
     function_class: type[torch.autograd.Function], samples: Sequence[Sequence[Any]]
-) -> tuple[int, Any]:
+) -> tuple[int, Returned]:
     """Return 0, and the value that forward returns for the first sample."""
     return 0, returned_by(function_class, samples[0])
 
@@ -294,6 +365,7 @@ def adopt_function(
     run: Runner = first_returned,
     deterministic: bool = True,
     accept: Mapping[tuple[str, ...], str] | None = None,
+    mutates: str | Iterable[str] | None = None,
 ) -> Operator[..., Any]:
     """Make an operator of a Function class, which is not changed; see `opsmith.adopt`.
 
@@ -304,7 +376,8 @@ def adopt_function(
     _refuse_unfit(function_class, name)
     kinds, given = _kinds(kind, name), class_samples(samples, function_class, name, "adopt")
     with errors.about(name, where(function_class.forward)):
-        adopted = _describe(function_class, name, kinds, reference, given, signature, run)
+        written = (mutates,) if isinstance(mutates, str) else mutates if mutates is None else tuple(mutates)
+        adopted = _describe(function_class, name, kinds, reference, given, signature, run, written)
     specification = _specification(adopted, given, module, opaque=opaque)
     specification = replace(specification, deterministic=deterministic, accept=dict(accept or {}))
     return declare_specified(specification, AdoptedOperator)
@@ -318,6 +391,7 @@ def _describe(
     samples: ClassSamples | None,
     signature: Signature,
     run: Runner,
+    mutates: tuple[str, ...] | None,
 ) -> AdoptedFunction:
     """Describe a class as an operator: its arguments and results, from all that its author declared."""
     stated = stated_signature(signature, name)
@@ -328,8 +402,11 @@ def _describe(
     observe = (lambda: run(function_class, calls)) if calls else None
     arguments, defaults = without_defaults(arguments, parameters)
     declared = inspect.Signature.empty if stated is None else stated.return_annotation
-    outputs, optional = outputs_of(function_class, declared, hints, observe)
-    schema = Schema(arguments, _results(outputs, optional), single=outputs == 0)
+    with_aliases(arguments, mutates or ())  # refuses names of arguments that cannot be written
+    outputs, results = outputs_of(function_class, declared, hints, observe, parameters, mutates)
+    if not calls:
+        arguments = _given_tensors(arguments, results, known=resolved(function_class.forward).parameters)
+    schema = Schema(arguments, results, single=outputs == 0)
     shown = tuple(tuple(map(_placeholder, values)) for values in calls)
     origin = Origin(stated is not None, reference, samples, shown, ran=bool(calls))
     if reference is not None:
@@ -343,7 +420,24 @@ def _describe(
         parameters,
         reference,
         defaults,
+        mutates,
         provenance=lambda: origin,
+    )
+
+
+def _given_tensors(
+    arguments: tuple[Argument, ...], results: Sequence[Result], known: Mapping[str, inspect.Parameter]
+) -> tuple[Argument, ...]:
+    """Return the arguments, those that are written as tensors if nothing shows that they may be None."""
+    written = {each.written for each in results}
+    return tuple(
+        replace(each, kind=replace(each.kind, optional=False))
+        if each.name in written
+        and each.name in known
+        and known[each.name].annotation is REQUIRED
+        and each.default is REQUIRED
+        else each
+        for each in arguments
     )
 
 
@@ -356,16 +450,24 @@ def learned_from(
     """
     origin, facts = adopted.origin, adopted.facts
     returned, facts.returned = facts.returned, None
-    if origin.stated:
-        return None
-    outputs, optional = adopted.outputs, tuple(result.optional for result in adopted.schema.results)
+    outputs, results = adopted.outputs, adopted.schema.results
     arguments, parameters, defaults = adopted.schema.arguments, adopted.parameters, adopted.defaults
     ran = origin.ran or facts.written is not None
     if returned is not None:
-        learned = learned_outputs(outputs, optional, returned, certain=ran)
-        if learned is None:
+        certain = ran or origin.stated or adopted.mutates is not None
+        learned = learned_outputs(
+            outputs,
+            results,
+            returned,
+            adopted.schema.names,
+            certain=certain,
+            flagged=any(value not in (..., torch.Tensor) for flags in facts.dirty_under for value in flags),
+        )
+        if learned is None or (origin.stated and _optional_results(learned[1]) != _optional_results(results)):
             return None
-        (outputs, optional), ran = learned, True
+        (outputs, results), ran = learned, True
+    elif origin.stated:
+        return None
     else:
         if not parameters.plain and parameters.are_packed(args, kwargs):
             args, kwargs = tuple(parameters.spread(adopted.schema.call_values(args, kwargs))), {}
@@ -377,7 +479,7 @@ def learned_from(
         origin = replace(origin, observed=(*origin.observed, tuple(map(_placeholder, bound.args))))
         found, parameters = arguments_of(adopted.function_class, None, origin.observed)
         arguments, defaults = without_defaults(found, parameters)
-    schema = Schema(arguments, _results(outputs, optional), single=outputs == 0)
+    schema = Schema(arguments, results, single=outputs == 0)
     if (schema, parameters, outputs) == (adopted.schema, adopted.parameters, adopted.outputs):
         return None
     reference, final = origin.reference, replace(origin, ran=ran)
@@ -390,9 +492,16 @@ def learned_from(
         parameters=parameters,
         reference=reference,
         defaults=defaults,
-        facts=ObservedFacts(),
+        facts=ObservedFacts(
+            dirty_under=facts.dirty_under, keeps_under=facts.keeps_under, chosen=facts.chosen
+        ),
         provenance=lambda: final,
     )
+
+
+def _optional_results(results: Sequence[Result]) -> list[bool]:
+    """Return for each result True if it may be None: no call changes more of `signature=` than writes."""
+    return sorted(each.optional for each in results)
 
 
 _SOME_TENSOR = torch.empty(0)
@@ -419,13 +528,11 @@ def _specification(
     adopted: AdoptedFunction, samples: ClassSamples | None, module: str, *, opaque: bool
 ) -> Specification:
     function_class = adopted.function_class
-    forward = forward_function(adopted)
     if opaque:
         declare_opaque(adopted)
     return Specification(
         name=adopted.operator,
-        reference=adopted.reference or forward,
-        schema=adopted.schema,
+        **_computing(adopted),
         module=module,
         qualname=function_class.__qualname__,
         where=adopted.where,
@@ -434,9 +541,28 @@ def _specification(
         gradients=GradientRules(MappingProxyType(_gradients(adopted)), surrogate=adopted.surrogate),
         tangents=TangentRules(MappingProxyType(_tangents(adopted))),
         samples=None if samples is None else _packed(samples, adopted),
-        adopted=adopted,
-        forward=forward,
     )
+
+
+def _computing(adopted: AdoptedFunction) -> dict[str, Any]:
+    """Return the parts of a specification that compute a class, in place if it writes into arguments."""
+    forward, schema, reference = forward_function(adopted), adopted.call_schema, adopted.reference
+    if not schema.written:
+        return {
+            "schema": schema,
+            "adopted": adopted,
+            "forward": forward,
+            "functional_forward": None,
+            "reference": reference or forward,
+        }
+    writes = writing_forward(adopted)
+    return {
+        "schema": schema,
+        "adopted": adopted,
+        "forward": writes,
+        "functional_forward": forward,
+        "reference": writes if reference is None else copied_back(reference, schema),
+    }
 
 
 def _gradients(adopted: AdoptedFunction) -> dict[str, Rule]:
@@ -461,16 +587,6 @@ def _tangents(adopted: AdoptedFunction) -> dict[str, TangentRule]:
     return {}
 
 
-def _results(outputs: Outputs, optional: tuple[bool, ...]) -> tuple[Result, ...]:
-    """Return the results; those in a nested tuple of `forward` have no gradient in torch either."""
-    top = side_by_side(outputs)
-    names = ["result"] if len(optional) == 1 else [f"result{position}" for position in range(len(optional))]
-    return tuple(
-        Result(name, differentiable=position in top, optional=absent)
-        for position, (name, absent) in enumerate(zip(names, optional, strict=True))
-    )
-
-
 def _as_reference(
     reference: Callable[..., Any],
     schema: Schema,
@@ -479,7 +595,7 @@ def _as_reference(
     operator: str,
 ) -> Callable[..., Any]:
     """Return a reference with the operator's arguments that returns its results in a flat tuple."""
-    flat = not isinstance(outputs, tuple) or outputs == tuple(range(len(outputs)))
+    flat = not isinstance(outputs, tuple) or outputs == tuple(range(len(outputs)))  # in the same order
     if parameters.plain or not callable(reference):
         check_attached(reference, "the reference", schema, operator)
         if flat:
@@ -489,7 +605,8 @@ def _as_reference(
     def flattened(*values: Any) -> Any:
         returned = reference(*parameters.spread(values))
         parts = leaves(outputs, returned)
-        return returned if flat else tuple(value for position, value in parts if position is not None)
+        found = {position: value for position, value in parts if position is not None}
+        return returned if flat else tuple(found[position] for position in range(len(found)))
 
     return flattened
 

@@ -125,6 +125,7 @@ def _as_function(samples: Iterable[Any], operator: str) -> LocatedSamples:
 
 _INSTEAD = {
     "kind": "; attach `op.surrogate_gradients(...)` to the result",
+    "mutates": "; its schema says what it writes into",
     "deterministic": "; give it torch's tag `nondeterministic_bitwise` where it is defined",
 }
 """What to write instead of an option that only classes take; it follows the hint of the error."""

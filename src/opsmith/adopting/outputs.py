@@ -14,39 +14,51 @@ import itertools
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from opsmith import errors
-from opsmith.core.adopted import Outputs
+from opsmith.adopting.signature import forward_signature
+from opsmith.core.adopted import Outputs, WrittenOutput, may_write, side_by_side
 from opsmith.core.call_arguments import shown
+from opsmith.core.forward_arguments import ForwardArguments
+from opsmith.core.results import Result
+from opsmith.torch_library.adopted.forward import Returned
 from opsmith.torch_library.validation import unsupported_kind
 
 Shape = Any
-"""A structure: "tensor", "optional", None, or a tuple of structures."""
+"""A structure: "tensor", "optional", None, a `WrittenOutput`, or a tuple of structures."""
+
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 def outputs_of(
     function_class: type[torch.autograd.Function],
     stated: Any,
     hints: Sequence[Any],
-    run: Callable[[], tuple[int, Any]] | None,
-) -> tuple[Outputs, tuple[bool, ...]]:
-    """Return the structure of the outputs of a class, and for each result True if it may be None.
+    run: Callable[[], tuple[int, Returned]] | None,
+    parameters: ForwardArguments,
+    mutates: Sequence[str] | None,
+) -> tuple[Outputs, tuple[Result, ...]]:
+    """Return the structure of the outputs of a class, and its results, new values of arguments first.
 
     Args:
         function_class: The class.
         stated: Return annotation of `signature=`; `inspect.Signature.empty` if there is none.
         hints: Other return annotations; the first that can be read is used.
         run: Runs it on a sample, if there is one; returns the sample's index and the outputs.
+        parameters: The parameters of forward, as the operator's arguments carry them.
+        mutates: Names of the arguments that it writes into, if its author declared them.
 
     Raises:
         MissingAnnotationError: If it returns nothing as far as its source shows.
         UnsupportedTypeError: If it returns, or declares, something other than tensors.
         LayoutError: If it returns a sparse, nested, quantised or mkldnn tensor.
         ResultTypeError: If it returns nothing.
+        UsageError: If the output that is a declared argument is not known.
     """
     if stated is not inspect.Signature.empty and _of_hint(stated) is _UNKNOWN:
         raise errors.UnsupportedTypeError(
@@ -57,8 +69,18 @@ def outputs_of(
             hint='write for example `signature="(x: Tensor) -> tuple[Tensor, Tensor]"`',
         )
     shape = next((found for found in map(_of_hint, [stated, *hints]) if found is not _UNKNOWN), _UNKNOWN)
+    arguments = [slot.name for slot in parameters.slots]
+    pairs = zip(_fixed_parameters(function_class), parameters.slots, strict=False)
+    names = {parameter: slot.name for parameter, slot in pairs if slot.form in ("plain", "either")}
+    marked = _marked_parameters(function_class, names) if mutates is None else names
+    dirty = {each: names[each] for each in marked if mutates is None or names[each] in mutates}
+    written = _of_source(function_class.forward, dirty)
+    if run is not None and (shape is _UNKNOWN or (mutates != () and may_write(function_class))):
+        position, returned = run()
+        seen = _of_returned(position, returned, function_class, arguments, mutates)
+        shape = seen if shape is _UNKNOWN else _with_written(shape, seen)
     if shape is _UNKNOWN:
-        shape = _of_source(function_class.forward) if run is None else _of_run(run, function_class)
+        shape = written
     if shape is _UNKNOWN:
         shape = "tensor"  # until the first call shows it
     if not list(_leaves(shape)):
@@ -66,36 +88,89 @@ def outputs_of(
             f"the results of `{function_class.__qualname__}.forward` are not declared",
             hint='give `samples=`, or declare it: `signature="(x: Tensor) -> tuple[Tensor, Tensor]"`',
         )
-    optional: list[bool] = []
-    return _numbered(shape, optional), tuple(optional)
+    shape = _with_written(shape, written)
+    if len(dirty) == 1 and shape == "tensor":
+        shape = WrittenOutput(next(iter(dirty.values())))
+    unknown = set(mutates or ()) - {
+        each.argument for each in _leaves(shape) if isinstance(each, WrittenOutput)
+    }
+    if unknown:
+        raise errors.UsageError(
+            f"the output of `{function_class.__qualname__}.forward` that is `{min(unknown)}` is not known: "
+            "this needs a declaration",
+            argument="mutates",
+            expected=f"`return {min(unknown)}`, at the top of what forward returns",
+            hint="give `samples=`, on the first of which it writes; or leave `mutates=` out: calls show it",
+        )
+    return numbered(shape, arguments)
+
+
+def _fixed_parameters(function_class: type[torch.autograd.Function]) -> list[str]:
+    """Return the names of the parameters of a class's forward, without its context and `*args`."""
+    every = forward_signature(function_class).parameters.values()
+    return [each.name for each in every if each.kind is not each.VAR_POSITIONAL]
+
+
+def _marked_parameters(
+    function_class: type[torch.autograd.Function], names: Collection[str]
+) -> dict[str, None]:
+    """Return the parameters, out of these, that the source of a class marks as dirty.
+
+    `ctx.mark_dirty(*inputs)` in `setup_context` marks the only parameter that there is.
+    """
+    found: dict[str, None] = {}
+    for method in (function_class.forward, function_class.setup_context):
+        tree = _tree(method)
+        for node in ast.walk(tree) if tree is not None else ():
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                for given in node.args if node.func.attr == "mark_dirty" else ():
+                    if isinstance(given, ast.Starred) and len(names) == 1:
+                        found.update(dict.fromkeys(names))
+                    elif _root(given) in names:
+                        found[_root(given)] = None
+    return found
 
 
 _UNKNOWN = object()
 
 
 def learned_outputs(
-    outputs: Outputs, optional: Sequence[bool], returned: Any, *, certain: bool
-) -> tuple[Outputs, tuple[bool, ...]] | None:
+    outputs: Outputs,
+    results: Sequence[Result],
+    returned: Any,
+    arguments: Sequence[str],
+    *,
+    certain: bool,
+    flagged: bool,
+) -> tuple[Outputs, tuple[Result, ...]] | None:
     """Return the structure of outputs that also fits a value of another structure; None if there is none.
 
     Args:
         outputs: The structure so far.
-        optional: For each result True if it may be None.
+        results: The results so far.
         returned: The other structure.
+        arguments: Names of the operator's arguments.
         certain: False if the structure so far was never seen in a run.
+        flagged: True if flags of the call may choose whether an argument is written.
     """
-    before = _shape_of(outputs, optional)
+    before = _shape_of(outputs, results)
     shape = _merged(before, returned) if certain else returned
+    if flagged and not certain:
+        shape = _with_written(returned, before)
     if shape is _UNKNOWN or "other" in list(_leaves(shape)) or not list(_leaves(shape)):
         return None
-    found: list[bool] = []
-    return _numbered(shape, found), tuple(found)
+    return numbered(shape, arguments)
 
 
-def _shape_of(outputs: Outputs, optional: Sequence[bool]) -> Shape:
+def _shape_of(outputs: Outputs, results: Sequence[Result]) -> Shape:
     if isinstance(outputs, tuple):
-        return tuple(_shape_of(inner, optional) for inner in outputs)
-    return None if outputs is None else "optional" if optional[outputs] else "tensor"
+        return tuple(_shape_of(inner, results) for inner in outputs)
+    if outputs is None:
+        return None
+    result = results[outputs]
+    if result.written is not None:
+        return WrittenOutput(result.written)
+    return "optional" if result.optional else "tensor"
 
 
 def _of_hint(hint: Any) -> Shape:
@@ -112,21 +187,34 @@ def _of_hint(hint: Any) -> Shape:
     return _UNKNOWN
 
 
-def _of_run(run: Callable[[], tuple[int, Any]], function_class: Any) -> Shape:
-    position, value = run()
-    shape = _of_value(value, function_class)
+def _of_returned(
+    position: int,
+    returned: Returned,
+    function_class: Any,
+    arguments: Sequence[str],
+    mutates: Sequence[str] | None,
+) -> Shape:
+    """Return the structure of what forward returned on a sample, with the arguments that it marked."""
+    last = len(arguments) - 1
+    marked = {each: arguments[min(at, last)] for each, at in returned.marked.items()}
+    allowed = arguments if mutates is None else mutates
+    written = {each: name for each, name in marked.items() if name in allowed}
+    shape = _of_value(returned.value, function_class, written)
     if list(_leaves(shape)):
         return shape
     raise errors.ResultTypeError(
-        f"`{function_class.__qualname__}.forward` returned {shown(value)} on sample {position}",
+        f"`{function_class.__qualname__}.forward` returned {shown(returned.value)} on sample {position}",
         argument="return",
         expected="a tensor, or a tuple of tensors",
-        got=shown(value),
+        got=shown(returned.value),
         hint="end `forward` by `return result`",
     )
 
 
-def _of_value(value: Any, function_class: type) -> Shape:
+def _of_value(value: Any, function_class: type, written: dict[int, str]) -> Shape:
+    """Return the structure of a value; `written` has the name of each argument that is left to be found."""
+    if id(value) in written:
+        return WrittenOutput(written.pop(id(value)))
     if isinstance(value, torch.Tensor):
         foreign = unsupported_kind(value)
         if foreign is not None:
@@ -141,7 +229,7 @@ def _of_value(value: Any, function_class: type) -> Shape:
     if value is None:
         return None
     if isinstance(value, tuple | list):
-        return tuple(_of_value(item, function_class) for item in value)
+        return tuple(_of_value(item, function_class, written) for item in value)
     raise errors.UnsupportedTypeError(
         f"`{function_class.__qualname__}.forward` returns a value that is not a tensor",
         argument="return",
@@ -168,15 +256,25 @@ def never_returned(function: Callable[..., Any], position: int) -> bool:
     return isinstance(shape, tuple) and position < len(shape) and shape[position] is None
 
 
-def _of_source(function: Callable[..., Any]) -> Shape:
-    """Return the structure that the return statements of a function agree on: one value, or a tuple."""
-    plain: Any = inspect.unwrap(function)
+def _tree(function: Any) -> ast.AST | None:
+    """Return the syntax tree of a function; None if there is no source, as at a prompt."""
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(plain)))
-        shapes = [_of_expression(each) for each in _returned(tree.body[0])]
-        if not shapes:  # a lambda
-            shapes = list(_of_code(plain.__code__))
-    except (OSError, TypeError, SyntaxError):  # written at a prompt
+        return ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function)))).body[0]
+    except (OSError, TypeError, SyntaxError):
+        return None
+
+
+def _of_source(function: Callable[..., Any], dirty: Mapping[str, str] = NOTHING) -> Shape:
+    """Return the structure that the return statements of a function agree on: one value, or a tuple.
+
+    Args:
+        function: The function.
+        dirty: Name of the operator's argument for each parameter that it marks as dirty.
+    """
+    plain: Any = inspect.unwrap(function)
+    tree = _tree(function)
+    shapes = [] if tree is None else [_of_expression(each, dirty) for each in _returned(tree)]
+    if not shapes:  # a lambda
         shapes = list(_of_code(plain.__code__))
     merged = shapes[0] if shapes else _UNKNOWN
     for other in shapes[1:]:
@@ -204,22 +302,44 @@ def _returned(function: ast.AST) -> Iterator[ast.expr | None]:
             yield from _returned(node)
 
 
-def _of_expression(expression: ast.expr | None) -> Shape:
+def _of_expression(expression: ast.expr | None, dirty: Mapping[str, str]) -> Shape:
+    if _root(expression) in dirty:
+        return WrittenOutput(dirty[_root(expression)])
     if expression is None or (isinstance(expression, ast.Constant) and expression.value is None):
         return None
     if isinstance(expression, ast.Tuple | ast.List):
         if any(isinstance(item, ast.Starred) for item in expression.elts):
             return _UNKNOWN
-        inner = tuple(map(_of_expression, expression.elts))
+        inner = tuple(_of_expression(each, dirty) for each in expression.elts)
         return _UNKNOWN if _UNKNOWN in inner else inner
     if isinstance(expression, ast.IfExp):
-        return _merged(_of_expression(expression.body), _of_expression(expression.orelse))
+        return _merged(_of_expression(expression.body, dirty), _of_expression(expression.orelse, dirty))
     return _UNKNOWN if isinstance(expression, ast.Constant | ast.ListComp | ast.GeneratorExp) else "tensor"
+
+
+def _root(expression: ast.expr | None) -> str:
+    """Return the name of the tensor that an expression is: `x`, or `x.mul_(2).add_(1)`; empty for others."""
+    while isinstance(expression, ast.Call) and isinstance(expression.func, ast.Attribute):
+        if not expression.func.attr.endswith("_"):
+            return ""
+        expression = expression.func.value
+    return expression.id if isinstance(expression, ast.Name) else ""
+
+
+def _with_written(shape: Shape, other: Shape) -> Shape:
+    """Return a structure with the written arguments of another one, where they fit each other."""
+    if isinstance(shape, tuple) and isinstance(other, tuple) and len(shape) == len(other):
+        return tuple(map(_with_written, shape, other))
+    return other if isinstance(other, WrittenOutput) and shape == "tensor" else shape
 
 
 def _merged(one: Shape, other: Shape) -> Shape:
     if one == other:
         return one
+    if "tensor" in (one, other):  # a flag chooses whether the output is the argument
+        for written in (one, other):
+            if isinstance(written, WrittenOutput):
+                return written
     if isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other):
         inner = tuple(map(_merged, one, other))
         return _UNKNOWN if _UNKNOWN in inner else inner
@@ -227,7 +347,7 @@ def _merged(one: Shape, other: Shape) -> Shape:
     return "optional" if single and {one, other} <= {"tensor", "optional", None} else _UNKNOWN
 
 
-def _leaves(shape: Shape) -> Iterator[str]:
+def _leaves(shape: Shape) -> Iterator[str | WrittenOutput]:
     if isinstance(shape, tuple):
         for inner in shape:
             yield from _leaves(inner)
@@ -235,10 +355,40 @@ def _leaves(shape: Shape) -> Iterator[str]:
         yield shape
 
 
-def _numbered(shape: Shape, optional: list[bool]) -> Outputs:
+def _once(shape: Shape, before: set[WrittenOutput]) -> Shape:
+    """Return a structure in which an argument that is returned twice is written once, and a copy then."""
     if isinstance(shape, tuple):
-        return tuple(_numbered(inner, optional) for inner in shape)
-    if shape is None:
-        return None
-    optional.append(shape == "optional")
-    return len(optional) - 1
+        return tuple([_once(inner, before) for inner in shape])
+    if shape in before:
+        return "tensor"
+    if isinstance(shape, WrittenOutput):
+        before.add(shape)
+    return shape
+
+
+def numbered(shape: Shape, arguments: Sequence[str]) -> tuple[Outputs, tuple[Result, ...]]:
+    """Return a structure with positions of results in it, and the results: new values of arguments first."""
+    shape = _once(shape, set())
+    found = list(_leaves(shape))
+    new = sorted(
+        {each.argument for each in found if isinstance(each, WrittenOutput)}, key=list(arguments).index
+    )
+    others = [each for each in found if not isinstance(each, WrittenOutput)]
+    position = iter(range(len(new), len(found)))
+
+    def positions(shape: Shape) -> Outputs:
+        if isinstance(shape, tuple):
+            return tuple(map(positions, shape))
+        if shape is None:
+            return None
+        return new.index(shape.argument) if isinstance(shape, WrittenOutput) else next(position)
+
+    outputs = positions(shape)
+    top = side_by_side(outputs)  # those in a nested tuple have no gradient in torch either
+    names = ["result"] if len(others) == 1 else [f"result{at}" for at in range(len(others))]
+    values = [Result(f"result_{name}", written=name) for name in new]
+    rest = [
+        Result(name, differentiable=len(new) + at in top, optional=kind == "optional")
+        for at, (name, kind) in enumerate(zip(names, others, strict=True))
+    ]
+    return outputs, (*values, *rest)

@@ -304,7 +304,8 @@ class Subject:
         """The results of a class, out of the structure that it returns them in."""
         name = self.specification.schema.results[0].name
         try:
-            parts = [each for position, each in leaves(outputs, returned) if position is not None]
+            found = {at: each for at, each in leaves(outputs, returned) if at is not None}
+            parts = [found[at] for at in range(len(found))]
         except StructureMismatchError as error:
             words = structure_of(error.value), structure_of(error.outputs)
             raise WrongFormError(name, *words, self.runs_at(flat)) from error

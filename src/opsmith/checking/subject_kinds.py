@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from opsmith import errors
 from opsmith.adopting.function_class import Samples, adopt_function, class_samples
@@ -42,8 +43,9 @@ from opsmith.core.operator import Operator
 from opsmith.core.samples import Make, samples_of
 from opsmith.core.shape_samples import missing_words, samples_for
 from opsmith.core.specification import Specification
+from opsmith.core.tensors import map_tensors
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.adopted.forward import returned_by
+from opsmith.torch_library.adopted.forward import Returned, returned_by
 from opsmith.torch_library.library_operators import library_operator_of
 from opsmith.torch_library.registration import BITWISE
 
@@ -78,6 +80,7 @@ def subject_of(checked: Any, samples: GivenSamples, seed: int, effort: Effort) -
             operator.specification, calls, seed, effort, kind, operator, apply, checked.__qualname__
         )
     if isinstance(checked, Operator):
+        _show_writes(checked, samples, seed)
         form = checked.functional  # what it writes in place is compared as a result, too
         calls = _drawn(form.specification, samples, seed, checked.name)
         subject = _subject(
@@ -89,6 +92,24 @@ def subject_of(checked: Any, samples: GivenSamples, seed: int, effort: Effort) -
         calls = _drawn(specification, samples, seed)
         return _subject(specification, calls, seed, effort, LIBRARY_OPERATOR, None, call, specification.name)
     raise _no_subject(checked)
+
+
+def _show_writes(operator: Operator[..., Any], samples: GivenSamples, seed: int) -> None:
+    """Call an adopted class that may write and was never run: a call shows what it marks as dirty."""
+    adopted = operator.specification.adopted
+    if adopted is None or adopted.mutates is not None or adopted.facts.written_under or not adopted.may_write:
+        return
+    calls = _drawn(operator.specification, samples, seed, operator.name)
+    given = [adopted.schema.call_values(call.args, call.kwargs) for call in calls]
+    if not given:
+        return
+    try:
+        position, returned = _returned(adopted.function_class, [adopted.spread(values) for values in given])
+    except ForwardRaisedError:
+        return  # the check reports it
+    if returned.marked:
+        with torch.random.fork_rng(), torch.no_grad():
+            operator(*map_tensors(Tensor.clone, given[position]))
 
 
 def _kind_of(specification: Specification) -> SubjectKind:
@@ -272,6 +293,7 @@ def as_operator(
             opaque=False,
             module=__name__,
             run=_returned,
+            mutates=(),
         )
     except errors.OpsmithError as error:
         if error.operator != name:
@@ -281,7 +303,7 @@ def as_operator(
 
 def _returned(
     function_class: type[torch.autograd.Function], samples: Sequence[Sequence[Any]]
-) -> tuple[int, Any]:
+) -> tuple[int, Returned]:
     """The first sample on which forward runs, and what it returns.
 
     Raises:

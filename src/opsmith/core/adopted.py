@@ -16,7 +16,7 @@ from opsmith.core.cached_property import cached_property
 from opsmith.core.formula import Formula
 from opsmith.core.forward_arguments import NO_PARAMETERS, ForwardArguments
 from opsmith.core.location import where
-from opsmith.core.schema import Schema
+from opsmith.core.schema import Schema, in_place_schema
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,17 @@ def structured(outputs: Outputs, results: Sequence[Any]) -> Any:
     return None if outputs is None else results[outputs]
 
 
+@dataclass(frozen=True)
+class WrittenOutput:
+    """An output of a class that is the argument which it marks as dirty.
+
+    Args:
+        argument: Name of the operator's argument.
+    """
+
+    argument: str
+
+
 def side_by_side(outputs: Outputs) -> tuple[int | None, ...]:
     """Return the position of the result for each output at the top level; None for any other output.
 
@@ -123,17 +134,28 @@ class ObservedFacts:
     Attributes:
         written: Positions of the arguments that its forward writes into; None before the first run.
         written_under: The same for each choice of flags that a call may give, where its code may write.
+        dirty_under: Names of the arguments that it marks as dirty, for each choice of flags.
+        seen: True once a call has shown types.
+        chosen: True once a call has marked nothing where others do, so that flags choose it.
+        unmarked: True after a run in place that has marked nothing, until the call has noted it.
+        keeps_under: True if its backward needs inputs for a second order, for each choice of flags.
         copied: Results that are copied because they were inputs, views of inputs or of one another, each
             with the reason.
         grads_written: True if its backward writes into its grad_outputs; None before the first run.
         instead: Tasks that its own code cannot do, each with torch's reason.
         suspected: Tasks at which its own code raised, and nothing else has done them.
         tried: Metadata of the results of trials, by that of the arguments.
-        returned: Structure of a value that does not have the expected one, in tuples of "tensor" and None.
+        returned: Structure of a value that does not have the expected one, in tuples of "tensor", None and
+            `WrittenOutput`.
     """
 
     written: frozenset[int] | None = None
     written_under: dict[tuple[Any, ...], frozenset[int]] = field(default_factory=dict)
+    dirty_under: dict[tuple[Any, ...], frozenset[str]] = field(default_factory=dict)
+    seen: bool = False
+    chosen: bool = False
+    unmarked: bool = False
+    keeps_under: dict[tuple[Any, ...], bool] = field(default_factory=dict)
     copied: dict[int, str] = field(default_factory=dict)
     grads_written: bool | None = None
     instead: dict[str, str] = field(default_factory=dict)
@@ -172,13 +194,14 @@ class AdoptedFunction(errors.ErrorSubject):
 
     Args:
         operator: The operator's name.
-        schema: The operator's signature.
+        schema: The signature of the forward on copies: a new value of an argument is a result.
         function_class: The class.
         outputs: Structure of the value that its forward returns.
         kinds: Keys of `KINDS`.
         parameters: The parameters of forward, as the operator's arguments carry them.
         reference: The function that takes over where the class cannot be used, if its author gave one.
         defaults: Defaults that are left out of the schema, because one of them cannot be written there.
+        mutates: Names of the arguments that its author declared as written; None if its runs show them.
         facts: Facts observed in its runs.
         provenance: Returns the material of the adoption: a function, since samples are no state of a call.
     """
@@ -191,6 +214,7 @@ class AdoptedFunction(errors.ErrorSubject):
     parameters: ForwardArguments = NO_PARAMETERS
     reference: Callable[..., Any] | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    mutates: tuple[str, ...] | None = None
     facts: ObservedFacts = field(default_factory=ObservedFacts, compare=False)
     provenance: Callable[[], Origin] = field(default=Origin, compare=False)
 
@@ -198,6 +222,11 @@ class AdoptedFunction(errors.ErrorSubject):
     def origin(self) -> Origin:
         """Material of the adoption."""
         return self.provenance()
+
+    @cached_property
+    def call_schema(self) -> Schema:
+        """The operator's signature: what the class marks as dirty is written in place."""
+        return in_place_schema(self.schema) if self.schema.new_values else self.schema
 
     @property
     def name(self) -> str:
@@ -225,15 +254,49 @@ class AdoptedFunction(errors.ErrorSubject):
 
     @cached_property
     def may_write(self) -> bool:
-        """True if the code of its forward has an operation that writes into some tensor."""
-        codes = [getattr(inspect.unwrap(self.function_class.forward), "__code__", None)]
-        return any(code is None or _writes(code) for code in codes)
+        """True if the code of its forward writes into some tensor, or marks one as dirty."""
+        return may_write(self.function_class)
 
     @cached_property
     def reads_requires_grad(self) -> bool:
         """True if the code of its forward asks a tensor whether it requires a gradient."""
         code = getattr(inspect.unwrap(self.function_class.forward), "__code__", None)
         return code is None or "requires_grad" in code.co_names
+
+    def flags(self, given: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the arguments of forward that may choose whether it writes, as `inplace` does.
+
+        A tensor is shown by its type, and any other value but a bool, a text and None by `...`.
+        """
+        if not (self.may_write or self.schema.new_values):
+            return ()
+        return tuple(
+            value
+            if value is None or isinstance(value, bool | str)
+            else torch.Tensor
+            if isinstance(value, torch.Tensor)
+            else ...
+            for value in given
+        )
+
+    def written_positions(self, given: Sequence[Any]) -> dict[int, str]:
+        """Return the positions in forward of the tensors that the operator writes into, with their names."""
+        names = self.argument_names(given) if self.schema.new_values else []
+        return {
+            position: name
+            for position, name in enumerate(names)
+            if name in self.schema.new_values and isinstance(given[position], torch.Tensor)
+        }
+
+    def writes_nothing(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Return True for a call with flags under which earlier runs of the class have marked nothing."""
+        if len(args) > len(self.schema.arguments):
+            return False
+        return self.facts.dirty_under.get(self.flags_of(args, kwargs)) == frozenset()
+
+    def flags_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Return the flags of a call of the operator."""
+        return self.flags(self.spread(self.schema.call_values(args, kwargs)))
 
     def argument_position(self, position: int) -> int:
         """Return the position of the operator's argument that holds an argument of forward."""
@@ -301,11 +364,21 @@ class AdoptedFunction(errors.ErrorSubject):
     def _subject(self) -> tuple[str, str]:
         return self.operator, self.where
 
-    def notes(self) -> list[str]:
-        """Return the facts observed so far, as text."""
+    def notes(self, *, in_place: bool) -> list[str]:
+        """Return the facts observed so far, as text: of the operator in place, or of its functional form."""
         facts, names = self.facts, self.schema.names
-        written = [names[position] for position in sorted(facts.written or ())]
+        new = self.schema.new_values if in_place else ()
+        written = [names[position] for position in sorted(facts.written or ()) if names[position] not in new]
+        kept = any(facts.keeps_under.values())
         return [
+            *(f"`{name}` is written in place: forward marks it as dirty" for name in new),
+            *["a call whose flags mark nothing returns new tensors, as `functional` does"]
+            * (in_place and facts.chosen),
+            *(
+                f"`{name}` is copied where a gradient is needed: a second order needs it"
+                for name in new
+                if kept
+            ),
             *(f"`{name}` is copied first: forward writes into it" for name in written),
             *(f"`{self.schema.results[i].name}` is a copy: {why}" for i, why in sorted(facts.copied.items())),
             *(f"{what}, {self._stand_in(what)}: {why}" for what, why in sorted(facts.instead.items())),
@@ -323,7 +396,8 @@ class AdoptedFunction(errors.ErrorSubject):
 
     def argument_names(self, given: Sequence[Any]) -> list[str]:
         """Return the name of the operator's argument for each argument of forward."""
-        return [self.parameters.slot_of(position).name for position in range(len(given))]
+        names = self.parameters.names
+        return [*names, *names[-1:] * (len(given) - len(names))][: len(given)]
 
     def packed(self, given: Sequence[Any]) -> list[Any]:
         """Return the operator's arguments from those of forward; inverse of `spread`."""
@@ -347,12 +421,30 @@ class AdoptedFunction(errors.ErrorSubject):
         return tuple(parameters.packed([*args, *[kwargs[name] for name in later]])), {}
 
     def structured(self, results: Sequence[Any]) -> Any:
-        """Return the results in the structure that `forward` returns."""
+        """Return the results in the structure that `forward` returns.
+
+        As by `apply`, an argument that is written is itself returned, but detached without grad mode.
+        """
+        count = len(self.schema.new_values)
+        if count and not torch.is_grad_enabled():
+            written = [
+                each.detach() if each is not None and each.requires_grad else each for each in results[:count]
+            ]
+            results = [*written, *results[count:]]
         return structured(self.outputs, results)
 
     def spread(self, values: Sequence[Any]) -> list[Any]:
         """Return the operator's arguments as its forward takes them."""
         return self.parameters.spread(values)
+
+
+def may_write(function_class: type[torch.autograd.Function]) -> bool:
+    """Return True if the code of a class's forward writes into some tensor, or marks one as dirty."""
+    methods: list[Any] = [function_class.forward]
+    if overrides(function_class, "setup_context"):
+        methods.append(function_class.setup_context)
+    codes = [getattr(inspect.unwrap(method), "__code__", None) for method in methods]
+    return any(code is None or _writes(code) for code in codes)
 
 
 def _writes(code: types.CodeType) -> bool:

@@ -101,7 +101,9 @@ def explain(specification: Specification, values: list[Any]) -> Explanation:
         saved,
         ordinary,
         runs_again(specification, bool(plan.derived)) and not (ordinary or own_autograd),
-        tuple(specification.adopted.notes()) if specification.adopted else (),
+        tuple(specification.adopted.notes(in_place=bool(specification.schema.written)))
+        if specification.adopted
+        else (),
         own_autograd,
         (*(built.copies(values) if isinstance(built, BuiltKernel) else ()), *written_over),
         built.sizing if isinstance(built, BuiltKernel) else "",

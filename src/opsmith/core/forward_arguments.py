@@ -72,6 +72,11 @@ class ForwardArguments:
             count += len(slot.names)
         return tuple(found)
 
+    @cached_property
+    def names(self) -> list[str]:
+        """Name of the first argument of the operator for each parameter."""
+        return [slot.name for slot in self.slots]
+
     def slot_of(self, position: int) -> Slot:
         """Return the parameter that takes an argument of forward."""
         return self.slots[min(position, len(self.slots) - 1)]

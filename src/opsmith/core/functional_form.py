@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from opsmith.core.adopted import LibraryOperator
+from opsmith.core.adopted import AdoptedFunction, LibraryOperator
+from opsmith.core.call_arguments import tensors_in
 from opsmith.core.kernels import BuiltKernel, Kernel
 from opsmith.core.schema import Schema, functional_schema
 from opsmith.core.specification import FUNCTIONAL_SUFFIX, Specification
@@ -19,6 +20,8 @@ from opsmith.core.tensors import map_tensors
 def functional_form(specification: Specification) -> Specification:
     """Return the specification of the functional form of an in-place operator."""
     schema, library = specification.schema, specification.library_operator
+    if specification.adopted is not None:
+        return _of_class(specification, specification.adopted)
     fake = specification.fake
     if library is not None and fake is None and (library.fake or not schema.results):
         fake = library.overload if library.fake else _nothing
@@ -35,6 +38,22 @@ def functional_form(specification: Specification) -> Specification:
         # `shapes=` says nothing of the new values: calls are held to it where they write.
         shapes=None,
         batching=None,
+    )
+
+
+def _of_class(specification: Specification, adopted: AdoptedFunction) -> Specification:
+    """Return the functional form of an adopted class: its forward on copies, with its backward."""
+    schema, fake = specification.schema, specification.fake
+    assert specification.functional_forward is not None
+    return replace(
+        specification,
+        name=functional_name(specification.name),
+        schema=adopted.schema,
+        reference=adopted.reference or specification.functional_forward,
+        forward=specification.functional_forward,
+        functional_forward=None,
+        kernels=tuple(_kernel_on_copies(each, specification) for each in specification.kernels),
+        fake=None if fake is None else on_copies(fake, schema, specification.reference),
     )
 
 
@@ -89,6 +108,42 @@ def on_copies(
         return results[0] if len(results) == 1 else results
 
     return functional
+
+
+def copied_back(function: Callable[..., Any], schema: Schema) -> Callable[..., Any]:
+    """Return a function that computes new values, copies them into the arguments and returns the results.
+
+    Args:
+        function: Returns the new values before the results, as a functional form does.
+        schema: Schema of the in-place operator.
+    """
+
+    @functools.wraps(function)
+    def writes(*args: Any, **kwargs: Any) -> Any:
+        values = schema.call_values(args, kwargs)
+        positional, named = schema.split(values)
+        returned = function(*positional, **named)
+        return write_results(schema, values, returned if isinstance(returned, tuple | list) else (returned,))
+
+    return writes
+
+
+def write_results(schema: Schema, values: Sequence[Any], results: Sequence[Any]) -> Any:
+    """Copy the new values of a functional form into arguments, and return what the in-place operator does."""
+    new = iter(results)
+    for argument, value in zip(schema.arguments, values, strict=True):
+        if argument.alias:
+            written = next(new)
+            for target, source in zip(tensors_in([value]), tensors_in([written]), strict=True):
+                target.copy_(source)
+    return returned_results(schema, values, tuple(new))
+
+
+def returned_results(schema: Schema, values: Sequence[Any], results: tuple[Any, ...]) -> Any:
+    """Return what an in-place operator does: the argument that it writes and returns, or other results."""
+    if schema.returns is not None:
+        return values[schema.names.index(schema.returns)]
+    return (results[0] if schema.single else results) if results else None
 
 
 def all_results(schema: Schema, values: Sequence[Any], returned: Any) -> tuple[Any, ...]:

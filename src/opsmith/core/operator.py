@@ -235,6 +235,11 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
         return self._specification.reference
 
     @property
+    def derived_kind(self) -> type[DerivedOperator[..., Any]]:
+        """The class of the handle of its functional form."""
+        return DerivedOperator
+
+    @property
     def functional(self) -> Operator[..., Any]:
         """The operator that writes nothing, and returns the new values before the other results.
 

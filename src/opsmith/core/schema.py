@@ -286,7 +286,7 @@ def _schema(
 ) -> Schema:
     arguments = tuple(_argument(each, known.get(each.name)) for each in signature.parameters.values())
     _refuse_clash(arguments)
-    arguments = _with_aliases(arguments, mutates)
+    arguments = with_aliases(arguments, mutates)
     annotation = signature.return_annotation
     if returns is not None:
         _refuse_returned(arguments, mutates, returns, annotation)
@@ -372,8 +372,12 @@ def _argument(parameter: inspect.Parameter, known: ArgumentType | None) -> Argum
     return Argument(name, kind, default, parameter.kind is parameter.KEYWORD_ONLY)
 
 
-def _with_aliases(arguments: tuple[Argument, ...], mutates: tuple[str, ...]) -> tuple[Argument, ...]:
-    """Return the arguments, each of those that the operator writes into with a letter of its own."""
+def with_aliases(arguments: tuple[Argument, ...], mutates: tuple[str, ...]) -> tuple[Argument, ...]:
+    """Return the arguments, each of those that the operator writes into with a letter of its own.
+
+    Raises:
+        UnknownInputError: If it cannot write into one.
+    """
     by_name = {argument.name: argument for argument in arguments}
     for name in mutates:
         kind = by_name[name].kind if name in by_name else None
@@ -474,6 +478,23 @@ def functional_schema(schema: Schema) -> Schema:
     arguments = tuple(replace(each, alias="") for each in schema.arguments)
     results = (*values, *schema.results)
     return Schema(arguments, results, single=len(results) == 1)
+
+
+def in_place_schema(schema: Schema) -> Schema:
+    """Return the schema of the in-place operator of a functional form; inverse of `functional_schema`.
+
+    It returns the argument that it writes into where torch has such operations in place.
+
+    Raises:
+        UnknownInputError: If it cannot write into an argument.
+    """
+    written = schema.new_values
+    arguments = with_aliases(schema.arguments, written)
+    results = tuple(each for each in schema.results if each.written is None)
+    first = arguments[0]
+    plain = first.kind.annotation() == "Tensor" and not first.keyword_only
+    returns = first.name if plain and not results and written == (first.name,) else None
+    return Schema(arguments, results, single=len(results) == 1, returns=returns)
 
 
 def refuse_unwritable(name: str) -> None:

@@ -56,6 +56,7 @@ class Specification(errors.ErrorSubject):
         accept: Findings of a check that the author accepts: the reason by property and cause.
         adopted: The `autograd.Function` class that it was adopted from, if it was.
         forward: The forward of that class, which runs in place of the reference.
+        functional_forward: The same on copies, where that class writes into its arguments.
         adopted_from: The class whose backward this operator computes.
     """
 
@@ -82,6 +83,7 @@ class Specification(errors.ErrorSubject):
     library_operator: LibraryOperator | None = None
     adopted: AdoptedFunction | None = None
     forward: Callable[..., Any] | None = None
+    functional_forward: Callable[..., Any] | None = None
     adopted_from: AdoptedFunction | None = None
 
     @property

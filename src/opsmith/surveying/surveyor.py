@@ -245,6 +245,9 @@ def _written(operator: Operator[..., object]) -> list[str]:
         return []
     names = adopted.schema.names
     written = [names[min(index, len(names) - 1)] for index in sorted(adopted.facts.written)]
+    written = [name for name in written if name not in adopted.schema.new_values]
+    if not written:
+        return []
     return [
         f"its forward writes into {_listed(written)}; the operator works on a copy and leaves "
         f"{_listed(written)} as it was: where callers relied on the change, let them use the result"

@@ -10,14 +10,17 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
+from opsmith.core.adopted import AdoptedFunction
 from opsmith.core.backward_plan import runs_ordinary
 from opsmith.core.cached_property import cached_property
-from opsmith.core.call_arguments import tensors_in
+from opsmith.core.call_arguments import requires_gradient, tensors_in
 from opsmith.core.functional_form import all_results, copies_of_written, functional_form
-from opsmith.core.operator import DerivedOperator, Operator
+from opsmith.core.operator import Operator
 from opsmith.core.specification import Specification
 from opsmith.core.tensors import map_tensors
 from opsmith.torch_library import capabilities
+from opsmith.torch_library.adopted.forward import ForwardRun, run_forward
+from opsmith.torch_library.adopted.node import AdoptedNode, save_run, uses_class_backward
 from opsmith.torch_library.autograd.node import (
     LEADING_ARGUMENTS,
     OperatorNode,
@@ -26,10 +29,12 @@ from opsmith.torch_library.autograd.node import (
     prepare_backward,
     random_state,
 )
+from opsmith.torch_library.autograd.random_state import RandomState
 from opsmith.torch_library.compilation import EAGER
 from opsmith.torch_library.distributed import local_shard, mesh_of
 from opsmith.torch_library.flattening import ArgumentFlattening, Flat
 from opsmith.torch_library.registration import HIDDEN_SUFFIX, TRANSFORM_KEY, DispatcherRegistration
+from opsmith.torch_library.validation import refuse_nondeterminism
 from opsmith.torch_library.writes import raising_versions, refuse_leaves, refuse_unwritable, written_tensors
 
 IN_PLACE: Any = getattr(torch.Tag, "inplace", None)
@@ -68,7 +73,7 @@ class InPlaceRegistration(DispatcherRegistration):
         registration = self.form_registration
         with self._lock:
             if self.functional is None:
-                self.functional = DerivedOperator(self.form, registration, owner, "functional")
+                self.functional = owner.derived_kind(self.form, registration, owner, "functional")
 
     def update(self, specification: Specification) -> None:
         """Replace the specification, and that of the functional form."""
@@ -93,7 +98,8 @@ class InPlaceRegistration(DispatcherRegistration):
     def _register(self) -> None:
         super()._register()
         name = self.specification.short_name
-        self.node = type(name, (InPlaceNode,), {})
+        kind = InPlaceNode if self.specification.adopted is None else AdoptedInPlaceNode
+        self.node = type(name, (kind,), {})
         if self.specification.schema.returns is not None and self.specification.library_operator is None:
             self.overload = getattr(getattr(torch.ops, self.specification.namespace), name).default
 
@@ -147,13 +153,34 @@ class InPlaceRegistration(DispatcherRegistration):
             results = self._by_reference(values)
             self._validated = self.specification
             return results
+        return self._by_node(values)[len(self.specification.schema.written) :]
+
+    def _by_node(self, values: list[Any]) -> tuple[Any, ...]:
+        """Write with an autograd node; return the new values, and all results."""
         flattening = ArgumentFlattening.of(self.form.schema, values)
         flat = flattening.flatten(values)
-        call = InPlacePrimitive(self.form_registration, flattening, self._write)
+        kind = InPlacePrimitive if self.specification.adopted is None else AdoptedInPlacePrimitive
+        call = kind(self.form_registration, flattening, self._write)
         call.keep_before(flat)
         apply: Any = self.node.apply
         results = apply(call, False, *flat)  # the lengths of lists are known after it
-        return tuple(call.results.pack(results)[len(self.specification.schema.written) :])
+        return tuple(call.results.pack(results))
+
+    def _by_class(self, values: list[Any]) -> tuple[Any, ...] | None:
+        """Write by the forward of an adopted class; None if the call needs the slow path."""
+        specification, adopted = self.specification, self.specification.adopted
+        assert adopted is not None
+        if adopted.facts.chosen and adopted.writes_nothing(tuple(values), {}):
+            return None
+        refuse_unwritable(specification, values)
+        if torch.is_grad_enabled() and requires_gradient(values):
+            if self._writes_views_besides(values):
+                return None
+            refuse_leaves(specification, values)
+            return self._by_node(values)
+        written = [tensor for _, tensor in written_tensors(specification, values)]
+        with torch.no_grad(), raising_versions(written):
+            return run_forward(adopted, values, in_place=True).results
 
     def _writes_views_besides(self, values: list[Any]) -> bool:
         """Return True for a call that no single node can have: a view is written, and there is more.
@@ -285,6 +312,66 @@ class InPlaceNode(OperatorNode):
         prepare_backward(ctx, primitive, plan, before, results, state)
         ctx.mark_dirty(*(flat[position] for position in primitive.written if flat[position] is not None))
         return results
+
+
+class AdoptedInPlacePrimitive(InPlacePrimitive):
+    """A write by the forward of an adopted class."""
+
+    def keep_before(self, flat: Flat) -> None:
+        """Copy what the call writes over if a second order needs it, as far as earlier runs show."""
+        adopted = self.specification.adopted
+        assert adopted is not None
+        needs = [isinstance(value, Tensor) and value.requires_grad for value in flat]
+        if not uses_class_backward(self, self.flattening.needed(needs)):
+            super().keep_before(flat)
+            return
+        flags = adopted.flags(adopted.spread(self.flattening.pack(flat)))
+        if adopted.facts.keeps_under.get(flags, True):
+            self.before = {at: flat[at].clone() for at in self.written if flat[at] is not None}
+
+
+class AdoptedInPlaceNode(AdoptedNode):
+    """Base of the autograd nodes of adopted classes that write in place."""
+
+    @staticmethod
+    def forward(ctx: Any, primitive: Primitive, forward_mode: bool, *flat: Any) -> Flat:
+        """Run the class's forward on the arguments themselves, and keep its context."""
+        assert isinstance(primitive, AdoptedInPlacePrimitive)
+        specification, values = primitive.specification, primitive.flattening.pack(flat)
+        adopted, ctx.state = specification.adopted, None
+        assert adopted is not None
+        needs = primitive.flattening.needed(ctx.needs_input_grad[LEADING_ARGUMENTS:])
+        if not uses_class_backward(primitive, needs):
+            return InPlaceNode.forward(ctx, primitive, forward_mode, *flat)
+        refuse_nondeterminism(specification)
+        state = RandomState.now(flat) if adopted.random else None
+        run = run_forward(adopted, values, needs, in_place=True)
+        written = [position for position in primitive.written if flat[position] is not None]
+        _refuse_constants(adopted, run)
+        before = [primitive.before.get(position, value) for position, value in enumerate(flat)]
+        keeps = save_run(ctx, primitive, before, run, state, lost=bool(written) and not primitive.before)
+        facts, flags = adopted.facts, adopted.flags(adopted.spread(values))
+        facts.keeps_under[flags] = keeps or facts.keeps_under.get(flags, False)
+        ctx.mark_dirty(*(flat[position] for position in written))
+        return run.results
+
+
+def _refuse_constants(adopted: AdoptedFunction, run: ForwardRun) -> None:
+    """Refuse a result that is written, and declared as non-differentiable although it requires a gradient.
+
+    Raises:
+        MutationError: Naming the argument.
+    """
+    for position in run.constant:
+        name, result = adopted.schema.results[position].written, run.results[position]
+        if name is not None and result.requires_grad:
+            raise adopted.error(
+                errors.MutationError,
+                f"`{adopted.name}.forward` marks `{name}` as dirty and as non-differentiable, and it "
+                "requires a gradient: its history would still be that of the value before the call",
+                argument=name,
+                hint=f"call it on `{name}.detach()`",
+            )
 
 
 def _resolved(tensor: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from opsmith.core.reachable import refuse_captured_tensors
 from opsmith.core.schema import REQUIRED
 from opsmith.core.specification import Specification
 from opsmith.torch_library import autocast, capabilities
-from opsmith.torch_library.adopted.node import AdoptedNode, adopted_call
+from opsmith.torch_library.adopted.node import AdoptedNode, adopted_call, computed_by_class
 from opsmith.torch_library.autograd.node import OperatorNode, OperatorPrimitive, differentiate
 from opsmith.torch_library.compilation import CompiledCode, inline_reference, traced_results
 from opsmith.torch_library.distributed import mesh_of, validated_placements
@@ -387,9 +387,16 @@ class DispatcherRegistration:
             return None
         if specification.adopted is not None:
             by_class = all(isinstance(r, ClassFormula) for r in specification.gradients.rules.values())
-            plain = by_class and not specification.kernels
-            return adopted_call(self, specification.adopted, call) if plain else None
+            if specification.kernels or not by_class:
+                return None
+            return adopted_call(self, specification.adopted, call, self._by_class)
         return generate_call(specification, compiled or self.overload, call)
+
+    def _by_class(self, values: list[Any]) -> tuple[Any, ...] | None:
+        """Compute all results of an adopted class, for plain tensors; None for a call of the slow path."""
+        adopted = self.specification.adopted
+        assert adopted is not None
+        return computed_by_class(self, adopted, values)
 
     def _traced(self, values: list[Any]) -> tuple[Any, ...] | None:
         """Compute a call in operations that torch traces; None where compiled code calls the operator."""

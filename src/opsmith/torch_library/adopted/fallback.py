@@ -183,6 +183,17 @@ def rerun_differs_error(adopted: AdoptedFunction) -> errors.TransformError:
     )
 
 
+def overwritten_error(adopted: AdoptedFunction) -> errors.TransformError:
+    """The error for a second order that needs an argument which the call has written over."""
+    return adopted.error(
+        errors.TransformError,
+        f"`{adopted.name}.forward` kept other values on `ctx` than in earlier runs, and a second order needs "
+        f"{' and '.join(f'`{name}`' for name in adopted.schema.new_values)} as before the call, which wrote "
+        "over it",
+        hint="call it again: later calls keep a copy",
+    )
+
+
 def once_differentiable_error(adopted: AdoptedFunction) -> errors.TransformError:
     """The error for differentiating a backward that is marked as one that cannot be."""
     return adopted.error(

@@ -1,4 +1,4 @@
-"""The forward of a Function class as a pure function: it writes to no input, and returns new tensors."""
+"""The forward of a Function class as a function: pure, or writing into what the class marks as dirty."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import itertools
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.core.adopted import AdoptedFunction, StructureMismatchError, leaves
+from opsmith.core.adopted import AdoptedFunction, StructureMismatchError, WrittenOutput, leaves
 from opsmith.core.call_arguments import shown, tensors_in
+from opsmith.core.functional_form import copied_back, returned_results, write_results
 from opsmith.core.schema import Schema
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.adopted.context import Context
@@ -42,7 +42,11 @@ class ForwardRun:
 
 
 def run_forward(
-    adopted: AdoptedFunction, values: Sequence[Any], needs: frozenset[str] = frozenset()
+    adopted: AdoptedFunction,
+    values: Sequence[Any],
+    needs: frozenset[str] = frozenset(),
+    *,
+    in_place: bool = False,
 ) -> ForwardRun:
     """Run the forward of an adopted class.
 
@@ -54,33 +58,50 @@ def run_forward(
         adopted: The class.
         values: Values of the operator's arguments.
         needs: Names of the arguments whose gradient is needed.
+        in_place: True to hand over the arguments that the operator writes into themselves.
 
     Raises:
-        MutationError: If it writes into an input into which earlier runs did not write.
+        MutationError: If it writes into an input into which earlier runs did not write, or marks one as dirty
+            that it does not return.
         ResultCountError, ResultTypeError: If it does not return what it was adopted with.
     """
     facts, given = adopted.facts, adopted.spread(values)
-    flags = _flags(adopted, given)
+    flags = adopted.flags(given)
     known = facts.written_under.get(flags)
-    copied = _copied(adopted, len(given), known)
-    backups = _copies(given, range(len(given))) if known is None and not copied else {}
-    run, written, counted = _run(adopted, given, _copies(given, copied), needs)
-    late = written - copied
+    own = frozenset(adopted.written_positions(given) if in_place else ())
+    copied = _copied(adopted, len(given), known) - own
+    backups = _copies(given, own if adopted.may_write else range(len(given))) if known is None else {}
+    before = {position: version_of(given[position]) for position in own}
+    try:
+        run, written, counted = _run(adopted, given, flags, _copies(given, copied), needs, own)
+    except (errors.ResultTypeError, errors.ResultCountError) as error:
+        changed = [position for position in own if version_of(given[position]) != before[position]]
+        if changed and not backups:
+            raise _late_structure(adopted, adopted.argument_names(given)[changed[0]]) from error
+        with torch.no_grad():
+            for position in changed:
+                given[position].copy_(backups[position])
+        raise
+    late = written - copied - own
     if late:
         _record_writes(adopted, flags, late)
-        if not backups:
+        if not late <= backups.keys():
             raise _late_write(adopted, adopted.argument_names(given)[min(late)])
         with torch.no_grad():
-            for position in late:
+            for position in written - copied:
                 given[position].copy_(backups[position])
-        return run_forward(adopted, values, needs)
+        return run_forward(adopted, values, needs, in_place=in_place)
     if known is None and counted:
         _record_writes(adopted, flags, written)
     return run
 
 
 def run_traceable(
-    adopted: AdoptedFunction, values: Sequence[Any], needs: frozenset[str] = frozenset()
+    adopted: AdoptedFunction,
+    values: Sequence[Any],
+    needs: frozenset[str] = frozenset(),
+    *,
+    in_place: bool = False,
 ) -> ForwardRun:
     """Run the forward of an adopted class; raise where it reads numbers that a trace does not have.
 
@@ -88,18 +109,11 @@ def run_traceable(
         RuntimeError: If it reads a number, other than a size of a result, from a tensor without data.
     """
     count = len(capabilities.fresh_symbols(tensors_in(list(values))))
-    run = run_forward(adopted, values, needs)
+    run = run_forward(adopted, values, needs, in_place=in_place)
     fresh = capabilities.fresh_symbols(tensors_in(list(values)))[count:]
     if not all(capabilities.is_a_size(symbol, tensors_in(list(run.results))) for symbol in fresh):
         raise RuntimeError("it reads a number from a tensor, which has no data yet")
     return run
-
-
-def _flags(adopted: AdoptedFunction, given: Sequence[Any]) -> tuple[Any, ...]:
-    """Arguments that may choose whether code writes into an input, such as `inplace`; `...` for any other."""
-    if not adopted.may_write:
-        return ()
-    return tuple(value if value is None or isinstance(value, bool | str) else ... for value in given)
 
 
 def _record_writes(adopted: AdoptedFunction, flags: tuple[Any, ...], positions: Iterable[int]) -> None:
@@ -127,9 +141,17 @@ def _copies(given: Sequence[Any], positions: Iterable[int]) -> dict[int, Tensor]
 
 
 def _run(
-    adopted: AdoptedFunction, given: Sequence[Any], copies: Mapping[int, Tensor], needs: frozenset[str]
+    adopted: AdoptedFunction,
+    given: Sequence[Any],
+    flags: tuple[Any, ...],
+    copies: Mapping[int, Tensor],
+    needs: frozenset[str],
+    own: frozenset[int],
 ) -> tuple[ForwardRun, frozenset[int], bool]:
-    """Run once; return the outcome, the positions written to, and whether every write was counted."""
+    """Run once; return the outcome, the positions written to, and whether every write was counted.
+
+    The tensors at the positions `own` are handed over themselves.
+    """
     names = adopted.argument_names(given)
     context = Context(adopted, [_needed(*pair, needs) for pair in zip(names, given, strict=True)])
     if adopted.reads_requires_grad:
@@ -144,14 +166,46 @@ def _run(
         if before[position] != after[position] or any(value is dirty for dirty in record.dirty)
     )
     counted = None not in itertools.compress(after, [isinstance(value, Tensor) for value in handed])
-    results = _flat_results(adopted, returned)
+    marked = _marked(adopted, handed, record.dirty) if record.dirty else {}
+    if proxy_reason(handed) is None:  # compiled code is guarded by what is known of real calls
+        earlier, now = adopted.facts.dirty_under.get(flags), frozenset(marked.values())
+        adopted.facts.dirty_under[flags] = now
+        if earlier is not None and earlier != now:
+            raise _other_marks(adopted, min(earlier ^ now))
+    for position in own:
+        if before[position] != after[position] and names[position] not in marked.values():
+            raise _unmarked_write(adopted, names[position])
+    results = _flat_results(adopted, returned, marked, [names[position] for position in sorted(own)])
     constant = frozenset(
         position for position, result in enumerate(results) if any(result is one for one in record.constant)
     )
-    own = _unaliased(adopted, results, handed, given, written)
-    known = {id(result): clone for result, clone in zip(results, own, strict=True) if result is not clone}
-    known |= {id(copy): given[position] for position, copy in copies.items() if position not in written}
-    return ForwardRun(own, context.with_identities(known), constant, tuple(given)), written, counted
+    apart = _unaliased(adopted, results, handed, given, written)
+    known = {id(result): clone for result, clone in zip(results, apart, strict=True) if result is not clone}
+    known |= {
+        id(copy): given[position]
+        for position, copy in copies.items()
+        if position not in written or position in own
+    }
+    itself = {id(handed[position]): given[position] for position in own}
+    apart = tuple(itself.get(id(result), result) for result in apart)
+    return ForwardRun(apart, context.with_identities(known), constant, tuple(given)), written, counted
+
+
+def _marked(adopted: AdoptedFunction, handed: Sequence[Any], dirty: Sequence[Any]) -> dict[int, str]:
+    """Names of the arguments that were marked as dirty, by the `id` of the tensor.
+
+    What the author left out of `mutates=` does not count, and works on a copy.
+    """
+    names = adopted.argument_names(handed)
+    allowed = set(names if adopted.mutates is None else adopted.mutates)
+    # Of one tensor that is given twice, the argument that is written comes first.
+    order = sorted(range(len(names)), key=lambda position: names[position] not in adopted.schema.new_values)
+    found: dict[int, str] = {}
+    for position in order:
+        value = handed[position]
+        if names[position] in allowed and any(value is each for each in dirty):
+            found.setdefault(id(value), names[position])
+    return found
 
 
 def _requiring(
@@ -170,33 +224,69 @@ def forward_function(adopted: AdoptedFunction) -> Callable[..., Any]:
     """The forward of an adopted class as a function of the operator's arguments, like a reference."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        values = adopted.schema.call_values(args, kwargs)
-
-        def returned(results: tuple[Any, ...]) -> Any:
-            return results[0] if adopted.schema.single else results
-
-        def by_class() -> Any:
-            with capabilities.above_autograd():
-                results = run_traceable(adopted, values).results
-            if adopted.facts.tried and proxy_reason(values) is None:
-                refuse_other_metadata(adopted, values, results)
-            return returned(results)
-
-        def by_trial() -> Any:
-            run = partial(run_forward, adopted)
-            return returned(results_by_trial(adopted, values, lambda real: run(real).results))
-
-        instead: Callable[[], Any] | None = None
-        if adopted.has_stand_in("forward"):
-            instead = partial(_by_reference, adopted, values)
-        elif capabilities.without_data(tensors_in(values)):
-            instead = by_trial
-        return run_or_fall_back(adopted, "forward", values, by_class, instead)
+        results = _results(adopted, adopted.schema.call_values(args, kwargs))
+        return results[0] if adopted.schema.single and isinstance(results, tuple) else results
 
     return forward
 
 
-def returned_by(function_class: type[torch.autograd.Function], given: Sequence[Any]) -> Any:
+def writing_forward(adopted: AdoptedFunction) -> Callable[..., Any]:
+    """The forward of an adopted class as a function that writes, like a reference of an in-place operator."""
+    schema = adopted.call_schema
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        values = schema.call_values(args, kwargs)
+        return _results(adopted, values, in_place=True)
+
+    return forward
+
+
+def _results(adopted: AdoptedFunction, values: list[Any], *, in_place: bool = False) -> Any:
+    """What the forward of an adopted class returns, or what stands in for it on proxies.
+
+    In place, it is what the operator in place returns; otherwise all results, or what the reference returned.
+    """
+    written = len(adopted.schema.new_values) if in_place else 0
+
+    def by_class() -> Any:
+        with capabilities.above_autograd():
+            results = run_traceable(adopted, values, in_place=in_place).results
+        if adopted.facts.tried and proxy_reason(values) is None:
+            refuse_other_metadata(adopted, values, results)
+        return returned_results(adopted.call_schema, values, results[written:]) if in_place else results
+
+    def by_trial() -> Any:
+        results = results_by_trial(adopted, values, lambda real: run_forward(adopted, real).results)
+        return write_results(adopted.call_schema, values, results) if in_place else results
+
+    def by_reference() -> Any:
+        assert adopted.reference is not None
+        args, kwargs = adopted.schema.split(values)
+        function = copied_back(adopted.reference, adopted.call_schema) if in_place else adopted.reference
+        return function(*args, **kwargs)
+
+    instead: Callable[[], Any] | None = None
+    if adopted.has_stand_in("forward"):
+        instead = by_reference
+    elif capabilities.without_data(tensors_in(values)):
+        instead = by_trial
+    return run_or_fall_back(adopted, "forward", values, by_class, instead)
+
+
+@dataclass(frozen=True)
+class Returned:
+    """The value that a forward returned.
+
+    Args:
+        value: The value.
+        marked: Position in forward of each argument that it marked as dirty, by the `id` of its tensor.
+    """
+
+    value: Any
+    marked: Mapping[int, int]
+
+
+def returned_by(function_class: type[torch.autograd.Function], given: Sequence[Any]) -> Returned:
     """Call a class's forward with copies of these arguments, and return its results."""
     adopted = AdoptedFunction("", Schema((), (), single=True), function_class, 0)
     if adopted.has_setup_context:  # `apply` then binds defaults, which `setup_context` unpacks
@@ -204,14 +294,12 @@ def returned_by(function_class: type[torch.autograd.Function], given: Sequence[A
         bound.apply_defaults()
         given = bound.args
     copies = [value.clone() if isinstance(value, Tensor) else value for value in given]
+    context = Context(adopted, [False] * len(copies))
     with torch.no_grad():
-        return _call(adopted, Context(adopted, [False] * len(copies)), copies)
-
-
-def _by_reference(adopted: AdoptedFunction, values: list[Any]) -> Any:
-    assert adopted.reference is not None
-    args, kwargs = adopted.schema.split(values)
-    return adopted.reference(*args, **kwargs)
+        value = _call(adopted, context, copies)
+    dirty = context.opsmith_record.dirty
+    found = {id(each): at for at, each in enumerate(copies) if any(each is other for other in dirty)}
+    return Returned(value, found)
 
 
 def _needed(name: str, value: Any, needs: frozenset[str]) -> bool:
@@ -232,6 +320,35 @@ def version_of(value: Any) -> int | None:
     return capabilities.version(value) if isinstance(value, Tensor) else None
 
 
+def _late_structure(adopted: AdoptedFunction, name: str) -> errors.MutationError:
+    return adopted.error(
+        errors.MutationError,
+        f"`{adopted.name}.forward` returned something else than in earlier runs, after it had written into "
+        f"`{name}`",
+        argument=name,
+        hint='declare what it may return: `signature="(x: Tensor) -> tuple[Tensor, Tensor | None]"`',
+    )
+
+
+def _other_marks(adopted: AdoptedFunction, name: str) -> errors.MutationError:
+    return adopted.error(
+        errors.MutationError,
+        f"`{adopted.name}.forward` marks `{name}` as dirty in some calls and not in others, and no flag "
+        "chooses it",
+        argument=name,
+        hint="let a bool or a text among the arguments choose it; or let it work on copies: `mutates=()`",
+    )
+
+
+def _unmarked_write(adopted: AdoptedFunction, name: str) -> errors.MutationError:
+    return adopted.error(
+        errors.MutationError,
+        f"`{adopted.name}.forward` wrote into `{name}` and did not mark it as dirty, as in earlier runs",
+        argument=name,
+        hint=f"let it call `ctx.mark_dirty({name})` wherever it writes into it",
+    )
+
+
 def _late_write(adopted: AdoptedFunction, name: str) -> errors.MutationError:
     return adopted.error(
         errors.MutationError,
@@ -241,21 +358,37 @@ def _late_write(adopted: AdoptedFunction, name: str) -> errors.MutationError:
     )
 
 
-def _flat_results(adopted: AdoptedFunction, returned: Any) -> tuple[Any, ...]:
-    """The flat results of a forward."""
-    found: dict[int, Any] = {}
+def _flat_results(
+    adopted: AdoptedFunction, returned: Any, marked: Mapping[int, str], own: Sequence[str]
+) -> tuple[Any, ...]:
+    """The flat results of a forward.
+
+    Args:
+        adopted: The class.
+        returned: What it returned.
+        marked: Names of the arguments that it marked as dirty, by the `id` of the tensor.
+        own: Names of the arguments that it has to write into.
+    """
+    if marked:
+        _refuse_marked(adopted, returned, marked)
+    unreturned, found = dict(marked), dict[int, Any]()
     try:
         for position, value in leaves(adopted.outputs, returned):
             if position is None and value is not None:
-                adopted.facts.returned = _structure(returned)
+                adopted.facts.returned = _structure(returned, marked)
                 raise _other_result(adopted, None, value)
             if position is not None:
                 if not isinstance(value, _types(adopted, position)):
-                    adopted.facts.returned = _structure(returned)
+                    adopted.facts.returned = _structure(returned, marked)
                     raise _other_result(adopted, position, value)
+                name, written = unreturned.pop(id(value), None), adopted.schema.results[position].written
+                if name != written and (name is not None or written in own):
+                    adopted.facts.returned = _structure(returned, marked)
+                    adopted.facts.unmarked = not marked
+                    raise _other_write(adopted, name, written)
                 found[position] = value
     except StructureMismatchError as misfit:
-        adopted.facts.returned = _structure(returned)
+        adopted.facts.returned = _structure(returned, marked)
         value, outputs = misfit.value, misfit.outputs
         raise adopted.error(
             errors.ResultCountError,
@@ -267,11 +400,65 @@ def _flat_results(adopted: AdoptedFunction, returned: Any) -> tuple[Any, ...]:
     return tuple(found[position] for position in range(len(adopted.schema.results)))
 
 
-def _structure(returned: Any) -> Any:
-    """The structure of a value, in tuples of "tensor", None and, for anything else, "other"."""
-    if isinstance(returned, tuple | list):
-        return tuple(map(_structure, returned))
-    return "tensor" if isinstance(returned, Tensor) else None if returned is None else "other"
+def _refuse_marked(adopted: AdoptedFunction, returned: Any, marked: Mapping[int, str]) -> None:
+    """Refuse a mark that no operator can have, and one that `apply` refuses, too.
+
+    Raises:
+        MutationError: If it marks one of `*args`, or what it does not return.
+    """
+    outputs = returned if isinstance(returned, tuple | list) else (returned,)
+    plain = {slot.name for slot in adopted.parameters.slots if slot.form in ("plain", "either")}
+    for identity, name in marked.items():
+        if name not in plain:
+            raise adopted.error(
+                errors.MutationError,
+                f"`{adopted.name}.forward` marks one of `*{name}` as dirty, which needs a declaration: a "
+                "list is written as a whole",
+                argument=name,
+                hint='name the arguments one by one: `signature="(x: Tensor, y: Tensor) -> Tensor"`; or let '
+                "it work on copies: `mutates=()`",
+            )
+        if not any(id(output) == identity for output in outputs):
+            raise adopted.error(
+                errors.MutationError,
+                f"`{adopted.name}.forward` marks `{name}` as dirty and does not return it, which `apply` "
+                "refuses, too",
+                argument=name,
+                hint=f"return `{name}` itself, not a view or a copy; or let it work on a copy: `mutates=()`",
+            )
+
+
+def _structure(returned: Any, marked: Mapping[int, str]) -> Any:
+    """The structure of a value: tuples of "tensor", written arguments, None and, for the rest, "other"."""
+    left = dict(marked)
+
+    def structure(value: Any) -> Any:
+        if isinstance(value, tuple | list):
+            return tuple(map(structure, value))
+        if id(value) in left:
+            return WrittenOutput(left.pop(id(value)))
+        return "tensor" if isinstance(value, Tensor) else None if value is None else "other"
+
+    return structure(returned)
+
+
+def _other_write(adopted: AdoptedFunction, marked: str | None, written: str | None) -> errors.ResultTypeError:
+    """The error for a class that marks another argument as dirty than it was adopted with."""
+    name, short_name = marked or written, adopted.operator.partition("::")[2]
+    if marked is None:
+        instead = f"call `{short_name}.functional` where it does not write"
+    else:
+        instead = f'declare what it writes into: `adopt(..., mutates=("{name}",))`'
+    expected = "a new tensor" if written is None else f"`{written}`, marked as dirty"
+    return adopted.error(
+        errors.ResultTypeError,
+        f"`{adopted.name}.forward` marks other arguments as dirty than it was adopted with: this needs a "
+        "declaration",
+        argument=name,
+        expected=expected,
+        got="a new tensor" if marked is None else f"`{marked}`, marked as dirty",
+        hint=f"call it once before it is traced, or {instead}",
+    )
 
 
 def _other_result(adopted: AdoptedFunction, position: int | None, value: Any) -> errors.ResultTypeError:

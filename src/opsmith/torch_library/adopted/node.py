@@ -22,6 +22,7 @@ from opsmith.torch_library.adopted.context import PackedContext
 from opsmith.torch_library.adopted.fallback import (
     graph_cut_error,
     once_differentiable_error,
+    overwritten_error,
     proxy_reason,
     refuse_differentiation,
     rerun_differs_error,
@@ -55,6 +56,7 @@ class _NodeState:
         given: The arguments of the class's forward, each tensor replaced by a placeholder.
         metadata: Metadata of the call's tensors.
         random: The random state of the forward, if it may run again.
+        constant: Positions of the results that have no gradient.
     """
 
     packed: PackedContext
@@ -64,6 +66,7 @@ class _NodeState:
     given: tuple[Any, ...]
     metadata: CallMetadata
     random: RandomState | None
+    constant: frozenset[int]
 
 
 class AdoptedNode(OperatorNode):
@@ -90,7 +93,7 @@ class AdoptedNode(OperatorNode):
             run = run_or_fall_back(adopted, "forward", values, own, _no_run)
         if run is None:
             return OperatorNode.forward(ctx, primitive, forward_mode, *flat)
-        _save(ctx, primitive, flat, run, state)
+        save_run(ctx, primitive, flat, run, state)
         if forward_mode:
             names = all_names(primitive.specification)
             ctx.forward_kept = primitive.save(ctx.save_for_forward, names, flat, run.results)
@@ -105,6 +108,16 @@ class AdoptedNode(OperatorNode):
             return (None,) * len(ctx.needs_input_grad)
         return (*(None,) * LEADING_ARGUMENTS, *_gradients(ctx.primitive, ctx.state, ctx.saved_tensors, grads))
 
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
+        """Tangents of the results; None for those that the class marked as constants, as torch wants it."""
+        answers = OperatorNode.jvp(ctx, *tangents)
+        if ctx.state is None or not ctx.state.constant:
+            return answers
+        every = answers if isinstance(answers, tuple) else (answers,)
+        kept = [None if at in ctx.state.constant else answer for at, answer in enumerate(every)]
+        return tuple(kept) if len(kept) > 1 else kept[0]
+
 
 def _no_run() -> ForwardRun | None:
     """The run of a forward that the operator itself computes, by a fallback of its own."""
@@ -117,35 +130,50 @@ def uses_class_backward(primitive: Primitive, needs: frozenset[str]) -> bool:
     return all(isinstance(rules.get(name), ClassFormula) for name in needs)
 
 
-def _save(
-    ctx: Any, primitive: Primitive, flat: Sequence[Any], run: ForwardRun, state: RandomState | None
-) -> None:
-    """Save in a node's context the values that its backward needs."""
+def save_run(
+    ctx: Any,
+    primitive: Primitive,
+    flat: Sequence[Any],
+    run: ForwardRun,
+    state: RandomState | None,
+    lost: bool = False,
+) -> bool:
+    """Save in a node's context what its backward needs; return True if a second order needs the inputs.
+
+    Args:
+        ctx: The context.
+        primitive: The operator.
+        flat: The arguments as they were before the call.
+        run: The run of its forward.
+        state: The random state of the forward, if it may run again.
+        lost: True if the forward has written over an argument, of which there is no copy.
+    """
     specification = primitive.specification
     adopted = specification.adopted
     assert adopted is not None
-    constant = [
-        result
+    constant = frozenset(
+        position
         for position, (result, described) in enumerate(
             zip(run.results, specification.schema.results, strict=True)
         )
         if result is not None
         and (position in run.constant or not described.differentiable or not has_gradient(result.dtype))
-    ]
-    ctx.mark_non_differentiable(*constant)
+    )
+    ctx.mark_non_differentiable(*(run.results[position] for position in sorted(constant)))
     ctx.set_materialize_grads(False)
     ctx.primitive = primitive
     tensors, packed = run.context.pack()
     inputs = None
     for_second = _keeps_inputs(adopted, tensors, run)
-    if for_second or proxy_reason(flat) is not None:
+    if (for_second and not lost) or proxy_reason(flat) is not None:
         extra: list[Tensor] = []
         names = specification.schema.names
         inputs = primitive.save(lambda *kept: extra.extend(kept), names, flat, run.results)
     ctx.save_for_backward(*tensors, *(extra if inputs is not None else ()))
     metadata = CallMetadata.of(flat, run.results, ctx.needs_input_grad[LEADING_ARGUMENTS:])
     given = tuple(value if not isinstance(value, Tensor) else _TENSOR for value in run.given)
-    ctx.state = _NodeState(packed, len(tensors), inputs, for_second, given, metadata, state)
+    ctx.state = _NodeState(packed, len(tensors), inputs, for_second, given, metadata, state, constant)
+    return for_second
 
 
 _TENSOR = torch.empty(0)
@@ -193,6 +221,10 @@ def _gradients(
             with torch.no_grad():
                 first = _flat(primitive, by_name(adopted, run(grads), state.given, frozenset(schema.names)))
             answers = _if_reproducible(adopted, answers, first, [*saved, *grads])
+    elif higher and state.for_second:
+        sources = [tensor for tensor in (*saved, *grads) if tensor is not None and tensor.requires_grad]
+        lost = torch.empty(0, requires_grad=True)  # stands for the history of the value before the call
+        answers = refuse_differentiation(own(), [*sources, lost], overwritten_error(adopted))
     else:
         answers = run_or_fall_back(adopted, "backward", [*saved, *grads], own, recompute)
     return [
@@ -281,7 +313,10 @@ def _checked_graph(
 
 
 def adopted_call(
-    registered: RegisteredOperator, adopted: AdoptedFunction, call: Callable[..., Any]
+    registered: RegisteredOperator,
+    adopted: AdoptedFunction,
+    call: Callable[..., Any],
+    compute: Callable[[list[Any]], tuple[Any, ...] | None],
 ) -> Callable[..., Any]:
     """The `__call__` of a handle for calls of plain tensors, with no mode or transform active.
 
@@ -289,6 +324,7 @@ def adopted_call(
         registered: The operator.
         adopted: Its class.
         call: Takes the handle, positional and keyword arguments: the slow path.
+        compute: Computes all results of argument values; None where the call needs the slow path.
     """
     schema = adopted.schema
     kinds = [(argument.name, argument.kind) for argument in schema.arguments]
@@ -314,16 +350,25 @@ def adopted_call(
         if values is None:
             return call(handle, args, kwargs)
         try:
-            if not torch.is_grad_enabled() or not requires_gradient(values):
-                with torch.no_grad():
-                    return adopted.structured(run_forward(adopted, values).results)
-            flattening = ArgumentFlattening.of(schema, values)
-            primitive = OperatorPrimitive(registered, flattening)
-            return adopted.structured(registered.node.apply(primitive, False, *flattening.flatten(values)))
+            results = compute(values)
         except (errors.ResultTypeError, errors.ResultCountError):
-            return call(handle, args, kwargs)  # it learns another structure of results
+            results = None  # the slow path learns another structure of results
+        return call(handle, args, kwargs) if results is None else adopted.structured(results)
 
     return fast_call
+
+
+def computed_by_class(
+    registered: RegisteredOperator, adopted: AdoptedFunction, values: list[Any]
+) -> tuple[Any, ...]:
+    """All results of a call of plain tensors, by the forward of a class on copies of what it writes."""
+    if not torch.is_grad_enabled() or not requires_gradient(values):
+        with torch.no_grad():
+            return run_forward(adopted, values).results
+    flattening = ArgumentFlattening.of(adopted.schema, values)
+    primitive = OperatorPrimitive(registered, flattening)
+    results: tuple[Any, ...] = registered.node.apply(primitive, False, *flattening.flatten(values))
+    return results
 
 
 def _is_plain(kind: ArgumentType, value: Any) -> bool:
