@@ -29,8 +29,6 @@ for name in [name for name in sys.modules if name.partition(".")[0] in REFUSED]:
     del sys.modules[name]
 sys.meta_path.insert(0, Refuse())
 before = set(sys.modules)
-import pytest
-
 import opsmith
 import opsmith.ops
 
@@ -49,7 +47,6 @@ print(sorted(heavy & loaded), sorted({name.partition(".")[0] for name in loaded}
 """
 
 
-@pytest.mark.slow
 def test_torch_alone_is_enough() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
