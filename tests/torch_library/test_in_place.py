@@ -15,6 +15,8 @@ from torch._inductor.utils import run_and_get_code
 
 import opsmith
 from opsmith import errors
+from opsmith.torch_library import capabilities
+from opsmith.torch_library.in_place import InPlaceRegistration
 
 GENERATOR = torch.Generator().manual_seed(0)
 CACHE = torch.randn(3, 4, generator=GENERATOR, dtype=torch.float64)
@@ -646,3 +648,25 @@ def test_a_view_that_is_not_the_first_tensor_is_written_with_all_gradients() -> 
     torch.testing.assert_close(
         gradients, (CACHE[1:].sum(0), torch.cat([torch.ones_like(CACHE[:1]), X.expand(2, 4)]))
     )
+
+
+@pytest.mark.skipif(not capabilities.on("fast_path"), reason="there is no fast path in conservative mode")
+def test_what_compiled_code_calls_has_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    operator = declare("fast_void", decay_, returns="cache")
+    void, cache = torch.ops.in_place.fast_void_void.default, CACHE.clone()
+    for _ in range(2):
+        assert operator(cache, X) is cache
+        assert void(cache, X) is None
+    slow: list[Any] = []
+    validate = InPlaceRegistration._values
+    monkeypatch.setattr(
+        InPlaceRegistration, "_values", lambda self, *given: slow.append(given) or validate(self, *given)
+    )
+    expected, version = decay_(cache.clone(), X), cache._version
+    assert void(cache, X) is None
+    assert torch.equal(cache, expected)
+    assert cache._version > version
+    assert slow == []
+    with pytest.raises(errors.MutationError):  # the slow path refuses
+        void(cache[:1].expand(3, 4), X)
+    assert len(slow) == 1

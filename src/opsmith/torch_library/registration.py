@@ -266,8 +266,22 @@ class DispatcherRegistration:
             if self.validated and not self._fast_calls.installed:
                 # The fast path takes and returns what the author's function does.
                 schema = specification.schema
-                plain = schema.lowering is None and schema.returns is None and specification.adopted is None
-                self._fast_calls.install(self.fast_path if plain else None, specification.schema.names)
+                plain = schema.lowering is None and specification.adopted is None
+                make = self.fast_path if schema.returns is None else self._void_fast_path
+                self._fast_calls.install(make if plain else None, specification.schema.names)
+
+    def _void_fast_path(
+        self, call: Callable[..., Any], compiled: Callable[..., Any] | None = None
+    ) -> Callable[..., Any] | None:
+        """Generate the fast path of what compiled code calls, which does not return the argument."""
+        fast_call = self.fast_path(call, compiled)
+        if fast_call is None:
+            return None
+
+        def void(*args: Any, **kwargs: Any) -> Any:
+            return NOT_TAKEN if fast_call(*args, **kwargs) is NOT_TAKEN else None
+
+        return void
 
     def _register_transforms(self, overload: Any, name: str, returned: Returned) -> None:
         """Register the kernel for transforms of `torch.func`, and those for autocast."""
