@@ -2,6 +2,7 @@
 
 Each operator is a function in small letters; those with parameters, and activations, are modules too.
 `Involution2d` is the layer around `involution`; `opsmith.ops.rednet` has networks of such layers.
+`opsmith.ops.decoder` is a language model of the operators that write in place.
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ from opsmith.ops.elementwise import Add, Exp, Mul, add, exp, mul
 from opsmith.ops.involution import Involution2d, involution
 from opsmith.ops.kv_cache import write_kv_cache
 from opsmith.ops.linear import Linear, linear
+from opsmith.ops.paged_attention import paged_attention
 from opsmith.ops.rms_norm import RMSNorm, add_rms_norm_, rms_norm
 from opsmith.ops.rope import rope_, rope_table
+from opsmith.ops.swiglu import swiglu_
+from opsmith.ops.write_linear import write_linear
 
 __all__ = [
     "Add",
@@ -28,8 +32,11 @@ __all__ = [
     "involution",
     "linear",
     "mul",
+    "paged_attention",
     "rms_norm",
     "rope_",
     "rope_table",
+    "swiglu_",
     "write_kv_cache",
+    "write_linear",
 ]
