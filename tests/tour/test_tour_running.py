@@ -37,7 +37,7 @@ def stage(name: str, passed: bool) -> TourStage:
 
 
 def test_stages() -> None:
-    assert [stage.name for stage in STAGES] == ["checks", "linear", "digits", "onnx", "pictures"]
+    assert [stage.name for stage in STAGES] == ["checks", "linear", "digits", "onnx", "pictures", "decoder"]
 
 
 @pytest.mark.parametrize("second", [True, False], ids=["all_pass", "one_fails"])
@@ -150,8 +150,11 @@ def test_exit_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: An
 
     monkeypatch.setattr(opsmith.tour, "run_tour", run_tour)
     arguments = ["tour", "--out", str(tmp_path), "--linear-steps", "7", "--digits-epochs", "2", "--seed", "5"]
+    arguments += ["--decoder-seconds", "0.5"]
     assert CliRunner().invoke(app, arguments).exit_code == status
-    assert (seen[0].out, seen[0].linear_steps, seen[0].digits_epochs, seen[0].seed) == (tmp_path, 7, 2, 5)
+    (given,) = seen
+    assert (given.out, given.linear_steps, given.digits_epochs, given.seed) == (tmp_path, 7, 2, 5)
+    assert given.decoder_seconds == 0.5
 
 
 @pytest.mark.slow
@@ -159,7 +162,7 @@ def test_exit_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: An
 def test_the_whole_tour(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["tour", "--out", str(tmp_path)])
     assert done.exit_code == 0
-    # The second process runs two stages from the start; what they print stands below their titles.
+    # The second process runs three stages from the start; what they print stands below their titles.
     order = [f"1. {STAGES[0].title}", "to check them thoroughly", f"2. {STAGES[1].title}", "w1"]
     order += [f"3. {STAGES[2].title}", "read right", "opsmith::involution: ", f"4. {STAGES[3].title}"]
     at = [done.output.index(each) for each in order]

@@ -17,8 +17,11 @@ def tour(
     linear_steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of the linear fit.")] = 300,
     digits_epochs: Annotated[int, typer.Option(min=1, help="Passes over the handwritten digits.")] = 15,
     seed: Annotated[int, typer.Option(help="Seed of every random number.")] = 0,
+    decoder_seconds: Annotated[
+        float, typer.Option(min=0, help="Time for which the language model writes text.")
+    ] = 5.0,
 ) -> None:
-    """Check the bundled operators quickly, train with them, export and draw: a minute on two cores.
+    """Check the bundled operators, train with them, export, draw, and write text: a minute on two cores.
 
     **Examples**
 
@@ -34,7 +37,7 @@ def tour(
         from opsmith.tour import TourContext, run_tour
 
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        context = TourContext(out, device, Console(), linear_steps, digits_epochs, seed)
+        context = TourContext(out, device, Console(), linear_steps, digits_epochs, seed, decoder_seconds)
         passed = run_tour(context)
     if not passed:
         raise typer.Exit(FAILED)

@@ -16,6 +16,7 @@ import opsmith
 from opsmith import ops
 from opsmith.checking import Report, check
 from opsmith.checking.side_effects.global_settings import thread_count
+from opsmith.ops.decoder import Decoder, DecoderSizes, PagedCache, generate
 from opsmith.ops.involution import involution, involution_input_gradient, involution_weight_gradient
 from opsmith.tour.stage import StageResult, TourContext, progress, write_json
 
@@ -127,7 +128,9 @@ SKIPPED = ("resources",)
 
 
 def build_kernels() -> None:
-    """Build the kernels of involution for all their dtypes, two at a time."""
+    """Build the kernels of the decoder, and those of involution for all their dtypes, two at a time."""
+    sizes = DecoderSizes(width=2, layers=1, heads=1, hidden=1, positions=2)
+    list(generate(Decoder(sizes), PagedCache(sizes, 1), [[0]], 2))
 
     def call(dtype: torch.dtype) -> None:
         x = torch.zeros(1, 16, 3, 3, dtype=dtype, requires_grad=True)

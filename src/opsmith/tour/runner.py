@@ -28,7 +28,7 @@ import opsmith
 from opsmith import errors
 from opsmith.core.output_file import replacing
 from opsmith.extras import install
-from opsmith.tour import digits, linear_fit, onnx_export, operators, pictures
+from opsmith.tour import decoder, digits, linear_fit, onnx_export, operators, pictures
 from opsmith.tour.stage import StageResult, TourContext, TourStage, write_json
 
 STAGES = (
@@ -52,6 +52,12 @@ STAGES = (
         "draw it all, time involution, and write a page about each operator",
         pictures.run,
         ("sklearn", "jinja2", "matplotlib", "onnx", "onnxscript", "onnxruntime", "pygraphviz"),
+    ),
+    TourStage(
+        "decoder",
+        "write text with a small language model, whose cache is written in place",
+        decoder.run,
+        background=True,
     ),
 )
 
@@ -203,6 +209,7 @@ KINDS = {
     ".png": "pictures",
     ".onnx": "exported models",
     ".pt": "weights",
+    ".txt": "texts",
     ".json": "figures",
 }
 

@@ -27,6 +27,7 @@ class TourContext:
         linear_steps: Optimizer steps of the linear fit.
         digits_epochs: Passes over the handwritten digits.
         seed: Seed of every random number.
+        decoder_seconds: Time for which the language model writes text.
     """
 
     out: Path
@@ -35,6 +36,7 @@ class TourContext:
     linear_steps: int = 300
     digits_epochs: int = 15
     seed: int = 0
+    decoder_seconds: float = 5.0
 
 
 @dataclass(frozen=True)
