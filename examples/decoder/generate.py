@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         network, _ = checkpoint.read(given.out / "last.pt")
         prompts = given.prompt or list(PROMPTS)
-        step = compiled(network) if given.compile else network.decode
+        step = torch.compile(network.decode, fullgraph=True) if given.compile else network.decode
         cache = PagedCache(network.sizes, len(prompts))
         tokens = generate(
             network,
@@ -85,23 +85,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def compiled(network: Decoder) -> object:
-    """The decode step in one graph."""
-    return torch.compile(network.decode, fullgraph=True)
-
-
 def measured(network: Decoder, sequences: int, also_compiled: bool) -> list[str]:
     """Lines with the rates of this network, and of the same one in torch's own operations."""
-    plain = PlainDecoder.of(network)
+    networks = {"plain PyTorch": PlainDecoder.of(network), "bundled operators": network}
     contenders = [
-        contender("plain PyTorch", plain, plain.decode, sequences),
-        contender("bundled operators", network, network.decode, sequences),
+        contender(name, each, sequences, compiled=compiled)
+        for compiled in ((False, True) if also_compiled else (False,))
+        for name, each in networks.items()
     ]
-    if also_compiled:
-        contenders += [
-            contender("plain PyTorch, compiled", plain, compiled(plain), sequences),
-            contender("bundled operators, compiled", network, compiled(network), sequences),
-        ]
     half = network.sizes.positions // 2
     return lines(decode_rates(contenders, half, min(32, half), 5), "plain PyTorch")
 

@@ -14,30 +14,34 @@ from torch import Tensor
 from opsmith.ops.decoder import Decoder, PagedCache
 
 Step = Callable[[Tensor, PagedCache], Tensor]
+Prefill = Callable[[Tensor, Tensor, PagedCache], Tensor]
 
 
 @dataclass
 class Contender:
-    """A network with its decode step, as it is or compiled, and a cache that is filled up to a length.
+    """The prefill and the decode step of a network, as they are or compiled, and a cache.
 
     Args:
         name: Name in the table.
-        network: Network.
-        step: Its decode step.
+        prefill: Prefill.
+        step: Decode step.
         cache: Cache, whose sequences have all of their blocks.
     """
 
     name: str
-    network: Decoder
+    prefill: Prefill
     step: Step
     cache: PagedCache
 
 
-def contender(name: str, network: Decoder, step: Step, sequences: int) -> Contender:
+def contender(name: str, network: Decoder, sequences: int, *, compiled: bool = False) -> Contender:
     """A contender with a cache of its own."""
     cache = PagedCache(network.sizes, sequences)
     cache.reserve([network.sizes.positions] * sequences)
-    return Contender(name, network, step, cache)
+    if compiled:
+        prefill, step = (torch.compile(each, fullgraph=True) for each in (network.prefill, network.decode))
+        return Contender(f"{name}, compiled", prefill, step, cache)
+    return Contender(name, network.prefill, network.decode, cache)
 
 
 def decode_rates(
@@ -66,7 +70,7 @@ def prefill_rates(contenders: Sequence[Contender], length: int, rounds: int) -> 
             count = each.cache.sequences
             tokens, lengths = torch.zeros(count, length, dtype=torch.int64), torch.full((count,), length)
             start = time.perf_counter()
-            each.network.prefill(tokens, lengths, each.cache)
+            each.prefill(tokens, lengths, each.cache)
             seconds = time.perf_counter() - start
             if number:
                 rates[each.name].append(count * length / seconds)

@@ -211,10 +211,7 @@ def test_text_is_written_and_follows_the_seed(
 
 def test_rates_are_measured_of_each_contender(network: Decoder) -> None:
     speed, plain = module("speed"), module("plain").PlainDecoder.of(network)
-    contenders = [
-        speed.contender("plain", plain, plain.decode, 2),
-        speed.contender("bundled", network, network.decode, 2),
-    ]
+    contenders = [speed.contender("plain", plain, 2), speed.contender("bundled", network, 2)]
     for rates in (speed.decode_rates(contenders, 4, 3, 2), speed.prefill_rates(contenders, 8, 2)):
         assert {name: len(seen) for name, seen in rates.items()} == {"plain": 2, "bundled": 2}
         assert all(math.isfinite(rate) and rate > 0 for seen in rates.values() for rate in seen)
