@@ -1,15 +1,17 @@
 """Tokens per second of a small language model, with and without the bundled operators, in one run.
 
-The model is that of examples/decoder, with the weights that the tour ships; the other one has the same weights and
-torch's own operations. Prefill and decode steps, eager and compiled; the contenders take turns within each round. A
-figure is the median over rounds, a ratio the median of the ratios to plain PyTorch, eager, within each round. Then
-the bytes that one compiled decode step allocates, beside those of its logits, its buffers and the cache.
+The model is that of examples/decoder, with the weights that the tour ships. The other has the same weights,
+and torch's own operations. Both are measured in prefill and decode steps, eager and compiled, in turns within
+each round. A figure is the median over rounds, a ratio that of the ratios to plain PyTorch, eager, within
+each round. Then come the bytes that a decode step allocates, beside those of its logits, its buffers and the
+cache.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -52,7 +54,7 @@ def main() -> None:
         for each in contenders:
             each.cache.lengths.fill_(given.length)
             logits = each.step(tokens, each.cache)
-            sizes = allocations(lambda each=each: each.step(tokens, each.cache))
+            sizes = allocations(partial(each.step, tokens, each.cache))
             print(f"{each.name:34s} a decode step allocates {len(sizes):3d} times, {sum(sizes):9d} bytes")
         cache = contenders[-1].cache
         buffers = sum(buffer.nbytes for buffer in cache.buffers.tensors())
