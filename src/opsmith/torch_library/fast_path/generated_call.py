@@ -60,6 +60,7 @@ def generate_call(
         "_op_is_nested": attrgetter("is_nested"),
         "_op_are_ints": are_ints,
         "_op_grad_enabled": torch.is_grad_enabled,
+        "_op_inference_mode": torch.is_inference_mode_enabled,
         "_op_must_be_deterministic": torch.are_deterministic_algorithms_enabled,
         "_op_overload": overload,
         "_op_call": call,
@@ -132,12 +133,15 @@ def _call_source(specification: Specification, contract: ContractSource) -> str:
             "not (_op_requires and _op_grad_enabled())",
             f"(_op_any_layout or ({contract.contiguous()}))",
             f"(_op_in_cpp or ({contract.apart()}))",
+            # Under `__torch_dispatch__` the guard does not tell one mode from the other.
+            "(_op_apply is not None) is _op_inference_mode()",
         ]
         versions = f"None if _op_in_cpp else {versions}"
     elif from_source_alone(schema):
         takes.append("not (_op_requires and _op_grad_enabled())")
     elif contract.may_write:
         captured = " and (_op_requires or not _op_result.requires_grad)"
+        takes.append("(_op_apply is not None or not _op_inference_mode())")
     return f"""
 def __call__(_op_handle, /, {_signature(schema.arguments, schema.positional)}):
     if _op_compiling():
