@@ -44,7 +44,7 @@ def read(path: Path) -> tuple[Decoder, dict[str, Any]]:
         raise CheckpointError(f"there is no checkpoint {path}; {HINT}") from None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, LookupError) as error:
         raise CheckpointError(f"{path} is damaged, or no checkpoint at all; {HINT}") from error
     if not isinstance(loaded, dict) or loaded.get("format") != FORMAT:
         raise CheckpointError(f"{path} is no checkpoint of this example ({FORMAT!r}); {HINT}")

@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tokens = generate(
             network,
             cache,
-            [list(prompt.encode()) for prompt in prompts],
+            [list(prompt.encode(errors="surrogateescape")) for prompt in prompts],
             given.tokens,
             temperature=given.temperature,
             generator=torch.Generator().manual_seed(given.seed),

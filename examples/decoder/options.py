@@ -1,4 +1,4 @@
-"""What the values of the options may be, and the options that both commands have."""
+"""Options of both commands, and the readers of their values."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from training import DivergedError, Plan, Training
 from opsmith.ops.decoder import DecoderSizes
 
 TESTS = 10
-"""How often the held-out text is looked at."""
+"""Number of tests on the held-out text."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,8 +51,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.error(str(error))
     torch.set_num_threads(given.threads)
     words = sys.argv[1:] if arguments is None else arguments
-    words = sys.argv[1:] if arguments is None else arguments
     voice = Voice()
+    try:  # before the training, whose weights would be lost
+        for folder in (given.out, *([] if given.weights is None else [given.weights.parent])):
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        options.error(f"{error.filename} cannot be made: {error.strerror}")
     try:
         training, history = run(plan, voice)
     except DivergedError as error:
@@ -61,7 +65,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("train.py: interrupted", file=sys.stderr)
         return 130
-    given.out.mkdir(parents=True, exist_ok=True)
     about = {
         "command": " ".join(["python examples/decoder/train.py", *words]),
         "text": "pydoc_data.topics of Python " + sys.version.split()[0],

@@ -172,18 +172,31 @@ def test_compiled(backend: str) -> None:
     assert step.item() == 1
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64], ids=str)  # the kernel, and the reference
-def test_lists_that_do_not_fit(dtype: torch.dtype) -> None:
-    two, step = [torch.ones(2, dtype=dtype), torch.ones(3, dtype=dtype)], torch.tensor(0.0)
+def test_what_does_not_fit_is_refused_before_anything_is_written() -> None:
+    two, step = [torch.ones(2), torch.ones(3)], torch.tensor(0.0)
     gradients, means, squares = ([each.clone() for each in two] for _ in range(3))
-    with pytest.raises((errors.KernelError, ValueError), match=r"the lists have|are not of the shapes"):
-        adamw_(two, gradients[:1], means, squares, step)
-    with pytest.raises((errors.KernelError, ValueError), match=r"have other shapes|are not of the shapes"):
-        adamw_(two, gradients, means, [torch.ones(2, dtype=dtype), torch.ones(2, dtype=dtype)], step)
-    assert step.item() == 0
-    assert torch.equal(two[0], torch.ones_like(two[0]))
+    adamw_(two, gradients, means, squares, step)  # the kernel looks at calls whose signature is known
+    for each in (*two, *means, *squares):
+        each.fill_(1)
+    step.zero_()
+    error = errors.KernelError, ValueError
+    for call in (adamw_, adamw_.reference):
+        with pytest.raises(error, match="derivatives has 1 tensors for 2 parameters"):
+            call(two, gradients[:1], means, squares, step)
+        shapes = r"squares\[1\] has (the shape \[2\], and parameters\[1\] has \[3\]|another shape)"
+        with pytest.raises(error, match=shapes):
+            call(two, gradients, means, [torch.ones(2), torch.ones(2)], step)
+    with pytest.raises(ValueError, match=r"parameters\[0\] is torch.int64, and must be floating"):
+        adamw_([torch.ones(2, dtype=torch.int64)], gradients[:1], means[:1], squares[:1], step)
+    with pytest.raises(
+        ValueError, match=r"step is torch.float32 of shape \[1\]: a floating number is needed"
+    ):
+        adamw_(two, gradients, means, squares, torch.zeros(1))
     with pytest.raises(errors.MutationError, match="shares elements"):
         adamw_(two, gradients, means, means, step)
+    assert step.item() == 0
+    for tensors in (two, means, squares):
+        assert_close(tensors, [torch.ones(2), torch.ones(3)])
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from opsmith import ops
+from opsmith import Operator, ops
 from opsmith.modules import OperatorModule
 
 CLASSES = {name: kind for name in ops.__all__ if isinstance(kind := getattr(ops, name), type)}
@@ -18,11 +18,12 @@ MODULES = {name: kind for name, kind in CLASSES.items() if issubclass(kind, Oper
 
 
 def test_which_operators_have_one() -> None:
-    """All but involution, whose weight is computed, and what writes into its arguments."""
-    functions = {name for name in ops.__all__ if name not in CLASSES}
+    """All but involution, whose weight is computed, attention, and what writes into its arguments."""
+    operators = {name: each for name in ops.__all__ if isinstance(each := getattr(ops, name), Operator)}
     assert CLASSES.keys() - MODULES.keys() == {"Involution2d"}
-    functions -= {name for name in functions if getattr(ops, name).specification.schema.written}
-    assert {kind.operator.name.partition("::")[2] for kind in MODULES.values()} == functions - {"involution"}
+    pure = {name for name, each in operators.items() if not each.specification.schema.written}
+    without = {"involution", "paged_attention"}
+    assert {kind.operator.name.partition("::")[2] for kind in MODULES.values()} == pure - without
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if name not in ("Linear", "RMSNorm")])

@@ -156,6 +156,19 @@ def test_a_step_beyond_the_blocks_is_refused(network: Decoder) -> None:
     assert cache.lengths.tolist() == [4]
 
 
+def test_a_step_without_a_block_is_refused_and_can_be_repeated(network: Decoder) -> None:
+    caches = [PagedCache(SIZES, 1, block_size=4) for _ in range(2)]
+    for cache in caches:
+        cache.reserve([4])
+        network.prefill(torch.tensor([[1, 2, 3, 4]]), torch.tensor([4]), cache)
+    token = torch.tensor([5])
+    with pytest.raises(errors.KernelError, match="sequence 0 has no block for one more token"):
+        network.decode(token, caches[0])
+    for cache in caches:
+        cache.reserve([5])
+    assert_close(network.decode(token, caches[0]), network.decode(token, caches[1]))
+
+
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
@@ -186,6 +199,7 @@ def test_begin_decode_step_in_each_dtype() -> None:
     [
         (7, 0, r"token 7 of sequence 0 is not in the embedding, which has 7|out of range"),
         (-1, 0, r"token -1 of sequence 0 is not in the embedding, which has 7|out of range"),
+        (0, 5, r"sequence 0 has no block for one more token|out of range"),
         (0, 8, r"sequence 0 has 8 tokens, and its 2 blocks hold no more|out of bounds"),
     ],
 )
@@ -193,7 +207,8 @@ def test_begin_decode_step_in_each_dtype() -> None:
 def test_begin_decode_step_refuses_before_it_writes(
     dtype: torch.dtype, token: int, length: int, message: str
 ) -> None:
-    x, embedding, table = torch.ones(1, 3, dtype=dtype), torch.ones(7, 3, dtype=dtype), torch.tensor([[0, 1]])
+    x, embedding = torch.ones(1, 3, dtype=dtype), torch.ones(7, 3, dtype=dtype)
+    table = torch.tensor([[0, -1]])
     positions, slots = torch.zeros(2, 1, dtype=torch.int64).unbind()
     for at, row in ((3, 1), (length, token)):  # the kernel looks at a call whose signature is known
         lengths = torch.tensor([at])

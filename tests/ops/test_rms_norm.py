@@ -166,6 +166,12 @@ def test_shapes() -> None:
         rms_norm(torch.ones(2, 3), torch.ones(2))
     with pytest.raises(errors.ShapeError):
         add_rms_norm_(torch.ones(2, 3), torch.ones(3))
+    with pytest.raises(ValueError, match=r"x is torch.int16, and must be floating"):
+        rms_norm(torch.ones(2, 3, dtype=torch.int16))
+    numbers = torch.ones(2, 3, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"x is torch.int64, and must be floating"):
+        add_rms_norm_(numbers.clone(), numbers)
+    assert torch.equal(numbers, torch.ones_like(numbers))
     x = torch.ones(2, 3)
     with pytest.raises(errors.MutationError, match="shares elements"):
         add_rms_norm_(x, x)

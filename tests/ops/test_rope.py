@@ -159,8 +159,12 @@ def test_a_table_that_does_not_fit(dtype: torch.dtype, columns: int) -> None:
 
 
 def test_refused() -> None:
-    with pytest.raises(ValueError, match="dim is 3, and pairs need an even number"):
+    with pytest.raises(ValueError, match="rope_table: 3 positions of 3 numbers: an even number is needed"):
         rope_table(3, 3)
+    with pytest.raises(ValueError, match="rope_table: -1 positions of 2 numbers"):
+        rope_table(-1, 2)
+    with pytest.raises(ValueError, match=r"x is torch.int64, and must be floating"):
+        rope_(torch.ones(2, 1, 4, dtype=torch.int64), rope_table(3, 4), torch.tensor([0, 1]))
     with pytest.raises(errors.ShapeError):
         rope_(torch.ones(2, 1, 4), rope_table(3, 4), torch.tensor([0]))
     with pytest.raises(errors.MutationError, match="several elements"):

@@ -235,6 +235,62 @@ def test_compiled_code_writes_into_what_it_takes(operator: Any, fresh_compiler: 
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.compile
+@pytest.mark.parametrize("operator", [derived, with_kernel], ids=lambda each: each.name)
+def test_two_views_of_one_tensor_with_sizes_that_change(operator: Any, fresh_compiler: None) -> None:
+    def both(x: Tensor) -> Tensor:
+        first, second = (x * 2).chunk(2, -1)
+        operator(first, second[0])
+        return first + second
+
+    compiled = torch.compile(both, fullgraph=True, backend="aot_eager", dynamic=True)
+    for rows in (3, 5):
+        x = torch.randn(rows, 8, dtype=torch.float64)
+        torch.testing.assert_close(compiled(x), both(x))
+    rows = torch.export.Dim("rows", min=2)
+    program = torch.export.export(Both(operator), (x,), dynamic_shapes={"x": {0: rows}})
+    torch.testing.assert_close(program.module()(x[:3]), both(x[:3]))
+
+
+class Both(torch.nn.Module):
+    """A write into one half of a tensor, of the other half."""
+
+    def __init__(self, operator: Any) -> None:
+        super().__init__()
+        self.operator = operator
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = (x * 2).chunk(2, -1)
+        self.operator(first, second[0])
+        return first + second
+
+
+def test_a_captured_tensor_is_not_written_under_grad() -> None:
+    cache = CACHE.clone()
+    for operator in (derived, with_kernel):
+        with pytest.raises(
+            errors.TransformError, match="`cache` cannot be written under this transform"
+        ) as caught:
+            F.grad(lambda x, operator=operator: (operator(cache, x), cache.sum())[1])(X)
+        assert "vmap" not in str(caught.value)
+        assert f"call `{operator.specification.short_name}.functional`" in (caught.value.hint or "")
+    assert torch.equal(cache, CACHE)
+
+
+def test_an_optional_result_that_is_none(name: str) -> None:
+    @opsmith.operator(name, mutates=["x"])
+    def scaled(x: Tensor, told: bool) -> Tensor | None:
+        x.mul_(2)
+        return x.sum() if told else None
+
+    x = torch.ones(3)
+    assert scaled(x, False) is None
+    new, nothing = scaled.functional(x, False)
+    assert nothing is None
+    assert new.tolist() == [4.0] * 3
+    assert scaled(x, True).item() == 12.0
+
+
 class Stores(torch.nn.Module):
     """A write into two layers of one cache."""
 

@@ -149,7 +149,7 @@ def returned_results(schema: Schema, values: Sequence[Any], results: tuple[Any, 
 def all_results(schema: Schema, values: Sequence[Any], returned: Any) -> tuple[Any, ...]:
     """Return the results of the functional form: the new values, and what an in-place operator returned."""
     new = tuple(value for argument, value in zip(schema.arguments, values, strict=True) if argument.alias)
-    if returned is None or schema.returns is not None:
+    if not schema.results or schema.returns is not None:
         return new
     return (*new, *(returned if isinstance(returned, tuple) else (returned,)))
 

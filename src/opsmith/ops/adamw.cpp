@@ -29,19 +29,19 @@ bool same_strides(const View<T>& x, const View<U>& y) {
 
 template <class A>
 struct Step {
-  A kept, beta1, beta2, at_once, scale, eps;
+  A decay, beta1, beta2, step_size, correction, eps;
 
   // Updates n elements; each tensor has a stride of its own.
   template <class T>
   void operator()(T* p, const T* g, T* m, T* v, int64_t n, const std::array<int64_t, 4>& by) const {
     const Step step = *this;
     auto update = [=](T& parameter, T given, T& mean, T& square) {
-      const A gradient = A(given);
-      const A new_mean = A(mean) + (gradient - A(mean)) * (1 - step.beta1);
-      const A new_square = A(square) * step.beta2 + gradient * gradient * (1 - step.beta2);
+      const A derivative = A(given);
+      const A new_mean = A(mean) + (derivative - A(mean)) * (1 - step.beta1);
+      const A new_square = A(square) * step.beta2 + derivative * derivative * (1 - step.beta2);
       mean = T(new_mean);
       square = T(new_square);
-      parameter = T(A(parameter) * step.kept - step.at_once * new_mean / (std::sqrt(new_square) * step.scale + step.eps));
+      parameter = T(A(parameter) * step.decay - step.step_size * new_mean / (std::sqrt(new_square) * step.correction + step.eps));
     };
     if (by == std::array<int64_t, 4>{1, 1, 1, 1}) {
 #pragma omp simd
@@ -53,20 +53,23 @@ struct Step {
 };
 
 template <class T>
-void adamw_(List<View<T>> parameters, List<View<const T>> gradients, List<View<T>> means, List<View<T>> squares,
+void adamw_(List<View<T>> parameters, List<View<const T>> derivatives, List<View<T>> means, List<View<T>> squares,
             View<Wide<T>, 0> step, double learning_rate, double beta1, double beta2, double eps, double weight_decay) {
   using A = Wide<T>;
-  OPSMITH_CHECK(gradients.size == parameters.size && means.size == parameters.size && squares.size == parameters.size,
-                "the lists have %lld, %lld, %lld and %lld tensors", (long long)parameters.size,
-                (long long)gradients.size, (long long)means.size, (long long)squares.size);
-  for (int64_t at = 0; at < parameters.size; at++)
-    OPSMITH_CHECK(same_sizes(parameters[at], gradients[at]) && same_sizes(parameters[at], means[at]) &&
-                      same_sizes(parameters[at], squares[at]),
-                  "the tensors at %lld of the lists have other shapes than the parameter", (long long)at);
+  auto refuse_other = [&](const char* name, const auto& tensors) {
+    OPSMITH_CHECK(tensors.size == parameters.size, "%s has %lld tensors for %lld parameters", name,
+                  (long long)tensors.size, (long long)parameters.size);
+    for (int64_t at = 0; at < parameters.size; at++)
+      OPSMITH_CHECK(same_sizes(parameters[at], tensors[at]), "%s[%lld] has another shape than parameters[%lld]", name,
+                    (long long)at, (long long)at);
+  };
+  refuse_other("derivatives", derivatives);
+  refuse_other("means", means);
+  refuse_other("squares", squares);
 
-  const double count = double(step()) + 1, scale = 1 / std::sqrt(1 - std::pow(beta2, count));
+  const double count = double(step()) + 1, correction = 1 / std::sqrt(1 - std::pow(beta2, count));
   const Step<A> update{A(1 - learning_rate * weight_decay),           A(beta1), A(beta2),
-                       A(learning_rate / (1 - std::pow(beta1, count))), A(scale), A(eps)};
+                       A(learning_rate / (1 - std::pow(beta1, count))), A(correction), A(eps)};
   step() = A(count);
 
   // Threads share pieces of about this many elements, of all tensors: models have many small ones.
@@ -82,7 +85,7 @@ void adamw_(List<View<T>> parameters, List<View<const T>> gradients, List<View<T
     const int64_t elements = x.numel();
     if (elements == 0) continue;
     total += elements;
-    const bool rows = !(dense(x) && same_strides(x, gradients[at]) && same_strides(x, means[at]) &&
+    const bool rows = !(dense(x) && same_strides(x, derivatives[at]) && same_strides(x, means[at]) &&
                         same_strides(x, squares[at]));
     const int64_t length = rows ? elements / x.size(-1) : elements;
     const int64_t piece = rows ? std::max<int64_t>(1, PIECE / x.size(-1)) : PIECE;
@@ -93,15 +96,15 @@ void adamw_(List<View<T>> parameters, List<View<const T>> gradients, List<View<T
   for (size_t at = 0; at < pieces.size(); at++) {
     const Piece& piece = pieces[at];
     const View<T>&x = parameters[piece.tensor], &mean = means[piece.tensor], &square = squares[piece.tensor];
-    const View<const T>& gradient = gradients[piece.tensor];
+    const View<const T>& derivative = derivatives[piece.tensor];
     if (!piece.rows) {
       const int64_t begin = piece.begin;
-      update(x.data + begin, gradient.data + begin, mean.data + begin, square.data + begin, piece.end - begin,
+      update(x.data + begin, derivative.data + begin, mean.data + begin, square.data + begin, piece.end - begin,
              {1, 1, 1, 1});
       continue;
     }
     const Rows<T> to(x), first(mean), second(square);
-    const Rows<const T> from(gradient);
+    const Rows<const T> from(derivative);
     for (int64_t row = piece.begin; row < piece.end; row++)
       update(to(row), from(row), first(row), second(row), x.size(-1),
              {to.inner, from.inner, first.inner, second.inner});

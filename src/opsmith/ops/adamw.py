@@ -41,13 +41,14 @@ def adamw_(
         step: Number of steps done before, floating, without dimensions; written: one more. The kernel takes
             float32, or float64 where the parameters have it.
         learning_rate: η.
-        beta1: β₁, what remains of a mean.
-        beta2: β₂, what remains of a mean of squares.
-        eps: ε, what is added to the root.
+        beta1: β₁, the decay rate of the means.
+        beta2: β₂, the decay rate of the means of squares.
+        eps: ε, added to the root.
         weight_decay: λ.
 
     Raises:
-        KernelError, ValueError: If a list has another length than `parameters`, or a tensor another shape.
+        KernelError, ValueError: If a list has another length than `parameters`, a tensor another shape, or
+            what must be floating is not.
         MutationError: If what is to be written cannot be.
 
     Example:
@@ -58,17 +59,26 @@ def adamw_(
         >>> weights, step
         ([tensor([0.7500, 1.2500])], tensor(1.))
     """
+    for at, parameter in enumerate(parameters):
+        if not parameter.is_floating_point():
+            raise ValueError(f"parameters[{at}] is {parameter.dtype}, and must be floating")
     for name, given in (("derivatives", derivatives), ("means", means), ("squares", squares)):
-        if [each.shape for each in given] != [each.shape for each in parameters]:
-            raise ValueError(f"{name} are not of the shapes of parameters, one for each")
+        if len(given) != len(parameters):
+            raise ValueError(f"{name} has {len(given)} tensors for {len(parameters)} parameters")
+        for at, (tensor, parameter) in enumerate(zip(given, parameters, strict=True)):
+            if tensor.shape != parameter.shape:
+                expected = f"parameters[{at}] has {list(parameter.shape)}"
+                raise ValueError(f"{name}[{at}] has the shape {list(tensor.shape)}, and {expected}")
+    if step.ndim or not step.is_floating_point():
+        raise ValueError(f"step is {step.dtype} of shape {list(step.shape)}: a floating number is needed")
     step.add_(1)
-    at_once = learning_rate / (1 - beta1**step)
-    root = (1 - beta2**step).sqrt()
+    step_size = learning_rate / (1 - beta1**step)
+    correction = (1 - beta2**step).sqrt()
     for parameter, derivative, mean, square in zip(parameters, derivatives, means, squares, strict=True):
         parameter.mul_(1 - learning_rate * weight_decay)
         mean.mul_(beta1).add_(derivative, alpha=1 - beta1)
         square.mul_(beta2).addcmul_(derivative, derivative, value=1 - beta2)
-        parameter.sub_(at_once * mean / (square.sqrt() / root + eps))
+        parameter.sub_(step_size * mean / (square.sqrt() / correction + eps))
 
 
 adamw_.kernel(

@@ -35,7 +35,7 @@ def write_kv_cache(key_cache: Tensor, value_cache: Tensor, key: Tensor, value: T
 
     Raises:
         ShapeError, MutationError: As their names say.
-        KernelError, IndexError: If a slot is beyond the cache.
+        KernelError, IndexError, ValueError: If a slot is beyond the cache, or dtypes differ.
 
     Example:
         >>> import torch
@@ -45,8 +45,15 @@ def write_kv_cache(key_cache: Tensor, value_cache: Tensor, key: Tensor, value: T
         >>> keys.flatten(), values.flatten()
         (tensor([7., 0., 0., 5.]), tensor([-7.,  0.,  0., -5.]))
     """
-    written = slots >= 0
-    block, offset = slots[written] // key_cache.shape[1], slots[written] % key_cache.shape[1]
+    if (key.dtype, value.dtype) != (key_cache.dtype, value_cache.dtype):
+        raise ValueError(
+            f"keys and values are {key.dtype} and {value.dtype}, and the caches {key_cache.dtype} and "
+            f"{value_cache.dtype}"
+        )
+    written, size = slots >= 0, key_cache.shape[1]
+    places = torch.arange(key_cache.shape[0] * size, device=slots.device)
+    slot = places.index_select(0, slots[written])  # refuses one beyond the cache before anything is written
+    block, offset = slot // size, slot % size
     key_cache.index_put_((block, offset), key[written])
     value_cache.index_put_((block, offset), value[written])
 

@@ -24,6 +24,11 @@ def _normalised(x: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, T
     return y.to(x.dtype), rstd
 
 
+def _refuse_whole_numbers(x: Tensor) -> None:
+    if not (x.is_floating_point() or x.is_complex()):
+        raise ValueError(f"x is {x.dtype}, and must be floating")
+
+
 def _or_ones(weight: Tensor | None, x: Tensor) -> Tensor:
     return x.new_ones(x.shape[-1]) if weight is None else weight
 
@@ -80,12 +85,14 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> tupl
 
     Raises:
         ShapeError: If the shapes do not fit.
+        ValueError: If x holds whole numbers.
 
     Example:
         >>> import torch
         >>> rms_norm(torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 2.0]), 0.0) * 12.5**0.5
         tensor([[3., 8.]])
     """
+    _refuse_whole_numbers(x)
     return _normalised(x, weight, eps)
 
 
@@ -116,6 +123,7 @@ def add_rms_norm_(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps
 
     Raises:
         ShapeError, MutationError: As their names say.
+        ValueError: If x holds whole numbers.
 
     Example:
         >>> import torch
@@ -124,6 +132,7 @@ def add_rms_norm_(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps
         >>> x * 12.5**0.5, residual
         (tensor([3., 4.]), tensor([3., 4.]))
     """
+    _refuse_whole_numbers(x)
     residual.add_(x)
     x.copy_(_normalised(residual, weight, eps)[0])
 

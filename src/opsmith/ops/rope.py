@@ -28,7 +28,7 @@ def rope_(x: Tensor, cos_sin: Tensor, positions: Tensor, interleaved: bool = Fal
         cos_sin: [P, R], cosines and then sines of the angles of each position; `rope_table` makes it. R is
             even and at most D. The kernel takes float32, or float64 where x has it.
         positions: [...], integers from 0 to P - 1.
-        interleaved: Whether pairs lie side by side.
+        interleaved: True if the pairs are numbers 2i and 2i + 1.
 
     Returns:
         x.
@@ -45,6 +45,8 @@ def rope_(x: Tensor, cos_sin: Tensor, positions: Tensor, interleaved: bool = Fal
         <BLANKLINE>
                 [[-0.8415,  0.5403]]])
     """
+    if not (x.is_floating_point() or x.is_complex()):
+        raise ValueError(f"x is {x.dtype}, and must be floating")
     if cos_sin.shape[-1] % 2 or cos_sin.shape[-1] > x.shape[-1]:
         raise ValueError(
             f"cos_sin has {cos_sin.shape[-1]} columns: an even number is needed, of at most {x.shape[-1]}"
@@ -84,7 +86,7 @@ def rope_table(
     Args:
         positions: P, how many positions there are.
         dim: R, how many numbers of a head are turned; even.
-        base: What the angles' frequencies are powers of.
+        base: Base of the powers that are the frequencies.
         dtype: Floating dtype of the table. Angles are computed in float64.
         device: Device of the table.
 
@@ -92,15 +94,15 @@ def rope_table(
         [P, R], cosines of R/2 angles and then their sines.
 
     Raises:
-        ValueError: If R is odd.
+        ValueError: If R is odd, or a number is negative.
 
     Example:
         >>> rope_table(2, 2)
         tensor([[1.0000, 0.0000],
                 [0.5403, 0.8415]])
     """
-    if dim % 2:
-        raise ValueError(f"rope_table: dim is {dim}, and pairs need an even number")
+    if dim % 2 or dim < 0 or positions < 0:
+        raise ValueError(f"rope_table: {positions} positions of {dim} numbers: an even number is needed")
     frequencies = base ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
     angles = torch.arange(positions, dtype=torch.float64).outer(frequencies)
     return torch.cat([angles.cos(), angles.sin()], -1).to(dtype).to(device)

@@ -231,14 +231,22 @@ class InPlaceRegistration(DispatcherRegistration):
             try:
                 tensor.copy_(value)
             except RuntimeError as error:
-                if capabilities.innermost_transform() is None:
+                transform = capabilities.innermost_transform()
+                if transform is None:
                     raise
+                mapped = transform.kind == "Vmap"
+                what = (
+                    f"it cannot write a value that `vmap` maps into `{name}`, which it does not map"
+                    if mapped
+                    else f"`{name}` cannot be written under this transform of `torch.func`"
+                )
+                remedy = f"map `{name}`, too" if mapped else f"make `{name}` an argument, or `{name}.clone()`"
                 raise specification.error(
                     errors.TransformError,
-                    f"it cannot write a value that `vmap` maps into `{name}`, which it does not map",
+                    what,
                     argument=name,
                     got=str(error).partition(". ")[0],
-                    hint=f"map `{name}`, too, or call `{specification.short_name}.functional`",
+                    hint=f"{remedy}, or call `{specification.short_name}.functional`",
                 ) from error
         return tuple(results[len(specification.schema.written) :])
 

@@ -144,8 +144,10 @@ def shares_elements(one: Tensor, other: Tensor) -> bool:
     """Return True if two tensors are known to share elements, by torch's own rule for its operations.
 
     Tensors with gaps between their elements may be interleaved, as `kv.unbind(1)`, and count as apart unless
-    they are the same view.
+    they are the same view. So do tensors of a trace whose sizes are symbols.
     """
+    if not (_known_extent(one) and _known_extent(other)):
+        return False
     if not capabilities.shares_memory(one, other) or not (one.numel() and other.numel()):
         return False
     (begin, end), (other_begin, other_end) = _extent(one), _extent(other)
@@ -153,6 +155,12 @@ def shares_elements(one: Tensor, other: Tensor) -> bool:
         return True
     dense = end - begin == one.nbytes and other_end - other_begin == other.nbytes
     return dense and begin < other_end and other_begin < end
+
+
+def _known_extent(tensor: Tensor) -> bool:
+    """Return True if sizes, strides and offset are numbers: symbols would become conditions of a trace."""
+    numbers = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
+    return all(isinstance(number, int) for number in numbers)
 
 
 def _extent(tensor: Tensor) -> tuple[int, int]:

@@ -23,6 +23,7 @@ from opsmith.tour.stage import StageResult, TourContext, progress, write_json
 WEIGHTS = Path(__file__).with_name("decoder.pt")
 PROMPTS = ("The `", "A class is ", "import ", "If the ")
 TEMPERATURE = 0.6
+BLOCK_SIZE = 16
 
 CLOSE = 1e-5
 """The largest difference of a logit between prefill and decode, as a part of the largest logit."""
@@ -66,9 +67,11 @@ def difference_of_decode(network: Decoder, texts: tuple[str, ...], seed: int) ->
     random = torch.Generator().manual_seed(seed)
     prompts = [list(text.encode()) for text in texts]
     steps = min(map(len, prompts)) - 1
-    blocks = len(prompts) * -(-network.sizes.positions // 16)
+    blocks = len(prompts) * -(-network.sizes.positions // BLOCK_SIZE)
     order = torch.randperm(blocks, generator=random).tolist()
-    expected, got = (PagedCache(network.sizes, len(prompts), order=order) for _ in range(2))
+    expected, got = (
+        PagedCache(network.sizes, len(prompts), block_size=BLOCK_SIZE, order=order) for _ in range(2)
+    )
     for cache in (expected, got):
         cache.reserve([len(prompt) for prompt in prompts])
     right = network.prefill(*pad(prompts), expected)

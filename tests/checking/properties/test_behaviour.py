@@ -15,6 +15,7 @@ import wrong_sharing
 import wrong_state
 import wrong_writes
 from class_mutants import MUTANTS, TWINS
+from torch import Tensor
 from torch.autograd import Function
 
 import opsmith
@@ -153,3 +154,24 @@ def test_settings_are_put_back_though_the_region_raises() -> None:
         leave()
     assert settings() == before
     assert seen[0]["the number of torch's threads"][1] == 7
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_a_kernel_whose_result_has_another_shape(writes: bool) -> None:
+    """The check goes on where no grad_output fits kernel and reference both."""
+
+    def twice(x: Tensor) -> Tensor:
+        return x * 2
+
+    def double(x: Tensor) -> None:
+        x.mul_(2)
+
+    operator = opsmith.operator(f"other_shape::{writes}".lower(), mutates=["x"] if writes else [])(
+        double if writes else twice
+    )
+    operator.kernel("cpu", (lambda x: x.mul_(2).resize_(1, 3) and None) if writes else lambda x: x[:1] * 2)
+    report = opsmith.check(operator, samples=[(torch.randn(5, 3),)], effort="quick")
+    failure = next(each for each in report.failures if each.property == "forward")
+    assert failure.cause == "shape"
+    assert "[1, 3], and the reference with [5, 3]" in failure.message
+    assert len(report.errors) <= 2

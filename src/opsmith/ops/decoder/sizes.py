@@ -18,7 +18,7 @@ class DecoderSizes:
         positions: Most tokens of a sequence.
 
     Raises:
-        ValueError: If a size is not a whole number from 1 on, or the heads do not divide the width evenly.
+        ValueError: If a size is not a whole number from 1 on, or the width no multiple of twice the heads.
 
     Example:
         >>> DecoderSizes(width=32, heads=2).head_dim

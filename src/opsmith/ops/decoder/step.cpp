@@ -10,6 +10,8 @@ void begin_decode_step(View<T, 2> x, View<T, 2> residual, View<int64_t, 1> posit
     OPSMITH_CHECK(lengths(n) >= 0 && lengths(n) < block_table.size(1) * block_size,
                   "sequence %lld has %lld tokens, and its %lld blocks hold no more", (long long)n,
                   (long long)lengths(n), (long long)block_table.size(1));
+    OPSMITH_CHECK(block_table(n, lengths(n) / block_size) >= 0, "sequence %lld has no block for one more token",
+                  (long long)n);
   }
   for (int64_t n = 0; n < count; n++) {
     const int64_t at = lengths(n);

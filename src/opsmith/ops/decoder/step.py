@@ -38,7 +38,7 @@ def begin_decode_step(
         lengths: [N], int64, one is added to each.
         tokens: [N], int64, from 0 to V - 1.
         embedding: [V, W], of the dtype of x.
-        block_table: [N, B], int64, the blocks of each sequence in their order.
+        block_table: [N, B], int64, the blocks of each sequence in their order; negative where there is none.
         block_size: Slots in a block, S. A length is from 0 to B S - 1.
 
     Raises:
@@ -58,9 +58,10 @@ def begin_decode_step(
     """
     new = lengths.clone()
     block = block_table.gather(1, new[:, None] // block_size)[:, 0]
+    zero = block.new_zeros(1).index_select(0, block.sign().clamp(max=0))  # refuses negative blocks
     rows = embedding.index_select(0, tokens)
     positions.copy_(new)
-    slots.copy_(block * block_size + new % block_size)
+    slots.copy_(block * block_size + new % block_size + zero)
     lengths.add_(1)
     x.copy_(rows)
     residual.zero_()

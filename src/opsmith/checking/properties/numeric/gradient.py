@@ -166,6 +166,9 @@ def _sample(subject: Subject, sample: Sample, seen: GradientCoverage) -> Finding
     seen.samples += 1
     with torch.no_grad():
         results = subject.call(sample, sample.at(torch.float64))
+    if right.recorded and _has_other_shapes(subject, sample, results):
+        yield Note("results of other shapes than the reference's were left out: see `forward`")
+        return
     tried = grad_outputs_to_try(subject, sample, results)
     if not sample.origin:
         yield from _about_reference(right, tried[-1])
@@ -191,6 +194,17 @@ def _sample(subject: Subject, sample: Sample, seen: GradientCoverage) -> Finding
     wrong.update(sample.labels[argnum] for subset in raising for argnum in subset)
     for label in {sample.labels[argnum] for argnum in inputs.argnums} - wrong if not sample.origin else ():
         seen.right.setdefault(label, []).append(str(sample))
+
+
+def _has_other_shapes(subject: Subject, sample: Sample, results: list[Tensor]) -> bool:
+    """Return True if results have other shapes than those of the reference, to which no grad_output fits both."""
+    with subject.seeded(), torch.no_grad():
+        right = subject.reference(sample, sample.at(torch.float64))
+    expected = [right[position] for position in subject.visible_positions(sample)]
+    return [getattr(each, "shape", None) for each in results] != [
+        getattr(each, "shape", None)
+        for each in expected  # None for an optional result
+    ]
 
 
 def _about_reference(right: RightGradient, grad_outputs: GradOutputs) -> Findings:
