@@ -166,10 +166,13 @@ def test_a_kernel_whose_result_has_another_shape(writes: bool) -> None:
     def double(x: Tensor) -> None:
         x.mul_(2)
 
+    def resize(x: Tensor) -> None:
+        x.mul_(2).resize_(1, 3)
+
     operator = opsmith.operator(f"other_shape::{writes}".lower(), mutates=["x"] if writes else [])(
         double if writes else twice
     )
-    operator.kernel("cpu", (lambda x: x.mul_(2).resize_(1, 3) and None) if writes else lambda x: x[:1] * 2)
+    operator.kernel("cpu", resize if writes else lambda x: x[:1] * 2)
     report = opsmith.check(operator, samples=[(torch.randn(5, 3),)], effort="quick")
     failure = next(each for each in report.failures if each.property == "forward")
     assert failure.cause == "shape"

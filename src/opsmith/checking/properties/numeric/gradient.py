@@ -197,7 +197,7 @@ def _sample(subject: Subject, sample: Sample, seen: GradientCoverage) -> Finding
 
 
 def _has_other_shapes(subject: Subject, sample: Sample, results: list[Tensor]) -> bool:
-    """Return True if results have other shapes than those of the reference, to which no grad_output fits both."""
+    """Return True if results and those of the reference differ in shape: no grad_output fits both."""
     with subject.seeded(), torch.no_grad():
         right = subject.reference(sample, sample.at(torch.float64))
     expected = [right[position] for position in subject.visible_positions(sample)]
