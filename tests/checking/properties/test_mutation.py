@@ -339,3 +339,22 @@ def test_places_hold_each_element_once() -> None:
             assert not laid.is_neg()
             assert not laid.is_conj()
             assert all(step for step, size in zip(laid.stride(), laid.shape, strict=True) if size > 1)
+
+
+def test_calls_that_are_refused_on_purpose_leave_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    @opsmith.operator("mutation::add_", mutates=["y"])
+    def add_(y: Tensor, x: Tensor) -> None:
+        y.add_(x)
+
+    add_.kernel(
+        "cpu",
+        cpp="""
+        template <class T> void add_(View<T, 1> y, View<const T, 1> x) {
+          OPSMITH_CHECK(y.size(0) == x.size(0), "the sizes differ");
+          for (int64_t i = 0; i < x.size(0); i++) y(i) += x(i);
+        }
+        """,
+    )
+    report = opsmith.check(add_, samples=[(torch.ones(3), torch.ones(3))], only=["mutation"], effort="quick")
+    assert not report.failures
+    assert caplog.records == []

@@ -19,6 +19,7 @@ from opsmith.checking.property import Findings, Note, first_line
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.batches import replicas
 from opsmith.checking.samples.sample import Sample
+from opsmith.checking.side_effects.global_settings import without_logs
 from opsmith.checking.subject import Subject
 from opsmith.core.operator import Operator
 
@@ -172,7 +173,7 @@ def _written_and_error(
     given, caught = replicas(flat), None
     saved = {at: SavedBits.of(value) for at, value in enumerate(given) if isinstance(value, Tensor)}
     try:
-        with torch.no_grad():
+        with without_logs(), torch.no_grad():
             in_place(subject, call).call(sample, given)
     except Exception as error:
         refuse_own(error)
