@@ -33,6 +33,7 @@ WIDTH = 16
 """Elements of a row."""
 
 SCALE = """
+#pragma GCC optimize("unroll-loops")
 template <class T> void scale_(Contiguous<T> x, double by) {
   const T factor = T(by);
   T* data = &x[0];
@@ -42,6 +43,7 @@ template <class T> void scale_(Contiguous<T> x, double by) {
 }
 """
 SCALED = """
+#pragma GCC optimize("unroll-loops")
 template <class T> void scaled(Contiguous<const T> x, double by, Contiguous<T> result) {
   const T factor = T(by);
   const T* from = &x[0];
