@@ -841,14 +841,36 @@ def test_another_structure_after_the_write_is_refused() -> None:
         operator(numbers(3))
 
 
-def test_a_first_call_that_shows_another_structure_writes_once() -> None:
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
+def test_a_first_call_that_shows_another_structure_writes_once(mode: Any) -> None:
     Drifts.results = ("new", "dirty")
-    operator = opsmith.adopt(Drifts, "dirty::drifts_first", mutates=None)
+    operator = opsmith.adopt(Drifts, f"dirty::drifts_first_{mode.__name__}", mutates=None)
     for _ in range(2):
-        given = numbers(3)
-        results = operator(given)
+        with mode():
+            given = numbers(3)
+            results = operator(given)
         assert results[1] is given
         assert_close([*results], [4 * numbers(3), 2 * numbers(3)])
+
+
+def test_a_later_call_in_inference_mode_that_shows_another_structure_is_refused() -> None:
+    operator = drifts("inference", "dirty", "new")
+    Drifts.results = ("dirty", "none")
+    for _ in range(2):
+        with torch.inference_mode():
+            given = numbers(3)
+            with pytest.raises(errors.MutationError, match="returned something else than in earlier runs"):
+                operator(given)
+        assert_close(given, 2 * numbers(3))
+
+
+def test_flags_that_mark_nothing_are_learnt_in_inference_mode_too() -> None:
+    operator = opsmith.adopt(Clips, "dirty::clips_inference")
+    operator.functional(numbers(3), False)
+    with torch.inference_mode():
+        given = numbers(3)
+        assert operator(given, False) is not given
+    assert_close(given, numbers(3))
 
 
 class Unreturned(Doubles):

@@ -75,7 +75,10 @@ def run_forward(
     try:
         run, written, counted = _run(adopted, given, flags, _copies(given, copied), needs, own)
     except (errors.ResultTypeError, errors.ResultCountError) as error:
-        changed = [position for position in own if version_of(given[position]) != before[position]]
+        now = {position: version_of(given[position]) for position in own}
+        # A tensor that was made in inference mode has no version: it counts as written where runs may write.
+        unseen = {at for at in own if known is None or adopted.argument_position(at) in known}
+        changed = [at for at in own if now[at] != before[at] or (now[at] is None and at in unseen)]
         if changed and not backups:
             raise _late_structure(adopted, adopted.argument_names(given)[changed[0]]) from error
         with torch.no_grad():
