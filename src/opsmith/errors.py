@@ -264,9 +264,13 @@ class NondeterministicError(OpsmithError, RuntimeError):
 class ResultCountError(OpsmithError, RuntimeError):
     """A reference or kernel returned a wrong number of results."""
 
+    observed: Any = None  # what the forward of an adopted class returned instead, from which its call learns
+
 
 class ResultTypeError(OpsmithError, TypeError):
     """A reference or kernel returned a value that is not a tensor."""
+
+    observed: Any = None  # as that of `ResultCountError`
 
 
 class IntegerResultError(OpsmithError, TypeError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -871,6 +873,50 @@ def test_flags_that_mark_nothing_are_learnt_in_inference_mode_too() -> None:
         given = numbers(3)
         assert operator(given, False) is not given
     assert_close(given, numbers(3))
+
+
+class ByFlagAndText(Function):
+    """A flag chooses whether it writes, and a text does not."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, inplace: bool, mode: str) -> Tensor:
+        if inplace:
+            ctx.mark_dirty(x)
+            return x.mul_(2)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return 2 * grad, None, None
+
+
+def test_threads_that_show_new_flags_do_not_disturb_one_another() -> None:
+    interval, problems = sys.getswitchinterval(), list[str]()
+
+    def calls(operator: opsmith.Operator[..., Any], thread: int) -> None:
+        for at in range(15):
+            for inplace in (True, False):
+                x = torch.ones(2)
+                try:
+                    result = operator(x, inplace, f"{thread} {at}")
+                except errors.OpsmithError as error:
+                    problems.append(str(error))
+                else:
+                    if (result is x) != inplace or x[0] != 1 + inplace:
+                        problems.append(f"inplace={inplace}: {x}")
+
+    sys.setswitchinterval(1e-6)
+    try:
+        for trial in range(20):
+            operator = opsmith.adopt(ByFlagAndText, f"dirty::threads_{trial}")
+            threads = [threading.Thread(target=calls, args=(operator, each)) for each in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not problems, problems[0]
 
 
 class Unreturned(Doubles):

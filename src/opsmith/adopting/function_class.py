@@ -28,6 +28,7 @@ from opsmith.core.adopted import (
     AdoptedFunction,
     ClassFormula,
     ObservedFacts,
+    ObservedReturn,
     Origin,
     Outputs,
     leaves,
@@ -92,18 +93,18 @@ class AdoptedOperator(Operator[..., Any]):
         before, first = self._specification, None
         while True:
             tried = self._specification
-            if tried.adopted is not None:
-                tried.adopted.facts.unmarked = False  # a trace may have left it
             try:
                 results = compute(args, kwargs)
             except errors.OpsmithError as error:
                 first = first or error
                 own = error.operator in (self.name, functional_name(self.name))
                 misfit = isinstance(error, _MISFITS) and own
+                found: ObservedReturn | None = getattr(error, "observed", None)
                 # Where there is nothing new, another thread may have learnt it in the meantime.
-                if misfit and (self._learn(args, kwargs) or self._specification is not tried):
+                if misfit and (self._learn(args, kwargs, found) or self._specification is not tried):
                     continue
-                if misfit and self._notes_flags(args, kwargs):
+                if misfit and found is not None and found.unmarked:
+                    self._note_flags(args, kwargs)
                     continue
                 self._unlearn(before)
                 raise first from None
@@ -112,7 +113,7 @@ class AdoptedOperator(Operator[..., Any]):
                 raise
             adopted = self._specification.adopted
             if adopted is not None and adopted.origin.unseen and not adopted.facts.seen:
-                self._learn(args, kwargs)
+                self._learn(args, kwargs, None)
                 adopted.facts.seen = True
             return results
 
@@ -138,22 +139,20 @@ class AdoptedOperator(Operator[..., Any]):
         chosen = specification.adopted is not None and specification.adopted.facts.chosen
         self._form = self.functional if chosen and specification.schema.written else None
 
-    def _notes_flags(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Note the flags of a call in place that has marked nothing; return False for any other call."""
-        adopted = self._specification.adopted
-        if adopted is None or not adopted.facts.unmarked:
-            return False
-        adopted.facts.unmarked = False
-        adopted.facts.dirty_under[adopted.flags_of(*adopted.completed(args, kwargs))] = frozenset()
-        self._form = self.functional  # found here, since compiled code takes no locks
-        adopted.facts.chosen = True
-        return True
+    def _note_flags(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note the flags of a call in place that has marked nothing: later ones are not done in place."""
+        with _LEARNING:  # another thread may be replacing the facts
+            adopted = self._specification.adopted
+            if adopted is not None and self._specification.schema.written:
+                adopted.facts.dirty_under[adopted.flags_of(*adopted.completed(args, kwargs))] = frozenset()
+                self._form = self.functional  # found here, since compiled code takes no locks
+                adopted.facts.chosen = True
 
-    def _learn(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def _learn(self, args: tuple[Any, ...], kwargs: dict[str, Any], observed: ObservedReturn | None) -> bool:
         """Take over the types and results of a call; return False if they show nothing new."""
         with _LEARNING:
             adopted = self._specification.adopted
-            learned = None if adopted is None else learned_from(adopted, args, kwargs)
+            learned = None if adopted is None else learned_from(adopted, args, kwargs, observed)
             if learned is None:
                 return False
             gradients, tangents = self._specification.gradients, self._specification.tangents
@@ -442,23 +441,25 @@ def _given_tensors(
 
 
 def learned_from(
-    adopted: AdoptedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]
+    adopted: AdoptedFunction,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    observed: ObservedReturn | None = None,
 ) -> AdoptedFunction | None:
     """Return the class with the types and results that a call shows, too; None if these are not new.
 
     The author's `signature=` is never changed.
     """
     origin, facts = adopted.origin, adopted.facts
-    returned, facts.returned = facts.returned, None
     outputs, results = adopted.outputs, adopted.schema.results
     arguments, parameters, defaults = adopted.schema.arguments, adopted.parameters, adopted.defaults
     ran = origin.ran or facts.written is not None
-    if returned is not None:
+    if observed is not None:
         certain = ran or origin.stated or adopted.mutates is not None
         learned = learned_outputs(
             outputs,
             results,
-            returned,
+            observed.structure,
             adopted.schema.names,
             certain=certain,
             flagged=any(value not in (..., torch.Tensor) for flags in facts.dirty_under for value in flags),

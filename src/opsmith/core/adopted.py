@@ -100,6 +100,19 @@ class WrittenOutput:
     argument: str
 
 
+@dataclass(frozen=True)
+class ObservedReturn:
+    """The value of a run that does not have the expected structure, as the error about it carries it.
+
+    Args:
+        structure: Its structure, in tuples of "tensor", None, `WrittenOutput` and, for the rest, "other".
+        unmarked: True if the run was to write in place, and has marked nothing.
+    """
+
+    structure: Any
+    unmarked: bool = False
+
+
 def side_by_side(outputs: Outputs) -> tuple[int | None, ...]:
     """Return the position of the result for each output at the top level; None for any other output.
 
@@ -137,7 +150,6 @@ class ObservedFacts:
         dirty_under: Names of the arguments that it marks as dirty, for each choice of flags.
         seen: True once a call has shown types.
         chosen: True once a call has marked nothing where others do, so that flags choose it.
-        unmarked: True after a run in place that has marked nothing, until the call has noted it.
         keeps_under: True if its backward needs inputs for a second order, for each choice of flags.
         copied: Results that are copied because they were inputs, views of inputs or of one another, each
             with the reason.
@@ -145,8 +157,6 @@ class ObservedFacts:
         instead: Tasks that its own code cannot do, each with torch's reason.
         suspected: Tasks at which its own code raised, and nothing else has done them.
         tried: Metadata of the results of trials, by that of the arguments.
-        returned: Structure of a value that does not have the expected one, in tuples of "tensor", None and
-            `WrittenOutput`.
     """
 
     written: frozenset[int] | None = None
@@ -154,14 +164,12 @@ class ObservedFacts:
     dirty_under: dict[tuple[Any, ...], frozenset[str]] = field(default_factory=dict)
     seen: bool = False
     chosen: bool = False
-    unmarked: bool = False
     keeps_under: dict[tuple[Any, ...], bool] = field(default_factory=dict)
     copied: dict[int, str] = field(default_factory=dict)
     grads_written: bool | None = None
     instead: dict[str, str] = field(default_factory=dict)
     suspected: dict[str, str] = field(default_factory=dict)
     tried: dict[tuple[Any, ...], tuple[Any, ...]] = field(default_factory=dict)
-    returned: Any = None
 
 
 @dataclass(frozen=True)

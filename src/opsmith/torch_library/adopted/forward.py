@@ -13,7 +13,13 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.core.adopted import AdoptedFunction, StructureMismatchError, WrittenOutput, leaves
+from opsmith.core.adopted import (
+    AdoptedFunction,
+    ObservedReturn,
+    StructureMismatchError,
+    WrittenOutput,
+    leaves,
+)
 from opsmith.core.call_arguments import shown, tensors_in
 from opsmith.core.functional_form import copied_back, returned_results, write_results
 from opsmith.core.schema import Schema
@@ -375,32 +381,36 @@ def _flat_results(
     if marked:
         _refuse_marked(adopted, returned, marked)
     unreturned, found = dict(marked), dict[int, Any]()
+    misfit: errors.ResultTypeError | errors.ResultCountError | None = None
+    unmarked = False
     try:
         for position, value in leaves(adopted.outputs, returned):
-            if position is None and value is not None:
-                adopted.facts.returned = _structure(returned, marked)
-                raise _other_result(adopted, None, value)
-            if position is not None:
-                if not isinstance(value, _types(adopted, position)):
-                    adopted.facts.returned = _structure(returned, marked)
-                    raise _other_result(adopted, position, value)
+            if not isinstance(value, _types(adopted, position)):
+                misfit = _other_result(adopted, position, value)
+            elif position is not None:
                 name, written = unreturned.pop(id(value), None), adopted.schema.results[position].written
                 if name != written and (name is not None or written in own):
-                    adopted.facts.returned = _structure(returned, marked)
-                    adopted.facts.unmarked = not marked
-                    raise _other_write(adopted, name, written)
+                    misfit, unmarked = _other_write(adopted, name, written), not marked
                 found[position] = value
-    except StructureMismatchError as misfit:
-        adopted.facts.returned = _structure(returned, marked)
-        value, outputs = misfit.value, misfit.outputs
-        raise adopted.error(
-            errors.ResultCountError,
-            f"`{adopted.name}.forward` returned another number of results than it was adopted with",
-            expected=f"a tuple of {len(outputs) if isinstance(outputs, tuple) else 1}",
-            got=f"{len(value)}" if isinstance(value, tuple | list) else shown(value),
-            hint='say what it returns: `adopt(..., signature="(x: Tensor) -> tuple[Tensor, Tensor]")`',
-        ) from None
+            if misfit is not None:
+                break
+    except StructureMismatchError as mismatch:
+        misfit = _other_count(adopted, mismatch)
+    if misfit is not None:
+        misfit.observed = ObservedReturn(_structure(returned, marked), unmarked)
+        raise misfit
     return tuple(found[position] for position in range(len(adopted.schema.results)))
+
+
+def _other_count(adopted: AdoptedFunction, mismatch: StructureMismatchError) -> errors.ResultCountError:
+    value, outputs = mismatch.value, mismatch.outputs
+    return adopted.error(
+        errors.ResultCountError,
+        f"`{adopted.name}.forward` returned another number of results than it was adopted with",
+        expected=f"a tuple of {len(outputs) if isinstance(outputs, tuple) else 1}",
+        got=f"{len(value)}" if isinstance(value, tuple | list) else shown(value),
+        hint='say what it returns: `adopt(..., signature="(x: Tensor) -> tuple[Tensor, Tensor]")`',
+    )
 
 
 def _refuse_marked(adopted: AdoptedFunction, returned: Any, marked: Mapping[int, str]) -> None:
@@ -476,7 +486,9 @@ def _other_result(adopted: AdoptedFunction, position: int | None, value: Any) ->
     )
 
 
-def _types(adopted: AdoptedFunction, position: int) -> tuple[type, ...]:
+def _types(adopted: AdoptedFunction, position: int | None) -> tuple[type, ...]:
+    if position is None:
+        return (types.NoneType,)
     return (Tensor, types.NoneType) if adopted.schema.results[position].optional else (Tensor,)
 
 
