@@ -17,6 +17,7 @@ from torch.testing import assert_close
 
 import opsmith
 from opsmith import errors
+from opsmith.core import adopted
 
 
 class Doubles(Function):
@@ -919,6 +920,20 @@ def test_threads_that_show_new_flags_do_not_disturb_one_another() -> None:
     assert not problems, problems[0]
 
 
+def test_a_text_that_varies_does_not_fill_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adopted, "MAX_FLAGS", 8)
+    operator = opsmith.adopt(ByFlagAndText, "dirty::texts")
+    for at in range(20):
+        x = numbers(3).requires_grad_() * 1
+        assert operator(x, True, str(at)) is x
+        assert operator(x, False, str(at)) is not x
+        assert_close(x.detach(), 2 * numbers(3))
+    assert operator.specification.adopted is not None
+    facts = operator.specification.adopted.facts
+    for known in (facts.dirty_under, facts.written_under, facts.keeps_under):
+        assert 0 < len(known) <= 8
+
+
 class Unreturned(Doubles):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -1128,6 +1143,19 @@ def test_a_check_that_calls_it_first_learns_what_it_writes() -> None:
     report = opsmith.check(operator, samples=[(numbers(3, 4), True)], only=["forward", "effects", "mutation"])
     assert not report.failures, report
     assert [each.status for each in report.outcomes if each.property == "mutation"] == ["passed"]
+
+
+class ReturnsACopy(Doubles):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x.mul_(2))
+        return x * 1
+
+
+def test_a_check_reports_what_the_first_call_refuses() -> None:
+    operator = opsmith.adopt(ReturnsACopy, "dirty::reported")
+    report = opsmith.check(operator, samples=[(numbers(3),)], only=["forward"], effort="quick")
+    assert "marks `x` as dirty and does not return it" in str(report)
 
 
 def test_a_check_of_the_class_itself_looks_at_apply() -> None:

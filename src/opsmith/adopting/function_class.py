@@ -32,6 +32,7 @@ from opsmith.core.adopted import (
     Origin,
     Outputs,
     leaves,
+    note,
     overrides,
 )
 from opsmith.core.argument_types import VALUE_TYPES
@@ -144,7 +145,8 @@ class AdoptedOperator(Operator[..., Any]):
         with _LEARNING:  # another thread may be replacing the facts
             adopted = self._specification.adopted
             if adopted is not None and self._specification.schema.written:
-                adopted.facts.dirty_under[adopted.flags_of(*adopted.completed(args, kwargs))] = frozenset()
+                flags = adopted.flags_of(*adopted.completed(args, kwargs))
+                note(adopted.facts.dirty_under, flags, frozenset())
                 self._form = self.functional  # found here, since compiled code takes no locks
                 adopted.facts.chosen = True
 
@@ -462,7 +464,7 @@ def learned_from(
             observed.structure,
             adopted.schema.names,
             certain=certain,
-            flagged=any(value not in (..., torch.Tensor) for flags in facts.dirty_under for value in flags),
+            flagged=any(map(_has_flag, tuple(facts.dirty_under))),  # which other threads change
         )
         if learned is None or (origin.stated and _optional_results(learned[1]) != _optional_results(results)):
             return None
@@ -498,6 +500,11 @@ def learned_from(
         ),
         provenance=lambda: final,
     )
+
+
+def _has_flag(flags: tuple[Any, ...]) -> bool:
+    """Return True if an argument is a flag: a bool, a text or None."""
+    return any(value not in (..., torch.Tensor) for value in flags)
 
 
 def _optional_results(results: Sequence[Result]) -> list[bool]:

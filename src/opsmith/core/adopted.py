@@ -7,7 +7,7 @@ import inspect
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -140,9 +140,31 @@ KINDS = {
 _LEAVING = frozenset({"numpy", "np", "detach", "data", "item", "tolist", "no_grad", "asarray", "from_numpy"})
 
 
+MAX_FLAGS = 1024
+"""Number of choices of flags of which facts are kept: a text among the arguments may be another each time."""
+
+Fact = TypeVar("Fact")
+
+
+def note(known: dict[tuple[Any, ...], Fact], flags: tuple[Any, ...], fact: Fact) -> None:
+    """Note a fact about a choice of flags; forget the others where they are too many: calls show them again.
+
+    Example:
+        >>> known = {}
+        >>> note(known, (True,), frozenset({"x"}))
+        >>> known
+        {(True,): frozenset({'x'})}
+    """
+    if len(known) >= MAX_FLAGS and flags not in known:
+        known.clear()
+    known[flags] = fact
+
+
 @dataclass
 class ObservedFacts:
     """Facts about a class that were observed in its runs, since its source does not show them.
+
+    Those under a choice of flags are added by `note` alone.
 
     Attributes:
         written: Positions of the arguments that its forward writes into; None before the first run.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.core.adopted import AdoptedFunction
+from opsmith.core.adopted import AdoptedFunction, note
 from opsmith.core.backward_plan import runs_ordinary
 from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import requires_gradient, tensors_in
@@ -359,7 +359,7 @@ class AdoptedInPlaceNode(AdoptedNode):
         before = [primitive.before.get(position, value) for position, value in enumerate(flat)]
         keeps = save_run(ctx, primitive, before, run, state, lost=bool(written) and not primitive.before)
         facts, flags = adopted.facts, adopted.flags(adopted.spread(values))
-        facts.keeps_under[flags] = keeps or facts.keeps_under.get(flags, False)
+        note(facts.keeps_under, flags, keeps or facts.keeps_under.get(flags, False))
         ctx.mark_dirty(*(flat[position] for position in written))
         return run.results
 

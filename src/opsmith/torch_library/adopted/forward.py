@@ -19,6 +19,7 @@ from opsmith.core.adopted import (
     StructureMismatchError,
     WrittenOutput,
     leaves,
+    note,
 )
 from opsmith.core.call_arguments import shown, tensors_in
 from opsmith.core.functional_form import copied_back, returned_results, write_results
@@ -128,7 +129,7 @@ def run_traceable(
 def _record_writes(adopted: AdoptedFunction, flags: tuple[Any, ...], positions: Iterable[int]) -> None:
     facts, found = adopted.facts, frozenset(map(adopted.argument_position, positions))
     facts.written = (facts.written or frozenset()) | found
-    facts.written_under[flags] = facts.written_under.get(flags, frozenset()) | found
+    note(facts.written_under, flags, facts.written_under.get(flags, frozenset()) | found)
 
 
 def _copied(adopted: AdoptedFunction, count: int, written: frozenset[int] | None) -> frozenset[int]:
@@ -178,7 +179,7 @@ def _run(
     marked = _marked(adopted, handed, record.dirty) if record.dirty else {}
     if proxy_reason(handed) is None:  # compiled code is guarded by what is known of real calls
         earlier, now = adopted.facts.dirty_under.get(flags), frozenset(marked.values())
-        adopted.facts.dirty_under[flags] = now
+        note(adopted.facts.dirty_under, flags, now)
         if earlier is not None and earlier != now:
             raise _other_marks(adopted, min(earlier ^ now))
     for position in own:
