@@ -443,6 +443,53 @@ def test_refused_as_by_apply_and_before_the_write(which: str, again: bool) -> No
     assert_close(given.detach(), before)
 
 
+@pytest.mark.parametrize("which", REFUSED)
+@pytest.mark.parametrize("earlier", ["none", "writing", "functional"])
+def test_a_call_whose_flags_mark_nothing_takes_what_cannot_be_written(which: str, earlier: str) -> None:
+    make, _, ours = REFUSED[which]
+    operator = opsmith.adopt(Clips, f"dirty::takes_{which.replace(' ', '_')}_{earlier}")
+    if earlier != "none":
+        (operator if earlier == "writing" else operator.functional)(numbers(3), earlier == "writing")
+    for _ in range(3):
+        given = make()
+        result = operator(given, False)
+        assert_close(result.detach(), given.detach().clamp(0))
+        assert result is not given
+        if given.requires_grad:
+            (gradient,) = torch.autograd.grad(result.sum(), given)
+            assert_close(gradient, (given > 0).double())
+        before = given.detach().clone()
+        with pytest.raises(errors.MutationError, match=ours):
+            operator(given, True)
+        assert_close(given.detach(), before)
+
+
+def test_gradcheck_as_the_first_call_where_flags_mark_nothing() -> None:
+    operator = opsmith.adopt(Clips, "dirty::gradcheck_first")
+    assert torch.autograd.gradcheck(operator, numbers(3).requires_grad_())
+
+
+def test_a_flag_that_leaves_the_mark_out_and_not_the_write_does_not_take_a_leaf() -> None:
+    operator = opsmith.adopt(UnmarkedWhere, "dirty::unmarked_leaf")
+    for _ in range(2):
+        with pytest.raises(errors.MutationError, match="is a leaf that requires a gradient"):
+            operator(numbers(3).requires_grad_(), False)
+
+
+def test_what_forward_raises_on_a_leaf_is_raised() -> None:
+    class Raises(Clips):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, inplace: bool = False) -> Tensor:
+            if not inplace:
+                raise ValueError("it must be in place")
+            ctx.mark_dirty(x)
+            return x.relu_()
+
+    operator = opsmith.adopt(Raises, "dirty::raises_on_a_leaf")
+    with pytest.raises(ValueError, match="it must be in place"):
+        operator(numbers(3).requires_grad_())
+
+
 def test_a_leaf_is_written_without_grad_mode() -> None:
     operator, x = opsmith.adopt(Doubles, "dirty::leaf"), numbers(3)
     for _ in range(2):

@@ -82,7 +82,33 @@ class AdoptedOperator(Operator[..., Any]):
         """Compute the operator; a call that shows other types or results than were assumed changes them."""
         if torch.compiler.is_compiling():
             return self._computed(args, kwargs)
-        return self.learning(self._computed, args, kwargs)
+        try:
+            return self.learning(self._computed, args, kwargs)
+        except errors.MutationError as refusal:
+            results = self._marking_nothing(args, kwargs) if refusal.operator == self.name else None
+            if results is None:
+                raise
+            return results
+
+    def _marking_nothing(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Compute on copies a call that must not write, as on a leaf, and note that its flags mark nothing.
+
+        Return None if they mark something, or earlier runs have shown what they mark.
+        """
+        adopted = self._specification.adopted
+        if adopted is None or not adopted.schema.new_values:
+            return None
+        try:
+            flags = adopted.flags_of(*adopted.completed(args, kwargs))
+            if not _has_flag(flags) or not adopted.leaves_alone(flags, unknown=True):
+                return None
+            results = self.functional(*args, **kwargs)
+        except errors.OpsmithError:
+            return None
+        if not adopted.leaves_alone(flags, unknown=False):
+            return None
+        self._note_flags(args, kwargs)
+        return results
 
     def learning(
         self,

@@ -324,6 +324,19 @@ class AdoptedFunction(errors.ErrorSubject):
             return False
         return self.facts.dirty_under.get(self.flags_of(args, kwargs)) == frozenset()
 
+    def leaves_alone(self, flags: tuple[Any, ...], *, unknown: bool) -> bool:
+        """Return True if the runs under these flags marked nothing, and wrote into nothing that others mark.
+
+        Args:
+            flags: The flags.
+            unknown: The answer where there was no such run.
+        """
+        facts = self.facts
+        if flags not in facts.dirty_under:
+            return unknown
+        written = {self.schema.names[at] for at in facts.written_under.get(flags, ())}
+        return not facts.dirty_under[flags] and written.isdisjoint(self.schema.new_values)
+
     def flags_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return the flags of a call of the operator."""
         return self.flags(self.spread(self.schema.call_values(args, kwargs)))

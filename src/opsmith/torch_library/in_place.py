@@ -172,12 +172,16 @@ class InPlaceRegistration(DispatcherRegistration):
         assert adopted is not None
         if adopted.facts.chosen and adopted.writes_nothing(tuple(values), {}):
             return None
-        refuse_unwritable(specification, values)
-        if torch.is_grad_enabled() and requires_gradient(values):
-            if self._writes_views_besides(values):
-                return None
-            refuse_leaves(specification, values)
-            return self._by_node(values)
+        recorded = torch.is_grad_enabled() and requires_gradient(values)
+        besides = recorded and self._writes_views_besides(values)
+        try:
+            refuse_unwritable(specification, values)
+            if recorded and not besides:
+                refuse_leaves(specification, values)
+        except errors.MutationError:
+            return None  # the slow path refuses it, too, unless its flags mark nothing
+        if recorded:
+            return None if besides else self._by_node(values)
         written = [tensor for _, tensor in written_tensors(specification, values)]
         with torch.no_grad(), raising_versions(written):
             return run_forward(adopted, values, in_place=True).results
