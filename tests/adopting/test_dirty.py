@@ -662,8 +662,9 @@ def test_a_second_order_through_a_value_that_is_gone_is_refused() -> None:
     x = numbers(3).requires_grad_()
     (gradient,) = torch.autograd.grad(operator(x * 1).sum(), x, create_graph=True)
     assert_close(gradient.detach(), 2 * x.detach())
-    with pytest.raises(errors.TransformError, match="as before the call, which wrote over it"):
+    with pytest.raises(errors.TransformError, match="as before the call, which wrote over it") as raised:
         gradient.sum().backward()
+    assert "call it again: later calls keep a copy" in str(raised.value)
 
 
 class OnceInPlace(Sigmoid):
@@ -887,8 +888,9 @@ def test_another_structure_after_the_write_is_refused() -> None:
     Drifts.results = ("dirty", "new")
     with pytest.raises(
         errors.MutationError, match="returned something else than in earlier runs, after it had"
-    ):
+    ) as raised:
         operator(numbers(3))
+    assert "declare what it may return" in str(raised.value)
 
 
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
@@ -981,6 +983,39 @@ def test_a_text_that_varies_does_not_fill_memory(monkeypatch: pytest.MonkeyPatch
         assert 0 < len(known) <= 8
 
 
+class Swaps(Function):
+    """A flag chooses the order of its outputs, or which argument it writes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, which: str) -> Any:
+        written = y if which == "second" else x
+        mark(ctx, written, True)
+        written.add_(1)
+        new = x * 2
+        return (new, written) if which == "swapped" else (written, new)
+
+    @staticmethod
+    def backward(ctx: Any, one: Tensor, other: Tensor) -> Any:
+        return one, other, None
+
+
+@pytest.mark.parametrize(
+    ("which", "problem", "hint"),
+    [
+        ("swapped", "returns `x` at another position", "let it return `x` at one position"),
+        ("second", "marks other arguments as dirty", "not which: adopt one class for each; or let it work"),
+    ],
+)
+def test_a_flag_cannot_choose_which_argument_is_written(which: str, problem: str, hint: str) -> None:
+    operator = opsmith.adopt(Swaps, f"dirty::swaps_{which}")
+    operator(numbers(3), numbers(3), "first")
+    given = numbers(3), numbers(3, seed=1)
+    with pytest.raises(errors.ResultTypeError, match=problem) as raised:
+        operator(*given, which)
+    assert hint in str(raised.value)
+    assert_close(given, (numbers(3), numbers(3, seed=1)))
+
+
 class Unreturned(Doubles):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -1008,8 +1043,9 @@ def test_what_apply_refuses_is_refused() -> None:
     operator = opsmith.adopt(Unreturned, "dirty::unreturned")
     with pytest.raises(RuntimeError, match="were not returned as output"):
         Unreturned.apply(numbers(3))
-    with pytest.raises(errors.MutationError, match="marks `x` as dirty and does not return it"):
+    with pytest.raises(errors.MutationError, match="marks `x` as dirty and does not return it") as raised:
         operator(numbers(3))
+    assert "return `x` itself, not a view or a copy" in str(raised.value)
     copies = opsmith.adopt(Unreturned, "dirty::unreturned_copies", mutates=())
     assert_close(copies(numbers(3)), 2 * numbers(3))
 
@@ -1025,16 +1061,18 @@ def test_a_constant_that_is_written_is_refused_where_it_has_a_gradient() -> None
 def test_a_flag_that_leaves_the_mark_out_and_not_the_write_is_refused() -> None:
     operator = opsmith.adopt(UnmarkedWhere, "dirty::unmarked_where")
     operator(numbers(3), True)
-    with pytest.raises(errors.MutationError, match="wrote into `x` and did not mark it as dirty"):
+    with pytest.raises(errors.MutationError, match="wrote into `x` and did not mark it as dirty") as raised:
         operator(numbers(3), False)
+    assert "let it call `ctx.mark_dirty(x)` wherever it writes into it" in str(raised.value)
 
 
 def test_one_of_any_number_of_arguments_needs_a_declaration() -> None:
     operator = opsmith.adopt(MarksArguments, "dirty::any_number")
     with pytest.raises(
         errors.MutationError, match=r"marks one of `\*tensors` as dirty, which needs a declar"
-    ):
+    ) as raised:
         operator(numbers(3), numbers(3))
+    assert "name the arguments one by one" in str(raised.value)
 
 
 def test_an_argument_that_is_not_there() -> None:
@@ -1057,8 +1095,11 @@ class Hidden(Function):
 
 
 def test_an_output_that_the_source_does_not_show() -> None:
-    with pytest.raises(errors.UsageError, match=r"the output of `Hidden\.forward` that is `x` is not known"):
+    with pytest.raises(
+        errors.UsageError, match=r"the output of `Hidden\.forward` that is `x` is not known"
+    ) as raised:
         opsmith.adopt(Hidden, "dirty::hidden", mutates="x")
+    assert "`return x`, at the top of what forward returns" in str(raised.value)
     operator = opsmith.adopt(Hidden, "dirty::hidden_sampled", mutates="x", samples=[(numbers(3),)])
     assert str(operator) == "<opsmith operator dirty::hidden_sampled(Tensor(a!) x) -> Tensor>"
     learnt, given = opsmith.adopt(Hidden, "dirty::hidden_learnt"), numbers(3)

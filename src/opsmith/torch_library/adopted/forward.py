@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -391,7 +391,7 @@ def _flat_results(
             elif position is not None:
                 name, written = unreturned.pop(id(value), None), adopted.schema.results[position].written
                 if name != written and (name is not None or written in own):
-                    misfit, unmarked = _other_write(adopted, name, written), not marked
+                    misfit, unmarked = _other_write(adopted, name, written, marked.values()), not marked
                 found[position] = value
             if misfit is not None:
                 break
@@ -456,22 +456,43 @@ def _structure(returned: Any, marked: Mapping[int, str]) -> Any:
     return structure(returned)
 
 
-def _other_write(adopted: AdoptedFunction, marked: str | None, written: str | None) -> errors.ResultTypeError:
-    """The error for a class that marks another argument as dirty than it was adopted with."""
-    name, short_name = marked or written, adopted.operator.partition("::")[2]
-    if marked is None:
-        instead = f"call `{short_name}.functional` where it does not write"
+def _other_write(
+    adopted: AdoptedFunction, name: str | None, written: str | None, marked: Collection[str]
+) -> errors.ResultTypeError:
+    """The error for a class that writes into other arguments than it was adopted with.
+
+    Args:
+        adopted: The class.
+        name: Name of the argument that it returned as a result, marked as dirty.
+        written: Name of the argument that it should have returned there.
+        marked: Names of all arguments that it marked as dirty.
+    """
+    new, copies = adopted.schema.new_values, "or let it work on copies: `mutates=()`"
+    moved = next((each for each in (written, name) if each in marked and each in new), None)
+    if moved is not None:
+        problem = f"returns `{moved}` at another position than it was adopted with"
+        hint = f"let it return `{moved}` at one position, whatever its flags are; {copies}"
     else:
-        instead = f'declare what it writes into: `adopt(..., mutates=("{name}",))`'
-    expected = "a new tensor" if written is None else f"`{written}`, marked as dirty"
+        problem = "marks other arguments as dirty than it was adopted with: this needs a declaration"
+        if name is not None and not set(new) <= set(marked):
+            hint = (
+                "a flag chooses whether an argument is written, not which: adopt one class for each; "
+                + copies
+            )
+        elif name is not None:
+            hint = f'call it once before it is traced, or declare it: `adopt(..., mutates=("{name}",))`'
+        else:
+            short_name = adopted.operator.partition("::")[2]
+            hint = (
+                f"call it once before it is traced, or call `{short_name}.functional` where it does not write"
+            )
     return adopted.error(
         errors.ResultTypeError,
-        f"`{adopted.name}.forward` marks other arguments as dirty than it was adopted with: this needs a "
-        "declaration",
-        argument=name,
-        expected=expected,
-        got="a new tensor" if marked is None else f"`{marked}`, marked as dirty",
-        hint=f"call it once before it is traced, or {instead}",
+        f"`{adopted.name}.forward` {problem}",
+        argument=moved or name or written,
+        expected="a new tensor" if written is None else f"`{written}`, marked as dirty",
+        got="a new tensor" if name is None else f"`{name}`, marked as dirty",
+        hint=hint,
     )
 
 
