@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from opsmith import errors
-from opsmith.adopting.function_class import Samples, adopt_function
+from opsmith.adopting.class_samples import Samples
+from opsmith.adopting.function_class import adopt_function
 from opsmith.adopting.library_operator import adopt_registered, is_operator, refuse_options
 from opsmith.adopting.signature import Signature
 from opsmith.core.call_arguments import shown

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.adopting.function_class import Samples, adopt_function, class_samples
+from opsmith.adopting.class_samples import Samples, class_samples
+from opsmith.adopting.function_class import adopt_function
 from opsmith.adopting.library_operator import is_operator, overload_of
 from opsmith.adopting.schema_matching import described
 from opsmith.adopting.signature import forward_signature
