@@ -10,8 +10,10 @@ import pytest
 import torch
 from rich.console import Console
 
+from opsmith import ops
 from opsmith.ops.decoder import Decoder, PagedCache
 from opsmith.tour import TourContext, decoder
+from opsmith.tour.operators import build_decoder_kernels
 
 
 def context(out: Path, seed: int = 0) -> TourContext:
@@ -73,3 +75,19 @@ def test_logits_that_are_not_finite_do_not_pass(tmp_path: Path, monkeypatch: pyt
     result = decoder.run(context(tmp_path))
     assert not result.passed
     assert result.headline == "the logits are not finite numbers"
+
+
+def test_the_set_up_builds_the_kernels_of_the_decoder() -> None:
+    build_decoder_kernels()
+    names = (
+        "rms_norm",
+        "add_rms_norm_",
+        "write_kv_cache",
+        "rope_",
+        "paged_attention",
+        "write_linear",
+        "swiglu_",
+    )
+    for name in names:
+        (kernel,) = getattr(ops, name).specification.kernels
+        assert kernel.function.cached_plans, name

@@ -127,10 +127,15 @@ SKIPPED = ("resources",)
 """Properties that are left out, since they compile further kernels, for GPUs."""
 
 
+def build_decoder_kernels() -> None:
+    """Build the kernels of the decoder in float32: a prefill and a step call them all."""
+    sizes = DecoderSizes(width=2, layers=1, heads=1, hidden=1, positions=4)
+    list(generate(Decoder(sizes), PagedCache(sizes, 1), [[0]], 2))
+
+
 def build_kernels() -> None:
     """Build the kernels of the decoder, and those of involution for all their dtypes, two at a time."""
-    sizes = DecoderSizes(width=2, layers=1, heads=1, hidden=1, positions=2)
-    list(generate(Decoder(sizes), PagedCache(sizes, 1), [[0]], 2))
+    build_decoder_kernels()
 
     def call(dtype: torch.dtype) -> None:
         x = torch.zeros(1, 16, 3, 3, dtype=dtype, requires_grad=True)
