@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from opsmith.checking import Report, check
     from opsmith.drawing import draw
     from opsmith.exporting import export_onnx
+    from opsmith.kernels.cuda.emulation.call import emulate
     from opsmith.pages import page
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "check",
     "declared_operators",
     "draw",
+    "emulate",
     "errors",
     "export_onnx",
     "find_operator",
@@ -64,6 +66,7 @@ _FEATURES = {
     "check": "opsmith.checking",
     "Report": "opsmith.checking",
     "draw": "opsmith.drawing",
+    "emulate": "opsmith.kernels.cuda.emulation.call",
     "export_onnx": "opsmith.exporting",
     "page": "opsmith.pages",
 }

@@ -365,6 +365,14 @@ class KernelError(OpsmithError, RuntimeError):
     """A kernel threw an exception, or the CUDA driver did not launch it."""
 
 
+class KernelFaultError(OpsmithError, RuntimeError):
+    """A CUDA kernel, run on the CPU, does what it must not: a race, an access out of bounds and others."""
+
+
+class NotEmulatedError(OpsmithError, NotImplementedError):
+    """A CUDA kernel holds what cannot be run on the CPU."""
+
+
 class ExportError(OpsmithError, RuntimeError):
     """A model or an operator cannot be exported to ONNX."""
 
@@ -435,6 +443,7 @@ __all__ = [
     "IntegerResultError",
     "KernelDtypeError",
     "KernelError",
+    "KernelFaultError",
     "KernelRefusedError",
     "KernelSignatureError",
     "KernelSourceError",
@@ -455,6 +464,7 @@ __all__ = [
     "NondeterministicError",
     "NotAFunctionError",
     "NotDifferentiableError",
+    "NotEmulatedError",
     "NotPassedError",
     "OnnxRuntimeError",
     "OperatorNotFoundError",

@@ -45,6 +45,7 @@ USES = {
     "draw": lambda: str(
         len(opsmith.draw(operator(torch.ones(2, requires_grad=True)), "twice.html").nodes)
     ),
+    "emulate": lambda: opsmith.emulate.__name__,
     "errors": lambda: opsmith.errors.UsageError("x").problem,
     "export_onnx": lambda: str(opsmith.export_onnx(operator, torch.ones(2), "twice.onnx").nodes),
     "find_operator": lambda: opsmith.find_operator("public::names").name,

@@ -9,6 +9,10 @@ _MAGIC = b"\x7fELF"
 _NO_BITS = 8
 """Type of a section that takes no room in the file."""
 
+_SYMBOL = struct.Struct("<IBBHQQ")
+_THREAD_LOCAL = 6
+"""Type of the symbol of a thread-local variable."""
+
 
 def fault_of(path: Path) -> str | None:
     """Return what is wrong with an ELF file; None if it is complete.
@@ -57,3 +61,18 @@ def section(content: bytes, name: str) -> bytes:
         if content[start : content.index(b"\0", start)] == name.encode():
             return content[offset : offset + length]
     return b""
+
+
+def undefined_thread_locals(content: bytes) -> list[str]:
+    """Return the names of thread-local variables that an object file uses and does not define.
+
+    Args:
+        content: Content of the file, of 64 bits, complete and little-endian.
+    """
+    symbols, names = section(content, ".symtab"), section(content, ".strtab")
+    found = []
+    for at in range(0, len(symbols), _SYMBOL.size):
+        name, kind, _, defined_in, _, _ = _SYMBOL.unpack_from(symbols, at)
+        if kind & 15 == _THREAD_LOCAL and not defined_in:
+            found.append(names[name : names.index(b"\0", name)].decode())
+    return found

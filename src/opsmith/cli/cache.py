@@ -25,6 +25,8 @@ KINDS = {
     "cpp": "kernel in C++",
     "cuda": "kernel in CUDA C++",
     "cuda description": "resources of a kernel in CUDA C++",
+    "cuda emulation": "kernel in CUDA C++, for the CPU",
+    "cuda emulation runtime": "library that runs kernels in CUDA C++ on the CPU",
     "onnx kernel": "kernel in C++, for ONNX Runtime",
     "onnx library": "library of ONNX Runtime",
     "onnx registering": "registration of kernels with ONNX Runtime",

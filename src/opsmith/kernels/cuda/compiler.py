@@ -168,7 +168,7 @@ def describe_instances(
         (directory / PTX).write_bytes(result.image.rstrip(b"\0"))
 
     parts = _parts("cuda description", operator, text, OPTIONS) | {"architecture": architecture}
-    entry = _obtain(parts, source, build)
+    entry = obtain_with_headers(parts, source, build)
     return read_parameters((entry.directory / PTX).read_text(), len(instances))
 
 
@@ -197,7 +197,7 @@ def compile_instance(source: CudaSource, operator: str, instance: Instance, arch
         (directory / REPORT).write_text(json.dumps(report), encoding="utf-8")
 
     parts = _parts("cuda", operator, text, options) | {"instance": name, "architecture": architecture}
-    directory = _obtain(parts, source, build).directory
+    directory = obtain_with_headers(parts, source, build).directory
     report = json.loads((directory / REPORT).read_text(encoding="utf-8"))
     used = read_resources(report["log"], report["name"])
     if used is None:
@@ -267,8 +267,8 @@ class _ChangedError(Exception):
     """A header changed while NVRTC read it."""
 
 
-def _obtain(parts: Mapping[str, str], source: CudaSource, build: Build) -> CacheEntry:
-    """Return the entry of a kernel with its headers, which NVRTC reads from their files.
+def obtain_with_headers(parts: Mapping[str, str], source: CudaSource, build: Build) -> CacheEntry:
+    """Return the entry of a kernel with its headers, which a compiler reads from their files.
 
     Raises:
         CompileError: If a header changes each time.

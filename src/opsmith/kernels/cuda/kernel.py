@@ -91,6 +91,23 @@ class CudaChoice:
     parameters: tuple[CudaParameter, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class PreparedCall:
+    """Call of a kernel, ready to be launched.
+
+    Attributes:
+        plan: The plan of the call.
+        tensors: Tensors that are passed to the kernel, in order: of the arguments, then the results.
+        results: The results, in the layouts in which the kernel writes them.
+        back: Tensors that the kernel writes through a copy, each with the copy.
+    """
+
+    plan: CudaPlan
+    tensors: list[Tensor]
+    results: list[Tensor]
+    back: list[tuple[Tensor, Tensor]]
+
+
 @dataclass(slots=True)
 class _LoadedFunction:
     """Kernel that is loaded on a GPU, with the dynamic shared memory that its launches may use."""
@@ -193,14 +210,38 @@ class CudaKernel(BuiltKernel[CudaSource]):
             KernelSignatureError: If the parameters are not the operator's arguments and results.
             LaunchError: If a constant cannot be computed.
         """
+        instances = self.instances(values)
+        return self.choose_among(instances, self.candidates(instances, architecture), values)
+
+    def instances(self, values: Sequence[Any]) -> list[Instance]:
+        """Return the instances that may take these argument values: one for each dtype.
+
+        Raises:
+            LaunchError: If a constant cannot be computed.
+        """
         schema = self.operator.specification.schema
         given = dict(zip(schema.names, without_data(schema, values), strict=True))
         constants = self.rules.constants_of(given) if self.rules.constants else ()
-        instances = [Instance(dtype, constants) for dtype in self.dtypes or (None,)]
-        candidates = self.candidates(instances, architecture)
+        return [Instance(dtype, constants) for dtype in self.dtypes or (None,)]
+
+    def choose_among(
+        self,
+        instances: Sequence[Instance],
+        candidates: Sequence[tuple[CudaParameter, ...]],
+        values: Sequence[Any],
+    ) -> CudaChoice | str:
+        """Return the instance that takes these argument values, or the reason why none does.
+
+        Args:
+            instances: Instances.
+            candidates: Parameters of each.
+            values: Argument values.
+        """
+        schema = self.operator.specification.schema
+        given = dict(zip(schema.names, without_data(schema, values), strict=True))
         names = passed_arguments(schema)
-        values = [given[name] for name in names]
-        found = choose_cuda_candidate(names, values, candidates, copies_back=self.copies_back)
+        passed = [given[name] for name in names]
+        found = choose_cuda_candidate(names, passed, candidates, copies_back=self.copies_back)
         return found if isinstance(found, str) else CudaChoice(instances[found], candidates[found])
 
     def compile(self, instance: Instance, architecture: str) -> Cubin:
@@ -252,23 +293,40 @@ class CudaKernel(BuiltKernel[CudaSource]):
             if isinstance(choice, str):
                 return specification.computed_by(*args, **kwargs)
             plan = self._plans.obtain(specification, signature, functools.partial(self.plan, choice, values))
+        call = self.prepare(plan, values, device)
+        if plan.geometry is not None:
+            self._launch(plan, plan.geometry, call.tensors, device.index or 0)
+        return self.finish(call)
+
+    def prepare(self, plan: CudaPlan, values: list[Any], device: torch.device) -> PreparedCall:
+        """Copy arguments into the layouts that the kernel takes, and allocate its results.
+
+        Args:
+            plan: The plan of the call.
+            values: Argument values; copies take the places of those that are copied.
+            device: Device of the results.
+        """
         back: list[tuple[Tensor, Tensor]] = []
         for index, parameter in plan.copied:
             given, values[index] = values[index], copy_of(values[index], parameter)
             if parameter.written:
                 back += zip(tensors_in([given]), tensors_in([values[index]]), strict=True)
-            self.copied[specification.schema.names[index]] += 1
+            self.copied[self.operator.specification.schema.names[index]] += 1
         results = [layout.allocate(device, written) for layout, written in plan.results]
-        if plan.geometry is not None:
-            tensors = [*tensors_in([values[index] for index in plan.passed]), *results]
-            self._launch(plan, plan.geometry, tensors, device.index or 0)
-        for tensor, copy in back:
+        tensors = [*tensors_in([values[index] for index in plan.passed]), *results]
+        return PreparedCall(plan, tensors, results, back)
+
+    def finish(self, call: PreparedCall) -> Any:
+        """Return the results of a call that has run, after what it wrote is copied back."""
+        for tensor, copy in call.back:
             tensor.copy_(copy)
-        for index, (layout, _) in enumerate(plan.results):
-            written, results[index] = results[index], layout.restore(results[index])
-            if results[index] is not written:
+        results = list(call.results)
+        for index, (layout, _) in enumerate(call.plan.results):
+            results[index] = layout.restore(call.results[index])
+            if results[index] is not call.results[index]:
                 self.copied["result"] += 1
-        return (results[0] if specification.schema.single else tuple(results)) if results else None
+        single = self.operator.specification.schema.single
+        return (results[0] if single else tuple(results)) if results else None
 
     def _launch(self, plan: CudaPlan, geometry: Geometry, tensors: Sequence[Tensor], index: int) -> None:
         driver = self._machine.driver()

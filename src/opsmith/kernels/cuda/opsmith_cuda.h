@@ -1,5 +1,5 @@
 // Types of a CUDA kernel's parameters: views of tensors, lists and numbers, all passed by value. Nothing of
-// torch, and no header of CUDA: NVRTC alone compiles it.
+// torch, and no header of CUDA: NVRTC compiles it, and a compiler of the CPU behind emulation/device.h.
 //
 //   #include "opsmith_cuda.h"   (done for you)
 //   template <class T>
@@ -44,12 +44,17 @@ struct BFloat16 {
 struct Half {
   uint16_t bits;
   Half() = default;
+#ifdef __CUDA_ARCH__
   __device__ Half(float value) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value)); }
   __device__ operator float() const {
     float value;
     asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
     return value;
   }
+#else  // on the CPU
+  Half(float value) : bits(emulated_half(value)) {}
+  operator float() const { return emulated_float(bits); }
+#endif
 };
 
 // ---- dtypes, by torch's numbers.
@@ -86,7 +91,7 @@ struct View {
   __device__ int64_t stride(int at) const { return strides[at < 0 ? at + int(dim) : at]; }
   __device__ int64_t numel() const { return elements; }
   template <class... Index>
-  __device__ T& operator()(Index... index) const {
+  __device__ __forceinline__ T& operator()(Index... index) const {
     static_assert(N == any_dim || N == int(sizeof...(Index)), "as many indices as the view has dimensions");
     int at = 0;
     int64_t offset = 0;
@@ -98,7 +103,7 @@ struct View {
 // A tensor whose elements lie one after the other, the last dimension fastest. `x[i]` is the i-th of them all.
 template <class T, int N = any_dim>
 struct Contiguous : View<T, N> {
-  __device__ T& operator[](int64_t at) const { return this->data[at]; }
+  __device__ __forceinline__ T& operator[](int64_t at) const { return this->data[at]; }
 };
 
 // A tensor of 4 or 5 dimensions whose channels, dimension 1, lie one after the other: `torch.channels_last`.
@@ -112,7 +117,7 @@ template <class T, int N = 8>
 struct List {
   int64_t size;
   T data[N];
-  __device__ const T& operator[](int64_t at) const { return data[at]; }
+  __device__ __forceinline__ const T& operator[](int64_t at) const { return data[at]; }
   __device__ const T* begin() const { return data; }
   __device__ const T* end() const { return data + size; }
 };

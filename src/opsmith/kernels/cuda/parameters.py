@@ -31,7 +31,8 @@ MAX_DIM = 8
 TABLE = "opsmith_table_"
 """Name of the tables in the generated file, up to their numbers."""
 
-_FIELDS = 10
+FIELDS = 10
+"""Numbers of a parameter in a table."""
 _BYTES = {"Tensor": 0, "int": 8, "float": 8, "bool": 1}
 """Types of arguments that a kernel takes, with the bytes of a number."""
 _FORMATS = {"int": {4: "i", 8: "q"}, "float": {4: "f", 8: "d"}, "bool": {1: "?"}}
@@ -97,7 +98,7 @@ def read_parameters(ptx: str, count: int) -> tuple[tuple[CudaParameter, ...], ..
             rf"\.b8 {TABLE}(?P<number>\d+)\[(?P<size>\d+)\] = \{{(?P<bytes>[\d, \n]*)\}}", ptx
         )
     }
-    return tuple(tuple(_decode(found[number])) for number in range(count))
+    return tuple(decode_table(found[number]) for number in range(count))
 
 
 def _numbers(size: int, listed: str) -> tuple[int, ...]:
@@ -105,9 +106,14 @@ def _numbers(size: int, listed: str) -> tuple[int, ...]:
     return struct.unpack(f"<{size // 4}i", values.ljust(size, b"\0"))  # trailing zeros are left out
 
 
+def decode_table(table: Sequence[int]) -> tuple[CudaParameter, ...]:
+    """Return the parameters in a table of `opsmith::Table`: their number, and the fields of each."""
+    return tuple(_decode(table))
+
+
 def _decode(table: Sequence[int]) -> Iterator[CudaParameter]:
-    for at in range(1, 1 + table[0] * _FIELDS, _FIELDS):
-        type, optional, written, dtype, dim, layout, *sizes = table[at : at + _FIELDS]
+    for at in range(1, 1 + table[0] * FIELDS, FIELDS):
+        type, optional, written, dtype, dim, layout, *sizes = table[at : at + FIELDS]
         yield CudaParameter(
             PARAMETER_TYPES[type],
             bool(optional),

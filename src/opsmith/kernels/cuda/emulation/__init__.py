@@ -1,0 +1,1 @@
+"""CUDA C++ kernels run on the CPU: threads as fibers, with every access to memory checked."""

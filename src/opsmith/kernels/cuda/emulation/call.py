@@ -1,0 +1,289 @@
+"""Calls of CUDA kernels on CPU tensors: `opsmith.emulate`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith import errors
+from opsmith.core.call_arguments import tensors_in
+from opsmith.core.operator import Operator
+from opsmith.core.tensors import map_tensors
+from opsmith.kernels.cuda.compiler import Instance
+from opsmith.kernels.cuda.emulation.compiler import EmulatedLibrary, emulated_libraries
+from opsmith.kernels.cuda.emulation.findings import (
+    NOTE,
+    SKIPPED,
+    EmulationFinding,
+    findings_of,
+)
+from opsmith.kernels.cuda.emulation.launch import (
+    ORDERS,
+    EmulatedLaunch,
+    LaunchTensor,
+    Order,
+    guarded,
+    run_launches,
+)
+from opsmith.kernels.cuda.kernel import CudaChoice, CudaKernel, CudaPlan, PreparedCall
+from opsmith.kernels.cuda.parameters import CudaParameter, check_cuda_parameters, passed_arguments
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedCall:
+    """Call of a kernel that can be launched on the CPU, any number of times.
+
+    Attributes:
+        plan: The plan of the call.
+        call: Its tensors.
+        library: Library of the instance.
+        labels: Name of each tensor.
+        written: For each tensor True if the kernel may write it.
+    """
+
+    plan: CudaPlan
+    call: PreparedCall
+    library: EmulatedLibrary
+    labels: tuple[str, ...]
+    written: tuple[bool, ...]
+
+    @property
+    def threads(self) -> int:
+        """Number of threads of the launch."""
+        if self.plan.geometry is None:
+            return 0
+        x, y, z = self.plan.geometry.grid
+        return x * y * z * self.plan.geometry.threads
+
+    def launch(self, order: Order) -> EmulatedLaunch | None:
+        """Return a launch with copies of the tensors; None if there is nothing to launch."""
+        if self.plan.geometry is None:
+            return None
+        inputs = len(self.call.tensors) - len(self.call.results)
+        tensors = tuple(
+            LaunchTensor(label, guarded(tensor, filled=at < inputs), written, at < inputs)
+            for at, (label, tensor, written) in enumerate(
+                zip(self.labels, self.call.tensors, self.written, strict=True)
+            )
+        )
+        entry = self.library.instances.index(self.plan.instance)
+        return EmulatedLaunch(self.library, entry, self.plan.geometry, self.plan.packed, tensors, order)
+
+    def finish(self, kernel: CudaKernel, launch: EmulatedLaunch | None) -> Any:
+        """Copy what a launch has written into the tensors of the call, and return the results."""
+        if launch is not None:
+            for tensor, given in zip(self.call.tensors, launch.tensors, strict=True):
+                if given.writable:
+                    tensor.copy_(given.tensor)
+        return kernel.finish(self.call)
+
+
+class KernelEmulation:
+    """CUDA kernel that runs on the CPU.
+
+    Args:
+        kernel: The kernel.
+    """
+
+    def __init__(self, kernel: CudaKernel) -> None:
+        self.kernel = kernel
+        self._libraries: dict[Instance, EmulatedLibrary] = {}
+
+    def build(self, calls: Sequence[Sequence[Any]]) -> None:
+        """Compile the instances that calls with these argument values may need.
+
+        Raises:
+            NotEmulatedError: If the CPU cannot run the kernel.
+            KernelSignatureError: If its parameters are not the operator's arguments and results.
+            LaunchError: If a constant cannot be computed.
+            ToolchainError: If there is no compiler.
+        """
+        needed = {
+            instance: None
+            for values in calls
+            for instance in self._instances(values)
+            if instance not in self._libraries
+        }
+        if not needed:
+            return
+        operator = self.kernel.operator.name
+        for library in emulated_libraries(self.kernel.source, operator, needed):
+            check_cuda_parameters(self.kernel, library.parameters)
+            self._libraries |= dict.fromkeys(library.instances, library)
+
+    def _instances(self, values: Sequence[Any]) -> list[Instance]:
+        """Return the instances for the dtypes of some tensors; all of them if there is none for these."""
+        every = self.kernel.instances(values)
+        dtypes = {tensor.dtype for tensor in tensors_in(list(values))}
+        return [each for each in every if each.dtype in dtypes] or every
+
+    def prepare(self, values: Sequence[Any]) -> EmulatedCall | str:
+        """Return the call with these argument values, or the reason why the kernel does not take it.
+
+        Raises:
+            Exception: As of `build` and `CudaKernel.plan`.
+        """
+        kernel, schema = self.kernel, self.kernel.operator.specification.schema
+        self.build([values])
+        instances = self._instances(values)
+        candidates = [self._parameters(each) for each in instances]
+        choice = kernel.choose_among(instances, candidates, values)
+        if not isinstance(choice, CudaChoice):
+            return choice
+        plan = kernel.plan(choice, values)
+        named = dict(zip(schema.names, values, strict=True))
+        call = kernel.prepare(plan, list(values), torch.device("cpu"))
+        labels: list[str] = []
+        written: list[bool] = []
+        for name, parameter in zip(passed_arguments(schema), choice.parameters, strict=False):
+            labels += _labels(name, named[name])
+            written += [parameter.written] * len(tensors_in([named[name]]))
+        labels += [result.name for result in schema.results]
+        written += [True] * len(schema.results)
+        library = self._libraries[plan.instance]
+        return EmulatedCall(plan, call, library, tuple(labels), tuple(written))
+
+    def _parameters(self, instance: Instance) -> tuple[CudaParameter, ...]:
+        library = self._libraries[instance]
+        return library.parameters[library.instances.index(instance)]
+
+    def run(
+        self, launches: Sequence[EmulatedLaunch], *, in_process: bool = False
+    ) -> list[list[EmulationFinding]]:
+        """Run launches, and return the findings of each."""
+        results = run_launches(launches, in_process=in_process)
+        source = self.kernel.source
+        return [findings_of(source, *each) for each in zip(launches, results, strict=True)]
+
+
+def _labels(name: str, value: Any) -> list[str]:
+    if isinstance(value, Tensor):
+        return [name]
+    return [f"{name}[{at}]" for at in range(len(tensors_in([value])))]
+
+
+def cuda_kernels(operator: Operator[..., Any]) -> list[CudaKernel]:
+    """Return the kernels in CUDA C++ of an operator, in the order in which they are tried."""
+    kernels = dict.fromkeys(each.given for each in operator.specification.kernels)
+    return [each for each in kernels if isinstance(each, CudaKernel)]
+
+
+def emulate(
+    operator: Operator[..., Any],
+    *args: Any,
+    order: str = "forward",
+    in_process: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """Compute an operator by its kernel in CUDA C++, on the CPU, with every access to memory checked.
+
+    Args:
+        operator: The operator.
+        args: Its arguments; tensors on the CPU.
+        order: Order in which the threads of a block take their turns: `forward`, `backward`, `alternating`,
+            `random` or `random(7)`, with a seed.
+        in_process: True to run in this process, where a debugger sees it; a crash of the kernel then ends it.
+        kwargs: Its keyword arguments.
+
+    Returns:
+        The results. There are no gradients.
+
+    Raises:
+        KernelFaultError: If the kernel does what it must not.
+        NotEmulatedError: If it holds what the CPU cannot run.
+        KernelRefusedError, UsageError: If it takes no such call, or there is none in CUDA C++.
+        ToolchainError, KernelSignatureError, LaunchError: As of a call on a GPU.
+
+    Example:
+        >>> import opsmith.ops
+        >>> x, weight = torch.ones(1, 2, 3, 3), torch.ones(1, 1, 3, 3, 3, 3)
+        >>> emulate(opsmith.ops.involution, x, weight, padding=1).shape
+        torch.Size([1, 2, 3, 3])
+    """
+    wanted = _order(order)
+    kernels = cuda_kernels(operator)
+    if not kernels:
+        raise errors.UsageError(
+            "it has no kernel in CUDA C++ to emulate",
+            operator=operator.name,
+            hint='declare one: `op.kernel("cuda", cuda=..., grid=...)`',
+        )
+    values = operator.specification.schema.call_values(args, kwargs)
+    devices = {tensor.device.type for tensor in tensors_in(values)} - {"cpu"}
+    if devices:
+        raise errors.UsageError(
+            "a kernel is emulated on tensors of the CPU",
+            operator=operator.name,
+            expected="tensors on cpu",
+            got=f"a tensor on {min(devices)}",
+            hint="give it copies: `x.cpu()`",
+        )
+    reasons: list[str] = []
+    with torch.no_grad():
+        resolved = map_tensors(lambda tensor: tensor.resolve_conj().resolve_neg(), values)
+        for kernel in kernels:
+            emulation = KernelEmulation(kernel)
+            call = emulation.prepare(resolved)
+            if isinstance(call, EmulatedCall):
+                return _computed(emulation, call, wanted, in_process=in_process)
+            reasons.append(call)
+    raise kernels[0].error(
+        errors.KernelRefusedError,
+        f"its CUDA kernel does not take the call: {'; '.join(reasons)}",
+        hint="call it with what the kernel takes",
+    )
+
+
+def _computed(emulation: KernelEmulation, call: EmulatedCall, order: Order, *, in_process: bool) -> Any:
+    launch = call.launch(order)
+    if launch is not None:
+        (found,) = emulation.run([launch], in_process=in_process)
+        faults = [each for each in found if each.cause != NOTE]
+        if faults:
+            raise fault_error(emulation.kernel, faults)
+    return call.finish(emulation.kernel, launch)
+
+
+def fault_error(kernel: CudaKernel, faults: Sequence[EmulationFinding]) -> errors.OpsmithError:
+    """Return the error for the first of some findings."""
+    first = faults[0]
+    more = f" (and {len(faults) - 1} more)" if faults[1:] else ""
+    lines = [first.message + more]
+    for where, text in ((first.where, first.line), (first.other_where, first.other_line)):
+        if text:
+            lines.append(f"    {where}: {text}")
+    if first.cause == SKIPPED:
+        return kernel.error(
+            errors.NotEmulatedError,
+            "the CUDA kernel cannot be run on the CPU",
+            got="\n".join(lines),
+            hint=first.hint,
+        )
+    return errors.KernelFaultError(
+        f"the CUDA kernel is faulty: {first.cause}",
+        operator=kernel.operator.name,
+        argument=first.label,
+        got="\n".join(lines),
+        where=first.where,
+        hint=first.hint or None,
+    )
+
+
+def _order(text: Any) -> Order:
+    match = re.fullmatch(r"random\((?P<seed>\d+)\)", str(text))
+    if match is not None:
+        return Order("random", int(match["seed"]))
+    if text not in ORDERS:
+        raise errors.UsageError(
+            "there is no such order of threads",
+            argument="order",
+            expected=f"{', '.join(f'`{each}`' for each in ORDERS)}, or `random(7)`",
+            got=repr(text),
+            hint='call `opsmith.emulate(op, x, order="backward")`',
+        )
+    return Order(text)

@@ -1,0 +1,245 @@
+// CUDA C++ for a compiler of the CPU: stands before an unmodified kernel. runtime.cpp has the other half.
+#pragma once
+#include <stddef.h>
+#ifdef __GNUC__
+// Also the copies that the compiler makes by itself are checked.
+extern "C" void* memcpy(void*, const void*, size_t) __asm__("emulated_memcpy");
+extern "C" void* memmove(void*, const void*, size_t) __asm__("emulated_memmove");
+extern "C" void* memset(void*, int, size_t) __asm__("emulated_memset");
+#endif
+#undef _GLIBCXX_USE_STD_SPEC_FUNCS  // half of the time that <cmath> takes
+#if __has_include("vector_functions.h")  // CUDA's own vector types, which its other headers need
+#include "vector_types.h"
+#include "vector_functions.h"
+#define EMULATED_CUDA_VECTORS 1
+#endif
+#include <math.h>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+#include "launch_record.h"
+
+#undef __global__
+#undef __device__
+#undef __host__
+#undef __shared__
+#undef __constant__
+#undef __managed__
+#undef __forceinline__
+#undef __noinline__
+#undef __launch_bounds__
+#undef __restrict__
+#undef __align__
+#undef __grid_constant__
+#undef __cluster_dims__
+#undef __maxnreg__
+#define __global__
+#define __device__
+#define __host__
+#define __constant__
+#define __managed__
+#define __grid_constant__
+// The library's segment of thread-local memory holds shared memory and nothing else, so that it is known as a
+// whole, and `extern __shared__` needs no other text.
+#define __shared__ thread_local
+#define __forceinline__ inline __attribute__((always_inline))
+#define __noinline__ __attribute__((noinline))
+#define __launch_bounds__(...)
+#define __cluster_dims__(...)
+#define __maxnreg__(...)
+#define __restrict__ __restrict
+#define __align__(n) __attribute__((aligned(n)))
+#define EMULATED_INLINE inline __attribute__((always_inline))
+#define EMULATED_UNCHECKED __attribute__((no_sanitize_thread, no_sanitize_undefined, noinline))
+
+#ifndef EMULATED_CUDA_VECTORS
+struct uint3 { unsigned x, y, z; };
+struct dim3 {
+  unsigned x, y, z;
+  constexpr dim3(unsigned a = 1, unsigned b = 1, unsigned c = 1) : x(a), y(b), z(c) {}
+  constexpr dim3(uint3 v) : x(v.x), y(v.y), z(v.z) {}
+  constexpr operator uint3() const { return {x, y, z}; }
+};
+#define EMULATED_VECTORS_BUT_3(T, name, align2, align4)                                               \
+  struct name##1 { T x; };                                                                            \
+  struct alignas(align2) name##2 { T x, y; };                                                         \
+  struct alignas(align4) name##4 { T x, y, z, w; };                                                   \
+  EMULATED_INLINE name##1 make_##name##1(T x) { return {x}; }                                         \
+  EMULATED_INLINE name##2 make_##name##2(T x, T y) { return {x, y}; }                                 \
+  EMULATED_INLINE name##4 make_##name##4(T x, T y, T z, T w) { return {x, y, z, w}; }
+#define EMULATED_VECTORS(T, name, align2, align4)                                                     \
+  struct name##3 { T x, y, z; };                                                                      \
+  EMULATED_VECTORS_BUT_3(T, name, align2, align4)                                                     \
+  EMULATED_INLINE name##3 make_##name##3(T x, T y, T z) { return {x, y, z}; }
+EMULATED_VECTORS(signed char, char, 2, 4)
+EMULATED_VECTORS(unsigned char, uchar, 2, 4)
+EMULATED_VECTORS(short, short, 4, 8)
+EMULATED_VECTORS(unsigned short, ushort, 4, 8)
+EMULATED_VECTORS(int, int, 8, 16)
+EMULATED_VECTORS_BUT_3(unsigned, uint, 8, 16)
+EMULATED_INLINE uint3 make_uint3(unsigned x, unsigned y, unsigned z) { return {x, y, z}; }
+EMULATED_VECTORS(long long, longlong, 16, 16)
+EMULATED_VECTORS(unsigned long long, ulonglong, 16, 16)
+EMULATED_VECTORS(float, float, 8, 16)
+EMULATED_VECTORS(double, double, 16, 16)
+#endif
+
+using std::int16_t, std::int32_t, std::int64_t, std::int8_t;
+using std::uint16_t, std::uint32_t, std::uint64_t, std::uint8_t;
+
+// The runtime sets these before a thread goes on. For the kernel they are constants, whose reads are not checked.
+extern "C" const uint3 emulated_thread, emulated_block;
+extern "C" const dim3 emulated_block_dim, emulated_grid_dim;
+#define threadIdx emulated_thread
+#define blockIdx emulated_block
+#define blockDim emulated_block_dim
+#define gridDim emulated_grid_dim
+constexpr int warpSize = 32;
+
+namespace emulated {
+
+enum WarpKind : int {
+  SYNC, SHUFFLE, SHUFFLE_UP, SHUFFLE_DOWN, SHUFFLE_XOR, ANY, ALL, BALLOT, MATCH_ANY, MATCH_ALL,
+  ADD, MIN, MAX, AND, OR, XOR, MIN_SIGNED, MAX_SIGNED, ACTIVE
+};
+
+extern "C" {
+int emulated_barrier(const char* file, int line, int kind, int value);  // 0 plain, 1 count, 2 and, 3 or
+void emulated_warp(int kind, unsigned mask, const void* value, int size, int argument, int width, void* result,
+                   const char* file, int line);
+void emulated_atomic(const void* address, int size, void* pc);
+void emulated_spin(void* pc);
+[[noreturn]] void emulated_trap(const char* text, const char* file, int line);
+void emulated_fence();
+}
+
+template <class R, class T>
+EMULATED_INLINE R warp(int kind, unsigned mask, const T& value, int argument, int width, const char* file, int line) {
+  R result{};
+  emulated_warp(kind, mask, &value, sizeof(T), argument, width, &result, file, line);
+  return result;
+}
+
+template <class F, F f> struct Call;
+template <class... P, void (*f)(P...)> struct Call<void (*)(P...), f> {
+  template <size_t... at> EMULATED_UNCHECKED static void unpack(void** parameters, std::index_sequence<at...>) {
+    f(*static_cast<std::remove_const_t<P>*>(parameters[at])...);
+  }
+  EMULATED_UNCHECKED static void call(void** parameters) { unpack(parameters, std::index_sequence_for<P...>()); }
+};
+
+}  // namespace emulated
+
+// ---- Barriers, warps and fences.
+
+#define __syncthreads() ((void)emulated::emulated_barrier(__FILE__, __LINE__, 0, 0))
+#define __syncthreads_count(p) emulated::emulated_barrier(__FILE__, __LINE__, 1, !!(p))
+#define __syncthreads_and(p) emulated::emulated_barrier(__FILE__, __LINE__, 2, !!(p))
+#define __syncthreads_or(p) emulated::emulated_barrier(__FILE__, __LINE__, 3, !!(p))
+#define EMULATED_HERE const char *file = __builtin_FILE(), int line = __builtin_LINE()
+EMULATED_INLINE void __syncwarp(unsigned mask = 0xffffffffu, EMULATED_HERE) {
+  emulated::emulated_warp(emulated::SYNC, mask, nullptr, 0, 0, 32, nullptr, file, line);
+}
+#define EMULATED_SHUFFLE(name, kind, A)                                                               \
+  template <class T> EMULATED_INLINE T name(unsigned mask, T value, A by, int width = 32, EMULATED_HERE) { \
+    return emulated::warp<T>(emulated::kind, mask, value, int(by), width, file, line);                \
+  }
+EMULATED_SHUFFLE(__shfl_sync, SHUFFLE, int)
+EMULATED_SHUFFLE(__shfl_up_sync, SHUFFLE_UP, unsigned)
+EMULATED_SHUFFLE(__shfl_down_sync, SHUFFLE_DOWN, unsigned)
+EMULATED_SHUFFLE(__shfl_xor_sync, SHUFFLE_XOR, int)
+#define EMULATED_VOTE(name, kind, R)                                                                  \
+  EMULATED_INLINE R name(unsigned mask, int predicate, EMULATED_HERE) {                               \
+    return emulated::warp<R>(emulated::kind, mask, predicate, 0, 32, file, line);                     \
+  }
+EMULATED_VOTE(__any_sync, ANY, int)
+EMULATED_VOTE(__all_sync, ALL, int)
+EMULATED_VOTE(__ballot_sync, BALLOT, unsigned)
+template <class T> EMULATED_INLINE unsigned __match_any_sync(unsigned mask, T value, EMULATED_HERE) {
+  return emulated::warp<unsigned>(emulated::MATCH_ANY, mask, value, 0, 32, file, line);
+}
+template <class T> EMULATED_INLINE unsigned __match_all_sync(unsigned mask, T value, int* all, EMULATED_HERE) {
+  const unsigned found = emulated::warp<unsigned>(emulated::MATCH_ALL, mask, value, 0, 32, file, line);
+  *all = found != 0;
+  return found;
+}
+EMULATED_INLINE unsigned __activemask(EMULATED_HERE) {
+  return emulated::warp<unsigned>(emulated::ACTIVE, 0xffffffffu, 0, 0, 32, file, line);
+}
+#define EMULATED_REDUCE(name, kind, T)                                                                \
+  EMULATED_INLINE T __reduce_##name##_sync(unsigned mask, T value, EMULATED_HERE) {                   \
+    return emulated::warp<T>(emulated::kind, mask, value, 0, 32, file, line);                         \
+  }
+EMULATED_REDUCE(add, ADD, unsigned)
+EMULATED_REDUCE(min, MIN, unsigned)
+EMULATED_REDUCE(max, MAX, unsigned)
+EMULATED_REDUCE(and, AND, unsigned)
+EMULATED_REDUCE(or, OR, unsigned)
+EMULATED_REDUCE(xor, XOR, unsigned)
+EMULATED_REDUCE(add, ADD, int)
+EMULATED_REDUCE(min, MIN_SIGNED, int)
+EMULATED_REDUCE(max, MAX_SIGNED, int)
+
+EMULATED_INLINE void __threadfence() { emulated::emulated_fence(); }
+EMULATED_INLINE void __threadfence_block() { emulated::emulated_fence(); }
+EMULATED_INLINE void __threadfence_system() { emulated::emulated_fence(); }
+EMULATED_INLINE void __nanosleep(unsigned) { emulated::emulated_spin(__builtin_return_address(0)); }
+#define __trap() emulated::emulated_trap("__trap()", __FILE__, __LINE__)
+#undef assert
+#ifdef NDEBUG
+#define assert(x) ((void)0)
+#else
+#define assert(x) ((x) ? (void)0 : emulated::emulated_trap("assert(" #x ")", __FILE__, __LINE__))
+#endif
+
+// ---- Atomics. All threads of a launch are fibers of one thread of the CPU, so that plain code is atomic.
+
+#define EMULATED_ATOMIC(name, body)                                                                   \
+  template <class T> EMULATED_UNCHECKED T name(T* at, std::common_type_t<T> value) {                  \
+    emulated::emulated_atomic((const void*)at, sizeof(T), __builtin_return_address(0));               \
+    const T old = *at;                                                                                \
+    *at = (body);                                                                                     \
+    return old;                                                                                       \
+  }                                                                                                   \
+  template <class T> EMULATED_INLINE T name##_block(T* at, std::common_type_t<T> v) { return name(at, v); } \
+  template <class T> EMULATED_INLINE T name##_system(T* at, std::common_type_t<T> v) { return name(at, v); }
+EMULATED_ATOMIC(atomicAdd, T(old + value))
+EMULATED_ATOMIC(atomicSub, T(old - value))
+EMULATED_ATOMIC(atomicExch, value)
+EMULATED_ATOMIC(atomicMin, value < old ? value : old)
+EMULATED_ATOMIC(atomicMax, value > old ? value : old)
+EMULATED_ATOMIC(atomicAnd, T(old & value))
+EMULATED_ATOMIC(atomicOr, T(old | value))
+EMULATED_ATOMIC(atomicXor, T(old ^ value))
+EMULATED_ATOMIC(atomicInc, old >= value ? T(0) : T(old + 1))
+EMULATED_ATOMIC(atomicDec, old == 0 || old > value ? value : T(old - 1))
+template <class T>
+EMULATED_UNCHECKED T atomicCAS(T* at, std::common_type_t<T> expected, std::common_type_t<T> value) {
+  emulated::emulated_atomic((const void*)at, sizeof(T), __builtin_return_address(0));
+  const T old = *at;
+  if (!__builtin_memcmp(&old, &expected, sizeof(T))) *at = value;
+  return old;
+}
+
+// ---- Loads and stores that say how they are cached.
+
+#define EMULATED_LOAD(name) template <class T> EMULATED_INLINE T name(const T* at) { return *at; }
+#define EMULATED_STORE(name) \
+  template <class T> EMULATED_INLINE void name(T* at, std::common_type_t<T> value) { *at = value; }
+EMULATED_LOAD(__ldg)
+EMULATED_LOAD(__ldcg)
+EMULATED_LOAD(__ldca)
+EMULATED_LOAD(__ldcs)
+EMULATED_LOAD(__ldlu)
+EMULATED_LOAD(__ldcv)
+EMULATED_STORE(__stwb)
+EMULATED_STORE(__stcg)
+EMULATED_STORE(__stcs)
+EMULATED_STORE(__stwt)
+
+#include "device_math.h"
+
+#define asm static_assert(false, "opsmith_inline_ptx"); opsmith_inline_ptx

@@ -1,0 +1,436 @@
+"""Findings about an emulated kernel: causes, messages and the author's lines, from the runtime's reports."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from opsmith.build.symbols import Line, lines_at
+from opsmith.kernels.cpp.compiler import own_headers, quoted_from
+from opsmith.kernels.cuda.emulation.launch import (
+    IN_GLOBAL_VARIABLE,
+    IN_SHARED,
+    EmulatedLaunch,
+    Kind,
+    LaunchResult,
+    LaunchTensor,
+    Report,
+    extent_of,
+)
+from opsmith.kernels.cuda.source import CudaSource
+
+NOTE, SKIPPED = "note", "skipped"
+"""Causes of findings that are no faults: legal and doubtful code; a launch that cannot be run here."""
+_PRECEDENCE = (
+    *("misaligned", "mutates-input", "out-of-bounds", "undefined", "raises", "divergent-barrier", "race"),
+    *("endless", "uninitialized", SKIPPED, NOTE),
+)
+"""Causes, those first that explain others: what lies beyond a row is another thread's, and so a race."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmulationFinding:
+    """Finding about a launch.
+
+    Attributes:
+        kind: Kind of the report.
+        cause: Cause of a failure, `NOTE` or `SKIPPED`.
+        message: The fault, in a sentence.
+        where: `file:line` of the author's line.
+        line: Text of that line; empty if it is unknown.
+        other_where: `file:line` of the other access of a race, or of the other barrier; empty for none.
+        other_line: Text of that line.
+        label: Name of the tensor; None for none.
+        thread: Index of the thread and of its block; empty for none.
+        other_thread: The same of the other thread.
+        count: Number of times.
+        hint: Advice.
+    """
+
+    kind: Kind
+    cause: str
+    message: str
+    where: str
+    line: str = ""
+    other_where: str = ""
+    other_line: str = ""
+    label: str | None = None
+    thread: str = ""
+    other_thread: str = ""
+    count: int = 1
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Line of source."""
+
+    where: str
+    text: str
+    file: str
+    number: int
+
+
+class _Reader:
+    """Reader of the reports of one launch."""
+
+    def __init__(self, source: CudaSource, launch: EmulatedLaunch, reports: Sequence[Report]) -> None:
+        self.source, self.launch = source, launch
+        self.headers = own_headers(source)
+        counters = sorted({pc for each in reports for pc in (each.pc, each.other_pc) if pc})
+        chains = lines_at(launch.library.path, counters)
+        self.lines = dict(zip(counters, chains, strict=True))
+
+    def place(self, pc: int, file: bytes | None = None, number: int = 0) -> _Place:
+        """Return the author's line of a program counter, or of a file and line that the kernel passed."""
+        chain = list(self.lines.get(pc, ()))
+        if file is not None and number:
+            chain.insert(0, Line("", file.decode(errors="replace"), number))
+        for line in chain:
+            if line.is_of(self.source.path):
+                text = self.source.quoted(line.number).strip()
+                return _Place(f"{self.source.path}:{line.number}", text, self.source.path, line.number)
+            if line.file in self.headers or Path(line.file).resolve().as_posix() in self.headers:
+                text = quoted_from(line.file, line.number).strip()
+                return _Place(f"{line.file}:{line.number}", text, line.file, line.number)
+        return _Place(self.source.where, "", self.source.path, self.source.at)
+
+    def memory(self, report: Report, write: str = "reads", size: bool = True) -> str:
+        """Return the words for an access: verb, bytes and place."""
+        words = f"{write} {report.size} bytes of " if size else ""
+        if report.region == IN_SHARED:
+            return f"{words}shared memory at byte {report.offset}"
+        if report.region == IN_GLOBAL_VARIABLE:
+            return f"{words}a global variable"
+        if report.region < 0:
+            return f"{write} {report.size} bytes" if size else "memory"
+        return f"{words}{_element_words(self.tensor(report), report.offset)}"
+
+    def tensor(self, report: Report) -> LaunchTensor:
+        """Return the tensor that a report is about."""
+        given: LaunchTensor = self.launch.tensors[report.region]
+        return given
+
+
+def _element_words(given: LaunchTensor, offset: int) -> str:
+    """Return the words for a byte of a tensor, or beside it.
+
+    Args:
+        given: The tensor.
+        offset: Bytes from its first element.
+    """
+    tensor, name = given.tensor, f"`{given.label}` {list(given.tensor.shape)}"
+    item, extent = tensor.element_size(), extent_of(tensor)
+    offset = int(offset)
+    if offset < 0:
+        return f"memory before {name}: {_items(-offset, item)} before its first element"
+    if offset >= extent * item:
+        beyond = offset - extent * item
+        return f"memory behind {name}: " + (
+            "just behind its last element" if not beyond else f"{_items(beyond, item)} further than its end"
+        )
+    return f"{name} at element {_index(tensor, offset)}"
+
+
+def _items(bytes: int, item: int) -> str:
+    if bytes % item:
+        return f"{bytes} bytes"
+    return f"{bytes // item} element{'s' if bytes // item > 1 else ''}"
+
+
+def _index(tensor: Tensor, offset: int) -> list[int]:
+    """Return the index of the element at an offset in bytes, or of the one before it."""
+    left, index = offset // tensor.element_size(), [0] * tensor.dim()
+    for at in sorted(range(tensor.dim()), key=tensor.stride, reverse=True):
+        if tensor.stride(at) and tensor.shape[at] > 1:
+            index[at] = min(left // tensor.stride(at), tensor.shape[at] - 1)
+            left -= index[at] * tensor.stride(at)
+    return index
+
+
+def _thread(report: Report) -> str:
+    return f"thread {report.thread} of block {report.block}"
+
+
+def _verb(write: int) -> str:
+    return "writes" if write else "reads"
+
+
+def findings_of(source: CudaSource, launch: EmulatedLaunch, result: LaunchResult) -> list[EmulationFinding]:
+    """Return the findings of a launch, those first that explain others.
+
+    Args:
+        source: The kernel.
+        launch: The launch.
+        result: Its result.
+    """
+    reader = _Reader(source, launch, result.reports)
+    reports = _root_reports(result.reports)
+    found = [_TABLE[Kind(each.kind)](reader, each) for each in reports]
+    if result.status is not None:
+        message = f"the process in which it ran ended, with status {result.status}"
+        found.append(EmulationFinding(Kind.CRASH, "out-of-bounds", message, source.where))
+    return sorted(found, key=lambda each: _PRECEDENCE.index(each.cause))
+
+
+def _root_reports(reports: Iterable[Report]) -> list[Report]:
+    """Leave out the reports that others explain.
+
+    What a race reads before it is written is not uninitialized for another reason. Elements of a result that
+    a thread would have written which was ended, or that a launch which was given up had still to write, are
+    not missing for another reason.
+    """
+    found = list(reports)
+    kinds = {Kind(each.kind) for each in found}
+    racing = {pc for each in found if each.kind == Kind.RACE for pc in (each.pc, each.other_pc)}
+    ended = kinds - {Kind.NOT_WRITTEN, Kind.RACE, Kind.BARRIER_AFTER_EXIT}
+    return [
+        each
+        for each in found
+        if not (
+            (each.kind in (Kind.UNINITIALIZED_SHARED, Kind.UNINITIALIZED_RESULT) and each.pc in racing)
+            or (each.kind == Kind.NOT_WRITTEN and ended)
+        )
+    ]
+
+
+def _finding(
+    reader: _Reader, report: Report, cause: str, message: str, hint: str = "", other: _Place | None = None
+) -> EmulationFinding:
+    place = reader.place(report.pc, report.file, report.line)
+    second = f"thread {report.other_thread} of block {report.other_block}"
+    return EmulationFinding(
+        Kind(report.kind),
+        cause,
+        message,
+        place.where,
+        place.text,
+        other.where if other else "",
+        other.text if other else "",
+        reader.tensor(report).label if report.region >= 0 else None,
+        _thread(report),
+        second if other else "",
+        report.count,
+        hint,
+    )
+
+
+def _out_of_bounds(reader: _Reader, report: Report) -> EmulationFinding:
+    words = reader.memory(report, _verb(report.write))
+    hint = "compare the index with the size before the access"
+    return _finding(reader, report, "out-of-bounds", f"{_thread(report)} {words}", hint)
+
+
+def _between_elements(reader: _Reader, report: Report) -> EmulationFinding:
+    given = reader.tensor(report)
+    message = (
+        f"{_thread(report)} {_verb(report.write)} {report.size} bytes between the elements of "
+        f"`{given.label}` {list(given.tensor.shape)}, whose strides are {list(given.tensor.stride())}"
+    )
+    hint = "index a view by `x(i, j)`, which knows its strides, or take it as `Contiguous`"
+    return _finding(reader, report, "out-of-bounds", message, hint)
+
+
+def _input_written(reader: _Reader, report: Report) -> EmulationFinding:
+    message = f"{_thread(report)} {reader.memory(report, 'writes')}, which is an input"
+    hint = "write into a result, or declare the operator to write in place"
+    return _finding(reader, report, "mutates-input", message, hint)
+
+
+def _no_memory(reader: _Reader, report: Report) -> EmulationFinding:
+    words = (
+        "of a local variable of another thread" if report.kind == Kind.OTHER_STACK else "far from any tensor"
+    )
+    message = f"{_thread(report)} {_verb(report.write)} {report.size} bytes {words}"
+    hint = "see that the pointer is one of a parameter, and the offset within its tensor"
+    return _finding(reader, report, "out-of-bounds", message, hint)
+
+
+def _shared_out_of_bounds(reader: _Reader, report: Report) -> EmulationFinding:
+    size = reader.launch.geometry.shared
+    message = (
+        f"{_thread(report)} {_verb(report.write)} {report.size} bytes of dynamic shared memory at byte "
+        f"{report.offset}, and a block has {size}"
+    )
+    return _finding(reader, report, "out-of-bounds", message, "give the launch more by `shared=`")
+
+
+def _array_index(reader: _Reader, report: Report) -> EmulationFinding:
+    message = f"{_thread(report)} takes an index beyond the end of an array"
+    hint = "compare the index with the size of the array"
+    return _finding(reader, report, "out-of-bounds", message, hint)
+
+
+def _uninitialized(reader: _Reader, report: Report) -> EmulationFinding:
+    words = reader.memory(report, "reads")
+    message = f"{_thread(report)} {words}, which no thread has written"
+    hint = (
+        "write shared memory before it is read, in each block"
+        if report.region == IN_SHARED
+        else "results are not zero before the launch: write each element before it is read"
+    )
+    return _finding(reader, report, "uninitialized", message, hint)
+
+
+def _race(reader: _Reader, report: Report) -> EmulationFinding:
+    other = reader.place(report.other_pc)
+    same_block = str(report.block) == str(report.other_block)
+    block = "the same block" if same_block else f"block {report.other_block}"
+    message = (
+        f"{_thread(report)} {reader.memory(report, _verb(report.write))}, which thread "
+        f"{report.other_thread} of {block} {_verb(report.other_write)} at {other.where}, and nothing "
+        "orders the two accesses"
+    )
+    hint = (
+        "put `__syncthreads()` between the two, or `__syncwarp()` where all threads are of one warp"
+        if same_block
+        else "blocks run in any order: let one block alone write an element, or use atomics"
+    )
+    return _finding(reader, report, "race", message, hint, other)
+
+
+def _misaligned(reader: _Reader, report: Report) -> EmulationFinding:
+    name = re.sub(r"\b(?:struct|class) |'", "", (report.text or b"").decode(errors="replace"))
+    place = f" {reader.memory(report, size=False)}" if report.region >= IN_SHARED else " an address"
+    what = f" as `{name}`" if name else ""
+    message = f"{_thread(report)} uses{place}{what}, which must lie at a multiple of {report.size} bytes"
+    hint = "use a wide type only where the address is a multiple of its size: not in a slice or an odd row"
+    return _finding(reader, report, "misaligned", message, hint)
+
+
+def _divergent_barrier(reader: _Reader, report: Report) -> EmulationFinding:
+    other = reader.place(0, report.file, report.other_line)
+    message = (
+        f"{_thread(report)} waits at this barrier, and thread {report.other_thread} of the same block at "
+        f"{other.where}"
+    )
+    hint = "let all threads of a block reach the same `__syncthreads()`: put it outside of conditions"
+    return _finding(reader, report, "divergent-barrier", message, hint, other)
+
+
+def _barrier_after_exit(reader: _Reader, report: Report) -> EmulationFinding:
+    place, last = reader.place(0, report.file, report.line), reader.place(report.other_pc)
+    count = f"{report.size} thread{'s' if report.size > 1 else ''}"
+    went_around = report.other_pc and last.file == place.file and last.number > place.number
+    if report.other_write or went_around or not _returns_before(reader.source, place):
+        message = (
+            f"thread {report.other_thread} of block {report.block} ends without reaching this barrier"
+            f"{' again' if report.other_write else ''}, at which {_thread(report)} waits ({count} in all)"
+        )
+        hint = "let all threads of a block reach each `__syncthreads()`: put it outside of conditions"
+        return _finding(reader, report, "divergent-barrier", message, hint)
+    message = f"{count} of block {report.block} returned before this barrier"
+    return _finding(reader, report, NOTE, message, "prefer a condition around the work to a `return`")
+
+
+def _returns_before(source: CudaSource, barrier: _Place) -> bool:
+    """Return True if a `return` stands before a barrier, so that threads may end there on purpose."""
+    if barrier.file != source.path:
+        return True
+    lines = source.text.split("\n")[source.at - source.line : barrier.number - source.line]
+    return any(re.search(r"\breturn\s*;", line.partition("//")[0]) for line in lines)
+
+
+def _deadlock(reader: _Reader, report: Report) -> EmulationFinding:
+    other = reader.place(0, report.file, report.other_line) if report.other_line else None
+    waits = f"; thread {report.other_thread} waits at {other.where}" if other else ""
+    message = f"{_thread(report)} waits for lanes of its mask that do not come{waits}"
+    hint = "name in the mask the lanes that take part, and no others"
+    return _finding(reader, report, "divergent-barrier", message, hint, other)
+
+
+def _absent_lane(reader: _Reader, report: Report) -> EmulationFinding:
+    message = (
+        f"{_thread(report)} takes the value of lane {report.size}, which does not take part in the shuffle"
+    )
+    hint = "let all lanes that are read take part: put the shuffle outside of conditions"
+    return _finding(reader, report, "divergent-barrier", message, hint)
+
+
+def _not_in_mask(reader: _Reader, report: Report) -> EmulationFinding:
+    message = f"{_thread(report)} is lane {report.size}, which its own mask does not name"
+    hint = "name in the mask each lane that takes part"
+    return _finding(reader, report, "divergent-barrier", message, hint)
+
+
+def _not_written(reader: _Reader, report: Report) -> EmulationFinding:
+    given = reader.tensor(report)
+    first = _index(given.tensor, report.offset)
+    message = (
+        f"it does not write {report.count} of {given.tensor.numel()} elements of `{given.label}` "
+        f"{list(given.tensor.shape)}, the first at {first}"
+    )
+    hint = "let the grid cover all elements, and write each"
+    return EmulationFinding(
+        Kind.NOT_WRITTEN, "uninitialized", message, reader.source.where, label=given.label, hint=hint
+    )
+
+
+def _undefined(reader: _Reader, report: Report) -> EmulationFinding:
+    text = (report.text or b"").decode(errors="replace")
+    return _finding(reader, report, "undefined", f"{_thread(report)}: {text}")
+
+
+def _trap(reader: _Reader, report: Report) -> EmulationFinding:
+    text = (report.text or b"").decode(errors="replace")
+    return _finding(reader, report, "raises", f"{_thread(report)} is stopped by {text}")
+
+
+def _endless(reader: _Reader, report: Report) -> EmulationFinding:
+    message = f"{_thread(report)} does not end: it was in this line when it was stopped"
+    hint = "see that the loop's condition becomes false, and that what it waits for is written"
+    return _finding(reader, report, "endless", message, hint)
+
+
+def _too_long(reader: _Reader, report: Report) -> EmulationFinding:
+    message = "the launch takes more steps than are emulated"
+    return _finding(reader, report, SKIPPED, message, "try it on smaller tensors")
+
+
+def _waits_for_block(reader: _Reader, report: Report) -> EmulationFinding:
+    message = f"{_thread(report)} waits for another block, and blocks run one after the other here"
+    return _finding(reader, report, SKIPPED, message, "launch two kernels in place of a barrier of the grid")
+
+
+def _crash(reader: _Reader, report: Report) -> EmulationFinding:
+    message = f"{_thread(report)} uses memory that is not there, and the process ends"
+    return _finding(reader, report, "out-of-bounds", message, "see that the pointer is valid")
+
+
+def _stack_overflow(reader: _Reader, report: Report) -> EmulationFinding:
+    message = f"{_thread(report)} needs more of the stack than there is: 192 KiB here"
+    hint = "end the recursion, or keep large arrays in shared memory"
+    return _finding(reader, report, "out-of-bounds", message, hint)
+
+
+_TABLE: dict[Kind, Callable[[_Reader, Report], EmulationFinding]] = {
+    Kind.OUT_OF_BOUNDS: _out_of_bounds,
+    Kind.BETWEEN_ELEMENTS: _between_elements,
+    Kind.INPUT_WRITTEN: _input_written,
+    Kind.NO_MEMORY: _no_memory,
+    Kind.OTHER_STACK: _no_memory,
+    Kind.SHARED_OUT_OF_BOUNDS: _shared_out_of_bounds,
+    Kind.ARRAY_INDEX: _array_index,
+    Kind.UNINITIALIZED_SHARED: _uninitialized,
+    Kind.UNINITIALIZED_RESULT: _uninitialized,
+    Kind.RACE: _race,
+    Kind.MISALIGNED: _misaligned,
+    Kind.DIVERGENT_BARRIER: _divergent_barrier,
+    Kind.BARRIER_AFTER_EXIT: _barrier_after_exit,
+    Kind.DEADLOCK: _deadlock,
+    Kind.ABSENT_LANE: _absent_lane,
+    Kind.NOT_IN_MASK: _not_in_mask,
+    Kind.NOT_WRITTEN: _not_written,
+    Kind.UNDEFINED: _undefined,
+    Kind.TRAP: _trap,
+    Kind.ENDLESS: _endless,
+    Kind.TOO_LONG: _too_long,
+    Kind.WAITS_FOR_BLOCK: _waits_for_block,
+    Kind.CRASH: _crash,
+    Kind.STACK_OVERFLOW: _stack_overflow,
+}
+"""How each kind of report is told."""

@@ -1,0 +1,326 @@
+"""Launches of emulated kernels: memory between pages without access, and processes that run them."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith.kernels.cuda.emulation.compiler import EmulatedLibrary
+from opsmith.kernels.cuda.launch import Geometry
+from opsmith.kernels.cuda.parameters import PackedParameters
+
+MAX_REPORTS = 48
+"""Most reports of one launch, each of other lines."""
+THREAD_STEPS, BLOCK_STEPS = 10_000_000, 40_000_000
+"""Steps after which a thread or a block is endless: accesses, and pieces of code without a branch."""
+STEPS = 400_000_000
+"""Steps of all blocks after which a launch is given up."""
+ALIGNED = 64
+"""Alignment in bytes of the memory that torch allocates on the CPU."""
+ORDERS = ("forward", "backward", "alternating", "random")
+"""Orders in which the threads of a block take their turns, as in the runtime."""
+
+
+class Kind(IntEnum):
+    """Kinds of reports, as in launch_record.h."""
+
+    OUT_OF_BOUNDS = 1
+    BETWEEN_ELEMENTS = 2
+    INPUT_WRITTEN = 3
+    NO_MEMORY = 4
+    OTHER_STACK = 5
+    SHARED_OUT_OF_BOUNDS = 6
+    ARRAY_INDEX = 7
+    UNINITIALIZED_SHARED = 8
+    UNINITIALIZED_RESULT = 9
+    RACE = 10
+    MISALIGNED = 11
+    DIVERGENT_BARRIER = 12
+    BARRIER_AFTER_EXIT = 13
+    DEADLOCK = 14
+    ABSENT_LANE = 15
+    NOT_IN_MASK = 16
+    NOT_WRITTEN = 17
+    UNDEFINED = 18
+    TRAP = 19
+    ENDLESS = 20
+    TOO_LONG = 21
+    WAITS_FOR_BLOCK = 22
+    CRASH = 23
+    STACK_OVERFLOW = 24
+
+
+IN_SHARED, NOWHERE, IN_GLOBAL_VARIABLE = -1, -2, -3
+"""Values of `Report.region` that are not indices of tensors."""
+
+
+class Index(ctypes.Structure):
+    """Index of a thread or block, in three dimensions."""
+
+    _fields_ = [("x", ctypes.c_uint32), ("y", ctypes.c_uint32), ("z", ctypes.c_uint32)]
+
+    def __str__(self) -> str:
+        """Return the index as messages show it."""
+        return f"({self.x}, {self.y}, {self.z})"
+
+
+class Report(ctypes.Structure):
+    """Report of the runtime; see launch_record.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("kind", "write", "size", "region")),
+        ("offset", ctypes.c_int64),
+        *((name, ctypes.c_uint64) for name in ("pc", "other_pc")),
+        *((name, Index) for name in ("block", "thread", "other_block", "other_thread")),
+        *((name, ctypes.c_int32) for name in ("other_write", "other_line", "line", "count")),
+        *((name, ctypes.c_char_p) for name in ("file", "text")),
+    ]
+
+
+class _Region(ctypes.Structure):
+    _fields_ = [
+        ("base", ctypes.c_uint64),
+        ("bytes", ctypes.c_uint64),
+        ("mask", ctypes.c_void_p),
+        *((name, ctypes.c_int32) for name in ("item", "writable", "initialized", "unused")),
+    ]
+
+
+class _Options(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("order", "most")),
+        *((name, ctypes.c_uint64) for name in ("seed", "thread_steps", "block_steps", "steps")),
+        *((name, ctypes.c_int32) for name in ("handle_faults", "unused")),
+    ]
+
+
+class _Outcome(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("started", "finished", "reports", "unused")),
+        *((name, ctypes.c_uint64) for name in ("steps", "accesses")),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Order in which the threads of a block take their turns.
+
+    Attributes:
+        name: One of `ORDERS`.
+        seed: Seed of a random one.
+    """
+
+    name: str
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchTensor:
+    """Tensor of a launch.
+
+    Attributes:
+        label: Name of the argument or result.
+        tensor: The tensor.
+        writable: True if the kernel may write it.
+        initialized: True if it has values before the launch.
+    """
+
+    label: str
+    tensor: Tensor
+    writable: bool
+    initialized: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedLaunch:
+    """Launch of an instance on the CPU.
+
+    Attributes:
+        library: Library of the instance.
+        entry: Index of the instance in it.
+        geometry: Grid, block and dynamic shared memory.
+        packed: Parameters.
+        tensors: Tensors in guarded memory, which a launch writes into.
+        order: Order of the threads.
+    """
+
+    library: EmulatedLibrary
+    entry: int
+    geometry: Geometry
+    packed: PackedParameters
+    tensors: tuple[LaunchTensor, ...]
+    order: Order
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchResult:
+    """Result of a launch.
+
+    Attributes:
+        reports: Reports of the runtime.
+        status: Exit status of the process, if it ended without a report; None otherwise.
+        accesses: Number of accesses to memory.
+    """
+
+    reports: tuple[Report, ...]
+    status: int | None
+    accesses: int
+
+
+def guarded(tensor: Tensor, *, filled: bool = True) -> Tensor:
+    """Copy a tensor into memory of its own that child processes share, with no access before and behind.
+
+    The copy has the memory that its elements span, and the alignment of the tensor.
+
+    Args:
+        tensor: A strided tensor on the CPU.
+        filled: True to copy the elements; otherwise each byte is 0xff, which is nan.
+    """
+    item = tensor.element_size()
+    lead = tensor.storage_offset() * item % ALIGNED // item
+    extent = extent_of(tensor)
+    page = mmap.PAGESIZE
+    room = -(-(lead + extent) * item // page) * page
+    memory = mmap.mmap(-1, room + 2 * page)
+    begin = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    for at in (begin, begin + page + room):
+        _libc().mprotect(ctypes.c_void_p(at), ctypes.c_size_t(page), 0)
+    whole = torch.frombuffer(memory, dtype=torch.uint8, offset=page, count=max(room, 1)) if room else None
+    if whole is None:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    if not filled:
+        whole.fill_(0xFF)
+    # The end lies at the end of a page, as far as the alignment allows.
+    slack = (room - (lead + extent) * item) // ALIGNED * ALIGNED // item
+    elements = whole.view(tensor.dtype)[slack + lead : slack + lead + extent]
+    if filled:
+        elements.copy_(tensor.as_strided((extent,), (1,)))
+    return elements.as_strided(tensor.shape, tensor.stride())
+
+
+def extent_of(tensor: Tensor) -> int:
+    """Return the number of elements that a tensor spans in memory."""
+    if not tensor.numel():
+        return 0
+    return 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def run_launches(launches: Sequence[EmulatedLaunch], *, in_process: bool = False) -> list[LaunchResult]:
+    """Run launches, one after the other.
+
+    A child process runs them. Where a kernel ends it, the next child goes on with the launch behind.
+
+    Args:
+        launches: The launches.
+        in_process: True to run them in this process, for a debugger.
+    """
+    size = ctypes.sizeof(_Outcome) + MAX_REPORTS * ctypes.sizeof(Report)
+    memory = mmap.mmap(-1, max(size * len(launches), 1))
+    rooms = [
+        (
+            _Outcome.from_buffer(memory, at * size),
+            (Report * MAX_REPORTS).from_buffer(memory, at * size + ctypes.sizeof(_Outcome)),
+        )
+        for at in range(len(launches))
+    ]
+    prepared = [_PreparedLaunch(each) for each in launches]
+    statuses: dict[int, int] = {}
+    at = 0
+    while at < len(launches):
+        if in_process:
+            prepared[at].run(*rooms[at], handle_faults=False)
+            at += 1
+            continue
+        status = _run_in_child(prepared[at:], rooms[at:])
+        ended = next((n for n, (outcome, _) in enumerate(rooms[at:], at) if not outcome.finished), None)
+        if ended is None:
+            break
+        statuses[ended] = status
+        at = ended + 1
+    results = []
+    for number, (outcome, reports) in enumerate(rooms):
+        copied = tuple(Report.from_buffer_copy(each) for each in reports[: outcome.reports])
+        crashed = None if copied else statuses.get(number)
+        results.append(LaunchResult(copied, crashed, outcome.accesses))
+    return results
+
+
+def _run_in_child(prepared: Sequence[_PreparedLaunch], rooms: Sequence[tuple[Any, Any]]) -> int:
+    """Run launches in a forked process, which calls the libraries and nothing else; return its status."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 and later: threads and fork
+        child = os.fork()
+    if child == 0:
+        try:
+            for each, room in zip(prepared, rooms, strict=True):
+                each.run(*room, handle_faults=True)
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    return status
+
+
+class _PreparedLaunch:
+    """Launch whose arguments are laid out, so that a forked process only has to call its library."""
+
+    def __init__(self, launch: EmulatedLaunch) -> None:
+        self.launch = launch
+        self.regions = (_Region * max(len(launch.tensors), 1))()
+        self.masks = [_elements_of(each.tensor) for each in launch.tensors]
+        for at, (each, mask) in enumerate(zip(launch.tensors, self.masks, strict=True)):
+            item = each.tensor.element_size()
+            self.regions[at] = _Region(
+                each.tensor.data_ptr(),
+                extent_of(each.tensor) * item,
+                None if mask is None else mask.data_ptr(),
+                item,
+                int(each.writable),
+                int(each.initialized),
+                0,
+            )
+        self.packed = launch.packed.with_addresses([each.tensor.data_ptr() for each in launch.tensors])
+        base = ctypes.addressof(ctypes.c_char.from_buffer(self.packed))
+        offsets = launch.packed.offsets
+        self.parameters = (ctypes.c_void_p * max(len(offsets), 1))(*(base + offset for offset in offsets))
+
+    def run(self, outcome: _Outcome, reports: Any, *, handle_faults: bool) -> None:
+        """Run the launch in this process."""
+        launch = self.launch
+        number = ORDERS.index(launch.order.name)
+        limits = (THREAD_STEPS, BLOCK_STEPS, STEPS)
+        options = _Options(number, MAX_REPORTS, launch.order.seed, *limits, int(handle_faults), 0)
+        launch.library.handle.emulated_run(
+            ctypes.c_int(launch.entry),
+            self.parameters,
+            (ctypes.c_uint * 3)(*launch.geometry.grid),
+            (ctypes.c_uint * 3)(*launch.geometry.block),
+            ctypes.c_uint(launch.geometry.shared),
+            self.regions,
+            ctypes.c_int(len(launch.tensors)),
+            ctypes.byref(options),
+            reports,
+            ctypes.byref(outcome),
+        )
+
+
+def _elements_of(tensor: Tensor) -> Tensor | None:
+    """Mark the elements of a tensor in the memory that it spans; None if there is nothing between them."""
+    extent = extent_of(tensor)
+    if extent <= tensor.numel() and not any(step == 0 for step in tensor.stride()):
+        return None
+    marks = torch.zeros(extent, dtype=torch.uint8)
+    marks.as_strided(tensor.shape, tensor.stride()).fill_(1)
+    return marks
+
+
+def _libc() -> Any:
+    return ctypes.CDLL(None)

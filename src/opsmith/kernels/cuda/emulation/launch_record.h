@@ -1,0 +1,72 @@
+// Data that the runtime, a compiled kernel and Python share. Python has the same structures in launch.py.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+namespace emulated {
+
+// Kinds of reports, in the order of `Kind` in launch.py.
+enum Kind : int32_t {
+  NONE,
+  OUT_OF_BOUNDS,         // beyond a tensor
+  BETWEEN_ELEMENTS,      // memory between the elements of a strided tensor
+  INPUT_WRITTEN,
+  NO_MEMORY,             // far from every tensor
+  OTHER_STACK,           // a local variable of another thread
+  SHARED_OUT_OF_BOUNDS,  // beyond dynamic shared memory
+  ARRAY_INDEX,           // beyond an array whose size the compiler knows
+  UNINITIALIZED_SHARED,
+  UNINITIALIZED_RESULT,
+  RACE,
+  MISALIGNED,
+  DIVERGENT_BARRIER,     // threads of a block wait at different barriers
+  BARRIER_AFTER_EXIT,    // threads wait at a barrier, and others have ended
+  DEADLOCK,              // lanes wait for lanes of their mask that do not come
+  ABSENT_LANE,           // a shuffle from a lane that takes no part
+  NOT_IN_MASK,           // a lane that its own mask does not name
+  NOT_WRITTEN,           // elements of a result
+  UNDEFINED,             // what C++ gives no meaning
+  TRAP,                  // `assert` or `__trap()`
+  ENDLESS,
+  TOO_LONG,              // more steps than a launch may take, of no thread in particular
+  WAITS_FOR_BLOCK,       // a thread waits in a loop for what only a later block can write
+  CRASH,                 // a fault of memory that no check foresaw
+  STACK_OVERFLOW,
+};
+
+enum : int32_t { IN_SHARED = -1, NOWHERE = -2, IN_GLOBAL_VARIABLE = -3 };  // values of `region`
+
+struct Index { uint32_t x, y, z; };
+
+// A tensor of the launch.
+struct Region {
+  uint64_t base, bytes;  // from its first element to behind its last
+  const uint8_t* mask;   // a byte for each item: 1 if it is an element; null if all are
+  int32_t item, writable, initialized, unused;
+};
+
+struct Report {
+  int32_t kind, write, size, region;
+  int64_t offset;         // bytes from the region's begin
+  uint64_t pc, other_pc;  // offsets in the library; 0 if `line` has the location
+  Index block, thread, other_block, other_thread;
+  int32_t other_write, other_line, line, count;
+  const char *file, *text;
+};
+
+struct Options {
+  int32_t order;        // 0 forward, 1 backward, 2 alternating, 3 random
+  int32_t most;         // capacity for reports
+  uint64_t seed;
+  uint64_t thread_steps, block_steps, steps;  // limits: of a thread, of a block, and of the launch
+  int32_t handle_faults, unused;
+};
+
+struct Outcome {
+  int32_t started, finished, reports, unused;
+  uint64_t steps, accesses;
+};
+
+struct Entry { void (*call)(void** parameters); };
+
+}  // namespace emulated
