@@ -51,7 +51,8 @@ _TABLE = (
         "out-of-bounds",
         "It reads or writes memory that is not its own: beyond a tensor or an array, or that is gone.",
         "AddressSanitizer, with each argument between fences; of a kernel in Triton each pointer that the "
-        "interpreter uses; of a call in place the bits of the memory around its arguments.",
+        "interpreter uses; of one in CUDA C++ each access, on the CPU; of a call in place the bits of the "
+        "memory around its arguments.",
         damaging=True,
     ),
     Cause(
@@ -62,7 +63,28 @@ _TABLE = (
     Cause(
         "uninitialized",
         "A result depends on what was in memory before anything was written to it.",
-        "The same call with other bytes in variables and in the memory of the results.",
+        "The same call with other bytes in variables and in the memory of the results; of a kernel in CUDA "
+        "C++ each read of shared memory and of results.",
+    ),
+    Cause(
+        "misaligned",
+        "A kernel in CUDA C++ uses a wide type at an address that is not a multiple of its size.",
+        "The address of each access, on the CPU.",
+    ),
+    Cause(
+        "divergent-barrier",
+        "Threads of a block, or lanes of a warp, wait where others of them do not come.",
+        "The barrier at which each thread waits, on the CPU; the masks of shuffles.",
+    ),
+    Cause(
+        "race",
+        "Two threads access the same memory, one of them writes, and nothing orders the two.",
+        "Barriers, fences and atomics between each pair of accesses to an element, on the CPU.",
+    ),
+    Cause(
+        "endless",
+        "A kernel in CUDA C++ does not end.",
+        "The number of steps of a thread, on the CPU; a round in which all threads only wait.",
     ),
     Cause(
         "mutates-input",

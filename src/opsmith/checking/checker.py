@@ -35,7 +35,6 @@ from opsmith.checking.subject_kinds import ForwardRaisedError, GivenSamples, sub
 from opsmith.core.call_arguments import shown
 from opsmith.core.operator import Operator
 from opsmith.kernels.triton.interpreted_launches import interpreted_launches
-from opsmith.kernels.triton.kernel import TritonKernel
 
 
 # Inference mode of the caller would leave nothing to differentiate.
@@ -154,14 +153,18 @@ def check(
 
 
 def _unverified(subject: Subject, found: Mapping[str, Outcome]) -> tuple[str, ...]:
-    """Name the kernels that did not run: for a device that is not here, and not interpreted on the CPU."""
+    """Name the kernels that did not run: for a device that is not here, and not on the CPU either."""
     names: dict[str, None] = {}
-    interpreted = found["triton"].status != "skipped" or found["triton"].left_out
+    on_cpu = {
+        language
+        for language, name in (("Triton", "triton"), ("CUDA", "cuda"))
+        if found[name].status != "skipped" or found[name].left_out
+    }
     for kernel in subject.specification.kernels:
         if missing_device(kernel.device) is None:
             continue
         language = getattr(kernel.given, "language", "")
-        if not (interpreted and isinstance(kernel.given, TritonKernel)):
+        if language not in on_cpu:
             words = f"{language} kernel" if language else f"kernel for `{kernel.device}`"
             names[f"{words} at {Path(kernel.where).name}"] = None
     return tuple(names)

@@ -51,6 +51,8 @@ class Effort:
         neighbours: Samples of other shapes whose calls are interleaved with the tested call.
         programs: Programs of Triton that are interpreted in all.
         call_programs: Programs of Triton that are interpreted in one call.
+        threads: Threads of CUDA kernels that run on the CPU in all.
+        call_threads: Threads of CUDA kernels that run on the CPU in one call.
         compiled: True if the operator is compiled and exported.
         exhaustive: True if each sample is traced by every means: opcheck, each backend of `torch.compile`,
             each dtype of autocast, fake tensors of each dtype. Kernels run in several threads, too.
@@ -89,6 +91,8 @@ class Effort:
     neighbours: int
     programs: int
     call_programs: int
+    threads: int
+    call_threads: int
     compiled: bool
     exhaustive: bool
     fake_dtypes: bool
@@ -134,6 +138,8 @@ _DEFAULT = Effort(
     neighbours=2,
     programs=10_000,
     call_programs=2_000,
+    threads=4_000_000,
+    call_threads=400_000,
     compiled=True,
     exhaustive=False,
     fake_dtypes=True,
@@ -164,6 +170,8 @@ _QUICK = replace(
     neighbours=0,
     programs=2_000,
     call_programs=500,
+    threads=1_000_000,
+    call_threads=100_000,
     compiled=False,
     fake_dtypes=False,
     input_choices=False,
@@ -187,6 +195,8 @@ _THOROUGH = replace(
     repeats=10,
     programs=200_000,
     call_programs=20_000,
+    threads=40_000_000,
+    call_threads=4_000_000,
     exhaustive=True,
 )
 

@@ -172,7 +172,7 @@ class PropertyItem(pytest.Item):
         self.user_properties.append(("seconds", round(outcome.seconds, 3)))
         for note in outcome.notes:
             self.add_report_section("call", "notes", f"{note}\n")
-        unverified = report.unverified if self.name in ("forward", "triton") else ()
+        unverified = report.unverified if self.name in ("forward", "cuda", "triton") else ()
         self.user_properties += [(UNVERIFIED, f"{self.parent.name}: {name}") for name in unverified]
         failures = sorted(outcome.failures, key=Failure.rank)
         if outcome.status == "failed" or (report.strict and outcome.word() == "warning"):

@@ -11,6 +11,7 @@ from opsmith.checking.properties.behaviour.mutation import MUTATION
 from opsmith.checking.properties.behaviour.randomness import RANDOMNESS
 from opsmith.checking.properties.behaviour.serialization import SERIALIZATION
 from opsmith.checking.properties.behaviour.state import STATE
+from opsmith.checking.properties.kernels.cuda import CUDA
 from opsmith.checking.properties.kernels.resources import RESOURCES
 from opsmith.checking.properties.kernels.sanitized import SANITIZED
 from opsmith.checking.properties.kernels.triton import TRITON
@@ -43,6 +44,7 @@ PROPERTIES: dict[str, Property] = {
         GRADIENT,
         SURROGATE,
         LAYOUTS,
+        CUDA,
         TRITON,
         VALUES,
         FORWARD_MODE,

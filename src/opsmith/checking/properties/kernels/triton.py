@@ -6,7 +6,6 @@ import functools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import Any
 
 import torch
@@ -15,20 +14,24 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.compare import SavedBits
-from opsmith.checking.numerics.tolerance import MeasuredFunction
+from opsmith.checking.properties.kernels.calls_on_cpu import (
+    copy_with_strides,
+    kernel_calls,
+    resolved,
+    tried_dtypes,
+    unwritable,
+)
 from opsmith.checking.properties.kernels.sizes import forms, kernel_sizes
 from opsmith.checking.properties.numeric.forward import compare_results
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, raised
 from opsmith.checking.report import Failure
-from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, Case, cases, dtype_name
-from opsmith.checking.samples.memory_layouts import Layout, layouts_of, plain
+from opsmith.checking.samples.cases import Case, dtype_name
 from opsmith.checking.samples.sample import Sample
-from opsmith.checking.subject import CPU, Subject
+from opsmith.checking.subject import Subject
 from opsmith.core.functional_form import on_copies
 from opsmith.core.kernels import Kernel
 from opsmith.kernels.triton.interpreter import missing_interpreter, out_of_bounds
 from opsmith.kernels.triton.kernel import TritonKernel
-from opsmith.torch_library.writes import refuse_unwritable
 
 NAME = "triton"
 TRIALS = 3
@@ -60,10 +63,10 @@ class Interpreted:
     def interpret(self, case: Case, flat: list[Any]) -> Findings:
         """Run one call, and compare its results with the truth."""
         subject, sample = case.subject, case.sample
-        values = [_undone(value) for value in sample.flattening.pack(flat)]
+        values = [resolved(value) for value in sample.flattening.pack(flat)]
         if self.limits.total() >= TRIALS and not self.ran:
             return
-        misfit = self.kernel.value_refusal(values) or self._unwritable(values)
+        misfit = self.kernel.value_refusal(values) or unwritable(self.kernel.operator.specification, values)
         if misfit is not None:
             self.unfit[misfit] = None
             return
@@ -94,16 +97,6 @@ class Interpreted:
         what = "the kernel in Triton, interpreted,"
         yield from compare_results(NAME, case, results, every, what, self.kernel.where, lambda position: None)
 
-    def _unwritable(self, values: list[Any]) -> str | None:
-        """The reason why an operator that writes in place refuses a call; None if it does not."""
-        specification = self.kernel.operator.specification
-        if specification.schema.written:
-            try:
-                refuse_unwritable(specification, values)
-            except errors.MutationError as error:
-                return error.problem
-        return None
-
     def _function(self) -> Any:
         schema = self.kernel.operator.specification.schema
 
@@ -111,7 +104,7 @@ class Interpreted:
         def run(*args: Any, **kwargs: Any) -> Any:
             return self.kernel.interpreted(*args, **kwargs)
 
-        return on_copies(run, schema, copied=_copied) if schema.written else run
+        return on_copies(run, schema, copied=copy_with_strides) if schema.written else run
 
     def summary(self) -> Findings:
         """Notes on the calls that ran, or a failure if none did."""
@@ -172,65 +165,12 @@ def run(subject: Subject) -> Findings:
 
 
 def _sample(subject: Subject, sample: Sample, interpreted: Interpreted, *, in_layouts: bool) -> Findings:
-    measure = _measure(subject, sample, sample.at())
-    for case in _cases(subject, sample, measure, interpreted, None):
-        yield from interpreted.interpret(case, case.flat())
-    if not in_layouts:
+    taken = interpreted.kernel.dtypes
+    if not tried_dtypes(sample, taken):
+        interpreted.unfit[f"it takes {', '.join(sorted(map(dtype_name, taken)))}"] = None
         return
-    for argnum, layout in islice(layouts_of([*map(plain, sample.flat)]), subject.effort.layouts):
-
-        def laid(
-            dtype: torch.dtype, device: torch.device, argnum: int = argnum, layout: Layout = layout
-        ) -> list[Any]:
-            flat = sample.at(dtype, device)
-            flat[argnum] = layout.of(plain(flat[argnum]))
-            return flat
-
-        in_layout = measure
-        if layout.repeats:  # the numbers change
-            try:
-                in_layout = _measure(subject, sample, laid(torch.float64, CPU))
-            except Exception as error:
-                refuse_own(error)
-                continue  # numbers that the reference does not take
-        for case in _cases(subject, sample, in_layout, interpreted, laid):
-            yield from interpreted.interpret(case, laid(case.dtype, case.device))
-
-
-def _measure(subject: Subject, sample: Sample, flat: Sequence[Any]) -> MeasuredFunction:
-    reference = functools.partial(subject.reference, sample)
-    return MeasuredFunction.of(reference, flat, subject.generator(), has_truth=subject.has_truth)
-
-
-def _cases(
-    subject: Subject, sample: Sample, measure: MeasuredFunction, interpreted: Interpreted, arguments: Any
-) -> Iterator[Case]:
-    """The sample in each dtype that the kernel takes, on the CPU."""
-    dtypes_taken = interpreted.kernel.dtypes
-    dtypes = (
-        tuple(dtype for dtype in (*ALWAYS_CHECKED, *LOW_PRECISION) if dtype in dtypes_taken)
-        if sample.inexact
-        else ALWAYS_CHECKED
-    )
-    if not dtypes:
-        interpreted.unfit[f"it takes {', '.join(sorted(map(dtype_name, dtypes_taken)))}"] = None
-        return
-    alone = replace(subject, specification=replace(subject.specification, kernels=()))
-    for case in cases(alone, sample, measure, dtypes, arguments):
-        if isinstance(case, Case) and case.device == CPU:
-            yield case
-
-
-def _undone(value: Any) -> Any:
-    """Resolve conjugate and negated views, as the dispatcher does before a kernel sees them."""
-    if isinstance(value, list | tuple):
-        return [_undone(item) for item in value]
-    return value.resolve_conj().resolve_neg() if isinstance(value, Tensor) else value
-
-
-def _copied(tensor: Tensor) -> Tensor:
-    """Copy a tensor with its strides, which a kernel that writes into it takes."""
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).copy_(tensor)
+    for case, flat in kernel_calls(subject, sample, taken, in_layouts=in_layouts):
+        yield from interpreted.interpret(case, flat)
 
 
 def _tensors(sample: Sample, values: Sequence[Any]) -> Iterator[tuple[str, Tensor]]:

@@ -1,0 +1,299 @@
+"""Kernels in CUDA C++, run on the CPU with every access to memory checked, in every dtype and layout."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from opsmith import errors
+from opsmith.checking.exceptions import refuse_own
+from opsmith.checking.output.replay import check_again
+from opsmith.checking.processes.fork import announce
+from opsmith.checking.properties.kernels.calls_on_cpu import (
+    copy_with_strides,
+    kernel_calls,
+    resolved,
+    unwritable,
+)
+from opsmith.checking.properties.kernels.sizes import forms, kernel_sizes
+from opsmith.checking.properties.numeric.forward import compare_results
+from opsmith.checking.property import Finding, Findings, Note, Property, Skipped, each_sample, raised
+from opsmith.checking.report import Failure
+from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, Case, dtype_name
+from opsmith.checking.samples.sample import Sample
+from opsmith.checking.subject import Subject
+from opsmith.core.call_arguments import tensors_in
+from opsmith.core.functional_form import copies_of_written, on_copies
+from opsmith.core.kernels import BuiltKernel, Kernel
+
+if TYPE_CHECKING:
+    from opsmith.kernels.cuda.emulation.call import EmulatedCall, KernelEmulation
+    from opsmith.kernels.cuda.emulation.findings import EmulationFinding
+    from opsmith.kernels.cuda.emulation.launch import EmulatedLaunch
+
+NAME = "cuda"
+TOGETHER = 24
+"""Calls whose launches run in one child process."""
+
+
+@dataclass(frozen=True)
+class _Call:
+    """Call of a kernel.
+
+    Args:
+        case: The sample, dtype and truth.
+        given: Argument values.
+        values: The same, with copies of those that the kernel writes into.
+        emulated: The call on the CPU.
+    """
+
+    case: Case
+    given: list[Any]
+    values: list[Any]
+    emulated: EmulatedCall
+
+
+_Outcome = tuple[str, "EmulatedLaunch | None", "list[EmulationFinding]"]
+"""Order of a launch, the launch, and its findings."""
+
+
+@dataclass
+class Emulated:
+    """A kernel in CUDA C++, run on the CPU within the limits of the effort.
+
+    Args:
+        emulation: The emulation of the kernel.
+        subject: The subject of the check.
+        left: Number of threads that may still run.
+
+    Attributes:
+        ran: Number of calls in each dtype.
+        left_out: Number of calls left out, since they have too many threads, or none was left.
+        unfit: Reasons why the kernel refused some of them.
+        limits: Reasons why some could not be run on the CPU, with their number.
+        doubtful: What is legal and doubtful.
+        reported: Findings that were reported, by cause and place.
+    """
+
+    emulation: KernelEmulation
+    subject: Subject
+    left: int
+    ran: Counter[torch.dtype] = field(default_factory=Counter)
+    left_out: int = 0
+    unfit: dict[str, None] = field(default_factory=dict)
+    limits: Counter[str] = field(default_factory=Counter)
+    doubtful: dict[str, None] = field(default_factory=dict)
+    reported: set[tuple[str, ...]] = field(default_factory=set)
+
+    @property
+    def where(self) -> str:
+        """`file:line` of the kernel."""
+        return self.emulation.kernel.where
+
+    def run(self, calls: Sequence[tuple[Case, list[Any]]]) -> Findings:
+        """Run the calls that the kernel takes, and compare their results with the truth."""
+        try:
+            self.emulation.build([values for _, values in calls])
+        except errors.NotEmulatedError as error:
+            yield Skipped(f"{error.problem}: {error.got}; {error.hint}")
+            return
+        except errors.ToolchainError as error:
+            yield Skipped(f"{error.problem}: {error.got}; {error.hint}")
+            return
+        except errors.OpsmithError as error:
+            yield raised(NAME, self.subject, error, "compiled for the CPU")
+            return
+        accepted: list[_Call] = []
+        for case, values in calls:
+            yield from self._prepare(case, values, accepted)
+        for at in range(0, len(accepted), TOGETHER):
+            yield from self._launch(accepted[at : at + TOGETHER])
+        yield from self._summary()
+
+    def _prepare(self, case: Case, given: list[Any], accepted: list[_Call]) -> Findings:
+        """Add a call to the accepted ones, if the kernel takes it and the effort allows it."""
+        specification = self.emulation.kernel.operator.specification
+        misfit = unwritable(specification, given)
+        if misfit is not None:
+            self.unfit[misfit] = None
+            return
+        values = copies_of_written(specification.schema, given, copy_with_strides)
+        try:
+            call = self.emulation.prepare(values)
+        except Exception as error:
+            refuse_own(error)
+            yield raised(NAME, self.subject, error, str(case))
+            return
+        if isinstance(call, str):
+            self.unfit[call] = None
+            return
+        threads = call.threads * len(self._orders)
+        if threads > min(self.left, self.subject.effort.call_threads):
+            self.left_out += 1
+            return
+        self.left -= threads
+        accepted.append(_Call(case, given, values, call))
+
+    @property
+    def _orders(self) -> tuple[str, ...]:
+        from opsmith.kernels.cuda.emulation.launch import ORDERS
+
+        return ORDERS if self.subject.effort.exhaustive else ORDERS[:2]
+
+    def _launch(self, calls: Sequence[_Call]) -> Findings:
+        from opsmith.kernels.cuda.emulation.launch import Order
+
+        launches: list[tuple[_Call, str, EmulatedLaunch]] = []
+        for call in calls:
+            for order in self._orders:
+                launch = call.emulated.launch(Order(order, self.subject.seed))
+                if launch is not None:
+                    launches.append((call, order, launch))
+        announce(functools.partial(str, calls[0].case))
+        found = self.emulation.run([launch for _, _, launch in launches])
+        outcomes: dict[int, list[_Outcome]] = {id(call): [] for call in calls}
+        for (call, order, launch), findings in zip(launches, found, strict=True):
+            outcomes[id(call)].append((order, launch, findings))
+        for call in calls:
+            yield from self._compare(call, outcomes[id(call)])
+
+    def _compare(self, call: _Call, outcomes: Sequence[_Outcome]) -> Findings:
+        """Yield the findings of a call, or compare its results where there are none."""
+        from opsmith.kernels.cuda.emulation.findings import NOTE, SKIPPED
+
+        wrong = False
+        for order, _, findings in outcomes:
+            for each in findings:
+                if each.cause == NOTE:
+                    self.doubtful[f"{each.message}, at {each.where}: {each.hint}"] = None
+                elif each.cause == SKIPPED:
+                    wrong = True
+                    self.limits[f"{each.message}, at {each.where}"] += 1
+                else:
+                    wrong = True
+                    yield from self._reported(call, order, each)
+        failed = any(each.cause not in (NOTE, SKIPPED) for _, _, findings in outcomes for each in findings)
+        self.ran[call.case.dtype] += not wrong or failed
+        if wrong:
+            return
+        every = range(len(self.subject.every(call.case.sample)))
+        nothing: list[_Outcome] = [("forward", None, [])]  # a call without a launch
+        for order, launch, _ in outcomes or nothing:
+            results = self.subject.kernel(
+                call.case.sample,
+                call.case.sample.flattening.flatten(call.given),
+                self._computed(call, launch),
+            )
+            failures = list(
+                compare_results(
+                    NAME,
+                    call.case,
+                    results,
+                    every,
+                    f"the kernel in CUDA C++, run on the CPU with its threads in {order} order,",
+                    self.where,
+                    lambda position: None,
+                )
+            )
+            yield from failures
+            if failures:
+                return
+
+    def _computed(self, call: _Call, launch: EmulatedLaunch | None) -> Any:
+        """Return a kernel that gives what a launch has computed."""
+        kernel = self.emulation.kernel
+        schema = kernel.operator.specification.schema
+
+        @functools.wraps(kernel.operator.specification.reference)  # for its location in messages
+        def computed(*args: Any, **kwargs: Any) -> Any:
+            returned = call.emulated.finish(kernel, launch)
+            given = schema.call_values(args, kwargs)
+            for argument, value, new in zip(schema.arguments, given, call.values, strict=True):
+                if argument.alias:
+                    for tensor, written in zip(tensors_in([value]), tensors_in([new]), strict=True):
+                        tensor.copy_(written)
+            return returned
+
+        return on_copies(computed, schema, copied=copy_with_strides) if schema.written else computed
+
+    def _reported(self, call: _Call, order: str, found: EmulationFinding) -> Iterator[Failure]:
+        key = (found.cause, *sorted((found.where, found.other_where)), found.label or "")
+        if key in self.reported:
+            return
+        self.reported.add(key)
+        evidence: dict[str, Any] = {"sample": str(call.case), "order of threads": order}
+        if found.line:
+            evidence["line"] = found.line
+        if found.other_line:
+            evidence["other line"] = f"{found.other_where}: {found.other_line}"
+        if found.count > 1:
+            evidence["times"] = found.count
+        message = f"{found.message}; {found.hint}" if found.hint else found.message
+        again = check_again(self.subject, NAME)
+        yield Failure(NAME, found.label, found.cause, message, found.where, evidence, again)
+
+    def _summary(self) -> Findings:
+        """Yield notes on the calls that ran, or a reason or a failure if none did."""
+        if self.limits and not self.ran:
+            yield Skipped("; ".join(self.limits))
+            return
+        if not self.ran and self.left_out:
+            yield Skipped(f"{self.left_out} calls were not run: they have too many threads for a check")
+            return
+        if not self.ran:
+            why = "; ".join(sorted(self.unfit))
+            message = f"the kernel in CUDA C++ was run on none of the samples ({why}): add one that it takes"
+            yield Failure(NAME, None, "not-exercised", message, self.where)
+            return
+        dtypes = ", ".join(dtype_name(dtype) for dtype in self.ran)
+        yield Note(f"run on the CPU, not on a GPU: {self.ran.total()} calls in {dtypes}")
+        for limit, times in self.limits.items():
+            yield Note(f"{times} launches were not run: {limit}")
+        if self.left_out:
+            yield Note(f"{self.left_out} calls were not run: they have too many threads for a check")
+        yield from map(Note, self.doubtful)
+
+
+def run(subject: Subject) -> Findings:
+    """Run every kernel in CUDA C++ on the CPU on every sample, in every dtype and layout that it takes."""
+    kernels = [
+        each
+        for each in subject.specification.kernels
+        if isinstance(each.given, BuiltKernel) and each.given.language == "CUDA"
+    ]
+    if not kernels:
+        yield Skipped("it has no kernel in CUDA C++")
+        return
+    from opsmith.kernels.cuda.emulation.call import KernelEmulation  # few operators need it
+    from opsmith.kernels.cuda.kernel import CudaKernel
+
+    on_cpu = tuple(Kernel("cpu", each.function) for each in kernels)
+    with_kernels = replace(subject, specification=replace(subject.specification, kernels=on_cpu))
+    more = replace(subject, samples=(*subject.samples, *kernel_sizes(with_kernels)))
+    laid = forms(subject)
+    for given in dict.fromkeys(each.given for each in kernels):
+        assert isinstance(given, CudaKernel)
+        calls: list[tuple[Case, list[Any]]] = []
+        taken = given.dtypes or (*ALWAYS_CHECKED, *LOW_PRECISION)
+
+        def gather(subject: Subject, sample: Sample, taken: Any = taken, calls: Any = calls) -> Findings:
+            for case, flat in kernel_calls(subject, sample, taken, in_layouts=sample in laid):
+                calls.append((case, [resolved(value) for value in sample.flattening.pack(flat)]))
+            found: tuple[Finding, ...] = ()
+            yield from found
+
+        yield from each_sample(NAME, gather, more)
+        yield from Emulated(KernelEmulation(given), subject, subject.effort.threads).run(calls)
+
+
+CUDA = Property(
+    NAME,
+    "kernels in CUDA C++ give what the reference gives, without races and within their memory, on the CPU",
+    run,
+    varied=True,
+)

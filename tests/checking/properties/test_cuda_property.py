@@ -1,0 +1,172 @@
+"""`check` runs kernels in CUDA C++ on the CPU, beside the reference, and finds what is wrong with them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import opsmith
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="kernels are emulated on Linux")
+
+SUMS = """
+template <class T>
+__global__ void KERNEL(View<const T, 2> x, Contiguous<T, 1> y) {
+  __shared__ float sums[32];
+  const int row = blockIdx.x;
+  float sum = 0;
+  for (int j = threadIdx.x; j < x.size(1); j += 32) sum += float(x(row, j));
+  sums[threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    for (int at = 1; at < 32; at++) sum += sums[at];
+    y[row] = T(sum);
+  }
+}
+"""
+
+
+def row_sums(name: str, before: str = "", after: str = "", **launch: Any) -> Any:
+    @opsmith.operator(f"cuda_property::{name}")
+    def sums(x: Tensor) -> Tensor:
+        return x.sum(1)
+
+    sums.samples(lambda make: [(make(3, 5),)])
+    assert before in SUMS
+    text = SUMS.replace(before, after) if before else SUMS
+    given = {
+        "grid": "x.shape[0]",
+        "block": 32,
+        "dtypes": [torch.float32, torch.float16, torch.bfloat16],
+        **launch,
+    }
+    return sums.kernel("cuda", cuda=text.replace("KERNEL", name), entry=name, **given)
+
+
+def outcome_of(operator: Any, **words: Any) -> Any:
+    report = opsmith.check(operator, only=["cuda"], **{"effort": "quick", **words})
+    return next(each for each in report.outcomes if each.property == "cuda")
+
+
+def test_a_right_kernel_passes_and_is_verified() -> None:
+    operator = row_sums("right")
+    report = opsmith.check(operator, only=["cuda"], effort="quick")
+    (outcome,) = [each for each in report.outcomes if each.property == "cuda"]
+    assert outcome.status == "passed", str(report)
+    (note,) = outcome.notes
+    assert note.startswith("run on the CPU, not on a GPU: ")
+    assert note.endswith(" calls in float32, bfloat16, float16")
+    assert report.unverified == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after", "cause", "input"),
+    [
+        ("racing", "__syncthreads();", "", "race", None),
+        ("outside", "j < x.size(1)", "j <= x.size(1)", "out-of-bounds", "x"),
+        (
+            "unwritten",
+            "sums[threadIdx.x] = sum;",
+            "if (sum != 0) sums[threadIdx.x] = sum;",
+            "uninitialized",
+            None,
+        ),
+        ("strided", "x(row, j)", "x.data[row * x.size(1) + j]", "out-of-bounds", "x"),
+        (
+            "writing",
+            "y[row] = T(sum);",
+            "y[row] = T(sum), const_cast<T&>(x(0, 0)) = 0;",
+            "mutates-input",
+            "x",
+        ),
+        ("diverging", "__syncthreads();", "if (sum) __syncthreads();", "divergent-barrier", None),
+        ("wrong", "at = 1;", "at = 2;", "kernel-mismatch", "result"),
+    ],
+    ids=lambda given: given if isinstance(given, str) and given.isalpha() else "",
+)
+def test_a_fault_fails_with_its_cause(
+    name: str, before: str, after: str, cause: str, input: str | None
+) -> None:
+    outcome = outcome_of(row_sums(name, before, after))
+    assert outcome.status == "failed"
+    assert (cause, input) in {(each.cause, each.input) for each in outcome.failures}, outcome.failures
+    for failure in outcome.failures:
+        assert failure.where.startswith(f"<cuda of cuda_property::{name}>:")
+        assert "sample" in failure.evidence
+
+
+def test_a_race_has_both_lines_in_its_evidence() -> None:
+    (failure,) = outcome_of(row_sums("both_lines", "__syncthreads();", "")).failures
+    assert failure.evidence["line"] == "sums[threadIdx.x] = sum;"
+    assert failure.evidence["other line"].endswith(": for (int at = 1; at < 32; at++) sum += sums[at];")
+    assert failure.evidence["order of threads"] == "forward"
+    assert "which thread (0, 0, 0) of the same block reads" in failure.message
+
+
+def test_an_operator_in_place_writes_what_its_reference_writes() -> None:
+    def declare(name: str, factor: int) -> Any:
+        @opsmith.operator(f"cuda_property::{name}", mutates=("x",))
+        def scale_(x: Tensor, y: Tensor) -> None:
+            x.mul_(2).add_(y)
+
+        scale_.samples(lambda make: [(make(3, 4), make(3, 4))])
+        text = f"""
+template <class T>
+__global__ void {name}(View<T, 2> x, View<const T, 2> y) {{
+  OPSMITH_EACH(at, x.numel()) {{
+    T& each = x(at / x.size(1), at % x.size(1));
+    each = each * {factor} + y(at / x.size(1), at % x.size(1));
+  }}
+}}
+"""
+        return scale_.kernel("cuda", cuda=text, entry=name, grid=2, block=4)
+
+    assert outcome_of(declare("scale_", 2)).status == "passed"
+    (failure,) = outcome_of(declare("misscale_", 3)).failures
+    assert (failure.cause, failure.input) == ("kernel-mismatch", "result_x")
+
+
+def test_what_cannot_be_run_is_skipped_and_unverified() -> None:
+    operator = row_sums("in_ptx", "__syncthreads();", 'asm volatile("bar.sync 0;");')
+    report = opsmith.check(operator, only=["cuda"], effort="quick")
+    (outcome,) = [each for each in report.outcomes if each.property == "cuda"]
+    assert outcome.status == "skipped"
+    assert outcome.reason.startswith(
+        "the CUDA kernel cannot be run on the CPU: <cuda of cuda_property::in_ptx>:9:3: "
+    )
+    assert "#ifdef __CUDA_ARCH__" in outcome.reason
+    if not torch.cuda.is_available():
+        assert report.unverified == ("CUDA kernel at <cuda of cuda_property::in_ptx>:3",)
+
+
+def test_without_a_compiler_it_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    outcome = outcome_of(row_sums("uncompiled"))
+    assert outcome.status == "skipped"
+    assert outcome.reason.startswith("there is no C++ compiler")
+
+
+def test_a_kernel_with_other_parameters_fails() -> None:
+    (failure,) = outcome_of(row_sums("misfit", "Contiguous<T, 1> y", "int n, Contiguous<T, 1> y")).failures
+    assert failure.cause == "raises"
+    assert "the parameters of the CUDA kernel are not the operator's arguments and results" in failure.message
+
+
+def test_a_kernel_that_takes_no_sample_is_not_exercised() -> None:
+    operator = row_sums("idle", dtypes=[torch.int32])
+    (failure,) = outcome_of(operator).failures
+    assert failure.cause == "not-exercised"
+
+
+def test_an_operator_without_such_a_kernel_is_skipped() -> None:
+    @opsmith.operator("cuda_property::plain")
+    def plain(x: Tensor) -> Tensor:
+        return x * 2
+
+    plain.samples(lambda make: [(make(2),)])
+    outcome = outcome_of(plain)
+    assert (outcome.status, outcome.reason) == ("skipped", "it has no kernel in CUDA C++")
