@@ -625,7 +625,7 @@ DIVERGENT = [
         "barrier_for_some",
         "divergent-barrier",
         "__syncthreads();  // loaded",
-        "if (i < n) __syncthreads();",
+        "if (threadIdx.x < 20) __syncthreads();",
     ),
 ]
 OTHER = [
