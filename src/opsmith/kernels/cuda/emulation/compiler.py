@@ -26,9 +26,16 @@ from opsmith.kernels.cuda.source import CudaSource
 
 HERE = Path(__file__).parent
 DEVICE_HEADERS = tuple(HERE / name for name in ("launch_record.h", "device.h", "device_math.h"))
-RUNTIME = HERE / "runtime.cpp"
-RUNTIME_HEADERS = tuple(
-    HERE / name for name in ("launch_record.h", "fibers.h", "happens_before.h", "reports.h")
+RUNTIME = HERE / "runtime" / "runtime.cpp"
+RUNTIME_HEADERS = (
+    HERE / "launch_record.h",
+    *(
+        RUNTIME.parent / name
+        for name in (
+            *("fibers.h", "happens_before.h", "reports.h", "steps.h", "segments.h", "shadow_memory.h"),
+            *("instrumentation.h", "warps.h", "blocks.h"),
+        )
+    ),
 )
 SOURCE, OBJECT, STUB, LIBRARY, RUNTIME_OBJECT = "kernel.cpp", "kernel.o", "stub.s", "kernel.so", "runtime.o"
 TABLE = "opsmith_table_"

@@ -1,4 +1,4 @@
-// CUDA C++ for a compiler of the CPU: stands before an unmodified kernel. runtime.cpp has the other half.
+// CUDA C++ for a compiler of the CPU: stands before an unmodified kernel. runtime/ has the other half.
 #pragma once
 #include <stddef.h>
 #ifdef __GNUC__
