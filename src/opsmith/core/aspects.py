@@ -27,6 +27,9 @@ from opsmith.core.specification import Specification
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+KERNEL_OBSERVERS: list[Callable[[Any], None]] = []
+"""Functions that are called with an operator after a kernel was attached to it."""
+
 
 class Aspects:
     """The methods of a handle that attach an aspect: each replaces the specification by one that has it."""
@@ -322,7 +325,13 @@ class Aspects:
 
     def _attach_kernel(self, kernel: Kernel) -> None:
         others = [each for each in self._specification.kernels if not kernel.supersedes(each)]
-        self._replace(kernels=(kernel, *others))
+        self.replace_kernels((kernel, *others))
+        for observe in [*KERNEL_OBSERVERS]:
+            observe(self)
+
+    def replace_kernels(self, kernels: tuple[Kernel, ...]) -> Self:
+        """Replace all kernels, in the order in which they are tried."""
+        return self._replace(kernels=kernels)
 
     def fake(self, function: F) -> F:
         """Give the fake kernel: a function of the same arguments that returns empty results.

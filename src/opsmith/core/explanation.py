@@ -70,7 +70,7 @@ def explain(specification: Specification, values: list[Any]) -> Explanation:
     if specification.library_operator is not None:
         forward = "the operator's own kernel"
     elif accepted:
-        forward = f"kernel for {accepted.kernel.device}, {accepted.kernel.where}"
+        forward = str(accepted.kernel)
     else:
         forward = f"{_computing(specification)}, {specification.where}"
     rules = specification.gradients
@@ -89,7 +89,7 @@ def explain(specification: Specification, values: list[Any]) -> Explanation:
     return Explanation(
         specification.name,
         forward,
-        tuple(f"kernel for {r.kernel.device}, {r.kernel.where}: {r.reason}" for r in rejected),
+        tuple(f"{each.kernel}: {each.reason}" for each in rejected),
         {
             name: OWN_AUTOGRAD if own_autograd else _source(specification, name, ordinary)
             for name in specification.schema.tensor_names

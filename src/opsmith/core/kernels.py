@@ -123,11 +123,16 @@ class BuiltKernel(errors.ErrorSubject, ABC, Generic[S]):
             tensors.
         traced: Computes the results in operations that torch.compile traces; None if it cannot see the
             kernel.
+        by_context: True if the context of a call decides whether the kernel takes it: the choice is made for
+            each call, and none is made by its signature.
+        manner: Words for how the kernel runs on its device, for messages; empty if there is nothing to say.
     """
 
     language: ClassVar[str]
     pure = False
     traced: Callable[..., Any] | None = None
+    by_context: ClassVar[bool] = False
+    manner: ClassVar[str] = ""
 
     def __init__(
         self,
@@ -241,6 +246,16 @@ class Kernel:
     def where(self) -> str:
         """`file:line` of what its author gave."""
         return self.given.where if isinstance(self.given, BuiltKernel) else where(self.given)
+
+    def __str__(self) -> str:
+        """Return the device and the place of the kernel, as messages show them."""
+        manner = self.given.manner if isinstance(self.given, BuiltKernel) else ""
+        return f"kernel for {self.device}{manner and f' ({manner})'}, {self.where}"
+
+    @property
+    def by_context(self) -> bool:
+        """True if the context of a call decides whether the kernel takes it."""
+        return isinstance(self.given, BuiltKernel) and self.given.by_context
 
     def supersedes(self, other: Kernel) -> bool:
         """Return True if this kernel, declared later, replaces another kernel of its operator.

@@ -1,12 +1,13 @@
-"""For test suites: an assertion that an operator passes its check, and `pytest --opsmith` for a module."""
+"""For test suites: operators pass their check, CUDA kernels run on the CPU, and `pytest --opsmith`."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from opsmith.checking import Report, check
+from opsmith.testing.emulation import emulated_cuda
 
-__all__ = ["assert_correct"]
+__all__ = ["assert_correct", "emulated_cuda"]
 
 
 def assert_correct(operator: Any, /, **options: Any) -> Report:

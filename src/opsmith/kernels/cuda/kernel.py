@@ -188,11 +188,13 @@ class CudaKernel(BuiltKernel[CudaSource]):
 
     def copies(self, values: Sequence[Any]) -> tuple[str, ...]:
         """Return the arguments that the kernel copies into another layout."""
-        schema = self.operator.specification.schema
         values = _with_defaults(self.operator.specification, values)
         choice = self._cached_choice(self.operator.specification, values)
-        if isinstance(choice, str):
-            return ()
+        return () if isinstance(choice, str) else self.copied_arguments(choice, values)
+
+    def copied_arguments(self, choice: CudaChoice, values: Sequence[Any]) -> tuple[str, ...]:
+        """Return the arguments that an instance takes as copies in another layout, each with the reason."""
+        schema = self.operator.specification.schema
         named = dict(zip(schema.names, values, strict=True))
         return tuple(
             copy_reason(name, parameter.layout, written=parameter.written)

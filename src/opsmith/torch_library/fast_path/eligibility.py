@@ -45,6 +45,7 @@ def has_fast_path(specification: Specification) -> bool:
     schema = specification.schema
     tensors = [argument.kind for argument in schema.arguments if argument.kind.is_tensor]
     optional = sum(kind.optional for kind in tensors)
+    by_context = any(kernel.by_context for kernel in specification.kernels)
     reserved = any(name.startswith("_op_") for name in (*schema.names, specification.short_name))
     single = (
         len(schema.results) == 1
@@ -54,7 +55,7 @@ def has_fast_path(specification: Specification) -> bool:
     return (
         (single or returns_several(schema) or bool(schema.written and not schema.results))
         and not (schema.written and schema.hidden)
-        and not (reserved or specification.random or specification.adopted is not None)
+        and not (reserved or by_context or specification.random or specification.adopted is not None)
         and optional < len(tensors)
         and optional <= MAX_OPTIONAL_TENSORS
         and not any(kind.sequence and (kind.optional or kind.item_optional) for kind in tensors)

@@ -122,6 +122,16 @@ class KernelEmulation:
         dtypes = {tensor.dtype for tensor in tensors_in(list(values))}
         return [each for each in every if each.dtype in dtypes] or every
 
+    def choose(self, values: Sequence[Any]) -> CudaChoice | str:
+        """Return the instance that takes these argument values, or the reason why none does.
+
+        Raises:
+            Exception: As of `build`.
+        """
+        self.build([values])
+        instances = self._instances(values)
+        return self.kernel.choose_among(instances, [self._parameters(each) for each in instances], values)
+
     def prepare(self, values: Sequence[Any]) -> EmulatedCall | str:
         """Return the call with these argument values, or the reason why the kernel does not take it.
 
@@ -129,10 +139,7 @@ class KernelEmulation:
             Exception: As of `build` and `CudaKernel.plan`.
         """
         kernel, schema = self.kernel, self.kernel.operator.specification.schema
-        self.build([values])
-        instances = self._instances(values)
-        candidates = [self._parameters(each) for each in instances]
-        choice = kernel.choose_among(instances, candidates, values)
+        choice = self.choose(values)
         if not isinstance(choice, CudaChoice):
             return choice
         plan = kernel.plan(choice, values)
@@ -159,6 +166,21 @@ class KernelEmulation:
         results = run_launches(launches, in_process=in_process)
         source = self.kernel.source
         return [findings_of(source, *each) for each in zip(launches, results, strict=True)]
+
+    def compute(self, call: EmulatedCall, order: Order, *, in_process: bool = False) -> Any:
+        """Run a call, and return its results.
+
+        Raises:
+            KernelFaultError: If the kernel does what it must not.
+            NotEmulatedError: If the CPU cannot run it.
+        """
+        launch = call.launch(order)
+        if launch is not None:
+            (found,) = self.run([launch], in_process=in_process)
+            faults = [each for each in found if each.cause != NOTE]
+            if faults:
+                raise fault_error(self.kernel, faults)
+        return call.finish(self.kernel, launch)
 
 
 def _labels(name: str, value: Any) -> list[str]:
@@ -205,7 +227,7 @@ def emulate(
         >>> emulate(opsmith.ops.involution, x, weight, padding=1).shape
         torch.Size([1, 2, 3, 3])
     """
-    wanted = _order(order)
+    wanted = parse_order(order, 'opsmith.emulate(op, x, order="backward")')
     kernels = cuda_kernels(operator)
     if not kernels:
         raise errors.UsageError(
@@ -230,23 +252,13 @@ def emulate(
             emulation = KernelEmulation(kernel)
             call = emulation.prepare(resolved)
             if isinstance(call, EmulatedCall):
-                return _computed(emulation, call, wanted, in_process=in_process)
+                return emulation.compute(call, wanted, in_process=in_process)
             reasons.append(call)
     raise kernels[0].error(
         errors.KernelRefusedError,
         f"its CUDA kernel does not take the call: {'; '.join(reasons)}",
         hint="call it with what the kernel takes",
     )
-
-
-def _computed(emulation: KernelEmulation, call: EmulatedCall, order: Order, *, in_process: bool) -> Any:
-    launch = call.launch(order)
-    if launch is not None:
-        (found,) = emulation.run([launch], in_process=in_process)
-        faults = [each for each in found if each.cause != NOTE]
-        if faults:
-            raise fault_error(emulation.kernel, faults)
-    return call.finish(emulation.kernel, launch)
 
 
 def fault_error(kernel: CudaKernel, faults: Sequence[EmulationFinding]) -> errors.OpsmithError:
@@ -274,7 +286,16 @@ def fault_error(kernel: CudaKernel, faults: Sequence[EmulationFinding]) -> error
     )
 
 
-def _order(text: Any) -> Order:
+def parse_order(text: Any, hint: str) -> Order:
+    """Return the order of the threads that a text names: `forward`, or `random(7)`.
+
+    Args:
+        text: The text.
+        hint: A call with an order, for the message.
+
+    Raises:
+        UsageError: If there is no such order.
+    """
     match = re.fullmatch(r"random\((?P<seed>\d+)\)", str(text))
     if match is not None:
         return Order("random", int(match["seed"]))
@@ -284,6 +305,6 @@ def _order(text: Any) -> Order:
             argument="order",
             expected=f"{', '.join(f'`{each}`' for each in ORDERS)}, or `random(7)`",
             got=repr(text),
-            hint='call `opsmith.emulate(op, x, order="backward")`',
+            hint=f"call `{hint}`",
         )
     return Order(text)

@@ -1,0 +1,192 @@
+"""Kernels for the CPU that compute by an emulated one in CUDA C++: `opsmith.testing.emulated_cuda`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from opsmith import errors
+from opsmith.core.kernels import BuiltKernel, choose
+from opsmith.core.specification import Specification
+from opsmith.kernels.common.call_cache import call_signature, is_symbolic
+from opsmith.kernels.common.parameters import dtype_refusal
+from opsmith.kernels.cuda.emulation.call import EmulatedCall, KernelEmulation
+from opsmith.kernels.cuda.emulation.launch import Order
+from opsmith.kernels.cuda.kernel import CudaKernel
+from opsmith.kernels.cuda.source import CudaSource
+
+
+@dataclass(eq=False)
+class EmulatedCalls:
+    """Record of the calls that kernels in CUDA C++ ran on the CPU inside of a context.
+
+    Args:
+        order: Order of the threads of a block.
+        in_process: True if the kernels run in this process.
+        outer: The context around this one; None for none.
+
+    Attributes:
+        calls: Number of calls that a kernel ran, by the operator's name.
+        refused: Reasons why a kernel did not take a call, by the operator's name.
+    """
+
+    order: Order
+    in_process: bool = False
+    outer: EmulatedCalls | None = field(default=None, repr=False)
+    calls: Counter[str] = field(default_factory=Counter)
+    refused: dict[str, list[str]] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{name}: {'1 call' if times == 1 else f'{times} calls'}" for name, times in self.calls.items()
+        ]
+        lines += [
+            f"{name}: not taken: {reason}" for name, reasons in self.refused.items() for reason in reasons
+        ]
+        return "\n".join(lines) or "no call of an operator with a kernel in CUDA C++"
+
+    def count(self, operator: str) -> None:
+        """Count a call that a kernel ran."""
+        for each in self.contexts():
+            each.calls[operator] += 1
+
+    def contexts(self) -> Iterator[EmulatedCalls]:
+        """Yield this context, and those around it."""
+        context: EmulatedCalls | None = self
+        while context is not None:
+            yield context
+            context = context.outer
+
+
+_innermost: ContextVar[EmulatedCalls | None] = ContextVar("emulated_calls", default=None)
+
+
+@contextmanager
+def recorded_calls(order: Order, *, in_process: bool) -> Iterator[EmulatedCalls]:
+    """Context manager in which emulated kernels take the calls of this thread, and are counted."""
+    calls = EmulatedCalls(order, in_process, _innermost.get())
+    token = _innermost.set(calls)
+    try:
+        yield calls
+    finally:
+        _innermost.reset(token)
+
+
+class EmulatedKernel(BuiltKernel[CudaSource]):
+    """Kernel for the CPU that computes by a kernel in CUDA C++, with every access to memory checked.
+
+    It takes the calls of a thread that is inside of `recorded_calls`.
+
+    Args:
+        kernel: The kernel in CUDA C++.
+
+    Attributes:
+        emulated: The kernel in CUDA C++.
+    """
+
+    language = "emulated CUDA"
+    manner = "in CUDA C++, emulated"
+    by_context = True
+
+    def __init__(self, kernel: CudaKernel) -> None:
+        self.emulated = kernel
+        super().__init__(kernel.operator, lambda: kernel.source, strict=False, copies_back=kernel.copies_back)
+
+    def _forget(self) -> None:
+        self._emulation = KernelEmulation(self.emulated)
+        self._limits: dict[Any, str] = {}
+
+    @property
+    def _current(self) -> KernelEmulation:
+        """The emulation of the kernel; a new one after the kernel has read its source again."""
+        if self.source is not self.emulated.source:
+            self.reload()
+        return self._emulation
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        """The dtypes of the kernel."""
+        return self.emulated.dtypes
+
+    def refusal(self, values: Sequence[Any]) -> str | None:
+        """Return why the kernel does not take a call; None if it does.
+
+        Raises:
+            KernelSignatureError: If its parameters are not the operator's arguments and results.
+            LaunchError: If a constant cannot be computed.
+        """
+        calls = _innermost.get()
+        if calls is None:
+            return "`emulated_cuda` is active in another thread"
+        reason = self._refusal(values)
+        if reason is not None:
+            for each in calls.contexts():
+                reasons = each.refused.setdefault(self.operator.name, [])
+                if reason not in reasons:
+                    reasons.append(reason)
+        return reason
+
+    def _refusal(self, values: Sequence[Any]) -> str | None:
+        specification = self.operator.specification
+        signature = call_signature(values)
+        if is_symbolic(signature):  # each run of the compiled code decides again
+            return dtype_refusal(specification.schema.names, values, self.dtypes)
+        emulation = self._current
+        if signature in self._limits:
+            return self._limits[signature]
+        try:
+            choice = emulation.choose(_with_defaults(specification, values))
+        except (errors.NotEmulatedError, errors.ToolchainError) as error:
+            return self._limit(signature, error)
+        return choice if isinstance(choice, str) else None
+
+    def _limit(self, signature: Any, error: errors.OpsmithError) -> str:
+        """Remember and return the reason why the CPU cannot run calls of a signature, until `reload`."""
+        reason = self._limits[signature] = f"{error.problem}: {error.got}; {error.hint}"
+        return reason
+
+    def copies(self, values: Sequence[Any]) -> tuple[str, ...]:
+        """Return the arguments that the kernel copies into another layout."""
+        values = _with_defaults(self.operator.specification, values)
+        choice = self._current.choose(values)
+        return () if isinstance(choice, str) else self.emulated.copied_arguments(choice, values)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the operator; by what comes next if the kernel cannot be run on the CPU.
+
+        Raises:
+            KernelFaultError: If the kernel does what it must not.
+        """
+        specification = self.operator.specification
+        values = specification.schema.call_values(args, kwargs)
+        calls, signature = _innermost.get(), call_signature(values)
+        if calls is not None and self.refusal(values) is None:
+            emulation = self._current
+            try:
+                with torch.no_grad():
+                    call = emulation.prepare(values)
+                    assert isinstance(call, EmulatedCall), call
+                    results = emulation.compute(call, calls.order, in_process=calls.in_process)
+            except errors.NotEmulatedError as error:
+                self._limit(signature, error)
+            except errors.KernelFaultError:
+                calls.count(self.operator.name)
+                raise
+            else:
+                calls.count(self.operator.name)
+                return results
+        accepted, _ = choose(specification.kernels, values)
+        computed: Callable[..., Any] = accepted.kernel.function if accepted else specification.computed_by
+        return computed(*args, **kwargs)
+
+
+def _with_defaults(specification: Specification, values: Sequence[Any]) -> list[Any]:
+    """Return the value of every argument: torch leaves out defaults at the end."""
+    rest = specification.schema.arguments[len(values) :]
+    return [*values, *(argument.default for argument in rest)]
