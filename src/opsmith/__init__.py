@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from opsmith import errors
 from opsmith.core.feature_packages import connect_feature
 from opsmith.core.formula import non_differentiable, not_implemented, zero
+from opsmith.core.kernels import Launch
 from opsmith.core.operator import Operator
 from opsmith.core.samples import Make
 from opsmith.declaration import declared_operators, find_operator, operator
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Benchmark",
+    "Launch",
     "Make",
     "Operator",
     "Report",

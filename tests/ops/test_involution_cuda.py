@@ -29,7 +29,8 @@ from torch import Tensor
 
 from opsmith.build.source_text import includes_of
 from opsmith.kernels.cuda.compiler import Instance
-from opsmith.kernels.cuda.kernel import CudaChoice, CudaKernel
+from opsmith.kernels.cuda.kernel import CudaKernel
+from opsmith.kernels.cuda.plan import CudaChoice
 from opsmith.kernels.gpu_usage import cuda_usage
 from opsmith.ops.involution import tiles
 
@@ -50,7 +51,7 @@ def compiled(needed: Iterable[tuple[Case, torch.dtype]]) -> None:
         for name, arguments in case.calls(*made).items():
             choice = KERNELS[name].choose(arguments, ARCHITECTURE)
             assert isinstance(choice, CudaChoice), choice
-            found[KERNELS[name]][choice.instance] = None
+            found[KERNELS[name]] |= dict.fromkeys(choice.instances)
     emulate({kernel: [*instances] for kernel, instances in found.items()})
     forget(dry=False)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike
@@ -74,33 +74,51 @@ def find_function(
     entry: str | None,
     declared: str | None,
 ) -> FoundFunction:
-    """Find the function in a text that is the kernel.
+    """Find the function in a text that is the kernel; see `find_functions`."""
+    (found,) = find_functions(language, operator, text=text, file=file, entries=[entry], declared=declared)
+    return found
+
+
+def find_functions(
+    language: SourceLanguage,
+    operator: str,
+    *,
+    text: str | None,
+    file: str | PathLike[str] | None,
+    entries: Sequence[str | None],
+    declared: str | None,
+) -> list[FoundFunction]:
+    """Find the functions in a text that are the kernel.
 
     Args:
         language: Language of the text.
         operator: Name of the operator, `namespace::name`.
         text: Text of the source.
         file: File of the source; a relative path is beside the file that declares the kernel.
-        entry: Name of the function; by default that of the operator, without its namespace.
+        entries: Names of the functions; None for that of the operator, without its namespace.
         declared: File that declares the kernel.
 
     Raises:
         KernelSourceError: If there is no such file, or no such function in it.
     """
     whole, path, line = _text_of(language, operator, text, file, declared)
-    name = entry or operator.partition("::")[2]
     bare = _without_comments(whole)
-    match = re.search(language.pattern.format(name=re.escape(name)), bare, re.VERBOSE)
-    if match is None:
-        raise errors.KernelSourceError(
-            f"the {language.name} source has no {language.function} `{name}`",
-            argument="entry",
-            expected=language.expected.format(name=name),
-            got=language.others(bare),
-            where=f"{path}:{line}",
-            hint=f"name the kernel `{name}`, or name its function in `entry=`",
-        )
-    return FoundFunction(whole, bare, name, path, line, line + bare.count("\n", 0, match.end()), match)
+    found = []
+    for entry in entries:
+        name = entry or operator.partition("::")[2]
+        match = re.search(language.pattern.format(name=re.escape(name)), bare, re.VERBOSE)
+        if match is None:
+            raise errors.KernelSourceError(
+                f"the {language.name} source has no {language.function} `{name}`",
+                argument="entry",
+                expected=language.expected.format(name=name),
+                got=language.others(bare),
+                where=f"{path}:{line}",
+                hint=f"name the kernel `{name}`, or name its function in `entry=`",
+            )
+        at = line + bare.count("\n", 0, match.end())
+        found.append(FoundFunction(whole, bare, name, path, line, at, match))
+    return found
 
 
 def _text_of(

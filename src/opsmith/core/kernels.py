@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypedDict, TypeVar
 
@@ -21,6 +21,33 @@ if TYPE_CHECKING:
 LaunchValue = int | str | Callable[..., Any] | Sequence[int | str]
 """A number, an expression over sizes, a function of arguments and results, or up to three numbers."""
 
+InitialValue = float | str | Callable[..., Any]
+"""A number, an expression over sizes, or a function of arguments and results."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Launch of one of several kernels in CUDA C++ that compute an operator together.
+
+    Args:
+        kernel: A `__global__` function with what is passed to it, as `"fold(partial, result)"`: arguments,
+            results and scratch buffers by name. Without parentheses it takes all of them, in this order.
+        grid: Number of blocks, in up to three dimensions; no blocks, no launch.
+        block: Number of threads in a block.
+        shared: Bytes of dynamic shared memory.
+        constants: Integer parameters of its template, by name.
+
+    Example:
+        >>> Launch("fold(partial, result)", grid=1, block=128).kernel
+        'fold(partial, result)'
+    """
+
+    kernel: str
+    grid: LaunchValue = field(kw_only=True)
+    block: LaunchValue = field(default=256, kw_only=True)
+    shared: LaunchValue = field(default=0, kw_only=True)
+    constants: Mapping[str, LaunchValue] = field(default_factory=dict, kw_only=True)
+
 
 class CudaOptions(TypedDict, total=False):
     """A kernel in CUDA C++, and how it is compiled and launched.
@@ -35,6 +62,12 @@ class CudaOptions(TypedDict, total=False):
         block: Number of threads in a block; 256 by default.
         shared: Bytes of dynamic shared memory.
         constants: Integer parameters of its template, by name; from sizes that change in few calls.
+        launches: Several kernels, one after the other, in place of `entry`, `grid`, `block`, `shared` and
+            `constants`.
+        initial: Values that fill results and scratch buffers before the launch, by name: a number, or an
+            expression or a function as for a grid.
+        scratch: Buffers that it gets behind the results, by name: sizes as for a grid, and last the dtype, or
+            the name of an argument or result that has it; `{"s": ("x.shape[0]", torch.float32)}`.
         max_spills: Bytes that it may spill at most, checked by `check` and `opsmith compile`.
         max_registers: Registers of a thread at most.
         copies: `"allowed"` if what it writes in place may be copied into its layout, and back.
@@ -49,13 +82,18 @@ class CudaOptions(TypedDict, total=False):
     block: LaunchValue
     shared: LaunchValue
     constants: Mapping[str, LaunchValue]
+    launches: Sequence[Launch]
+    initial: Mapping[str, InitialValue]
+    scratch: Mapping[str, Sequence[Any]]
     max_spills: int
     max_registers: int
     copies: Literal["allowed"]
 
 
 CUDA_SOURCES = ("cuda", "cuda_file")
-CUDA_LAUNCH_OPTIONS = ("grid", "block", "shared", "constants", "max_spills", "max_registers")
+CUDA_LAUNCH = ("grid", "block", "shared", "constants")
+"""Options of one launch of a kernel in CUDA C++."""
+CUDA_LAUNCH_OPTIONS = (*CUDA_LAUNCH, "launches", "initial", "scratch", "max_spills", "max_registers")
 """Options that only a kernel in CUDA C++ has."""
 
 

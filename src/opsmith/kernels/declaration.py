@@ -13,7 +13,13 @@ import torch
 
 from opsmith import errors
 from opsmith.build.source_text import file_of
-from opsmith.core.kernels import CUDA_LAUNCH_OPTIONS, CUDA_SOURCES, TRITON_LAUNCH_OPTIONS, BuiltKernel
+from opsmith.core.kernels import (
+    CUDA_LAUNCH,
+    CUDA_LAUNCH_OPTIONS,
+    CUDA_SOURCES,
+    TRITON_LAUNCH_OPTIONS,
+    BuiltKernel,
+)
 from opsmith.core.operator import Operator
 from opsmith.kernels.cpp.codegen import CPP_TYPES
 from opsmith.kernels.cpp.kernel import CppKernel
@@ -111,7 +117,7 @@ class _Declaration:
     def check_options(self, language: str, known: Sequence[str], source: str, hint: str) -> None:
         """Refuse unknown options, and a launch without a grid."""
         unknown = [name for name in self.options if name not in known]
-        if unknown or self.options.get("grid") is None:
+        if unknown or all(self.options.get(name) is None for name in ("grid", "launches")):
             raise errors.UsageError(
                 f"a kernel in {language} {'is given unknown options' if unknown else 'has no grid'}",
                 expected=", ".join(f"`{name}=`" for name in known),
@@ -184,7 +190,7 @@ def _cuda_kernel(
     declaration: _Declaration, cuda: str | None, cuda_file: str | PathLike[str] | None
 ) -> BuiltKernel[Any]:
     from opsmith.kernels.cuda.kernel import CudaKernel
-    from opsmith.kernels.cuda.launch import launch_rules
+    from opsmith.kernels.cuda.rules import kernel_rules
     from opsmith.kernels.cuda.source import cuda_source
 
     operator, entry, declared = declaration.operator, declaration.entry, declaration.declared
@@ -192,19 +198,43 @@ def _cuda_kernel(
     declaration.check_device("CUDA C++", "cuda", "cuda", "where CUDA runs")
     hint = "write for example `grid='ceil(result.numel / 256)', block=256`"
     declaration.check_options("CUDA C++", CUDA_LAUNCH_OPTIONS, "the source", hint)
+    _check_several(declaration)
     dtypes = declaration.ordered_dtypes("CUDA C++", CPP_TYPES)
+    rules = kernel_rules(operator.specification, options)
+    entries = [entry] if "launches" not in options else [each.entry for each in rules.launches]
 
     def read() -> CudaSource:
-        source = cuda_source(operator.name, cuda=cuda, cuda_file=cuda_file, entry=entry, declared=declared)
-        if dtypes is not None and not source.over_dtype:
+        source = cuda_source(
+            operator.name,
+            cuda=cuda,
+            cuda_file=cuda_file,
+            entries=[*dict.fromkeys(entries)],
+            declared=declared,
+        )
+        launched = [source.kernel(each.entry) for each in rules.launches]
+        if dtypes is not None and not any(each.over_dtype for each in launched):
             raise _not_a_template(source, "CUDA", "__global__ void")
-        _check_constants(source, options.get("constants", {}))
+        for each, launch in zip(launched, rules.launches, strict=True):
+            _check_constants(each, launch.constants)
         return source
 
-    rules = launch_rules(operator.specification, options)
     return CudaKernel(
         operator, read, dtypes, rules, strict=declaration.strict, copies_back=declaration.copies_back
     )
+
+
+def _check_several(declaration: _Declaration) -> None:
+    """Refuse options of one launch beside several."""
+    named = ["entry"] if declaration.entry is not None else []
+    named += [name for name in CUDA_LAUNCH if name in declaration.options]
+    if "launches" in declaration.options and named:
+        raise errors.UsageError(
+            "a CUDA kernel with `launches=` has the options of one launch",
+            argument="launches",
+            expected="each in its `opsmith.Launch(...)`",
+            got=", ".join(f"`{name}=`" for name in named),
+            hint='write `opsmith.Launch("first(x, result)", grid=64, block=128)`',
+        )
 
 
 def _triton_kernel(declaration: _Declaration, triton: Any) -> BuiltKernel[Any]:

@@ -17,8 +17,9 @@ from opsmith.kernels.common.gpu_resources import ARCHITECTURES, KernelUsage, occ
 from opsmith.kernels.common.parameters import dtype_name
 from opsmith.kernels.cpp.codegen import CPP_TYPES
 from opsmith.kernels.cuda.compiler import Instance
-from opsmith.kernels.cuda.kernel import CudaChoice, CudaKernel, without_data
+from opsmith.kernels.cuda.kernel import CudaKernel
 from opsmith.kernels.cuda.launch import Geometry
+from opsmith.kernels.cuda.plan import CudaChoice, without_data
 from opsmith.kernels.triton.compiler import Specialization, compile_specialization, specialization_of
 from opsmith.kernels.triton.kernel import TritonKernel
 
@@ -97,8 +98,9 @@ def _instances(kernel: CudaKernel, architecture: str, calls: SampleValues) -> di
         for values in calls(dtype):
             choice = kernel.choose(values, architecture)
             if isinstance(choice, CudaChoice):
-                geometry = kernel.plan(choice, values).geometry
-                found[choice.instance] = _larger(found.get(choice.instance), geometry)
+                found |= {each: found.get(each) for each in choice.instances}
+                for launch in kernel.plan(choice, values).launches:
+                    found[launch.instance] = _larger(found[launch.instance], launch.geometry)
     left = [dtype for dtype in kernel.dtypes or (None,) if not any(each.dtype is dtype for each in found)]
     if left and (kernel.dtypes or not found):
         found |= dict.fromkeys(_without_sample(kernel, left, architecture))
@@ -109,8 +111,9 @@ def _without_sample(
     kernel: CudaKernel, dtypes: Sequence[torch.dtype | None], architecture: str
 ) -> list[Instance]:
     """Return the instances for dtypes that no sample reaches; their blocks are unknown."""
-    constants = kernel.rules.fixed_constants()
-    if constants is None:
+    constants = [launch.fixed_constants() for launch in kernel.rules.launches]
+    fixed = [each for each in constants if each is not None]
+    if len(fixed) < len(constants):
         named = ", ".join(dtype_name(dtype) for dtype in dtypes if dtype is not None)
         raise kernel.error(
             errors.MissingSamplesError,
@@ -118,7 +121,7 @@ def _without_sample(
             "depend on them",
             hint="write `@op.samples` over a function of `make` that yields arguments which the kernel takes",
         )
-    instances = [Instance(dtype, constants) for dtype in dtypes]
+    instances = [*dict.fromkeys(each for dtype in dtypes for each in kernel.variant(dtype, fixed))]
     kernel.candidates(instances, architecture)
     return instances
 

@@ -45,7 +45,7 @@ __global__ void greedy(Contiguous<const T> x, Contiguous<T> y) { y[threadIdx.x] 
 
 
 def source_of(text: str, name: str = "greedy") -> Any:
-    return cuda_source(f"cuda_build::{name}", cuda=text, cuda_file=None, entry=None, declared=None)
+    return cuda_source(f"cuda_build::{name}", cuda=text, cuda_file=None, entries=[None], declared=None)
 
 
 @pytest.fixture
@@ -373,7 +373,9 @@ def test_headers_of_the_author_s_own_are_found_beside_the_file_and_part_of_the_k
     images = []
     for number in (1, 2, 1):
         header.write_text(number_header(number))
-        source = cuda_source("own::f", cuda=None, cuda_file=tmp_path / "f.cu", entry=None, declared=__file__)
+        source = cuda_source(
+            "own::f", cuda=None, cuda_file=tmp_path / "f.cu", entries=[None], declared=__file__
+        )
         images.append(compiling.compile_instance(source, "own::f", Instance(), "sm_90").image)
     assert images[0] == images[2] != images[1]
     header.write_text(number_header("three"))
@@ -388,7 +390,7 @@ def test_a_header_saved_while_nvrtc_runs_is_not_mixed_in(
     (tmp_path / "f.cu").write_text(
         '#include "number.cuh"\n__global__ void f(Contiguous<float> y) { y[0] = number(); }\n'
     )
-    source = cuda_source("own::f", cuda=None, cuda_file=tmp_path / "f.cu", entry=None, declared=__file__)
+    source = cuda_source("own::f", cuda=None, cuda_file=tmp_path / "f.cu", entries=[None], declared=__file__)
     compiled, saved = compiling._compile, iter([2])
 
     def compile_and_save(*args: Any, **options: Any) -> Any:

@@ -392,12 +392,12 @@ def test_reload_and_declaring_again(tmp_path: Path) -> None:
     kernel = on_cpu(operator)
     assert kernel.source.constants == ("K",)
     choice: Any = kernel.choose([torch.ones(2), 2.0], "sm_80")
-    before = kernel.compile(choice.instance, "sm_80")
+    before = kernel.compile(choice.instances[0], "sm_80")
     file.write_text(RIGHT)
     operator.reload()
     assert kernel.source.constants == ()
     choice = kernel.choose([torch.ones(2), 2.0], "sm_80")
-    assert kernel.compile(choice.instance, "sm_80").name != before.name
+    assert kernel.compile(choice.instances[0], "sm_80").name != before.name
     operator.kernel("cuda", cuda=RIGHT, entry="twice", grid=2)
     assert len([each for each in operator.specification.kernels if each.device == "cuda"]) == 1
     file.unlink()

@@ -105,7 +105,8 @@ def message(name: str) -> list[str]:
                 "  argument: result",
                 "  got: the first thread reads 4 bytes of `result` [3] at element [0], which no "
                 "thread has written",
-                "  hint: results are not zero before the launch: write each element before it is read",
+                "  hint: memory is not zero before the launch: write each element before it is read, "
+                "or name it in `initial=`",
             ],
         ),
         (

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from opsmith.core.expression import ExpressionError, parse
-from opsmith.kernels.cuda.launch import LAUNCH, _rule
+from opsmith.kernels.cuda.launch import LAUNCH, launch_rule
 from opsmith.kernels.cuda.parameters import CudaParameter, pack_parameters
 
 VALUES: dict[str, Any] = {
@@ -99,9 +99,9 @@ def test_names_are_those_of_arguments_alone() -> None:
 
 
 def test_whole_numbers_of_numpy_are_numbers() -> None:
-    rule = _rule("grid", numpy.int64(3), "demo::op", ["x"], 3)
+    rule = launch_rule("grid", numpy.int64(3), "demo::op", ["x"], 3)
     assert rule.value(VALUES) == (3,)
-    rule = _rule("grid", lambda x: (numpy.int32(x.shape[0]), 1), "demo::op", ["x"], 3)
+    rule = launch_rule("grid", lambda x: (numpy.int32(x.shape[0]), 1), "demo::op", ["x"], 3)
     assert rule.value(VALUES) == (2, 1)
 
 

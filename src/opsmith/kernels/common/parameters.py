@@ -135,6 +135,7 @@ def check_parameters(
     candidates: Sequence[Sequence[Parameter]],
     wanted: Sequence[Parameter],
     names: Sequence[str],
+    given: str = "the operator's arguments and results",
 ) -> None:
     """Check the parameters of each candidate against the operator's arguments and results.
 
@@ -143,6 +144,7 @@ def check_parameters(
         candidates: Parameters of each instance of the kernel.
         wanted: Parameters for the arguments and then the results.
         names: Names of arguments and results.
+        given: Words for what the kernel gets.
 
     Raises:
         KernelSignatureError: If a candidate has other parameters.
@@ -152,8 +154,7 @@ def check_parameters(
             expected = ", ".join(f"{each} {name}" for each, name in zip(wanted, names, strict=True))
             raise kernel.error(
                 errors.KernelSignatureError,
-                f"the parameters of the {kernel.language} kernel are not the operator's arguments and "
-                "results",
+                f"the parameters of the {kernel.language} kernel are not {given}",
                 expected=f"({expected})",
                 got=f"({', '.join(map(str, candidate))})",
                 hint="give the kernel these parameters in this order; a view may be Contiguous or "

@@ -56,15 +56,17 @@ _INSTANTIATION = re.compile(r'(?:at|of) line (?P<line>\d+)(?: of (?P<file>"?.+?"
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """Arguments of a kernel's template.
+    """Kernel of a source, with arguments of its template.
 
     Attributes:
         dtype: The dtype; None if the template is not over one.
         constants: Numbers, by name.
+        entry: Name of the kernel, where it is one of several; empty for the source's own.
     """
 
     dtype: torch.dtype | None = None
     constants: tuple[tuple[str, int], ...] = ()
+    entry: str = ""
 
     def __str__(self) -> str:
         """Return the instance as reports show it.
@@ -73,8 +75,9 @@ class Instance:
             >>> str(Instance(torch.float32, (("K", 7), ("TILED", True))))
             'float32, K=7, TILED=1'
         """
-        dtype = [] if self.dtype is None else [str(self.dtype).removeprefix("torch.")]
-        return ", ".join([*dtype, *(f"{name}={int(value)}" for name, value in self.constants)])
+        parts = [self.entry] if self.entry else []
+        parts += [] if self.dtype is None else [str(self.dtype).removeprefix("torch.")]
+        return ", ".join([*parts, *(f"{name}={int(value)}" for name, value in self.constants)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,7 @@ def header() -> str:
 
 def name_expression(source: CudaSource, instance: Instance) -> str:
     """Return NVRTC's name expression of an instance, as `scaled<float, 7>`."""
+    source = source.kernel(instance.entry)
     constants: Mapping[str, int] = dict(instance.constants)
     arguments = []
     for parameter in source.parameters:
@@ -185,6 +189,7 @@ def compile_instance(source: CudaSource, operator: str, instance: Instance, arch
         CompileError: If NVRTC refuses the source, with its errors at the author's lines.
         ToolchainError: If there is no NVRTC, or it does not support the architecture.
     """
+    source = source.kernel(instance.entry)
     text, name = instance_code(source, operator), name_expression(source, instance)
     options = (*OPTIONS, VERBOSE)
 

@@ -1,10 +1,10 @@
-"""CUDA kernels of operators: the choice of an instance, the plan of a call, and its launch."""
+"""CUDA kernels of operators: the choice of instances for a call, and its launches."""
 
 from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,97 +15,31 @@ from opsmith import errors
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.kernels import BuiltKernel
 from opsmith.core.operator import Operator
-from opsmith.core.schema import Schema
 from opsmith.core.specification import Specification
-from opsmith.core.tensors import map_tensors, on_meta
 from opsmith.kernels.common.call_cache import CallCache, call_signature, is_symbolic
-from opsmith.kernels.common.parameters import check_written, copy_reason, device_refusal, dtype_refusal
-from opsmith.kernels.common.result_layout import (
-    ResultLayout,
-    has_layout,
-    memory_format,
-    result_layouts,
-)
+from opsmith.kernels.common.parameters import copy_reason, device_refusal, dtype_refusal
 from opsmith.kernels.cpp.codegen import DEFAULT_DTYPES
 from opsmith.kernels.cuda.compiler import Cubin, Instance, compile_instance, describe_instances
 from opsmith.kernels.cuda.driver import DEFAULT_MAX_SHARED, DriverError, TorchCuda
-from opsmith.kernels.cuda.launch import Geometry, LaunchRules
+from opsmith.kernels.cuda.launch import Geometry
 from opsmith.kernels.cuda.parameters import (
     CudaParameter,
-    PackedParameters,
     check_cuda_parameters,
     choose_cuda_candidate,
-    pack_parameters,
+    merged_parameters,
     passed_arguments,
 )
+from opsmith.kernels.cuda.plan import (
+    CudaChoice,
+    CudaPlan,
+    PreparedCall,
+    copy_of,
+    needs_copy,
+    plan_call,
+    without_data,
+)
+from opsmith.kernels.cuda.rules import KernelRules
 from opsmith.kernels.cuda.source import CudaSource
-
-
-@dataclass(frozen=True, slots=True)
-class CudaPlan:
-    """Plan for the calls of one signature.
-
-    Attributes:
-        instance: Instance of the kernel.
-        copied: Indices of the arguments that are copied into another layout, with their parameters.
-        results: Layout of each result, and the name of the layout in which the kernel writes it.
-        geometry: Launch; None if all results are empty.
-        packed: Parameters of the launch, without addresses.
-        passed: Indices of the arguments that are passed to the kernel.
-    """
-
-    instance: Instance
-    copied: tuple[tuple[int, CudaParameter], ...]
-    results: tuple[tuple[ResultLayout, str], ...]
-    geometry: Geometry | None
-    packed: PackedParameters
-    passed: tuple[int, ...]
-
-
-def without_data(schema: Schema, values: Sequence[Any]) -> list[Any]:
-    """Return argument values as a reference gets them, with `meta` tensors in place of tensors."""
-    pairs = zip(schema.arguments, values, strict=True)
-    return map_tensors(on_meta, [argument.kind.restore(value) for argument, value in pairs])
-
-
-def needs_copy(value: Any, parameter: CudaParameter) -> bool:
-    """Return True if a kernel takes an argument in another layout, or without its negative bit."""
-    tensors = tensors_in([value])
-    return any(tensor.is_neg() or not has_layout(tensor, parameter.layout) for tensor in tensors)
-
-
-def copy_of(value: Any, parameter: CudaParameter) -> Any:
-    """Copy a tensor, or each of a list, into a parameter's layout; a clone resolves the negative bit."""
-    if not isinstance(value, Tensor):
-        return [copy_of(item, parameter) for item in value]
-    if parameter.layout == "any":
-        return value.clone()
-    return value.resolve_neg().contiguous(memory_format=memory_format(parameter.layout, value.dim()))
-
-
-@dataclass(frozen=True, slots=True)
-class CudaChoice:
-    """Instance that takes a call, and its parameters."""
-
-    instance: Instance
-    parameters: tuple[CudaParameter, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedCall:
-    """Call of a kernel, ready to be launched.
-
-    Attributes:
-        plan: The plan of the call.
-        tensors: Tensors that are passed to the kernel, in order: of the arguments, then the results.
-        results: The results, in the layouts in which the kernel writes them.
-        back: Tensors that the kernel writes through a copy, each with the copy.
-    """
-
-    plan: CudaPlan
-    tensors: list[Tensor]
-    results: list[Tensor]
-    back: list[tuple[Tensor, Tensor]]
 
 
 @dataclass(slots=True)
@@ -124,7 +58,7 @@ class CudaKernel(BuiltKernel[CudaSource]):
         operator: The operator that the kernel computes.
         read: Reads the source; again after `reload`.
         dtypes: The dtypes that a template is instantiated for; None for the default ones.
-        rules: Rules for the launch.
+        rules: Rules for the launches.
         strict: True if a missing NVRTC, or a call that the kernel does not take, is an error. Otherwise the
             reference runs.
         copies_back: See `BuiltKernel`.
@@ -140,7 +74,7 @@ class CudaKernel(BuiltKernel[CudaSource]):
         operator: Operator[..., Any],
         read: Callable[[], CudaSource],
         dtypes: Sequence[torch.dtype] | None,
-        rules: LaunchRules,
+        rules: KernelRules,
         *,
         strict: bool,
         copies_back: bool = False,
@@ -162,8 +96,9 @@ class CudaKernel(BuiltKernel[CudaSource]):
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
-        """The dtypes that its template is instantiated for; empty if it is not a template over the dtype."""
-        return tuple(self._dtypes or DEFAULT_DTYPES) if self.source.over_dtype else ()
+        """The dtypes that its templates are instantiated for; empty if none is a template over the dtype."""
+        sources = [self.source.kernel(launch.entry) for launch in self.rules.launches]
+        return tuple(self._dtypes or DEFAULT_DTYPES) if any(each.over_dtype for each in sources) else ()
 
     def refusal(self, values: Sequence[Any]) -> str | None:
         """Return why the kernel does not take a call with these argument values; None if it does.
@@ -200,51 +135,71 @@ class CudaKernel(BuiltKernel[CudaSource]):
             copy_reason(name, parameter.layout, written=parameter.written)
             if parameter.layout != "any"
             else f"`{name}`, which has the negative bit"
-            for name, parameter in zip(passed_arguments(schema), choice.parameters, strict=False)
-            if needs_copy(named[name], parameter)
+            for name, parameter in choice.taken.items()
+            if name in named and needs_copy(named[name], parameter)
         )
 
     def choose(self, values: Sequence[Any], architecture: str) -> CudaChoice | str:
-        """Return the instance that takes these argument values, or the reason why none does.
+        """Return the instances that take these argument values, or the reason why none do.
 
         Raises:
             CompileError, ToolchainError: If NVRTC refuses the source, or is missing.
             KernelSignatureError: If the parameters are not the operator's arguments and results.
             LaunchError: If a constant cannot be computed.
         """
-        instances = self.instances(values)
-        return self.choose_among(instances, self.candidates(instances, architecture), values)
+        variants = self.variants(values)
+        instances = [*dict.fromkeys(each for variant in variants for each in variant)]
+        described = dict(zip(instances, self.candidates(instances, architecture), strict=True))
+        return self.choose_among(variants, described, values)
 
-    def instances(self, values: Sequence[Any]) -> list[Instance]:
-        """Return the instances that may take these argument values: one for each dtype.
+    def variants(self, values: Sequence[Any]) -> list[tuple[Instance, ...]]:
+        """Return the instances that may take these argument values: for each dtype, those of the launches.
 
         Raises:
             LaunchError: If a constant cannot be computed.
         """
         schema = self.operator.specification.schema
         given = dict(zip(schema.names, without_data(schema, values), strict=True))
-        constants = self.rules.constants_of(given) if self.rules.constants else ()
-        return [Instance(dtype, constants) for dtype in self.dtypes or (None,)]
+        constants = [rules.constants_of(given) if rules.constants else () for rules in self.rules.launches]
+        return [self.variant(dtype, constants) for dtype in self.dtypes or (None,)]
+
+    def variant(
+        self, dtype: torch.dtype | None, constants: Sequence[tuple[tuple[str, int], ...]]
+    ) -> tuple[Instance, ...]:
+        """Return the instance of each launch for a dtype, and for the constants of each."""
+        return tuple(
+            Instance(dtype if self.source.kernel(rules.entry).over_dtype else None, each, rules.entry)
+            for rules, each in zip(self.rules.launches, constants, strict=True)
+        )
 
     def choose_among(
         self,
-        instances: Sequence[Instance],
-        candidates: Sequence[tuple[CudaParameter, ...]],
+        variants: Sequence[tuple[Instance, ...]],
+        described: Mapping[Instance, tuple[CudaParameter, ...]],
         values: Sequence[Any],
     ) -> CudaChoice | str:
-        """Return the instance that takes these argument values, or the reason why none does.
+        """Return the instances that take these argument values, or the reason why none do.
 
         Args:
-            instances: Instances.
-            candidates: Parameters of each.
+            variants: Instances of the launches, for each dtype.
+            described: Parameters of each instance.
             values: Argument values.
+
+        Raises:
+            KernelSignatureError: If two launches take one tensor in ways that exclude one another.
         """
         schema = self.operator.specification.schema
         given = dict(zip(schema.names, without_data(schema, values), strict=True))
-        names = passed_arguments(schema)
-        passed = [given[name] for name in names]
-        found = choose_cuda_candidate(names, passed, candidates, copies_back=self.copies_back)
-        return found if isinstance(found, str) else CudaChoice(instances[found], candidates[found])
+        passed = [rules.passed for rules in self.rules.launches]
+        parameters = [tuple(described[each] for each in variant) for variant in variants]
+        taken = [merged_parameters(self, zip(passed, each, strict=True)) for each in parameters]
+        names = [name for name in passed_arguments(schema) if name in taken[0]]
+        candidates = [[each[name] for name in names] for each in taken]
+        values = [given[name] for name in names]
+        found = choose_cuda_candidate(names, values, candidates, copies_back=self.copies_back)
+        return (
+            found if isinstance(found, str) else CudaChoice(variants[found], parameters[found], taken[found])
+        )
 
     def compile(self, instance: Instance, architecture: str) -> Cubin:
         """Compile an instance for an architecture.
@@ -255,33 +210,8 @@ class CudaKernel(BuiltKernel[CudaSource]):
         return compile_instance(self.source, self.operator.name, instance, architecture)
 
     def plan(self, choice: CudaChoice, values: Sequence[Any]) -> CudaPlan:
-        """Plan the calls that have the signature of these values.
-
-        Raises:
-            LaunchError: If the launch cannot be computed, or a GPU cannot do it.
-            KernelSignatureError: If the kernel does not write the results of the reference.
-            MissingFakeError: If the layouts of the results depend on data.
-        """
-        schema, parameters = self.operator.specification.schema, choice.parameters
-        passed = tuple(schema.names.index(name) for name in passed_arguments(schema))
-        layouts = result_layouts(self.operator.specification, values)
-        results = []
-        for result, layout, view in zip(schema.results, layouts, parameters[len(passed) :], strict=True):
-            check_written(self, result.name, layout, view)
-            results.append((layout, view.layout))
-        given = without_data(schema, values)
-        named = dict(zip(schema.names, given, strict=True))
-        copied = []
-        for index, parameter in zip(passed, parameters, strict=False):
-            if needs_copy(values[index], parameter):
-                copied.append((index, parameter))
-                given[index] = copy_of(given[index], parameter)
-        written = [layout.allocate("meta", view_layout) for layout, view_layout in results]
-        packed = pack_parameters(parameters, [*(given[index] for index in passed), *written])
-        names = [result.name for result in schema.results]
-        named |= {name: layout.allocate("meta") for name, layout in zip(names, layouts, strict=True)}
-        geometry = self.rules.geometry(named, names, schema.written)
-        return CudaPlan(choice.instance, tuple(copied), tuple(results), geometry, packed, passed)
+        """Plan the calls that have the signature of these values; see `plan_call`."""
+        return plan_call(self, self.rules, choice, values)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the operator; by the reference if the kernel does not take the call."""
@@ -296,12 +226,12 @@ class CudaKernel(BuiltKernel[CudaSource]):
                 return specification.computed_by(*args, **kwargs)
             plan = self._plans.obtain(specification, signature, functools.partial(self.plan, choice, values))
         call = self.prepare(plan, values, device)
-        if plan.geometry is not None:
-            self._launch(plan, plan.geometry, call.tensors, device.index or 0)
+        if plan.launches:
+            self._launch(plan, call.tensors, device.index or 0)
         return self.finish(call)
 
     def prepare(self, plan: CudaPlan, values: list[Any], device: torch.device) -> PreparedCall:
-        """Copy arguments into the layouts that the kernel takes, and allocate its results.
+        """Copy arguments into the layouts that the kernel takes; allocate its results and scratch buffers.
 
         Args:
             plan: The plan of the call.
@@ -314,8 +244,9 @@ class CudaKernel(BuiltKernel[CudaSource]):
             if parameter.written:
                 back += zip(tensors_in([given]), tensors_in([values[index]]), strict=True)
             self.copied[self.operator.specification.schema.names[index]] += 1
-        results = [layout.allocate(device, written) for layout, written in plan.results]
-        tensors = [*tensors_in([values[index] for index in plan.passed]), *results]
+        results = [each.allocate(device) for each in plan.results]
+        scratch = [each.allocate(device) for each in plan.scratch]
+        tensors = [*tensors_in([values[index] for index in plan.passed]), *results, *scratch]
         return PreparedCall(plan, tensors, results, back)
 
     def finish(self, call: PreparedCall) -> Any:
@@ -323,31 +254,37 @@ class CudaKernel(BuiltKernel[CudaSource]):
         for tensor, copy in call.back:
             tensor.copy_(copy)
         results = list(call.results)
-        for index, (layout, _) in enumerate(call.plan.results):
-            results[index] = layout.restore(call.results[index])
+        for index, planned in enumerate(call.plan.results):
+            results[index] = planned.layout.restore(call.results[index])
             if results[index] is not call.results[index]:
                 self.copied["result"] += 1
         single = self.operator.specification.schema.single
         return (results[0] if single else tuple(results)) if results else None
 
-    def _launch(self, plan: CudaPlan, geometry: Geometry, tensors: Sequence[Tensor], index: int) -> None:
+    def _launch(self, plan: CudaPlan, tensors: Sequence[Tensor], index: int) -> None:
+        """Launch the kernels one after the other on torch's current stream of a GPU."""
         driver = self._machine.driver()
+        launch = plan.launches[0]
         try:
             with driver.on_device(index):
-                function = self._function(plan.instance, geometry, index)
-                driver.launch(
-                    function.handle,
-                    geometry.grid,
-                    geometry.block,
-                    geometry.shared,
-                    self._machine.stream(index),
-                    plan.packed.with_addresses([tensor.data_ptr() for tensor in tensors]),
-                    plan.packed.offsets,
-                )
+                functions = [self._function(each.instance, each.geometry, index) for each in plan.launches]
+                stream = self._machine.stream(index)
+                for launch, function in zip(plan.launches, functions, strict=True):
+                    driver.launch(
+                        function.handle,
+                        launch.geometry.grid,
+                        launch.geometry.block,
+                        launch.geometry.shared,
+                        stream,
+                        launch.packed.with_addresses([tensors[at].data_ptr() for at in launch.tensors]),
+                        launch.packed.offsets,
+                    )
         except DriverError as error:
+            geometry = launch.geometry
+            named = f" `{launch.instance.entry}`" if launch.instance.entry else ""
             raise self.error(
                 errors.KernelError,
-                f"the CUDA kernel is not launched: {error}",
+                f"the CUDA kernel{named} is not launched: {error}",
                 got=f"grid {geometry.grid}, block {geometry.block}, {geometry.shared} bytes of shared "
                 f"memory, on {self._machine.architecture(index)}",
                 hint="see what it takes with `opsmith compile`; what a kernel before it did wrong comes up "
@@ -389,7 +326,7 @@ class CudaKernel(BuiltKernel[CudaSource]):
     def candidates(
         self, instances: Sequence[Instance], architecture: str
     ) -> tuple[tuple[CudaParameter, ...], ...]:
-        """Return the parameters of each instance, which are the operator's arguments and results.
+        """Return the parameters of each instance, which are what the launches give it.
 
         Raises:
             KernelSignatureError: If they are not.
@@ -404,7 +341,7 @@ class CudaKernel(BuiltKernel[CudaSource]):
             if key not in self._described:
                 try:
                     found = describe_instances(self.source, self.operator.name, instances, architecture)
-                    check_cuda_parameters(self, found)
+                    self.check_parameters(dict(zip(instances, found, strict=True)))
                 except errors.ToolchainError as error:
                     self._missing = error
                     raise
@@ -413,6 +350,18 @@ class CudaKernel(BuiltKernel[CudaSource]):
                     raise
                 self._described[key] = found
             return self._described[key]
+
+    def check_parameters(self, described: Mapping[Instance, Sequence[CudaParameter]]) -> None:
+        """Check the parameters of instances against what the launches give them.
+
+        Raises:
+            KernelSignatureError: If they differ.
+        """
+        several = any(rules.entry for rules in self.rules.launches)
+        for instance, parameters in described.items():
+            for rules in self.rules.launches:
+                if rules.entry == instance.entry:
+                    check_cuda_parameters(self, parameters, rules.passed, rules.call if several else None)
 
     def _cached_choice(self, specification: Specification, values: Sequence[Any]) -> CudaChoice | str:
         index = tensors_in(list(values))[0].device.index or 0

@@ -1,9 +1,10 @@
-"""Launch of a CUDA kernel as its author declares it: grid, block, shared memory, constants."""
+"""Launches of a CUDA kernel as its author declares them: grid, block, shared memory, constants."""
 
 from __future__ import annotations
 
 import inspect
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -13,11 +14,9 @@ from typing import Any
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.core.call_arguments import tensors_in
 from opsmith.core.expression import Expression, ExpressionError, Language, parse
-from opsmith.core.kernels import LaunchValue
+from opsmith.core.kernels import Launch, LaunchValue
 from opsmith.core.location import where
-from opsmith.core.specification import Specification
 
 LAUNCH = Language(
     "numbers, arguments and results by name, `x.numel`, `x.shape[0]`, `x.dim`, `x.itemsize`, `+ - * / // %`, "
@@ -70,7 +69,7 @@ class LaunchRule:
     """
 
     name: str
-    parts: tuple[int | Expression | Callable[..., Any], ...]
+    parts: tuple[float | Expression | Callable[..., Any], ...]
     parameters: tuple[str, ...]
     operator: str
 
@@ -85,20 +84,28 @@ class LaunchRule:
         Raises:
             LaunchError: If the value is something else.
         """
+        return tuple(map(self._integer, self.found(values)))
+
+    def found(self, values: Mapping[str, Any]) -> list[Any]:
+        """Compute the value for a call: what the expressions or the function give.
+
+        Raises:
+            LaunchError: If an expression has no value.
+        """
         found: list[Any] = []
         for each in self.parts:
             if isinstance(each, Expression):
                 try:
                     found.append(each.value(values))
                 except ExpressionError as error:
-                    raise self._error(f"`{each.text}`: {error}") from None
+                    raise self.error(f"`{each.text}`: {error}") from None
             elif callable(each):
                 found.append(each(*(values[name] for name in self.parameters)))
             else:
                 found.append(each)
         if len(found) == 1 and isinstance(found[0], tuple | list):
             found = [*found[0]]
-        return tuple(map(self._integer, found))
+        return found
 
     def _integer(self, value: Any) -> int:
         if isinstance(value, Fraction) and value.denominator == 1:
@@ -107,14 +114,17 @@ class LaunchRule:
             return whole_number(value)
         except TypeError:
             shown = f"{float(value):g}" if isinstance(value, Fraction) else repr(value)
-            raise self._error(f"{shown}, which is not a whole number") from None
+            raise self.error(f"{shown}, which is not a whole number") from None
 
-    def _error(self, got: str) -> errors.LaunchError:
+    def error(
+        self, got: str, expected: str = "whole numbers; round with `ceil(...)` or `//`"
+    ) -> errors.LaunchError:
+        """Return the error for a value that cannot be computed, or cannot be used."""
         return errors.LaunchError(
             f"`{self.name}` of a CUDA kernel cannot be computed",
             operator=self.operator,
             argument=self.name,
-            expected="whole numbers; round with `ceil(...)` or `//`",
+            expected=expected,
             got=got,
             where=next((where(each) for each in self.parts if callable(each)), None),
             hint="correct the expression, or give a function of arguments and results instead",
@@ -123,23 +133,28 @@ class LaunchRule:
 
 @dataclass(frozen=True, slots=True)
 class LaunchRules:
-    """Rules for all parts of a kernel's launch.
+    """Rules for all parts of one launch.
 
     Args:
+        entry: Name of the kernel, where it is one of several; empty for the source's own.
+        passed: Names of the arguments, results and scratch buffers that it gets, in order.
         grid: Number of blocks.
         block: Number of threads of a block.
         shared: Bytes of dynamic shared memory.
         constants: Numbers of the kernel's template, by name.
-        max_spills: Bytes of register spills at most; None for no limit.
-        max_registers: Registers of a thread at most; None for no limit.
     """
 
+    entry: str
+    passed: tuple[str, ...]
     grid: LaunchRule
     block: LaunchRule
     shared: LaunchRule
     constants: Mapping[str, LaunchRule]
-    max_spills: int | None = None
-    max_registers: int | None = None
+
+    @property
+    def call(self) -> str:
+        """The kernel with what it gets, as `fold(partial, result)`."""
+        return f"{self.entry}({', '.join(self.passed)})"
 
     def constants_of(self, values: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
         """Compute the numbers of the template for a call.
@@ -155,23 +170,15 @@ class LaunchRules:
             return None
         return self.constants_of({})
 
-    def geometry(
-        self, values: Mapping[str, Any], results: Sequence[str], written: Sequence[str] = ()
-    ) -> Geometry | None:
-        """Compute the launch of a call; None if there is nothing to write.
+    def geometry(self, values: Mapping[str, Any]) -> Geometry:
+        """Compute the launch of a call.
 
         Args:
-            values: Arguments and results by name, as tensors without data.
-            results: Names of the results.
-            written: Names of the arguments that the kernel writes into. It need not write into each of them.
+            values: Arguments, results and scratch buffers by name, as tensors without data.
 
         Raises:
-            LaunchError: If it exceeds a GPU's limits, or has no block to fill a result that has elements.
+            LaunchError: If it has no block, or exceeds a GPU's limits.
         """
-        filled = any(values[name].numel() for name in results)
-        writable = any(tensor.numel() for tensor in tensors_in([values[name] for name in written]))
-        if not filled and (not writable or 0 in self.grid.value(values)):
-            return None
         grid = self._within(self.grid, MOST_GRID, 1, values)
         block = self._within(self.block, MOST_BLOCK, 1, values)
         shared = self._within(self.shared, (2**31 - 1,), 0, values)
@@ -190,32 +197,65 @@ class LaunchRules:
         return found
 
 
-def launch_rules(specification: Specification, options: Mapping[str, Any]) -> LaunchRules:
-    """Read the launch that an author declares.
+def launch_rules(
+    launch: Launch, operator: str, arguments: Sequence[str], passed: Sequence[str], number: int | None = None
+) -> LaunchRules:
+    """Read one launch that an author declares.
 
     Args:
-        specification: The operator.
-        options: See `CudaOptions`.
+        launch: The launch; its kernel may be empty for the source's own.
+        operator: Name of the operator.
+        arguments: Names of the arguments.
+        passed: Names of the arguments that a kernel takes, of the results and of the scratch buffers.
+        number: Position of the launch among several; None for the only one.
 
     Raises:
-        LaunchError: If a part is not an expression, or names something other than arguments and results.
+        LaunchError: If a part is not an expression, or names something else.
     """
-    operator, arguments = specification.name, specification.schema.names
-    names = (*arguments, *(result.name for result in specification.schema.results))
+    entry, chosen = "", tuple(passed)
+    before = "" if number is None else f"launches[{number}]."
+    if number is not None:
+        entry, chosen = _kernel_call(launch.kernel, operator, passed, number)
+    names = tuple(dict.fromkeys((*arguments, *passed)))
     return LaunchRules(
-        _rule("grid", options["grid"], operator, names, 3),
-        _rule("block", options.get("block", 256), operator, names, 3),
-        _rule("shared", options.get("shared", 0), operator, names),
+        entry,
+        chosen,
+        launch_rule(f"{before}grid", launch.grid, operator, names, 3),
+        launch_rule(f"{before}block", launch.block, operator, names, 3),
+        launch_rule(f"{before}shared", launch.shared, operator, names),
         {
-            name: _rule(f"constants[{name!r}]", declared, operator, arguments)
-            for name, declared in options.get("constants", {}).items()
+            name: launch_rule(f"{before}constants[{name!r}]", declared, operator, arguments)
+            for name, declared in launch.constants.items()
         },
-        options.get("max_spills"),
-        options.get("max_registers"),
     )
 
 
-def _rule(name: str, declared: LaunchValue, operator: str, names: Sequence[str], most: int = 1) -> LaunchRule:
+def _kernel_call(text: Any, operator: str, passed: Sequence[str], number: int) -> tuple[str, tuple[str, ...]]:
+    """Return the kernel that a launch names, and the names of what it gets."""
+    match = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*(?:\(([^()]*)\)\s*)?", text if isinstance(text, str) else "")
+    named = [] if match is None or match[2] is None else [each.strip() for each in match[2].split(",")]
+    unknown = [name for name in named if name not in passed]
+    if match is None or unknown:
+        raise errors.LaunchError(
+            f"`launches[{number}]` of a CUDA kernel does not name a kernel and what it gets",
+            operator=operator,
+            argument=f"launches[{number}]",
+            expected=f"a kernel, and in parentheses some of {', '.join(f'`{each}`' for each in passed)}",
+            got=repr(text) if match is None else f"`{text}`, which names `{unknown[0]}`",
+            hint=f"write for example `opsmith.Launch({f'fold({passed[-1]})'!r}, grid=1)`",
+        )
+    return match[1], tuple(named) if match[2] is not None else tuple(passed)
+
+
+def launch_rule(
+    name: str,
+    declared: LaunchValue | float,
+    operator: str,
+    names: Sequence[str],
+    most: int = 1,
+    least: int = 1,
+    convert: Callable[[Any], Any] = whole_number,
+) -> LaunchRule:
     """Read one part of a launch.
 
     Args:
@@ -224,6 +264,8 @@ def _rule(name: str, declared: LaunchValue, operator: str, names: Sequence[str],
         operator: Name of the operator.
         names: Arguments and results that it may name.
         most: Maximal count of numbers.
+        least: Minimal count of numbers.
+        convert: Converts a number, or raises `TypeError` for what is none.
 
     Raises:
         LaunchError: If it is not an expression, or names something else.
@@ -248,14 +290,15 @@ def _rule(name: str, declared: LaunchValue, operator: str, names: Sequence[str],
             got = f"a function of {', '.join(f'`{each}`' for each in unknown)}"
             raise error(got, f"a function of some of {listed}")
         return LaunchRule(name, (declared,), parameters, operator)
-    parts: list[int | Expression] = []
+    parts: list[float | Expression] = []
     listed_parts: list[Any] = list(declared) if isinstance(declared, tuple | list) else [declared]
     for part in listed_parts:
         if not isinstance(part, str):
             try:
-                parts.append(whole_number(part))
+                parts.append(convert(part))
             except TypeError:
-                raise error(repr(part), "a whole number, a text, or a function") from None
+                kind = "a whole number" if convert is whole_number else "a number"
+                raise error(repr(part), f"{kind}, a text, or a function") from None
             continue
         try:
             parts.append(parsed := parse(part, LAUNCH))
@@ -264,8 +307,8 @@ def _rule(name: str, declared: LaunchValue, operator: str, names: Sequence[str],
         unknown = [each for each in parsed.names if each not in names]
         if unknown:
             raise error(f"`{part}`, which names `{unknown[0]}`", f"names among {listed}")
-    if not 1 <= len(parts) <= most:
-        raise error(f"{len(parts)} of them", f"1 to {most} numbers")
+    if not least <= len(parts) <= most:
+        raise error(f"{len(parts)} of them", f"{least} to {most} numbers")
     return LaunchRule(name, tuple(parts), (), operator)
 
 
@@ -282,7 +325,7 @@ def _outside_limits(
         expected=expected,
         got=f"{' x '.join(map(str, found))}, for {shapes}",
         hint="compute the grid from the results, which a kernel must fill completely"
-        if rule.name == "grid"
+        if rule.name.endswith("grid")
         else "take fewer, and let each do more",
     )
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from opsmith import errors
 from opsmith.core.argument_types import NUMBERED
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.kernels import BuiltKernel
@@ -125,19 +126,78 @@ def _decode(table: Sequence[int]) -> Iterator[CudaParameter]:
         )
 
 
-def check_cuda_parameters(kernel: BuiltKernel[Any], candidates: Sequence[Sequence[CudaParameter]]) -> None:
-    """Check the parameters of each candidate against the operator's arguments and results.
+def check_cuda_parameters(
+    kernel: BuiltKernel[Any], parameters: Sequence[CudaParameter], passed: Sequence[str], call: str | None
+) -> None:
+    """Check the parameters of an instance against what it gets: arguments, results and scratch buffers.
+
+    Args:
+        kernel: The kernel.
+        parameters: Parameters of the instance.
+        passed: Names of what it gets, in order.
+        call: The launch, if it is one of several; it may then read what it could write.
 
     Raises:
         KernelSignatureError: If they differ, or CUDA kernels do not support an argument or result.
     """
     check_results(kernel)
     schema = kernel.operator.specification.schema
-    names = passed_arguments(schema)
-    arguments = [_wanted(kernel, each) for each in schema.arguments if each.name in names]
-    results = [CudaParameter("Tensor", written=True) for _ in schema.results]
-    names += tuple(result.name for result in schema.results)
-    check_parameters(kernel, candidates, [*arguments, *results], names)
+    arguments = {each.name: _wanted(kernel, each) for each in schema.arguments if each.name in passed}
+    wanted = [arguments.get(name, CudaParameter("Tensor", written=True)) for name in passed]
+    if call is not None:
+        wanted = [
+            replace(each, written=each.written and (parameters[at].written if at < len(parameters) else True))
+            for at, each in enumerate(wanted)
+        ]
+    results = {each.name for each in schema.results}
+    has_scratch = any(name not in arguments and name not in results for name in passed)
+    given = "the operator's arguments and results" + " and the scratch buffers" * has_scratch
+    given = given if call is None else f"what the launch `{call}` gives it"
+    check_parameters(kernel, [parameters], wanted, passed, given)
+
+
+def merged_parameters(
+    kernel: BuiltKernel[Any], launches: Iterable[tuple[Sequence[str], Sequence[CudaParameter]]]
+) -> dict[str, CudaParameter]:
+    """Return the parameter that takes no more than each launch does, for each name.
+
+    Args:
+        kernel: The kernel.
+        launches: Names of what each gets, and its parameters.
+
+    Raises:
+        KernelSignatureError: If two launches take one tensor in ways that exclude one another.
+    """
+    found: dict[str, CudaParameter] = {}
+    for passed, parameters in launches:
+        for name, parameter in zip(passed, parameters, strict=True):
+            if name in found:
+                found[name] = _merged(kernel, name, found[name], parameter)
+            else:
+                found[name] = parameter
+    return found
+
+
+def _merged(kernel: BuiltKernel[Any], name: str, one: CudaParameter, other: CudaParameter) -> CudaParameter:
+    layouts = {one.layout, other.layout} - {"any"}
+    dims = {one.dim, other.dim} - {None}
+    if one.dtype != other.dtype or len(layouts) > 1 or len(dims) > 1:
+        raise kernel.error(
+            errors.KernelSignatureError,
+            f"two launches of the CUDA kernel take `{name}` as different tensors",
+            argument=name,
+            expected=f"`{one}` in each, or `View<...>` in one of them",
+            got=f"`{one}` and `{other}`",
+            hint="give both kernels the same dtype, number of dimensions and layout",
+        )
+    return replace(
+        one,
+        written=one.written or other.written,
+        dim=next(iter(dims), None),
+        layout=next(iter(layouts), "any"),
+        capacity_items=min(one.capacity_items, other.capacity_items),
+        item=min(one.item, other.item),
+    )
 
 
 def passed_arguments(schema: Schema) -> tuple[str, ...]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from os import PathLike
 
 from opsmith import errors
-from opsmith.build.source_text import SourceLanguage, find_function, folder_of
+from opsmith.build.source_text import FoundFunction, SourceLanguage, find_functions, folder_of
 from opsmith.kernels.cpp.source import CppSource
 
 _ATTRIBUTES = r"""
@@ -45,9 +46,11 @@ class CudaSource(CppSource):
 
     Attributes:
         parameters: Parameters of its template, in order.
+        others: The same text with another of its kernels as the entry, for each that is launched with this.
     """
 
     parameters: tuple[TemplateParameter, ...] = ()
+    others: tuple[CudaSource, ...] = ()
 
     @property
     def constants(self) -> tuple[str, ...]:
@@ -59,13 +62,21 @@ class CudaSource(CppSource):
         """True if the kernel is a template over the dtype."""
         return any(each.is_type for each in self.parameters)
 
+    def kernel(self, entry: str) -> CudaSource:
+        """Return the source with one of its kernels as the entry.
+
+        Args:
+            entry: Name of the kernel; empty for the source's own.
+        """
+        return next((each for each in self.others if each.entry == entry), self)
+
 
 def cuda_source(
     operator: str,
     *,
     cuda: str | None,
     cuda_file: str | PathLike[str] | None,
-    entry: str | None,
+    entries: Sequence[str | None],
     declared: str | None,
 ) -> CudaSource:
     """Read the source of a CUDA kernel.
@@ -74,13 +85,18 @@ def cuda_source(
         operator: Name of the operator, `namespace::name`.
         cuda: Text of the source.
         cuda_file: File of the source; a relative path is beside the file that declares the kernel.
-        entry: Name of the function; by default that of the operator, without its namespace.
+        entries: Names of the kernels; None for that of the operator, without its namespace.
         declared: File that declares the kernel.
 
     Raises:
         KernelSourceError: If there is no such file or function, or it is a template over two types.
     """
-    found = find_function(CUDA, operator, text=cuda, file=cuda_file, entry=entry, declared=declared)
+    found = find_functions(CUDA, operator, text=cuda, file=cuda_file, entries=entries, declared=declared)
+    first, *others = (_source(each, folder_of(cuda_file, declared)) for each in found)
+    return replace(first, others=tuple(others))
+
+
+def _source(found: FoundFunction, folder: str | None) -> CudaSource:
     listed = found.match["template"] or ""
     parameters = tuple(map(_parameter, _parts(listed))) if listed.strip() else ()
     types = [each.name for each in parameters if each.is_type]
@@ -99,7 +115,7 @@ def cuda_source(
         found.path,
         found.line,
         found.at,
-        folder=folder_of(cuda_file, declared),
+        folder=folder,
         parameters=parameters,
     )
 

@@ -34,7 +34,7 @@ from opsmith.core.kernels import BuiltKernel, Kernel
 if TYPE_CHECKING:
     from opsmith.kernels.cuda.emulation.call import EmulatedCall, KernelEmulation
     from opsmith.kernels.cuda.emulation.findings import EmulationFinding
-    from opsmith.kernels.cuda.emulation.launch import EmulatedLaunch
+    from opsmith.kernels.cuda.emulation.launch import EmulatedRun
 
 NAME = "cuda"
 TOGETHER = 24
@@ -58,7 +58,7 @@ class _Call:
     emulated: EmulatedCall
 
 
-_Outcome = tuple[str, "EmulatedLaunch | None", "list[EmulationFinding]"]
+_Outcome = tuple[str, "EmulatedRun | None", "list[EmulationFinding]"]
 """Order of a launch, the launch, and its findings."""
 
 
@@ -148,7 +148,7 @@ class Emulated:
     def _launch(self, calls: Sequence[_Call]) -> Findings:
         from opsmith.kernels.cuda.emulation.launch import Order
 
-        launches: list[tuple[_Call, str, EmulatedLaunch]] = []
+        launches: list[tuple[_Call, str, EmulatedRun]] = []
         for call in calls:
             for order in self._orders:
                 launch = call.emulated.launch(Order(order, self.subject.seed))
@@ -204,7 +204,7 @@ class Emulated:
             if failures:
                 return
 
-    def _computed(self, call: _Call, launch: EmulatedLaunch | None) -> Any:
+    def _computed(self, call: _Call, launch: EmulatedRun | None) -> Any:
         """Return a kernel that gives what a launch has computed."""
         kernel = self.emulation.kernel
         schema = kernel.operator.specification.schema

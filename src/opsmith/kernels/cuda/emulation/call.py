@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,13 +26,16 @@ from opsmith.kernels.cuda.emulation.findings import (
 from opsmith.kernels.cuda.emulation.launch import (
     ORDERS,
     EmulatedLaunch,
+    EmulatedRun,
+    LaunchResult,
     LaunchTensor,
     Order,
-    guarded,
+    TensorUse,
     run_launches,
 )
-from opsmith.kernels.cuda.kernel import CudaChoice, CudaKernel, CudaPlan, PreparedCall
-from opsmith.kernels.cuda.parameters import CudaParameter, check_cuda_parameters, passed_arguments
+from opsmith.kernels.cuda.kernel import CudaKernel
+from opsmith.kernels.cuda.parameters import CudaParameter, passed_arguments
+from opsmith.kernels.cuda.plan import CudaChoice, PreparedCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,46 +43,52 @@ class EmulatedCall:
     """Call of a kernel that can be launched on the CPU, any number of times.
 
     Attributes:
-        plan: The plan of the call.
-        call: Its tensors.
-        library: Library of the instance.
-        labels: Name of each tensor.
-        written: For each tensor True if the kernel may write it.
+        call: The call, with its tensors.
+        libraries: Library of each launch.
+        uses: Name of each tensor, and what the launches may do with it.
     """
 
-    plan: CudaPlan
     call: PreparedCall
-    library: EmulatedLibrary
-    labels: tuple[str, ...]
-    written: tuple[bool, ...]
+    libraries: tuple[EmulatedLibrary, ...]
+    uses: tuple[TensorUse, ...]
 
     @property
     def threads(self) -> int:
-        """Number of threads of the launch."""
-        if self.plan.geometry is None:
-            return 0
-        x, y, z = self.plan.geometry.grid
-        return x * y * z * self.plan.geometry.threads
+        """Number of threads of the launches."""
+        geometries = [launch.geometry for launch in self.call.plan.launches]
+        return sum(math.prod(each.grid) * each.threads for each in geometries)
 
-    def launch(self, order: Order) -> EmulatedLaunch | None:
-        """Return a launch with copies of the tensors; None if there is nothing to launch."""
-        if self.plan.geometry is None:
+    def launch(self, order: Order) -> EmulatedRun | None:
+        """Return the launches with copies of the tensors; None if there is nothing to launch."""
+        planned = self.call.plan.launches
+        if not planned:
             return None
-        inputs = len(self.call.tensors) - len(self.call.results)
         tensors = tuple(
-            LaunchTensor(label, guarded(tensor, filled=at < inputs), written, at < inputs)
-            for at, (label, tensor, written) in enumerate(
-                zip(self.labels, self.call.tensors, self.written, strict=True)
-            )
+            LaunchTensor.of(tensor, use, followed=len(planned) > 1)
+            for tensor, use in zip(self.call.tensors, self.uses, strict=True)
         )
-        entry = self.library.instances.index(self.plan.instance)
-        return EmulatedLaunch(self.library, entry, self.plan.geometry, self.plan.packed, tensors, order)
+        return EmulatedRun(
+            tensors,
+            tuple(
+                EmulatedLaunch(
+                    library,
+                    library.instances.index(launch.instance),
+                    launch.geometry,
+                    launch.packed,
+                    launch.tensors,
+                    tensors,
+                    order,
+                    last=number == len(planned),
+                )
+                for number, (library, launch) in enumerate(zip(self.libraries, planned, strict=True), 1)
+            ),
+        )
 
-    def finish(self, kernel: CudaKernel, launch: EmulatedLaunch | None) -> Any:
-        """Copy what a launch has written into the tensors of the call, and return the results."""
-        if launch is not None:
-            for tensor, given in zip(self.call.tensors, launch.tensors, strict=True):
-                if given.writable:
+    def finish(self, kernel: CudaKernel, run: EmulatedRun | None) -> Any:
+        """Copy what the launches have written into the tensors of the call, and return the results."""
+        if run is not None:
+            for tensor, given in zip(self.call.tensors, run.tensors, strict=True):
+                if given.use.writable:
                     tensor.copy_(given.tensor)
         return kernel.finish(self.call)
 
@@ -106,31 +116,33 @@ class KernelEmulation:
         needed = {
             instance: None
             for values in calls
-            for instance in self._instances(values)
+            for variant in self._variants(values)
+            for instance in variant
             if instance not in self._libraries
         }
         if not needed:
             return
         operator = self.kernel.operator.name
         for library in emulated_libraries(self.kernel.source, operator, needed):
-            check_cuda_parameters(self.kernel, library.parameters)
+            self.kernel.check_parameters(dict(zip(library.instances, library.parameters, strict=True)))
             self._libraries |= dict.fromkeys(library.instances, library)
 
-    def _instances(self, values: Sequence[Any]) -> list[Instance]:
+    def _variants(self, values: Sequence[Any]) -> list[tuple[Instance, ...]]:
         """Return the instances for the dtypes of some tensors; all of them if there is none for these."""
-        every = self.kernel.instances(values)
+        every = self.kernel.variants(values)
         dtypes = {tensor.dtype for tensor in tensors_in(list(values))}
-        return [each for each in every if each.dtype in dtypes] or every
+        return [variant for variant in every if any(each.dtype in dtypes for each in variant)] or every
 
     def choose(self, values: Sequence[Any]) -> CudaChoice | str:
-        """Return the instance that takes these argument values, or the reason why none does.
+        """Return the instances that take these argument values, or the reason why none do.
 
         Raises:
             Exception: As of `build`.
         """
         self.build([values])
-        instances = self._instances(values)
-        return self.kernel.choose_among(instances, [self._parameters(each) for each in instances], values)
+        variants = self._variants(values)
+        described = {each: self._parameters(each) for variant in variants for each in variant}
+        return self.kernel.choose_among(variants, described, values)
 
     def prepare(self, values: Sequence[Any]) -> EmulatedCall | str:
         """Return the call with these argument values, or the reason why the kernel does not take it.
@@ -145,27 +157,38 @@ class KernelEmulation:
         plan = kernel.plan(choice, values)
         named = dict(zip(schema.names, values, strict=True))
         call = kernel.prepare(plan, list(values), torch.device("cpu"))
-        labels: list[str] = []
-        written: list[bool] = []
-        for name, parameter in zip(passed_arguments(schema), choice.parameters, strict=False):
-            labels += _labels(name, named[name])
-            written += [parameter.written] * len(tensors_in([named[name]]))
-        labels += [result.name for result in schema.results]
-        written += [True] * len(schema.results)
-        library = self._libraries[plan.instance]
-        return EmulatedCall(plan, call, library, tuple(labels), tuple(written))
+        uses: list[TensorUse] = []
+        for name in passed_arguments(schema):
+            written = name in choice.taken and choice.taken[name].written
+            uses += [TensorUse(label, written, True) for label in _labels(name, named[name])]
+        for buffer in (*plan.results, *plan.scratch):
+            complete = buffer in plan.results
+            uses.append(TensorUse(buffer.name, True, buffer.initial is not None, complete))
+        libraries = tuple(self._libraries[launch.instance] for launch in plan.launches)
+        return EmulatedCall(call, libraries, tuple(uses))
 
     def _parameters(self, instance: Instance) -> tuple[CudaParameter, ...]:
         library = self._libraries[instance]
         return library.parameters[library.instances.index(instance)]
 
-    def run(
-        self, launches: Sequence[EmulatedLaunch], *, in_process: bool = False
-    ) -> list[list[EmulationFinding]]:
-        """Run launches, and return the findings of each."""
-        results = run_launches(launches, in_process=in_process)
-        source = self.kernel.source
-        return [findings_of(source, *each) for each in zip(launches, results, strict=True)]
+    def run(self, runs: Sequence[EmulatedRun], *, in_process: bool = False) -> list[list[EmulationFinding]]:
+        """Run the launches of calls, and return the findings of each call."""
+        launches = [launch for run in runs for launch in run.launches]
+        results = dict(zip(map(id, launches), run_launches(launches, in_process=in_process), strict=True))
+        return [self._findings(run, [results[id(launch)] for launch in run.launches]) for run in runs]
+
+    def _findings(self, run: EmulatedRun, results: Sequence[LaunchResult]) -> list[EmulationFinding]:
+        """Return the findings of a call: notes, and the faults of the first launch that has some."""
+        found: list[EmulationFinding] = []
+        for number, (launch, result) in enumerate(zip(run.launches, results, strict=True), 1):
+            entry = launch.library.instances[launch.entry].entry
+            several = len(run.launches) > 1
+            before = f"in launch {number} of {len(run.launches)}, `{entry}`, " if several else ""
+            for each in findings_of(self.kernel.source.kernel(entry), launch, result):
+                found.append(replace(each, message=f"{before}{each.message}"))
+            if any(each.cause != NOTE for each in found):
+                break  # the launches behind it read what it left
+        return found
 
     def compute(self, call: EmulatedCall, order: Order, *, in_process: bool = False) -> Any:
         """Run a call, and return its results.
@@ -174,13 +197,13 @@ class KernelEmulation:
             KernelFaultError: If the kernel does what it must not.
             NotEmulatedError: If the CPU cannot run it.
         """
-        launch = call.launch(order)
-        if launch is not None:
-            (found,) = self.run([launch], in_process=in_process)
+        run = call.launch(order)
+        if run is not None:
+            (found,) = self.run([run], in_process=in_process)
             faults = [each for each in found if each.cause != NOTE]
             if faults:
                 raise fault_error(self.kernel, faults)
-        return call.finish(self.kernel, launch)
+        return call.finish(self.kernel, run)
 
 
 def _labels(name: str, value: Any) -> list[str]:

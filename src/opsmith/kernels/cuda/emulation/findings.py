@@ -271,7 +271,8 @@ def _uninitialized(reader: _Reader, report: Report) -> EmulationFinding:
     hint = (
         "write shared memory before it is read, in each block"
         if report.region == IN_SHARED
-        else "results are not zero before the launch: write each element before it is read"
+        else "memory is not zero before the launch: write each element before it is read, or name it in "
+        "`initial=`"
     )
     return _finding(reader, report, "uninitialized", message, hint)
 

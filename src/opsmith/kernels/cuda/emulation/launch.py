@@ -91,7 +91,8 @@ class _Region(ctypes.Structure):
         ("base", ctypes.c_uint64),
         ("bytes", ctypes.c_uint64),
         ("mask", ctypes.c_void_p),
-        *((name, ctypes.c_int32) for name in ("item", "writable", "initialized", "unused")),
+        ("written", ctypes.c_void_p),
+        *((name, ctypes.c_int32) for name in ("item", "writable", "initialized", "complete")),
     ]
 
 
@@ -124,20 +125,54 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchTensor:
-    """Tensor of a launch.
+class TensorUse:
+    """Use of a tensor by the launches of a call.
 
     Attributes:
-        label: Name of the argument or result.
-        tensor: The tensor.
-        writable: True if the kernel may write it.
-        initialized: True if it has values before the launch.
+        label: Name of the argument, result or scratch buffer.
+        writable: True if a kernel may write it.
+        initialized: True if it has values before the launches.
+        complete: True if each of its elements must be written, or initialized.
     """
 
     label: str
-    tensor: Tensor
     writable: bool
     initialized: bool
+    complete: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchTensor:
+    """Tensor in guarded memory, which launches write into.
+
+    Attributes:
+        use: Its use.
+        tensor: The tensor.
+        marks: A byte for each item of its memory, 1 if a launch has written it; None if all are initialized,
+            or there is only one launch.
+    """
+
+    use: TensorUse
+    tensor: Tensor
+    marks: Tensor | None = None
+
+    @classmethod
+    def of(cls, tensor: Tensor, use: TensorUse, *, followed: bool) -> LaunchTensor:
+        """Copy a tensor for a call.
+
+        Args:
+            tensor: The tensor.
+            use: Its use.
+            followed: True if another launch follows one, and must know what that has written.
+        """
+        marked = followed and use.writable and not use.initialized and tensor.numel()
+        marks = guarded(torch.zeros(extent_of(tensor), dtype=torch.uint8)) if marked else None
+        return cls(use, guarded(tensor, filled=use.initialized), marks)
+
+    @property
+    def label(self) -> str:
+        """Name of the argument, result or scratch buffer."""
+        return self.use.label
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,16 +184,33 @@ class EmulatedLaunch:
         entry: Index of the instance in it.
         geometry: Grid, block and dynamic shared memory.
         packed: Parameters.
-        tensors: Tensors in guarded memory, which a launch writes into.
+        passed: Indices of the tensors that the parameters hold.
+        tensors: Tensors of the call.
         order: Order of the threads.
+        last: True if no launch of the call follows.
     """
 
     library: EmulatedLibrary
     entry: int
     geometry: Geometry
     packed: PackedParameters
+    passed: tuple[int, ...]
     tensors: tuple[LaunchTensor, ...]
     order: Order
+    last: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedRun:
+    """Launches of a call, one after the other.
+
+    Attributes:
+        tensors: Tensors of the call: of the arguments, the results, and the scratch buffers.
+        launches: The launches.
+    """
+
+    tensors: tuple[LaunchTensor, ...]
+    launches: tuple[EmulatedLaunch, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,12 +334,14 @@ class _PreparedLaunch:
                 each.tensor.data_ptr(),
                 extent_of(each.tensor) * item,
                 None if mask is None else mask.data_ptr(),
+                None if each.marks is None else each.marks.data_ptr(),
                 item,
-                int(each.writable),
-                int(each.initialized),
-                0,
+                int(each.use.writable),
+                int(each.use.initialized),
+                int(each.use.complete and launch.last),
             )
-        self.packed = launch.packed.with_addresses([each.tensor.data_ptr() for each in launch.tensors])
+        addresses = [launch.tensors[at].tensor.data_ptr() for at in launch.passed]
+        self.packed = launch.packed.with_addresses(addresses)
         base = ctypes.addressof(ctypes.c_char.from_buffer(self.packed))
         offsets = launch.packed.offsets
         self.parameters = (ctypes.c_void_p * max(len(offsets), 1))(*(base + offset for offset in offsets))

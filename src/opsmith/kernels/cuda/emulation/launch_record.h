@@ -42,7 +42,9 @@ struct Index { uint32_t x, y, z; };
 struct Region {
   uint64_t base, bytes;  // from its first element to behind its last
   const uint8_t* mask;   // a byte for each item: 1 if it is an element; null if all are
-  int32_t item, writable, initialized, unused;
+  uint8_t* written;      // the same: 1 if a launch before has written it, or this one has at its end; may be null
+  int32_t item, writable, initialized;
+  int32_t complete;      // 1 if what is never written is reported
 };
 
 struct Report {

@@ -40,7 +40,8 @@ static void access_region(int which, uint64_t address, int size, bool write, boo
     between |= region.mask && !region.mask[at];
     if (!region.writable) continue;
     Cell& cell = region_cells[which][at];
-    unwritten |= (!write || atomic) && !region.initialized && !cell.write.tid;
+    const bool known = region.initialized || cell.write.tid || (region.written && region.written[at]);
+    unwritten |= (!write || atomic) && !known;
     const Conflict found = enter_access(cell, write, atomic, false, uint32_t(pc));
     if (found.other.tid) report_race(found, atomic, address, size, write, which, region.base, pc);
   }
@@ -103,14 +104,18 @@ static void volatile_access(void* at, int size, bool write, uint64_t pc) {
   order_atomic(address);
 }
 
+// Marks what the launch has written for the one behind it, and reports elements of results that are not written.
 static void report_unwritten() {
   for (int which = 0; which < region_count && !stopped; which++) {
     const Region& region = regions[which];
     if (!region.writable || region.initialized) continue;
     int64_t unwritten = 0, first = -1;
-    for (uint64_t item = 0; item < region.bytes / region.item; item++)
-      if ((!region.mask || region.mask[item]) && !region_cells[which][item].write.tid && !unwritten++) first = item;
-    if (!unwritten) continue;
+    for (uint64_t item = 0; item < region.bytes / region.item; item++) {
+      const bool written = region_cells[which][item].write.tid || (region.written && region.written[item]);
+      if (region.written) region.written[item] = written;
+      if ((!region.mask || region.mask[item]) && !written && !unwritten++) first = item;
+    }
+    if (!unwritten || !region.complete) continue;
     if (Report* made = report(NOT_WRITTEN, 0, 0, nullptr, which + 1))
       made->region = which, made->offset = first * region.item, made->count = int(unwritten);
   }

@@ -1,0 +1,226 @@
+"""Plan of a CUDA kernel's call: the instances, copies, results, scratch buffers and launches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith import errors
+from opsmith.core.call_arguments import tensors_in
+from opsmith.core.kernels import BuiltKernel
+from opsmith.core.schema import Schema
+from opsmith.core.tensors import map_tensors, on_meta
+from opsmith.kernels.common.parameters import check_written, dtype_name
+from opsmith.kernels.common.result_layout import ResultLayout, has_layout, memory_format, result_layouts
+from opsmith.kernels.cuda.compiler import Instance
+from opsmith.kernels.cuda.launch import Geometry
+from opsmith.kernels.cuda.parameters import (
+    CudaParameter,
+    PackedParameters,
+    pack_parameters,
+    passed_arguments,
+)
+from opsmith.kernels.cuda.rules import KernelRules
+
+
+@dataclass(frozen=True, slots=True)
+class CudaChoice:
+    """Instances that take a call.
+
+    Attributes:
+        instances: Instance of each launch.
+        parameters: Parameters of each.
+        taken: For each argument, result and scratch buffer that a launch gets, the parameter that takes no
+            more than each launch does.
+    """
+
+    instances: tuple[Instance, ...]
+    parameters: tuple[tuple[CudaParameter, ...], ...]
+    taken: Mapping[str, CudaParameter]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedLaunch:
+    """One launch of a call.
+
+    Attributes:
+        instance: Instance of the kernel.
+        geometry: Grid, block and dynamic shared memory.
+        packed: Parameters, without addresses.
+        tensors: Indices of the tensors that are passed, among all of the call.
+    """
+
+    instance: Instance
+    geometry: Geometry
+    packed: PackedParameters
+    tensors: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBuffer:
+    """Result or scratch buffer of a call.
+
+    Attributes:
+        name: Its name.
+        layout: Its layout.
+        written: Name of the layout in which the kernel writes it.
+        initial: Number that fills it before the launches; None if nothing does.
+    """
+
+    name: str
+    layout: ResultLayout
+    written: str
+    initial: float | None
+
+    def allocate(self, device: torch.device | str) -> Tensor:
+        """Allocate it in the layout in which the kernel writes it, and fill it."""
+        made = self.layout.allocate(device, self.written)
+        return made if self.initial is None else made.fill_(self.initial)
+
+
+@dataclass(frozen=True, slots=True)
+class CudaPlan:
+    """Plan for the calls of one signature.
+
+    Attributes:
+        copied: Indices of the arguments that are copied into another layout, with their parameters.
+        results: The results.
+        scratch: The scratch buffers.
+        launches: The launches, in order; none if there is nothing to write.
+        passed: Indices of the arguments that are passed to a kernel.
+    """
+
+    copied: tuple[tuple[int, CudaParameter], ...]
+    results: tuple[PlannedBuffer, ...]
+    scratch: tuple[PlannedBuffer, ...]
+    launches: tuple[PlannedLaunch, ...]
+    passed: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedCall:
+    """Call of a kernel, ready to be launched.
+
+    Attributes:
+        plan: The plan of the call.
+        tensors: Tensors of the arguments, then the results, then the scratch buffers.
+        results: The results, in the layouts in which the kernel writes them.
+        back: Tensors that the kernel writes through a copy, each with the copy.
+    """
+
+    plan: CudaPlan
+    tensors: list[Tensor]
+    results: list[Tensor]
+    back: list[tuple[Tensor, Tensor]]
+
+
+def without_data(schema: Schema, values: Sequence[Any]) -> list[Any]:
+    """Return argument values as a reference gets them, with `meta` tensors in place of tensors."""
+    pairs = zip(schema.arguments, values, strict=True)
+    return map_tensors(on_meta, [argument.kind.restore(value) for argument, value in pairs])
+
+
+def needs_copy(value: Any, parameter: CudaParameter) -> bool:
+    """Return True if a kernel takes an argument in another layout, or without its negative bit."""
+    tensors = tensors_in([value])
+    return any(tensor.is_neg() or not has_layout(tensor, parameter.layout) for tensor in tensors)
+
+
+def copy_of(value: Any, parameter: CudaParameter) -> Any:
+    """Copy a tensor, or each of a list, into a parameter's layout; a clone resolves the negative bit."""
+    if not isinstance(value, Tensor):
+        return [copy_of(item, parameter) for item in value]
+    if parameter.layout == "any":
+        return value.clone()
+    return value.resolve_neg().contiguous(memory_format=memory_format(parameter.layout, value.dim()))
+
+
+def plan_call(
+    kernel: BuiltKernel[Any], rules: KernelRules, choice: CudaChoice, values: Sequence[Any]
+) -> CudaPlan:
+    """Plan the calls that have the signature of these values.
+
+    Args:
+        kernel: The kernel.
+        rules: Its rules.
+        choice: Instances that take the call.
+        values: Argument values.
+
+    Raises:
+        LaunchError: If a launch, an initial value or a scratch buffer cannot be computed, or a GPU cannot do
+            the launch.
+        KernelSignatureError: If the kernel does not write the results of the reference.
+        MissingFakeError: If the layouts of the results depend on data.
+    """
+    schema = kernel.operator.specification.schema
+    layouts = result_layouts(kernel.operator.specification, values)
+    names = [result.name for result in schema.results]
+    given = without_data(schema, values)
+    named = dict(zip(schema.names, given, strict=True))
+    named |= {name: layout.allocate("meta") for name, layout in zip(names, layouts, strict=True)}
+    scratch = {each.name: each.layout(named) for each in rules.scratch}
+    for launch, parameters in zip(rules.launches, choice.parameters, strict=True):
+        views = dict(zip(launch.passed, parameters, strict=True))
+        for name, layout in zip(names, layouts, strict=True):
+            if name in views:
+                check_written(kernel, name, layout, views[name])
+        for name in views.keys() & scratch.keys():
+            _check_scratch(kernel, name, scratch[name], views[name])
+    named |= {name: layout.allocate("meta") for name, layout in scratch.items()}
+    buffers = [
+        PlannedBuffer(name, layout, choice.taken[name].layout, rules.initial_number(name, named))
+        for name, layout in (*zip(names, layouts, strict=True), *scratch.items())
+    ]
+    geometries = rules.geometries(named, names, schema.written)
+    passed = tuple(schema.names.index(name) for name in passed_arguments(schema))
+    copied = []
+    laid = dict(named)
+    for index in passed:
+        name = schema.names[index]
+        parameter = choice.taken.get(name)
+        if parameter is not None and needs_copy(values[index], parameter):
+            copied.append((index, parameter))
+            laid[name] = copy_of(given[index], parameter)
+    laid |= {each.name: each.layout.allocate("meta", each.written) for each in buffers}
+    positions: dict[str, range] = {}
+    count = 0
+    for name in (*(schema.names[index] for index in passed), *(each.name for each in buffers)):
+        more = len(tensors_in([laid[name]]))
+        positions[name] = range(count, count + more)
+        count += more
+    launches = tuple(
+        PlannedLaunch(
+            instance,
+            geometry,
+            pack_parameters(parameters, [laid[name] for name in launch.passed]),
+            tuple(position for name in launch.passed for position in positions[name]),
+        )
+        for launch, instance, parameters, geometry in zip(
+            rules.launches, choice.instances, choice.parameters, geometries, strict=True
+        )
+        if geometry is not None
+    )
+    results, rest = tuple(buffers[: len(names)]), tuple(buffers[len(names) :])
+    return CudaPlan(tuple(copied), results, rest, launches, passed)
+
+
+def _check_scratch(kernel: BuiltKernel[Any], name: str, layout: ResultLayout, view: CudaParameter) -> None:
+    """Refuse a parameter that is not a scratch buffer's.
+
+    Raises:
+        KernelSignatureError: If dtype, number of dimensions or layout differ.
+    """
+    if not view.holds(layout.dtype, len(layout.shape)) or view.layout == "channels-last":
+        raise kernel.error(
+            errors.KernelSignatureError,
+            f"the CUDA kernel takes the scratch buffer `{name}` as another tensor",
+            argument=name,
+            expected=f"`View` or `Contiguous` of {dtype_name(layout.dtype)}, of {len(layout.shape)} "
+            "dimensions",
+            got=str(view),
+            hint="change the view, or the sizes and the dtype in `scratch=`",
+        )

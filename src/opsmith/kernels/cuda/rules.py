@@ -1,0 +1,286 @@
+"""Rules of a CUDA kernel as its author declares them: launches, scratch buffers, initial values, limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from numbers import Real
+from operator import index as whole_number
+from typing import Any
+
+import torch
+
+from opsmith import errors
+from opsmith.core.call_arguments import tensors_in
+from opsmith.core.kernels import CUDA_LAUNCH, Launch
+from opsmith.core.specification import Specification
+from opsmith.kernels.common.parameters import dtype_name
+from opsmith.kernels.common.result_layout import ResultLayout
+from opsmith.kernels.cpp.codegen import CPP_TYPES
+from opsmith.kernels.cuda.launch import Geometry, LaunchRule, LaunchRules, launch_rule, launch_rules
+from opsmith.kernels.cuda.parameters import MAX_DIM, passed_arguments
+
+
+@dataclass(frozen=True, slots=True)
+class ScratchRule:
+    """Rule for a buffer that a kernel gets beside its results.
+
+    Args:
+        name: Name of the buffer.
+        sizes: Rule for its sizes.
+        dtype: Its dtype, or the name of the argument or result that has it.
+    """
+
+    name: str
+    sizes: LaunchRule
+    dtype: torch.dtype | str
+
+    def layout(self, values: Mapping[str, Any]) -> ResultLayout:
+        """Return the buffer's layout in a call; it is contiguous.
+
+        Args:
+            values: Arguments and results by name, as tensors without data.
+
+        Raises:
+            LaunchError: If a size cannot be computed, or the dtype is that of None.
+        """
+        sizes = self.sizes.value(values)
+        if any(size < 0 for size in sizes):
+            raise self.sizes.error(" x ".join(map(str, sizes)), "sizes that are not negative")
+        dtype = self.dtype
+        if isinstance(dtype, str):
+            tensors = tensors_in([values[dtype]])
+            if not tensors:
+                got = f"`{dtype}` is {values[dtype]!r}"
+                raise self.sizes.error(got, "the name of an argument that has a dtype in each call")
+            dtype = tensors[0].dtype
+        return ResultLayout.of(torch.empty(sizes, dtype=dtype, device="meta"))
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRules:
+    """Rules for all that a kernel does in a call.
+
+    Args:
+        launches: Its launches, in order.
+        scratch: Its scratch buffers, in order.
+        initial: Value that fills a result or a scratch buffer before the launches, by name.
+        max_spills: Bytes of register spills at most; None for no limit.
+        max_registers: Registers of a thread at most; None for no limit.
+    """
+
+    launches: tuple[LaunchRules, ...]
+    scratch: tuple[ScratchRule, ...] = ()
+    initial: Mapping[str, LaunchRule] = field(default_factory=dict)
+    max_spills: int | None = None
+    max_registers: int | None = None
+
+    def initial_number(self, name: str, values: Mapping[str, Any]) -> float | None:
+        """Return the number that fills a result or a scratch buffer; None if nothing does.
+
+        Args:
+            name: Name of the result or scratch buffer.
+            values: Arguments, results and scratch buffers by name, as tensors without data.
+
+        Raises:
+            LaunchError: If it is not a number, or the dtype cannot hold it.
+        """
+        rule = self.initial.get(name)
+        if rule is None:
+            return None
+        found, dtype = rule.found(values), values[name].dtype
+        try:
+            (number,) = map(real_number, found)
+        except (TypeError, ValueError):
+            got = ", ".join(map(repr, found))
+            raise rule.error(got, "one number") from None
+        if not _holds(dtype, number):
+            raise rule.error(f"{number}", f"a number that {dtype_name(dtype)} holds")
+        return number
+
+    def geometries(
+        self, values: Mapping[str, Any], results: Sequence[str], written: Sequence[str] = ()
+    ) -> tuple[Geometry | None, ...]:
+        """Compute each launch of a call; None for one that is left out.
+
+        All are left out if there is nothing to write. One without blocks is left out if another has some, or
+        all that must be written has an initial value.
+
+        Args:
+            values: Arguments, results and scratch buffers by name, as tensors without data.
+            results: Names of the results.
+            written: Names of the arguments that the kernel writes into. It need not write into each of them.
+
+        Raises:
+            LaunchError: If one exceeds a GPU's limits, or no block fills a result that has elements.
+        """
+        some = [name for name in results if values[name].numel()]
+        writable = any(tensor.numel() for tensor in tensors_in([values[name] for name in written]))
+        if not some and not writable:
+            return (None,) * len(self.launches)
+        empty = [0 in rules.grid.value(values) for rules in self.launches]
+        if all(empty) and any(name not in self.initial for name in some):
+            empty = [False] * len(empty)  # an error follows
+        return tuple(
+            None if without else rules.geometry(values)
+            for rules, without in zip(self.launches, empty, strict=True)
+        )
+
+
+def real_number(value: Any) -> float:
+    """Return a real number as one of Python.
+
+    Raises:
+        TypeError: If it is none.
+
+    Example:
+        >>> real_number(Fraction(1, 2)), real_number(Fraction(2)), real_number(True)
+        (0.5, 2, 1)
+    """
+    if isinstance(value, Fraction) and value.denominator == 1:
+        return int(value)
+    try:
+        return whole_number(value)
+    except TypeError:
+        if isinstance(value, Real):
+            return float(value)
+        raise
+
+
+def _holds(dtype: torch.dtype, number: float) -> bool:
+    """Return True if a dtype has a number; floating-point numbers are rounded."""
+    try:
+        held = torch.zeros(2, dtype=dtype)  # a single element is not checked
+        held.fill_(float(number) if dtype.is_floating_point else number)
+    except (RuntimeError, OverflowError):
+        return False
+    return dtype.is_floating_point or held[0].item() == number
+
+
+def kernel_rules(specification: Specification, options: Mapping[str, Any]) -> KernelRules:
+    """Read the launches of a kernel, and its buffers, that an author declares.
+
+    Args:
+        specification: The operator.
+        options: See `CudaOptions`.
+
+    Raises:
+        LaunchError: If a part is not valid.
+    """
+    operator, schema = specification.name, specification.schema
+    results = tuple(result.name for result in schema.results)
+    scratch = tuple(_scratch_rules(specification, options.get("scratch", {}), (*schema.names, *results)))
+    made = (*results, *(each.name for each in scratch))
+    passed = (*passed_arguments(schema), *made)
+    initial = _initial_rules(operator, options.get("initial", {}), made, (*schema.names, *made))
+    launches = options.get("launches")
+    if launches is None:
+        only = Launch("", **{name: options[name] for name in CUDA_LAUNCH if name in options})
+        rules: tuple[LaunchRules, ...] = (launch_rules(only, operator, schema.names, passed),)
+    else:
+        rules = tuple(
+            launch_rules(launch, operator, schema.names, passed, number)
+            for number, launch in enumerate(_checked_launches(operator, launches))
+        )
+        _check_passed(operator, rules, made)
+    return KernelRules(rules, scratch, initial, options.get("max_spills"), options.get("max_registers"))
+
+
+def _checked_launches(operator: str, launches: Any) -> Sequence[Launch]:
+    listed = [*launches] if isinstance(launches, list | tuple) else [launches]
+    wrong = [each for each in listed if not isinstance(each, Launch)]
+    if wrong or not listed:
+        raise errors.LaunchError(
+            "`launches=` of a CUDA kernel is not a list of launches",
+            operator=operator,
+            argument="launches",
+            expected="a list of `opsmith.Launch(...)`, with one at least",
+            got=repr(wrong[0]) if wrong else "an empty list",
+            hint='write `launches=[opsmith.Launch("first", grid=64), opsmith.Launch("second", grid=1)]`',
+        )
+    return listed
+
+
+def _check_passed(operator: str, launches: Sequence[LaunchRules], made: Sequence[str]) -> None:
+    """Refuse a result or a scratch buffer that no launch gets."""
+    missing = [name for name in made if all(name not in each.passed for each in launches)]
+    if missing:
+        raise errors.LaunchError(
+            f"no launch of the CUDA kernel gets `{missing[0]}`",
+            operator=operator,
+            argument="launches",
+            expected=f"`{missing[0]}` among what one of them gets",
+            got=", ".join(f"`{each.call}`" for each in launches),
+            hint="name it in parentheses behind the kernel that writes it",
+        )
+
+
+def _scratch_rules(specification: Specification, declared: Any, names: Sequence[str]) -> list[ScratchRule]:
+    operator = specification.name
+    _check_names(operator, "scratch", declared, '{"s": ("x.shape[0]", torch.float32)}')
+    rules = []
+    for name, parts in declared.items():
+        if name in names or not (isinstance(name, str) and name.isidentifier()):
+            raise errors.LaunchError(
+                f"`scratch=` of a CUDA kernel has a buffer with the name {name!r}",
+                operator=operator,
+                argument="scratch",
+                expected="a name that no argument and no result has",
+                got=repr(name),
+                hint="choose another name",
+            )
+        tensors = [each.name for each in specification.schema.arguments if each.kind.is_tensor]
+        tensors += [result.name for result in specification.schema.results]
+        listed = [*parts] if isinstance(parts, tuple | list) else [parts]
+        dtype = listed.pop() if listed else None
+        if not isinstance(dtype, torch.dtype | str) or dtype not in (*CPP_TYPES, *tensors):
+            raise errors.LaunchError(
+                f"`scratch[{name!r}]` of a CUDA kernel does not end with its dtype",
+                operator=operator,
+                argument="scratch",
+                expected="sizes, and last one of "
+                f"{', '.join(map(dtype_name, CPP_TYPES))}, or the name of a tensor",
+                got=repr(parts),
+                hint='write for example `scratch={"s": ("x.shape[0]", torch.float32)}`',
+            )
+        sizes = listed[0] if len(listed) == 1 and callable(listed[0]) else tuple(listed)
+        rule = launch_rule(f"scratch[{name!r}]", sizes, operator, names, MAX_DIM, least=0)
+        rules.append(ScratchRule(name, rule, dtype))
+    return rules
+
+
+def _initial_rules(
+    operator: str, declared: Any, made: Sequence[str], names: Sequence[str]
+) -> dict[str, LaunchRule]:
+    _check_names(operator, "initial", declared, f"{{{made[0]!r}: 0}}" if made else "{}")
+    unknown = [name for name in declared if name not in made]
+    if unknown:
+        is_argument = unknown[0] in names
+        raise errors.LaunchError(
+            f"`initial=` of a CUDA kernel names {unknown[0]!r}, which is "
+            f"{'an argument' if is_argument else 'neither a result nor a scratch buffer'}",
+            operator=operator,
+            argument="initial",
+            expected=f"names among {', '.join(f'`{name}`' for name in made)}" if made else "nothing",
+            got=", ".join(map(repr, declared)),
+            hint="leave it out: an argument has its values"
+            if is_argument
+            else "name a result as `results=` of the operator does; the only one is `result` without it",
+        )
+    return {
+        name: launch_rule(f"initial[{name!r}]", value, operator, names, convert=real_number)
+        for name, value in declared.items()
+    }
+
+
+def _check_names(operator: str, option: str, declared: Any, example: str) -> None:
+    if not isinstance(declared, Mapping):
+        raise errors.LaunchError(
+            f"`{option}=` of a CUDA kernel is not a dict by name",
+            operator=operator,
+            argument=option,
+            expected=f"a dict, as {example}",
+            got=repr(declared),
+            hint=f"write `{option}={example}`",
+        )
