@@ -32,6 +32,7 @@ class Adopted(torch.autograd.Function):
 
 USES = {
     "Benchmark": lambda: opsmith.Benchmark("public::names", "quick", 0, 1, {}, {}, (), ()).operator,
+    "Launch": lambda: opsmith.Launch("fold(sums, result)", grid=1).kernel,
     "Make": lambda: str(opsmith.Make()(2).shape),
     "Operator": lambda: str(opsmith.Operator.__call__(operator, torch.ones(2))),
     "Report": lambda: opsmith.Report("public::names", (), 0).verdict(),
