@@ -64,11 +64,11 @@ def copy_bundled_kernels(source: Path, target: Path) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Kernels that tests build are kept apart from the user's own, from one run to the next.
-    if "OPSMITH_CACHE" not in os.environ:
-        own = cache_directory()
-        os.environ["OPSMITH_CACHE"] = f"{tempfile.gettempdir()}/opsmith-tests-{getpass.getuser()}"
-        copy_bundled_kernels(own, cache_directory())
+    # Kernels that tests build are kept apart from the user's own: where the caller says, or from run to run.
+    given = os.environ.pop("OPSMITH_CACHE", "")
+    own = cache_directory()
+    os.environ["OPSMITH_CACHE"] = given or f"{tempfile.gettempdir()}/opsmith-tests-{getpass.getuser()}"
+    copy_bundled_kernels(own, cache_directory())
     # torch says this of the caches on disk, which are off then.
     config.addinivalue_line("filterwarnings", "ignore:dynamo_pgo force disabled:UserWarning")
 

@@ -64,6 +64,7 @@ def test_values_of_inputs_that_ask_for_nothing(entry: Entry, index: int) -> None
     assert_same(run(adopted(entry), sample(entry, index, ())), run(entry.apply, sample(entry, index, ())))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("entry", "index", "strided"),
     [
@@ -145,6 +146,7 @@ def twice(entry: Entry, function: Any, index: int) -> list[Tensor]:
     return list(torch.autograd.grad(first, [*asking, *grads], incoming(first), materialize_grads=True))
 
 
+@pytest.mark.every(2)
 @sampled(lambda entry: entry.second in SECOND)
 def test_second_derivatives(entry: Entry, index: int) -> None:
     """Against the truth where there is one, else against cls.apply, which gradgradcheck has found right."""
@@ -160,6 +162,7 @@ def test_second_derivatives(entry: Entry, index: int) -> None:
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.every(2)
 @chosen(lambda entry: entry.second in ("own", "truth"))
 def test_second_derivatives_numerically(entry: Entry) -> None:
     operator = adopted(entry)

@@ -324,6 +324,7 @@ WRONG_IN_VIEWS = [
 ]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("case", "layout", "mode"),
     [
@@ -522,6 +523,7 @@ def test_the_history_goes_on_from_the_write() -> None:
         assert_close(gradient, torch.cat([18 * leaf[:2], torch.full((1,), 3.0)]).double().detach())
 
 
+@pytest.mark.every(3)
 @true_derivative
 def test_derivatives_of_the_functional_form_and_of_the_call(case: Case) -> None:
     operator = case.operator
@@ -1118,6 +1120,7 @@ def test_an_operator_of_torch_library_says_it_in_its_schema() -> None:
 # Compiled and exported.
 
 
+@pytest.mark.every(4)
 @pytest.mark.compile
 @pytest.mark.xdist_group("dirty")
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo looks at that of each argument
@@ -1199,6 +1202,7 @@ CHECKED = [
 ]
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     "case",
     [

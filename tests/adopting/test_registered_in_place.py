@@ -189,7 +189,7 @@ CHECKED: dict[str, tuple[Callable[[], Any], Callable[..., Any], Any]] = {
 NUMPY_LACKS_IT = "TypeError: Got unsupported ScalarType BFloat16"
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("case", CHECKED)
 def test_no_false_alarms(case: str) -> None:
     make, reference, samples = CHECKED[case]
@@ -254,6 +254,7 @@ def test_a_call_with_shared_elements_writes_as_before() -> None:
         handle(recorded, recorded)
 
 
+@pytest.mark.slow
 def test_optional_arguments_and_lists() -> None:
     def kernel(xs: list[Tensor], y: Tensor | None, by: Tensor) -> Tensor:
         for each in (*xs, *([] if y is None else [y])):

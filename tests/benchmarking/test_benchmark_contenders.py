@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from benchmarked import gate, seldom, unshaped
 from briefly import left_out, timed
@@ -65,6 +66,7 @@ def test_what_a_baseline_writes_does_not_reach_the_others(measure: Measure) -> N
     assert set(left_out(case)) == {"writes"}
 
 
+@pytest.mark.slow
 def test_a_baseline_that_computes_in_another_order_is_no_other(measure: Measure) -> None:
     def backwards(x: Tensor, weight: Tensor) -> Tensor:
         parts = [x[:, at : at + 1] * weight[:, at] for at in reversed(range(x.shape[1]))]

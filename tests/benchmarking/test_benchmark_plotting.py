@@ -101,6 +101,7 @@ def test_times_grow_over_the_elements() -> None:
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
 
 
+@pytest.mark.slow
 def test_what_was_not_counted_or_is_a_call_is_left_out() -> None:
     made = planted(1)
     uncounted = tuple(replace(case, work=()) for case in made.cases)
@@ -138,6 +139,7 @@ def test_in_a_page_it_takes_the_colours_of_the_page_and_needs_no_style(name: str
     assert root[2].tag != f"{SVG}rect"
 
 
+@pytest.mark.slow
 def test_identifiers_of_two_pictures_do_not_meet_and_each_is_found() -> None:
     made = [*plots(small()).values(), *plots(small("demo::another")).values()]
     identifiers = [re.findall(r' id="([^"]+)"', text) for text in made]
@@ -149,6 +151,7 @@ def test_identifiers_of_two_pictures_do_not_meet_and_each_is_found() -> None:
         assert used <= set(found)
 
 
+@pytest.mark.slow
 def test_the_same_benchmark_is_the_same_picture() -> None:
     assert plots(small()) == plots(small())
 
@@ -162,6 +165,7 @@ def test_the_description_names_the_fastest_and_its_part_of_the_ceiling() -> None
     assert "ceiling" not in picture_text(made, "scaling")
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kind", ["svg", "png", "pdf"])
 def test_pictures_are_written_beside_one_another(kind: str, tmp_path: Path) -> None:
     found = save(small(), tmp_path / f"op.{kind}")

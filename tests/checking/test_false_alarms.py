@@ -41,6 +41,7 @@ class Tripled(Function):
         return 3 * grad
 
 
+@pytest.mark.slow
 def test_a_forward_runs_without_grad_mode() -> None:
     report = opsmith.check(SineByNumpy, samples=[(drawn(3, 4),)], only=["forward", "gradient"])
     assert report.passed, report
@@ -231,7 +232,7 @@ SATURATED = {
 }
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("name", SATURATED)
 def test_what_cancellation_leaves_near_saturation_is_not_held_to_its_own_digits(name: str) -> None:
     """The gradients are as small as 1e-156, and their terms are of the size of one."""
@@ -301,6 +302,7 @@ class ByLengthWrong(ByLengthOnly):
         return None, 2 * ByLengthOnly.backward(ctx, grad)[1]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kind", [ByLengthOnly, ByLengthOnlyLate])
 def test_a_gradient_that_a_class_refuses_in_its_own_words_is_no_fault(kind: type[Function]) -> None:
     report = opsmith.check(kind, samples=[(drawn(3, 4), torch.tensor(1.5))], effort="quick")
@@ -349,6 +351,7 @@ class LeftWithoutMeans(LeftByIsotonicRegression):
         return grad
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_a_forward_that_leaves_torch_for_a_part_is_no_truth(seed: int) -> None:
     given: dict[str, Any] = {"samples": [(drawn(6, seed=seed),)], "only": ["gradient"], "effort": "quick"}

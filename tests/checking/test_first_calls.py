@@ -45,7 +45,7 @@ def test_samples_of_wrong_shapes_are_one_failure_and_nothing_else_runs(checked: 
     assert not report.passed
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("checked", [Product, product])
 @pytest.mark.parametrize("isolate", [False, 60.0])
 def test_one_sample_of_wrong_shapes_leaves_the_others_to_every_property(checked: Any, isolate: Any) -> None:

@@ -162,10 +162,12 @@ def test_checking_it_again_replaces_it_and_other_samples_may_have_other_types() 
     assert first.operator == "Half"
 
 
+@pytest.mark.slow
 def test_what_args_took_is_given_side_by_side() -> None:
     assert opsmith.check(Mean, samples=iter([(matrix(), matrix(), matrix())]), only=FAST).passed
 
 
+@pytest.mark.slow
 def test_classes_of_one_name_are_apart() -> None:
     def made(power: int) -> type[Function]:
         class Local(Function):
@@ -417,6 +419,7 @@ def test_a_backward_that_no_sample_reaches_is_not_passed(given: Tensor) -> None:
     assert not report.passed
 
 
+@pytest.mark.slow
 def test_nan_in_a_sample_is_no_fault_of_the_gradient() -> None:
     some = torch.tensor([1.0, 2.0, 3.0])
     for holds in (torch.full((3,), torch.nan), torch.tensor([1.0, torch.nan, 2.0])):
@@ -447,6 +450,7 @@ class DropoutDrawnAgain(Dropout):
         return grad * (torch.rand_like(grad) >= 0.5) * 2, None
 
 
+@pytest.mark.slow
 def test_a_class_may_draw_in_its_forward_and_not_again_in_its_backward() -> None:
     right = opsmith.check(Dropout, samples=[(matrix(), 0.5)], effort="quick")
     assert right.passed, right

@@ -105,12 +105,14 @@ FAULTS = cases(PLANTED, lambda name: corpus_of(PLANTED[name]), SHORT)
 RIGHT = cases(SOUND, lambda name: corpus_of(SOUND[name]), [*SOUND][::24])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("name", "seed", "effort"), FAULTS)
 def test_a_planted_fault_is_found(name: str, seed: int, effort: str) -> None:
     report = report_on(name, seed, effort)
     assert report.warnings if name in WARNINGS else report.errors, str(report)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("name", "seed", "effort"), RIGHT)
 def test_a_right_operator_passes(name: str, seed: int, effort: str) -> None:
     report = report_on(name, seed, effort)

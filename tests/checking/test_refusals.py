@@ -224,6 +224,7 @@ def refusing(how: Callable[[str], None]) -> type[Function]:
 MODES = [(X, X + 1, "mean"), (X, 2 * X, "none"), (X, X * X, "sum")]
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("how", [in_words, by_assertion], ids=["raise", "assert"])
 @pytest.mark.parametrize("samples", [MODES, MODES[:1]], ids=["a-sample", "a-value-of-the-code"])
 def test_a_gradient_that_is_refused_in_one_mode_is_a_limit(how: Any, samples: Any) -> None:
@@ -235,6 +236,7 @@ def test_a_gradient_that_is_refused_in_one_mode_is_a_limit(how: Any, samples: An
     assert "reduction='none'" in str(failure.evidence["sample"])
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("how", [by_mistake, after_a_mistake, inside_of_python])
 def test_a_mistake_in_one_mode_is_an_error(how: Any) -> None:
     report = opsmith.check(refusing(how), samples=MODES, effort="quick")
@@ -305,6 +307,7 @@ def test_float64_that_is_refused_in_words_is_a_limit_and_the_rest_is_checked_in_
     assert f"it takes float32 and not float64 ({words}), and was checked in float32" in report.remarks
 
 
+@pytest.mark.slow
 def test_what_is_wrong_in_float32_is_found_where_float64_is_refused() -> None:
     report = opsmith.check(WrongInFloat32, samples=[(X,)], effort="quick")
     assert {(each.property, each.cause) for each in report.errors if each.follows is None} == {

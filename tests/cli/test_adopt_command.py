@@ -131,6 +131,7 @@ class Cubed(torch.autograd.Function):
 """
 
 
+@pytest.mark.slow
 def test_a_second_order_that_is_mended_has_a_line(opsmith: Run, write: Write) -> None:
     file = write(SAVING)
     done = opsmith("adopt", str(file))
@@ -176,6 +177,7 @@ def test_verbose_shows_the_whole_check(opsmith: Run, write: Write) -> None:
     assert "fresh inputs" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_module_is_named_as_python_imports_it_and_a_package_with_what_is_inside(
     opsmith: Run, write: Write, space: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,6 +82,7 @@ def test_a_gradient_that_forgets_a_number_which_is_1_by_default_is_found(opsmith
     assert "Forgetful: FAILED: gradient" in done.stdout
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("samples", ["SWISH", "drawn", "{file}:drawn"])
 def test_samples_are_named_on_the_command_line(opsmith: Run, write: Write, samples: str) -> None:
     file = write(FUNCTIONS)
@@ -158,6 +159,7 @@ SAMPLES = [(torch.randn(3).double(),)]
 """
 
 
+@pytest.mark.slow
 def test_custom_ops_of_a_file_are_found_as_its_functions_are(opsmith: Run, write: Write, space: str) -> None:
     file = write(CUSTOM.replace("{imported}", ""))
     done = opsmith("check", str(file), *FAST)

@@ -102,6 +102,7 @@ def test_a_library_of_kernels(file: Path, opsmith: Callable[..., Result], tmp_pa
     assert "no operator of the model can be packaged into a library" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_file_that_differs_has_status_1(file: Path, opsmith: Callable[..., Result], tmp_path: Path) -> None:
     done = opsmith("export", f"{file}:rough", str(tmp_path / "rough.onnx"))
     assert done.exit_code == 1

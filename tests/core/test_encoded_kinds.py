@@ -122,7 +122,7 @@ def test_compiled(name: str) -> None:
         assert_close(torch.autograd.grad(result.sum(), x)[0], expected)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 def test_explain_and_check(operator: Operator) -> None:
     operator.samples(lambda make: [make.call(make(3), WIDE, mode=Mode.MEAN), (make(2), WIDE)])
     assert "reference" in str(operator.explain(torch.ones(2), WIDE)) or operator.specification.kernels

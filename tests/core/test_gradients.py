@@ -25,6 +25,7 @@ def some(inputs: Inputs, needs: tuple[bool, bool]) -> tuple[Tensor, ...]:
     return tuple(value.detach().requires_grad_(need) for value, need in zip(inputs, needs, strict=True))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("needs", NEEDS, ids=NEED_IDS)
 def test_gradcheck(variant: Operator, inputs: Inputs, needs: tuple[bool, bool]) -> None:
     assert gradcheck(variant, some(inputs, needs), check_forward_ad=True)
@@ -34,17 +35,20 @@ def test_gradcheck_fast(variant: Operator, inputs: Inputs) -> None:
     assert gradcheck(variant, inputs, check_forward_ad=True, fast_mode=True)
 
 
+@pytest.mark.every(2)
 def test_gradcheck_batched_forward(variant: Operator, inputs: Inputs) -> None:
     assert gradcheck(
         variant, inputs, check_forward_ad=True, check_batched_grad=True, check_batched_forward_grad=True
     )
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("needs", NEEDS, ids=NEED_IDS)
 def test_gradgradcheck(variant: Operator, inputs: Inputs, needs: tuple[bool, bool]) -> None:
     assert gradgradcheck(variant, some(inputs, needs))
 
 
+@pytest.mark.every(3)
 def test_gradgradcheck_forward_over_reverse(variant: Operator, inputs: Inputs) -> None:
     assert gradgradcheck(variant, inputs, check_fwd_over_rev=True, check_batched_grad=True)
 

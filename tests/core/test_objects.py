@@ -211,6 +211,7 @@ class Level(enum.IntEnum):
     HIGH = 2
 
 
+@pytest.mark.slow
 @pytest.mark.compile
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch 2.11, where a graph breaks
 def test_compiled_with_values_of_classes_derived_from_plain_ones(operator: Operator) -> None:

@@ -116,6 +116,7 @@ def test_values_and_derivatives(form: str, n: int, way: str, name: str) -> None:
             assert_close(of_one, torch.autograd.grad(flat(reference(x, n))[position].sum(), x)[0])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("form", "n"), CALLS)
 def test_transforms(form: str, n: int, way: str, name: str) -> None:
     operator, reference = declared(name, form, way), FORMS[form][0]
@@ -139,7 +140,7 @@ def test_transforms(form: str, n: int, way: str, name: str) -> None:
         assert_close(transform(loss(operator))(batch[0:1]), transform(loss(reference))(batch[0:1]))
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("form", FORMS)
 def test_schema_and_check(form: str, name: str) -> None:
     operator = declared(name, form, "formulas")
@@ -155,6 +156,7 @@ def test_schema_and_check(form: str, name: str) -> None:
     assert report.passed, report.failures
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("form", ["optional", "list", "mixed"])
 def test_the_check_rejects_a_wrong_formula(form: str, name: str) -> None:
     operator = declared(name, form, "formulas")
@@ -174,6 +176,7 @@ def test_the_check_rejects_a_wrong_formula(form: str, name: str) -> None:
     assert {failure.property for failure in failures} >= {"gradient"}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("presence", [True, False])
 def test_the_check_rejects_a_kernel_with_other_results(presence: bool, name: str) -> None:
     operator = opsmith.operator(name)(optional)
@@ -278,6 +281,7 @@ def test_examples_with_different_numbers_of_results(name: str) -> None:
         torch.vmap(operator)(torch.tensor([[1.0, -1.0], [1.0, 1.0]]))
 
 
+@pytest.mark.slow
 def test_a_whole_batch_of_lists(name: str) -> None:
     seen: list[torch.Size] = []
 

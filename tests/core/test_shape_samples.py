@@ -61,6 +61,7 @@ def declared(name: str, function: Any, shapes: str) -> Any:
     return opsmith.operator(f"shape_samples::{name.replace(' ', '_')}", shapes=shapes)(function)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", ENOUGH)
 def test_where_shapes_and_types_say_enough_a_check_needs_no_samples(name: str) -> None:
     operator = declared(name, *ENOUGH[name])
@@ -108,6 +109,7 @@ def test_the_authors_samples_come_first() -> None:
     assert opsmith.check(operator, only=["forward"], effort="quick").inputs[0] == "sample 0 (x [2, 2])"
 
 
+@pytest.mark.slow
 def test_a_page_needs_none(tmp_path: Path) -> None:
     operator = declared("shown", *ENOUGH["linear"])
     report = opsmith.check(operator, only=["forward"], effort="quick")

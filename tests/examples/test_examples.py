@@ -73,7 +73,7 @@ def test_is_short(example: ModuleType) -> None:
 
 
 # torch warns of its own deprecated names when it first loads the formulas of forward mode.
-@pytest.mark.every(2)
+@pytest.mark.every(6)
 @pytest.mark.filterwarnings(r"ignore:`torch\.jit\.\w+` is deprecated:DeprecationWarning")
 def test_passes_the_check(example: ModuleType) -> None:
     if not operators(example):  # it declares them while it runs

@@ -134,6 +134,7 @@ def test_an_unfinished_run_is_not_overwritten(
     assert last.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_overwritten(finished: Path, tmp_path: Path) -> None:
     shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
     assert command(tmp_path, epochs=1) == 0

@@ -364,7 +364,7 @@ is off by 9.9e-03
 }
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_refused(name: str, tmp_path: Path) -> None:
     make, options, kind, message = REFUSED[name]
@@ -396,6 +396,7 @@ def test_a_reference_that_looks_at_values(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_type_that_onnx_runtime_does_not_compute(tmp_path: Path) -> None:
     with pytest.raises(errors.OnnxRuntimeError) as caught:
         opsmith.export_onnx(opsmith.ops.exp, X.bfloat16(), tmp_path / "model.onnx")

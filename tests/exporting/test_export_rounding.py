@@ -80,6 +80,7 @@ def test_an_output_that_went_through_float16_may_be_off_as_that(export: Callable
     assert "some of them to float16" in by_name["half"].reason
 
 
+@pytest.mark.slow
 def test_another_output_may_not(export: Callable[..., Made]) -> None:
     """`off` is off by a hundredth, which float16 would explain, and nothing in its output is float16."""
     with pytest.raises(ExportMismatchError) as caught:

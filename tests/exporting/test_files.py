@@ -36,6 +36,7 @@ def test_tensors_beyond_the_limit_are_beside_the_file(
     assert not (tmp_path / "whole.onnx.data").exists()
 
 
+@pytest.mark.slow
 def test_beyond_the_limit_the_first_node_that_differs_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -47,6 +48,7 @@ def test_beyond_the_limit_the_first_node_that_differs_is_named(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_constant_of_a_body_counts(tmp_path: Path) -> None:
     """It has no tensors but the three numbers in the function."""
     opsmith.export_onnx(of.constant, torch.ones(2, 3), tmp_path / "model.onnx", verify=False)

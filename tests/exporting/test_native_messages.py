@@ -84,6 +84,7 @@ def test_places_that_cannot_be_written(
     )
 
 
+@pytest.mark.slow
 def test_no_operator_with_a_kernel_in_cpp(fails: Fails) -> None:
     assert fails(errors.ExportError, onnx_operators.constant, torch.ones(3)) == (
         "no operator of the model can be packaged into a library\n"
@@ -98,6 +99,7 @@ def test_no_operator_at_all(fails: Fails) -> None:
     assert "\n  got: no operators\n" in fails(errors.ExportError, torch.nn.ReLU().eval())
 
 
+@pytest.mark.slow
 def test_a_node_without_a_body_that_no_kernel_takes(fails: Fails) -> None:
     assert fails(errors.ExportError, of.single, X.double(), body="node") == (
         "native::single: it cannot be packaged into a library, and its node has no body\n"
@@ -285,6 +287,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> opsmith.exporting.Expo
     return opsmith.export_onnx(of.single, X, folder / "model.onnx", library=folder / "ops.so")
 
 
+@pytest.mark.slow
 def test_a_library_that_is_none(exported: opsmith.exporting.Export, tmp_path: Path) -> None:
     for library, written in ((tmp_path / "none.so", False), (tmp_path / "text.so", True)):
         if written:

@@ -46,6 +46,7 @@ MODELS: dict[str, tuple[Callable[[Tensor], Any], str, str, str]] = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_that_has_no_form(name: str, tmp_path: Path) -> None:
     function, problem, got, hint = MODELS[name]
@@ -96,6 +97,7 @@ def test_a_folder_that_is_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     )
 
 
+@pytest.mark.slow
 def test_a_float_that_torch_fixes_is_found(tmp_path: Path) -> None:
     """torch itself makes a number of it in a trace, and keeps the axis open."""
     model = Calls(lambda x: of.scaled_by_float(x, x.shape[0] * 0.5))
@@ -118,6 +120,7 @@ class Counting(torch.nn.Module):
         return opsmith.ops.exp(x) * self.calls
 
 
+@pytest.mark.slow
 def test_a_model_that_keeps_something_from_call_to_call(tmp_path: Path) -> None:
     with pytest.raises(errors.ExportMismatchError) as caught:
         opsmith.export_onnx(Counting().eval(), X, tmp_path / "model.onnx")

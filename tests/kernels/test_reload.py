@@ -122,6 +122,7 @@ def test_reload_without_a_kernel_from_source_does_nothing() -> None:
     assert value.reload() is value
 
 
+@pytest.mark.slow
 def test_what_another_thread_holds_runs_the_new_kernel(tmp_path: Path) -> None:
     file = tmp_path / "value.cpp"
     file.write_text(TEMPLATE.format(1))

@@ -122,6 +122,7 @@ def test_compiled(backend: str) -> None:
     assert_close(caches[0], plainly(torch.zeros_like(caches[0]), 2 * rows, slots))
 
 
+@pytest.mark.slow
 def test_check_passes() -> None:
     report = opsmith.check(write_kv_cache, effort="quick", skip=["compile", "export", "opcheck"])
     assert report.passed, report

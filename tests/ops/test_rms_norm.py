@@ -177,6 +177,7 @@ def test_shapes() -> None:
         add_rms_norm_(x, x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "operator",
     [rms_norm, *(pytest.param(each, marks=pytest.mark.slow) for each in (rms_norm_backward, add_rms_norm_))],

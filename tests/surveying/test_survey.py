@@ -123,7 +123,7 @@ def run(line: str | None, module: ModuleType, space: str, **filled: Any) -> opsm
     return names[line.partition(" =")[0]]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", ["GradReverse", "TopK", "Embed", "Outer.Inner"])
 def test_the_line_can_be_copied(name: str) -> None:
     found = of(name)
@@ -141,6 +141,7 @@ def test_the_line_with_capitals_works_once_they_are_filled_in() -> None:
     assert torch.allclose(gradient, torch.cos(x))
 
 
+@pytest.mark.slow
 def test_what_it_gains_was_tried() -> None:
     found = of("Log")
     assert found.abilities == {
@@ -322,6 +323,7 @@ class CubedOnce(Function):
         return 3 * x * x * grad
 
 
+@pytest.mark.slow
 def test_it_says_which_second_orders_it_mends() -> None:
     found = survey(Cubed)
     assert found.verdict == "works"
@@ -333,6 +335,7 @@ def test_it_says_which_second_orders_it_mends() -> None:
     assert found.to_dict()["mends"] == [line]
 
 
+@pytest.mark.slow
 def test_a_second_order_that_is_refused_is_mended_by_a_reference_alone() -> None:
     found = survey(CubedOnce)
     assert found.verdict == "works"

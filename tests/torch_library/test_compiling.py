@@ -56,7 +56,7 @@ def around(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda x, weight: torch.relu(function(x * 0.5, weight) + 1)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(6)
 def test_static(variant: Operator, reference: Any) -> None:
     inputs = make_inputs(3, 2)
     function = compiled(around(variant), dynamic=False)
@@ -65,6 +65,7 @@ def test_static(variant: Operator, reference: Any) -> None:
     assert_close(function(*no_gradients), around(reference)(*no_gradients))
 
 
+@pytest.mark.every(3)
 @MOST_ARE_SLOW
 def test_dynamic(variant: Operator, reference: Any) -> None:
     graphs: list[torch.fx.GraphModule] = []
@@ -335,6 +336,7 @@ def test_a_new_kernel_is_used_after_compiling(name: str) -> None:
     assert function(torch.ones(1)).item() == 11.0
 
 
+@pytest.mark.every(3)
 @SOME
 def test_a_module_with_operators_in_a_loop(variant: Operator, reference: Any) -> None:
     class Stack(nn.Module):
@@ -379,11 +381,13 @@ class Exported(nn.Module):
         return torch.relu(self.operator(x, weight, by=2.0))
 
 
+@pytest.mark.every(3)
 @MOST_ARE_SLOW
 def test_export_keeps_the_operator_as_one_node(variant: Operator, reference: Any) -> None:
     check_export(variant, reference, strict=False)
 
 
+@pytest.mark.every(3)
 @SOME
 def test_strict_export_keeps_the_operator_as_one_node(variant: Operator, reference: Any) -> None:
     check_export(variant, reference, strict=True)

@@ -140,6 +140,7 @@ def differentiated(function: Callable[..., Tensor]) -> Any:
     return torch.autograd.grad(function(*inputs), inputs)
 
 
+@pytest.mark.every(2)
 @every_operator
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_transforms(operator: Any, name: str) -> None:
@@ -166,6 +167,7 @@ def once(operator: Callable[..., Any]) -> Callable[[Tensor, Tensor], Tensor]:
     return run
 
 
+@pytest.mark.every(2)
 @every_operator
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_functional_form(operator: Any, name: str) -> None:
@@ -204,6 +206,7 @@ def test_the_functional_form_is_first_named_in_compiled_code() -> None:
     assert torch.equal(CACHE, before)
 
 
+@pytest.mark.every(3)
 @pytest.mark.compile
 @every_operator
 def test_compiled(operator: Any, fresh_compiler: None) -> None:
@@ -212,7 +215,7 @@ def test_compiled(operator: Any, fresh_compiler: None) -> None:
         torch.testing.assert_close(TRANSFORMS[name](compiled), TRANSFORMS[name](program(operator.reference)))
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.compile
 @every_operator
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
@@ -235,6 +238,7 @@ def test_compiled_code_writes_into_what_it_takes(operator: Any, fresh_compiler: 
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.every(2)
 @pytest.mark.compile
 @pytest.mark.parametrize("operator", [derived, with_kernel], ids=lambda each: each.name)
 def test_two_views_of_one_tensor_with_sizes_that_change(operator: Any, fresh_compiler: None) -> None:
@@ -459,6 +463,7 @@ def test_what_is_returned_shares_no_memory() -> None:
 RETURNED = [each for each in OPERATORS if each.name.endswith("_")]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("operator", RETURNED, ids=lambda each: each.name.partition("::")[2])
 def test_the_argument_that_is_returned_is_the_one_that_is_given(operator: Any) -> None:
     schema = operator.torch_operator._schema
@@ -624,6 +629,7 @@ def test_a_notebook_cell_that_is_run_again_changes_the_kind() -> None:
             assert handle.functional(torch.zeros(2)).tolist() == ([1, 1] if mutates else [2, 2])
 
 
+@pytest.mark.slow
 def test_what_is_written_is_checked_as_a_result() -> None:
     def doubles(cache: Tensor, x: Tensor, by: float) -> None:
         cache.mul_(2 * by).add_(x)

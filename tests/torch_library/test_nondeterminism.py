@@ -60,6 +60,7 @@ void summed(View<const T, 1> x, View<const int64_t, 1> index, View<T, 1> result)
 """
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("calls", [0, 3], ids=["first call", "fast path"])
 @pytest.mark.parametrize("kernel", ["reference", "python", "cpp"])
 def test_a_call_is_refused_where_torch_must_be_deterministic(
@@ -234,6 +235,7 @@ def test_an_adopted_class_that_learns_its_types_keeps_the_declaration() -> None:
     assert adopted("plain_class").specification.deterministic
 
 
+@pytest.mark.slow
 def test_a_check_holds_an_adopted_class_to_a_bound() -> None:
     names = ["forward", "gradient", "determinism", "state", "layouts", "backward_again"]
     known = opsmith.check(adopted("known_class", deterministic=False), samples=SAMPLES, only=names)

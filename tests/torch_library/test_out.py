@@ -97,6 +97,7 @@ def at_an_offset(like: Tensor) -> Tensor:
     return torch.zeros(like.numel() + 3, dtype=like.dtype)[3:].view(like.shape)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("layout", [torch.empty_like, strided, at_an_offset])
 def test_values(operator: Any, dtype: torch.dtype, layout: Callable[[Tensor], Tensor]) -> None:
@@ -165,6 +166,7 @@ def test_what_shares_elements_with_an_argument(kind: str) -> None:
     assert_close(x, torch.ones(4))
 
 
+@pytest.mark.every(3)
 def test_two_results_that_are_one(operator: Any) -> None:
     if operator.specification.schema.visible == (0, 1):
         out = torch.empty(3)
@@ -202,7 +204,7 @@ def _nothing(_: Any) -> Tensor:
 
 
 @pytest.mark.compile
-@pytest.mark.every(3)
+@pytest.mark.every(9)
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled(operator: Any, backend: str) -> None:
     x = torch.randn(2, 3)
@@ -229,6 +231,7 @@ def test_compiled_code_that_calls_the_operator_with_numbers() -> None:
     assert_close(compiled(x), 5 * x)
 
 
+@pytest.mark.every(2)
 @pytest.mark.compile
 @pytest.mark.parametrize("kind", ["scale", "scale-cpp"])
 def test_compiled_code_copies_nothing(kind: str) -> None:

@@ -45,6 +45,7 @@ def test_reaches_its_target(tmp_path: Path) -> None:
     assert result.details["accuracy"] >= 0.97
 
 
+@pytest.mark.slow
 def test_an_accuracy_that_is_too_low_does_not_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(digits, "ACCURACY", 1.01)
     assert not digits.run(context(tmp_path, 1)).passed

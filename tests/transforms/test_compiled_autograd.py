@@ -35,7 +35,7 @@ def _forgotten() -> Any:
     torch.compiler.reset()
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(10)
 @pytest.mark.parametrize(
     "subject",
     [
@@ -51,6 +51,7 @@ def test_compiled_forward(subject: Subject) -> None:
 
 
 # torch reads `.grad` of every tensor that compiled code closes over, and then warns of it.
+@pytest.mark.every(2)
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize(
     "warm",

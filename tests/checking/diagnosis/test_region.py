@@ -77,7 +77,7 @@ def beyond(multiple: int) -> Any:
     return at(slice(None), slice(4, None)) if multiple == 4 else at(slice(None), slice(8, None))
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(
     ("samples", "formula", "says"),
     [
@@ -121,7 +121,7 @@ MASKED = [(random(4, 5), random(4, 5, seed=8) > 0)]
 INDICES = [(random(6, 2), torch.tensor([0, 2, 2, 5, 1, 2])), (random(4, 3), torch.tensor([0, 3, 3]))]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(
     ("reference", "samples", "about", "formula", "says"),
     [

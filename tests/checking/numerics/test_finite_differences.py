@@ -65,7 +65,7 @@ def falling(x: Tensor) -> Tensor:
     return torch.stack([at(place) for place in range(count)])
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(12)
 @pytest.mark.parametrize("seed", range(12))
 def test_what_bends_nearby_is_no_staircase(seed: int) -> None:
     """Quotients over coarse steps agree by chance, and differ from those over finer ones."""
@@ -103,6 +103,7 @@ SMOOTH: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", SMOOTH)
 def test_the_error_bound_holds_and_is_small(name: str, seed: int) -> None:
@@ -119,6 +120,7 @@ def test_the_error_bound_holds_and_is_small(name: str, seed: int) -> None:
     assert found.along == ()
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", SMOOTH)
 def test_one_element_that_is_a_little_wrong_is_found(name: str) -> None:
     function, x = SMOOTH[name]
@@ -145,7 +147,7 @@ ROUNDED: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor],
 }
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(16)
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("name", ROUNDED)
 def test_what_computes_in_less_is_held_to_less(name: str, seed: int) -> None:
@@ -270,6 +272,7 @@ def test_of_a_large_argument_some_elements_and_directions_stand_for_all() -> Non
     assert len(found.along) == 8
 
 
+@pytest.mark.slow
 def test_a_sum_of_many_elements_keeps_its_digits() -> None:
     found, grad = numerical(torch.sum, random(1500))
     assert found.judge(grad.expand(1500)) is None

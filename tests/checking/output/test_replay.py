@@ -64,7 +64,7 @@ TWINS: dict[str, Callable[[], Any]] = {
 """Wrong operators, each with one that is right and takes the same arguments."""
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("name", TWINS)
 def test_a_script_fails_for_the_wrong_operator_and_passes_for_the_right_one(name: str) -> None:
     for script in scripts(WRONG[name].operator):

@@ -232,6 +232,7 @@ def test_a_kernel_that_dies_of_a_derived_input_alone_is_a_finding() -> None:
     assert failure.where == f"{__file__}:{line_of('# for want of elements')}"
 
 
+@pytest.mark.slow
 def test_a_right_operator_passes_in_isolation_as_it_does_without() -> None:
     import opsmith.ops
 

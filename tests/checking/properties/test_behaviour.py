@@ -40,7 +40,7 @@ def failures_of(built: tuple[Any, Any], **options: Any) -> tuple[opsmith.Report,
     return report, [failure for failure in report.failures if failure.follows is None]
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(12)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_it_is_found_and_named(name: str) -> None:
     mutant = MUTANTS[name]
@@ -54,7 +54,7 @@ def test_it_is_found_and_named(name: str) -> None:
     assert {each.cause for each in failures} <= {mutant.cause, *mutant.also}, str(report)
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(12)
 @pytest.mark.parametrize("effort", ["quick", pytest.param("default", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", TWINS)
 def test_a_twin_that_is_right_passes(name: str, effort: Any) -> None:
@@ -156,6 +156,7 @@ def test_settings_are_put_back_though_the_region_raises() -> None:
     assert seen[0]["the number of torch's threads"][1] == 7
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("writes", [False, True])
 def test_a_kernel_whose_result_has_another_shape(writes: bool) -> None:
     """The check goes on where no grad_output fits kernel and reference both."""

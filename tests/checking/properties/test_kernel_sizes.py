@@ -118,6 +118,7 @@ def row_means(name: str, block: str) -> Any:
     return operator.kernel("cpu", cpp=text.replace("BLOCK", block), entry="means")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("effort", ["quick", "default"])
 def test_a_kernel_that_divides_by_a_size_of_0_is_found_and_the_check_goes_on(effort: Any) -> None:
     report = opsmith.check(
@@ -135,6 +136,7 @@ def test_a_kernel_that_has_no_answer_for_a_size_of_0_and_lives_passes() -> None:
     assert opsmith.check(operator, only=["forward", "gradient"], effort="quick").passed_as_asked
 
 
+@pytest.mark.slow
 def test_an_accepted_input_without_elements_that_is_fatal_is_left_out_of_the_other_properties() -> None:
     def doubled(matrix: Tensor) -> Tensor:
         return 2 * matrix

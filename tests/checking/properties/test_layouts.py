@@ -103,7 +103,7 @@ def found(operator: Any, samples: Any = None, effort: Any = "default") -> Any:
     return next(outcome for outcome in report.outcomes if outcome.property == "layouts")
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(9)
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_right_operator_is_right_in_every_layout(name: str) -> None:
     outcome = found(RIGHT[name])
@@ -230,6 +230,7 @@ def test_an_operator_that_draws_is_tried_with_gradients_alone() -> None:
     assert any("layouts of inputs were left out" in note for note in outcome.notes)
 
 
+@pytest.mark.slow
 def test_several_are_tried_together() -> None:
     @opsmith.operator("layouts::pair")
     def pair(x: Tensor, y: Tensor) -> Tensor:

@@ -85,7 +85,7 @@ SAYS = {
 }
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(9)
 @pytest.mark.parametrize("name", SAYS)
 def test_messages(name: str) -> None:
     failure = failure_of(name)
@@ -138,6 +138,7 @@ def raw(state: Tensor, x: Tensor) -> None:
     state.add_(x)
 
 
+@pytest.mark.slow
 def test_what_follows_from_a_wrong_write() -> None:
     operator, samples = PLANTED["in_place_decay_of_whole_blocks"].build()
     report = opsmith.check(operator, samples=samples, effort="quick")
@@ -281,7 +282,7 @@ def batch_norm(x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     return torch.nn.functional.batch_norm(x, mean, variance, training=True)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("name", TORCHS)
 def test_operations_of_torch_pass(name: str) -> None:
     """The call of torch itself, as the reference, and as a kernel beside it."""
@@ -296,7 +297,7 @@ def test_operations_of_torch_pass(name: str) -> None:
     assert not found.failures
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("base", WRITERS)
 def test_a_kernel_that_is_the_reference_passes(base: str) -> None:
     operator, samples = writer("as_kernel", base)
@@ -341,6 +342,7 @@ def test_places_hold_each_element_once() -> None:
             assert all(step for step, size in zip(laid.stride(), laid.shape, strict=True) if size > 1)
 
 
+@pytest.mark.slow
 def test_calls_that_are_refused_on_purpose_leave_no_log(caplog: pytest.LogCaptureFixture) -> None:
     @opsmith.operator("mutation::add_", mutates=["y"])
     def add_(y: Tensor, x: Tensor) -> None:

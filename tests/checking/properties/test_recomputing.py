@@ -19,6 +19,7 @@ SAYS = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", SAYS)
 def test_a_fault_of_what_is_kept_is_found_and_named(name: str) -> None:
     checked, samples = getattr(corpus, name)()
@@ -27,6 +28,7 @@ def test_a_fault_of_what_is_kept_is_found_and_named(name: str) -> None:
     assert any(SAYS[name] in failure.message for failure in report.failures), str(report)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "build",
     [
@@ -41,6 +43,7 @@ def test_right_ones_pass(build: corpus.Any) -> None:
     assert report.passed, str(report)
 
 
+@pytest.mark.slow
 def test_two_results_on_the_context_are_named() -> None:
     """A circle through two results leads through C++, and Python never frees it."""
     checked, samples = corpus.exponential_and_double_kept()

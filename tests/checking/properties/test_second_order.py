@@ -94,6 +94,7 @@ def test_a_backward_of_torch_operations_passes(effort: Any) -> None:
     assert outcome(Swish, "second_order", (matrix(),), effort=effort).status == "passed"
 
 
+@pytest.mark.slow
 def test_what_was_kept_on_ctx_is_missing_from_the_second_order() -> None:
     (failure,) = outcome(KeptOnContext, "second_order", (matrix(),)).failures
     assert (failure.input, failure.cause) == ("x", "second-order")
@@ -116,6 +117,7 @@ def test_once_differentiable_is_a_refusal() -> None:
     assert "once_differentiable" in found.reason
 
 
+@pytest.mark.slow
 def test_the_gradient_that_lacks_something_is_named_and_the_other_is_not() -> None:
     (failure,) = outcome(DetachedHalf, "second_order", (matrix(), matrix(1))).failures
     assert failure.input == "x"

@@ -73,6 +73,7 @@ def in_half(x, result, x_size_1, x_stride_0, x_stride_1, BLOCK: tl.constexpr):
     tl.store(result + tl.program_id(0), tl.sum(numbers.to(tl.float16), 0))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("function", "cause"),
     [

@@ -68,7 +68,7 @@ RIGHT: dict[str, tuple[Callable[[Tensor], Tensor], Formula | None]] = {
 }
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("effort", ["quick", "default"])
 @pytest.mark.parametrize("name", RIGHT)
 def test_what_is_right_passes(name: str, effort: Any) -> None:
@@ -347,6 +347,7 @@ class Root(Function):
         return grad * x.sign() / (2 * x.abs().sqrt())
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("effort", ["quick", "default"])
 def test_a_classes_nan_is_held_to_differences_where_its_forward_gives_nan_too(effort: Any) -> None:
     samples = [(torch.linspace(-3.0, 3.0, 8),)]
@@ -384,6 +385,7 @@ class SoftmaxOfSums(Softmax):
         return right + 1e-9 * (result == 1), None
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_what_terms_of_ordinary_size_leave_when_they_cancel_is_no_fault(seed: int) -> None:
     generator = torch.Generator().manual_seed(0)

@@ -183,7 +183,7 @@ WRONG: dict[str, tuple[Any, tuple[Any, ...], str]] = {
 }
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("name", WRONG)
 def test_a_gradient_that_is_wrong_at_a_value_that_no_sample_shows_is_found_quickly(name: str) -> None:
     function, sample, value = WRONG[name]

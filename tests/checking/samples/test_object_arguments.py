@@ -201,12 +201,14 @@ def faults(found: opsmith.Report) -> set[tuple[str, str, str]]:
 HOLDERS = [linear, closure, method, bound, partial(linear, bias=False)]
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("make", HOLDERS, ids=["module", "closure", "method", "partial", "one parameter"])
 def test_a_class_that_takes_a_module_is_checked_in_float64(make: Callable[[], Any]) -> None:
     found = check(Applied, X, make())
     assert not found.failures, str(found)
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("make", HOLDERS, ids=["module", "closure", "method", "partial", "one parameter"])
 def test_a_frozen_parameter_of_an_object_that_ends_the_backward_is_found(make: Callable[[], Any]) -> None:
     found = check(ForAllParameters, X, make())
@@ -243,6 +245,7 @@ def test_a_module_with_a_sparse_buffer_is_checked() -> None:
 SPARSE = [Tensor.to_sparse_csr, lambda matrix: nn.Parameter(matrix.to_sparse())]
 
 
+@pytest.mark.every(2)
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 @pytest.mark.parametrize("make", SPARSE, ids=["rows", "parameter"])
 def test_a_module_with_a_sparse_tensor_that_torch_does_not_copy_is_not_cast(make: Any) -> None:
@@ -257,6 +260,7 @@ def test_a_write_into_a_sparse_tensor_of_a_module_is_found() -> None:
     assert ("effects", "mutates-input", "error") in faults(found), str(found)
 
 
+@pytest.mark.slow
 def test_a_module_that_the_author_froze_is_tried_in_training() -> None:
     frozen = linear().requires_grad_(False)
     found = check(ForTrainedAlone, X, frozen)

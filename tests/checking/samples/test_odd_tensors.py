@@ -44,6 +44,7 @@ RESULTS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
 }
 
 
+@pytest.mark.every(4)
 @pytest.mark.filterwarnings("ignore:ComplexHalf", "ignore:The PyTorch API of nested", "ignore:torch.quantize")
 @pytest.mark.parametrize("isolate", [False, True], ids=["here", "isolated"])
 @pytest.mark.parametrize("name", RESULTS)
@@ -145,6 +146,7 @@ RIGHT: dict[str, Any] = {
 }
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_result_of_an_odd_kind_is_no_fault(name: str) -> None:
     report = checked(RIGHT[name])

@@ -85,7 +85,7 @@ class Hidden(LogDet):
         return inverse(grad, ctx.saved_tensors[0].detach())
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("effort", ["quick", "default"])
 @pytest.mark.parametrize("right", [LogDet, OfItsTriangle, Spectrum])
 def test_a_right_gradient_among_symmetric_matrices_passes(right: Any, effort: Any) -> None:
@@ -94,6 +94,7 @@ def test_a_right_gradient_among_symmetric_matrices_passes(right: Any, effort: An
     assert report.remarks[-1].startswith("derivatives by `a` are those among symmetric matrices")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("formula", [None, inverse])
 def test_a_reference_that_reads_one_triangle_hides_nothing(formula: Any) -> None:
     operator = opsmith.operator(f"symmetry::logdet_{formula is None}")(logdet)
@@ -103,7 +104,7 @@ def test_a_reference_that_reads_one_triangle_hides_nothing(formula: Any) -> None
     assert report.failures == (), str(report)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("wrong", "check", "cause"),
     [

@@ -185,6 +185,7 @@ def test_a_table_that_is_computed_once_is_right() -> None:
     assert not found.remarks
 
 
+@pytest.mark.slow
 def test_what_calls_leave_behind_is_not_called_nondeterministic() -> None:
     found = check(Centres)
     assert "nondeterministic" not in {each.cause for each in found.failures}, str(found)

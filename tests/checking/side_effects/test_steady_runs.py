@@ -127,6 +127,7 @@ def found(report: opsmith.Report) -> set[tuple[str, str | None, str]]:
     return {(each.property, each.input, each.cause) for each in report.failures}
 
 
+@pytest.mark.slow
 @pytest.mark.every(3)
 @pytest.mark.parametrize("wrong", [NoisyAndWrong, ByPython, undeclared])
 def test_undeclared_randomness_hides_no_wrong_gradient(wrong: Any) -> None:
@@ -139,6 +140,7 @@ def test_undeclared_randomness_hides_no_wrong_gradient(wrong: Any) -> None:
     assert torch.equal(state, torch.get_rng_state())
 
 
+@pytest.mark.slow
 @pytest.mark.every(3)
 @pytest.mark.parametrize("drawing", [noise, drawn_by_numpy, Noisy])
 def test_other_numbers_of_a_second_run_follow_from_undeclared_randomness(drawing: Any) -> None:
@@ -169,6 +171,7 @@ def test_a_buffer_that_changes_hides_no_wrong_gradient(isolate: Any) -> None:
     assert words in report.remarks
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("right", "samples", "properties"),
     [

@@ -524,6 +524,7 @@ def test_copies_is_refused(mutates: list[str], copies: str, words: str) -> None:
     assert caught.value.argument == "copies"
 
 
+@pytest.mark.slow
 def test_a_reload_and_an_edit(tmp_path: Path) -> None:
     file = tmp_path / "edited.cpp"
     file.write_text(CONTIGUOUS.format(name="edited"))
@@ -610,6 +611,7 @@ def test_compiled_code_writes_into_the_view() -> None:
     torch.compiler.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.every(2)
 @pytest.mark.compile
 @pytest.mark.xdist_group("in_place_kernels")

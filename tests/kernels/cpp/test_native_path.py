@@ -255,6 +255,7 @@ def test_threads_share_what_is_known(twice: Any) -> None:
     assert wrong == []
 
 
+@pytest.mark.slow
 def test_more_forms_than_are_kept(twice: Any) -> None:
     with torch.inference_mode():
         for size in range(4200):

@@ -37,6 +37,7 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     torch.testing.assert_close(declared("marked", cpp_file=file)(X), X * 5)
 
 
+@pytest.mark.slow
 def test_a_relative_file_is_found_from_another_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,6 +138,7 @@ def test_what_a_compiler_leaves_beside_the_library_is_no_part_of_the_entry(
     assert operator.explain(X).forward.startswith("kernel for cpu")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("line", ["", "kernel.cpp:1:1: error: "])
 def test_a_line_without_end_is_cut(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = f"printf '{line}'; head -c 60000000 /dev/zero | tr '\\0' x; exit 1"

@@ -54,6 +54,7 @@ def failures(operator: Any, **options: Any) -> list[Failure]:
     return [*report.failures]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("isolate", [False, True])
 def test_sizes_that_do_not_fit_one_another(isolate: bool) -> None:
     of_x, of_w, of_both = failures(declare("forgets_both", ""), isolate=isolate)
@@ -140,6 +141,7 @@ void between(View<const float, 1> x, View<const float, 1> low, View<const float,
     assert failures(between) == []
 
 
+@pytest.mark.slow
 def test_a_kernel_may_ask_for_several_threads() -> None:
     @opsmith.operator("refused_sizes::twice")
     def twice(x: Tensor) -> Tensor:

@@ -92,7 +92,7 @@ def imported_by_name(x, result, x_numel, by, negated, BLOCK: tl.constexpr):
 BRIDGED = [imported_by_name, quoted, float_with_to, bool_with_to, called_dtype, in_bfloat16]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("kernel", BRIDGED, ids=lambda kernel: kernel.fn.__name__)
 def test_what_the_interpreter_lacks_is_bridged(kernel: Any) -> None:
     outcome = outcome_of(scaled(kernel.fn.__name__, kernel))
@@ -108,6 +108,7 @@ def by_module(x, result, x_numel, BLOCK: tl.constexpr):
     tl.store(result + at, tl.where(libdevice.isnan(numbers) != 0, numbers, found), mask=at < x_numel)
 
 
+@pytest.mark.slow
 def test_functions_of_libdevice_are_those_of_torch() -> None:
     @opsmith.operator("interpreted_language::functions")
     def functions(x: Tensor) -> Tensor:

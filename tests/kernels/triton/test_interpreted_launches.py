@@ -58,6 +58,7 @@ class Interpreted(torch.autograd.Function):
         return launched(interpreted, grad)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("function", [Jitted, Interpreted])
 def test_a_right_class_passes_in_threads_and_frees_its_memory(function: Any) -> None:
     asked = ["state", "memory"]
@@ -166,6 +167,7 @@ def test_outside_of_a_check_triton_launches_itself() -> None:
     assert type(jitted).run is run
 
 
+@pytest.mark.slow
 def test_an_isolated_check_tries_float64_in_a_child_process() -> None:
     report = opsmith.check(
         NotInFloat64, samples=lambda make: [(make(2),)], only=["determinism"], effort="quick", isolate=True
