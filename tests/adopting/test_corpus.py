@@ -35,6 +35,7 @@ def everything(entry: Entry) -> bool:
     return True
 
 
+@pytest.mark.every(2)
 @chosen(everything)
 def test_the_class_is_left_as_it_was(entry: Entry) -> None:
     before = {cls: dict(vars(cls)) for cls in entry.cls.__mro__}
@@ -48,6 +49,7 @@ def test_the_class_is_left_as_it_was(entry: Entry) -> None:
     assert_same(run(entry.apply, arguments), expected)
 
 
+@pytest.mark.every(2)
 @sampled(everything)
 def test_values(entry: Entry, index: int) -> None:
     arguments = sample(entry, index)

@@ -58,7 +58,7 @@ def _compare(entry: Entry, backend: str) -> None:
 
 
 @chosen(lambda entry: entry.compiles, every=4)
-@pytest.mark.every(6)
+@pytest.mark.every(12)
 def test_compiled(entry: Entry) -> None:
     _compare(entry, "aot_eager")
 

@@ -109,6 +109,7 @@ def test_vmap_of_grad(entry: Entry) -> None:
     torch.testing.assert_close(list(found), [torch.stack(column) for column in zip(*each, strict=True)])
 
 
+@pytest.mark.every(2)
 @chosen(lambda entry: entry.vmaps and entry.kinds == ("true",) and not {"NumPy", "complex"} & {*entry.covers})
 def test_jacrev(entry: Entry) -> None:
     operator, arguments = adopted(entry), entry.make()[0]

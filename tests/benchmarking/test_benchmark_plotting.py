@@ -71,7 +71,7 @@ def test_the_roofs_are_the_ceilings_that_were_measured() -> None:
     assert list(roofs["matrices, float32: 100 GFLOP/s"][1]) == [1e11, 1e11]
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("picture", PICTURES)
 @pytest.mark.parametrize("name", ["_by_hand", r"$\bad$", "a$b$", "<b>&"])
 def test_every_baseline_is_in_the_legend_by_its_name(picture: str, name: str) -> None:
@@ -114,6 +114,7 @@ def test_what_was_not_counted_or_is_a_call_is_left_out() -> None:
     assert "<svg" in svg(replace(made, ceilings=()), "roofline")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", PICTURES)
 def test_a_picture_can_be_read_on_any_ground_and_heard(name: str) -> None:
     text = svg(small(), name)

@@ -317,6 +317,7 @@ def test_a_layout_is_still_looked_at_where_the_forward_is_no_truth() -> None:
     assert {failure.cause for failure in report.failures} == {"layout"}
 
 
+@pytest.mark.slow
 def test_a_tensor_of_whole_numbers_needs_no_gradient() -> None:
     samples = [(matrix(), torch.tensor([2, 0, 2]))]
     report = opsmith.check(Pick, samples=samples, only=FAST)
@@ -504,6 +505,7 @@ class Flipped(Function):
         return grad * abs(ctx.factor), None
 
 
+@pytest.mark.slow
 def test_a_failure_names_the_samples_on_which_there_is_none() -> None:
     report = opsmith.check(Flipped, samples=[(matrix(), 2.0), (matrix(), -2.0)], effort="quick")
     failure = report.failures[0]

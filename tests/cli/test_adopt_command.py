@@ -105,6 +105,7 @@ def test_the_report_ends_in_a_table_and_in_what_to_do(mixed: Result) -> None:
     assert rows == [(name, verdict) for name, (verdict, _) in REPORT.items()]
 
 
+@pytest.mark.slow
 def test_what_works_has_status_0_and_only_its_own_advice(opsmith: Run, write: Write) -> None:
     done = opsmith("adopt", str(write(RIGHT)))
     assert done.exit_code == 0, done.output

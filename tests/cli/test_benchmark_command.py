@@ -277,6 +277,7 @@ def test_samples_that_are_named(run: Run, file: Path) -> None:
     assert [case["label"] for case in made["cases"]] == ["n=5", "n=6"]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("more", "says"),
     [

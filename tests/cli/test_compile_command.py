@@ -106,6 +106,7 @@ def test_a_limit_that_is_not_kept(
     assert done.stdout.splitlines()[-1] == "1 of 1 kernel failed"
 
 
+@pytest.mark.slow
 def test_a_block_that_fits_on_no_multiprocessor(
     kernels: Callable[..., Path], opsmith: Callable[..., Result]
 ) -> None:

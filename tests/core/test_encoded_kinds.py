@@ -138,6 +138,7 @@ class Wider(Range):
     pass
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("arguments", "argument", "expected", "got"),
     [

@@ -158,6 +158,7 @@ def test_no_tangent_where_nothing_moves(variant: Operator, inputs: Inputs) -> No
         assert forward_ad.unpack_dual(variant(x, weight)).tangent is None
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("vectorize", [False, True])
 def test_functional_jacobian_and_hessian(
     variant: Operator, reference: Reference, inputs: Inputs, vectorize: bool

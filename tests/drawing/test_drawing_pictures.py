@@ -165,6 +165,7 @@ def test_256_nodes_are_all_drawn(subject: str) -> None:  # benchmarks/drawing.py
     assert {node.id for node in graph.nodes} <= set(drawn)
 
 
+@pytest.mark.slow
 def test_1000_nodes_are_drawn_unfolded_and_in_full(tmp_path: Path) -> None:
     graph = chain(1000)
     data, note = encoded(graph, "svg", depth=0)

@@ -96,6 +96,7 @@ def test_the_optimizer_is_adamw() -> None:
     assert all(each.grad is None for each in ours)
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss(finished: Path) -> None:
     written = json.loads((finished / "history.json").read_text())
     assert written["steps"] == written["history"][-1]["step"] == 30

@@ -121,7 +121,7 @@ def compared(forms: Made) -> dict[str, tuple[Any, ...]]:
     return {name: (want[name], got[name], evaluated[name]) for name in want}
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("form", FORMS)
 def test_results_at_another_size(compared: dict[str, tuple[Any, ...]], form: str) -> None:
     names = [name for name in compared if name == form or name.rpartition("_")[0] == form]

@@ -298,6 +298,7 @@ def test_a_library_that_is_none(exported: opsmith.exporting.Export, tmp_path: Pa
         assert caught.value.got == library.name
 
 
+@pytest.mark.slow
 def test_a_runtime_that_is_too_old(exported: opsmith.exporting.Export) -> None:
     said: list[tuple[int, bytes]] = []
     status = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)(

@@ -118,6 +118,7 @@ def test_the_node_is_the_one_that_it_names(export: Exported, body: str) -> None:
             torch.testing.assert_close(made.in_runtime(x)[0], MODEL(x).detach())
 
 
+@pytest.mark.slow
 def test_without_a_body_stock_runtimes_have_no_kernel(export: Exported) -> None:
     with pytest.warns(UserWarning, match=NO_DOMAIN):
         made = export(linear, (EXAMPLE, torch.ones(4, 3), torch.ones(4)), body="node")

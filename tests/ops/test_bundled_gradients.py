@@ -38,7 +38,7 @@ def matrix() -> list[Any]:
 
 
 # torch warns of its own deprecated names when it first loads the formulas of forward mode.
-@pytest.mark.every(6)
+@pytest.mark.every(12)
 @pytest.mark.filterwarnings(r"ignore:`torch\.jit\.\w+` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize(("operator", "call"), matrix())
 def test_every_order_and_both_modes(operator: opsmith.Operator[..., Any], call: CallArguments) -> None:

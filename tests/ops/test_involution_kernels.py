@@ -165,6 +165,7 @@ each_dtype = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @each_dtype
 @sweep(FEW)
 @given(case=cases())

@@ -82,7 +82,11 @@ def test_several_threads_and_many_rows(dtype: torch.dtype) -> None:
     assert_close(y, expected.to(dtype))
     made = torch.autograd.grad(y, leaves, cotangent)
     right = torch.autograd.grad(expected, wide, cotangent.double())
-    assert_close(made, tuple(each.to(dtype) for each in right))
+    assert_close(made[0], right[0].to(dtype))
+    # A sum over rows is off by no more than rounding of the sum of its terms' magnitudes.
+    terms = (cotangent.double() * expected / weight.double()).abs().sum(0)
+    off = (made[1].double() - right[1]).abs()
+    assert (off <= torch.finfo(made[1].dtype).eps * terms).all()
 
 
 def test_the_kernels_take_any_layout() -> None:

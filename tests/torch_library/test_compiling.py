@@ -297,6 +297,7 @@ def test_autocast_inside(name: str) -> None:
     assert_close(grad(weighed[0], (x, weight)), grad(weighed[1], (x, weight)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_a_new_formula_is_used_after_compiling(backend: str, name: str) -> None:
     def cell(reference_factor: float, formula_factor: float) -> Operator:

@@ -66,6 +66,7 @@ def expected(operator: Any, *args: Any) -> Any:
     return total if operator.specification.schema.hidden else (total, product)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("given", [True, False])
 def test_values(operator: Any, slow: list[str], given: bool) -> None:
     for stride in (1, 2):
@@ -176,6 +177,7 @@ def adds() -> Any:
     return operator
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kind", [list, tuple])
 @pytest.mark.parametrize("given", [True, False])
 def test_lists(sums: Any, slow: list[str], given: bool, kind: Any) -> None:

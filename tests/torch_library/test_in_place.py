@@ -206,7 +206,7 @@ def test_the_functional_form_is_first_named_in_compiled_code() -> None:
     assert torch.equal(CACHE, before)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.compile
 @every_operator
 def test_compiled(operator: Any, fresh_compiler: None) -> None:
@@ -482,7 +482,7 @@ def test_the_argument_that_is_returned_is_the_one_that_is_given(operator: Any) -
     assert report.passed_as_asked, str(report)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.compile
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("operator", RETURNED, ids=lambda each: each.name.partition("::")[2])

@@ -97,7 +97,7 @@ def at_an_offset(like: Tensor) -> Tensor:
     return torch.zeros(like.numel() + 3, dtype=like.dtype)[3:].view(like.shape)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("layout", [torch.empty_like, strided, at_an_offset])
 def test_values(operator: Any, dtype: torch.dtype, layout: Callable[[Tensor], Tensor]) -> None:
@@ -221,6 +221,7 @@ def test_compiled(operator: Any, backend: str) -> None:
     assert_close(found, (right[0] if isinstance(right, tuple) else right).sum())
 
 
+@pytest.mark.slow
 @pytest.mark.compile
 def test_compiled_code_that_calls_the_operator_with_numbers() -> None:
     """Inductor would give numbers twice to an overload that has torch's tag."""

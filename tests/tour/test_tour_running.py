@@ -37,7 +37,7 @@ def stage(name: str, passed: bool) -> TourStage:
 
 
 def test_stages() -> None:
-    assert [stage.name for stage in STAGES] == ["checks", "linear", "digits", "onnx", "pictures", "decoder"]
+    assert [stage.name for stage in STAGES] == ["checks", "linear", "digits", "pictures", "onnx", "decoder"]
 
 
 @pytest.mark.parametrize("second", [True, False], ids=["all_pass", "one_fails"])

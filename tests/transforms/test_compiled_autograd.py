@@ -51,7 +51,7 @@ def test_compiled_forward(subject: Subject) -> None:
 
 
 # torch reads `.grad` of every tensor that compiled code closes over, and then warns of it.
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize(
     "warm",

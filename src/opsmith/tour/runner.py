@@ -42,16 +42,17 @@ STAGES = (
         background=True,
     ),
     TourStage(
-        "onnx",
-        "export both models to ONNX, and run them in ONNX Runtime",
-        onnx_export.run,
-        ("sklearn", "onnx", "onnxscript", "onnxruntime"),
-    ),
-    TourStage(
         "pictures",
         "draw it all, time involution, and write a page about each operator",
         pictures.run,
         ("sklearn", "jinja2", "matplotlib", "onnx", "onnxscript", "onnxruntime", "pygraphviz"),
+    ),
+    TourStage(
+        "onnx",
+        "export both models to ONNX, and run them in ONNX Runtime",
+        onnx_export.run,
+        ("sklearn", "onnx", "onnxscript", "onnxruntime"),
+        background=True,
     ),
     TourStage(
         "decoder",

@@ -66,7 +66,7 @@ class TourStage:
         run: Function that carries it out.
         needs: Packages that it imports, beyond those that opsmith itself needs.
         background: It runs in a second process from the start of the tour, after earlier background stages.
-            It must need no file of another stage.
+            Of other stages it may read files of these alone.
     """
 
     name: str

@@ -40,7 +40,7 @@ def failures_of(built: tuple[Any, Any], **options: Any) -> tuple[opsmith.Report,
     return report, [failure for failure in report.failures if failure.follows is None]
 
 
-@pytest.mark.every(12)
+@pytest.mark.every(24)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_it_is_found_and_named(name: str) -> None:
     mutant = MUTANTS[name]
@@ -54,7 +54,7 @@ def test_it_is_found_and_named(name: str) -> None:
     assert {each.cause for each in failures} <= {mutant.cause, *mutant.also}, str(report)
 
 
-@pytest.mark.every(12)
+@pytest.mark.every(24)
 @pytest.mark.parametrize("effort", ["quick", pytest.param("default", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", TWINS)
 def test_a_twin_that_is_right_passes(name: str, effort: Any) -> None:

@@ -90,6 +90,7 @@ def test_a_class_that_gives_something_else_in_compiled_code_is_found(
     assert says in failure.message
 
 
+@pytest.mark.slow
 def test_a_class_that_compiles_passes() -> None:
     found = compiled(Square, (X,), (X[0],))
     assert (found.status, found.notes, found.compiles) == ("passed", (), True)
@@ -146,6 +147,7 @@ def test_what_raises_by_itself_is_left_to_others() -> None:
     assert "raises without `torch.compile`" in found.notes[0]
 
 
+@pytest.mark.slow
 def test_without_a_fake_kernel_it_is_skipped_with_the_hint() -> None:
     def sine(x: Tensor) -> Tensor:
         return torch.from_numpy(x.detach().numpy() * 2)

@@ -63,6 +63,7 @@ def test_a_right_kernel_passes_and_is_verified() -> None:
     assert report.unverified == ()
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("name", "before", "after", "cause", "input"),
     [
@@ -99,6 +100,7 @@ def test_a_fault_fails_with_its_cause(
         assert "sample" in failure.evidence
 
 
+@pytest.mark.slow
 def test_a_race_has_both_lines_in_its_evidence() -> None:
     (failure,) = outcome_of(row_sums("both_lines", "__syncthreads();", "")).failures
     assert failure.evidence["line"] == "sums[threadIdx.x] = sum;"

@@ -228,6 +228,7 @@ def test_a_gradient_that_vanishes_where_a_module_is_frozen_is_found() -> None:
     assert "is another one where no parameter of `run` requires a gradient" in failure.message
 
 
+@pytest.mark.slow
 def test_a_graph_that_is_lost_where_a_module_is_frozen_is_found() -> None:
     (failure,) = check(RecordsWhileTrained, X, linear()).failures
     assert (failure.property, failure.cause, failure.input) == ("gradient", "input-needs-grad", "x")
@@ -268,6 +269,7 @@ def test_a_module_that_the_author_froze_is_tried_in_training() -> None:
     assert not check(Applied, X, frozen).failures
 
 
+@pytest.mark.slow
 def test_parameters_that_are_arguments_as_well_are_left_alone() -> None:
     module = linear()
     found = check(Checkpoint, module, X, *module.parameters())

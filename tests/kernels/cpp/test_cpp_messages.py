@@ -182,6 +182,7 @@ def test_a_file_that_is_not_there() -> None:
     assert f"got: {HERE.parent / 'no such.cpp'}: " in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_file_beside_the_one_that_declares_it() -> None:
     operator = declared("beside").kernel("cpu", entry="twice", cpp_file="beside.cpp")
     assert operator.specification.kernels[0].where == f"{HERE.parent / 'beside.cpp'}:3"
@@ -280,6 +281,7 @@ def test_what_is_no_exception_of_c_plus_plus_is_told_too() -> None:
         operator(torch.ones(1))
 
 
+@pytest.mark.slow
 def test_what_it_throws_need_be_no_utf_8_and_may_be_too_long() -> None:
     operator = declared("bytes").kernel(
         "cpu",

@@ -63,6 +63,7 @@ def values(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor:
     return torch.randint(0, 9, shape, generator=generator).to(dtype)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("dtype", "shape", "layout"), diagonal([*EVERY, *INTEGERS], SHAPES, LAYOUTS, every=4)
 )
@@ -209,6 +210,7 @@ void step(List<View<T, 1>> parameters, List<Contiguous<const T, 1>> slopes, std:
 )
 
 
+@pytest.mark.slow
 def test_lists_and_optional_tensors() -> None:
     for _ in range(2):
         parameters = [torch.ones(3), torch.ones(10)[::2]]
@@ -436,6 +438,7 @@ def take(x: Tensor, width: int) -> Tensor:
     return taken
 
 
+@pytest.mark.slow
 def test_sizes_of_results_without_python() -> None:
     sized = declare("sized", "x")(take)
     sized.kernel("cpu", cpp=SIZED)
@@ -466,6 +469,7 @@ def message(caught: Any) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_wrong_parameters_are_named() -> None:
     reads = declare("reads", "x")(add_into)
     reads.kernel("cpu", cpp="void reads(View<const float> x, View<const float> y) {}")
@@ -488,6 +492,7 @@ def test_wrong_parameters_are_named() -> None:
     assert "got: (List<View<const float32>>, List<View<float32>>, " in message(caught)
 
 
+@pytest.mark.slow
 def test_sizes_of_another_number_of_results_are_refused() -> None:
     text = "Shape sizes(View<const float> y) { return {1}; } void f(View<const float> y, View<float> x) {}"
     wrong = opsmith.operator("cpp_in_place::no_results", mutates=["x"])(_written_last)

@@ -81,6 +81,7 @@ def test_what_sizes_or_shapes_refuse_is_no_fault() -> None:
     assert failures(by_letters) == []
 
 
+@pytest.mark.slow
 def test_a_death_is_told_as_of_sizes_that_are_refused() -> None:
     (failure,) = failures(declare("dies", ODD + DEATH))
     assert (failure.property, failure.cause) == ("forward", "not-refused")
@@ -191,6 +192,7 @@ ENDS = (
 )
 
 
+@pytest.mark.slow
 def test_the_death_of_a_reference_is_none_of_the_kernel() -> None:
     tested = dies_at_four("dies_tested", 'OPSMITH_CHECK(x.size(0) % 2, "even");')
     report = opsmith.check(tested, only=["forward"], effort="quick")

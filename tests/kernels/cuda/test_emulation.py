@@ -42,6 +42,7 @@ def close(got: Any, case: KernelCase) -> None:
     torch.testing.assert_close(got, expected, **words)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("case", "order"), in_orders(RIGHT, 2))
 def test_a_right_kernel_gives_what_its_reference_gives(case: KernelCase, order: str) -> None:
     close(opsmith.emulate(case.operator(), *case.arguments, order=order), case)
@@ -54,6 +55,7 @@ def test_types_of_nvidia_s_headers(case: KernelCase) -> None:
     close(opsmith.emulate(case.operator(), *case.arguments), case)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("case", "order"), in_orders(WRONG, 4))
 def test_a_fault_is_found_with_its_cause(case: KernelCase, order: str) -> None:
     with pytest.raises(errors.KernelFaultError) as caught:
@@ -68,6 +70,7 @@ def test_the_corpus_is_large_enough() -> None:
     assert len(ORDERED) == len(RIGHT) + len(WRONG)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ["reduced", "no_first_barrier", "softmax"])
 def test_stacks_are_switched_by_ucontext_where_there_is_no_other_way(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -131,6 +134,7 @@ __global__ void doubled_(View<float, 1> x) {
     assert base.tolist() == [0, 1, 4, 3, 8, 5, 12, 7, 16, 9]
 
 
+@pytest.mark.slow
 def test_a_kernel_that_ends_its_process_leaves_the_others_alone() -> None:
     text = """
 __global__ void jumping(Contiguous<const float> x, Contiguous<float> y) {

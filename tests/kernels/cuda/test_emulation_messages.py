@@ -25,6 +25,7 @@ def message(name: str) -> list[str]:
     return text.replace("thread (0, 0, 0) of block (0, 0, 0)", "the first thread").splitlines()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("name", "lines"),
     [
@@ -218,6 +219,7 @@ WAY_OUT = (
 )
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("name", "text", "got"),
     [

@@ -172,6 +172,7 @@ def half_in_libdevice(x, result, x_numel, by, negated, BLOCK: tl.constexpr):
     tl.store(result + at, libdevice.abs(numbers) * by * sign, mask=at < x_numel)
 
 
+@pytest.mark.slow
 def test_a_kernel_that_triton_refuses_as_well_has_failed() -> None:
     outcome = outcome_of(scaled("half_in_libdevice", half_in_libdevice))
     assert outcome.status == "failed"

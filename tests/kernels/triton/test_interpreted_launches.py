@@ -232,6 +232,7 @@ class OnGpuAlone(Jitted):
         return launched(jitted, grad) * blocks
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 def test_code_around_a_kernel_that_raises_on_the_cpu_is_a_limit() -> None:
     report = opsmith.check(
