@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
-from cuda_on_cpu import ARCHITECTURE, OnCpu, emulate, forget, record
 from involution_cases import (
     BEYOND,
     KERNELS,
@@ -27,10 +26,10 @@ from involution_cases import (
 )
 from torch import Tensor
 
+import opsmith
 from opsmith.build.source_text import includes_of
-from opsmith.kernels.cuda.compiler import Instance
-from opsmith.kernels.cuda.kernel import CudaKernel
-from opsmith.kernels.cuda.plan import CudaChoice
+from opsmith.kernels.cuda.emulation.call import EmulatedCall, KernelEmulation
+from opsmith.kernels.cuda.emulation.launch import Order
 from opsmith.kernels.gpu_usage import cuda_usage
 from opsmith.ops.involution import tiles
 
@@ -39,64 +38,57 @@ pytestmark = [
     pytest.mark.xdist_group("involution_cuda"),
 ]
 
-SHORT = [PLAIN, STRIDED, UNEVEN, BEYOND]
+SHORT = {"plain": PLAIN, "strided": STRIDED, "uneven": UNEVEN, "beyond": BEYOND}
 OTHER_DTYPES = [torch.float16, torch.bfloat16, torch.float64]
+ORDERS = ("forward", "backward")
+
+Arguments = tuple[Any, ...]
 
 
-def compiled(needed: Iterable[tuple[Case, torch.dtype]]) -> None:
-    """Give the emulation what calls of these cases need."""
-    found: dict[CudaKernel, dict[Instance, None]] = {kernel: {} for kernel in KERNELS.values()}
-    for case, dtype in needed:
-        made = [each.to("meta") for each in case.tensors(dtype)]
-        for name, arguments in case.calls(*made).items():
-            choice = KERNELS[name].choose(arguments, ARCHITECTURE)
-            assert isinstance(choice, CudaChoice), choice
-            found[KERNELS[name]] |= dict.fromkeys(choice.instances)
-    emulate({kernel: [*instances] for kernel, instances in found.items()})
-    forget(dry=False)
+def computed(name: str, calls: Sequence[Arguments], orders: Sequence[str] = ORDERS[:1]) -> list[Tensor]:
+    """Results of calls of an operator by its CUDA kernel, in which nothing is found in any of the orders."""
+    emulation = KernelEmulation(KERNELS[name])
+    emulation.build(calls)
+    prepared = [emulation.prepare(list(arguments)) for arguments in calls]
+    found: list[Tensor] = []
+    for order in orders:
+        launches = [call.launch(Order(order)) for call in prepared if not isinstance(call, str)]
+        findings = emulation.run([launch for launch in launches if launch is not None])
+        assert not any(findings), f"{name}: {findings}"
+        found = [
+            call.finish(emulation.kernel, launch)
+            for call, launch in zip(prepared, launches, strict=True)
+            if not isinstance(call, str)
+        ]
+        assert len(found) == len(calls), prepared
+    return found
 
 
-@pytest.fixture(autouse=True)
-def _on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for kernel in KERNELS.values():
-        monkeypatch.setattr(kernel, "_machine", OnCpu())
-    yield
-    forget()
+CASES = [
+    pytest.param(case, dtype, id=f"{name}-{str(dtype).removeprefix('torch.')}", marks=marks)
+    for name, case in SHORT.items()
+    for dtype, marks in (
+        (torch.float32, ()),
+        *((dtype, pytest.mark.slow) for dtype in OTHER_DTYPES if (name, dtype) != ("plain", torch.bfloat16)),
+        *([(torch.bfloat16, ())] if name == "plain" else []),  # rounded once
+    )
+]
 
 
-@pytest.fixture
-def emulated() -> None:
-    compiled([*((case, torch.float32) for case in SHORT), (PLAIN, torch.bfloat16)])
-
-
-def run(case: Case, made: tuple[Tensor, Tensor, Tensor]) -> Iterator[tuple[str, tuple[Any, ...], Tensor]]:
-    for name, arguments in case.calls(*made).items():
-        before = record().launches
-        found = KERNELS[name](*arguments)
-        assert record().launches == before + 1
-        yield name, arguments, found
-
-
-@pytest.mark.usefixtures("emulated")
-@pytest.mark.parametrize("case", SHORT, ids=["plain", "strided", "uneven", "beyond"])
-def test_values(case: Case) -> None:
-    for name, arguments, found in run(case, case.tensors(torch.float32)):
-        held(found, expected(name, arguments), torch.float32, (name, case))
+@pytest.mark.parametrize(("case", "dtype"), CASES)
+def test_values_in_two_orders_of_the_threads(case: Case, dtype: torch.dtype) -> None:
+    for name, arguments in case.calls(*case.tensors(dtype)).items():
+        (found,) = computed(name, [arguments], ORDERS)
+        held(found, expected(name, arguments), dtype, (name, case))
         assert found.stride() == OPERATORS[name].reference(*arguments).stride()
 
 
-@pytest.mark.usefixtures("emulated")
-def test_16_bits_are_rounded_once() -> None:
-    for name, arguments, found in run(PLAIN, PLAIN.tensors(torch.bfloat16)):
-        held(found, expected(name, arguments), torch.bfloat16, name)
-
-
-@pytest.mark.usefixtures("emulated")
 @pytest.mark.parametrize("odd", [float("inf"), float("nan")], ids=str)
-@pytest.mark.parametrize("case", SHORT, ids=["plain", "strided", "uneven", "beyond"])
+@pytest.mark.parametrize("case", SHORT.values(), ids=SHORT)
 def test_what_is_not_finite_goes_where_the_reference_has_it(case: Case, odd: float) -> None:
-    for which in range(6):
-        for name, arguments, found in run(case, poisoned(case, odd, which)):
+    for name in OPERATORS:
+        calls = [case.calls(*poisoned(case, odd, which))[name] for which in range(6)]
+        for which, (arguments, found) in enumerate(zip(calls, computed(name, calls), strict=True)):
             right = OPERATORS[name].reference(*arguments)
             assert torch.equal(found.isfinite(), right.isfinite()), (name, which)
             assert torch.equal(found.isnan(), right.isnan()), (name, which)
@@ -126,18 +118,21 @@ def test_a_tile_of_the_widest_image_is_found() -> None:
 def test_empty_batches_launch_nothing() -> None:
     case = empty(PLAIN)
     for name, arguments in case.calls(*case.tensors(torch.float32)).items():
-        found = KERNELS[name](*arguments)
-        assert found.shape == expected(name, arguments).shape
-    assert record().launches == 0
+        emulation = KernelEmulation(KERNELS[name])
+        call = emulation.prepare(list(arguments))
+        assert isinstance(call, EmulatedCall)
+        assert call.launch(Order("forward")) is None
+        assert call.finish(emulation.kernel, None).shape == expected(name, arguments).shape
 
 
-@pytest.mark.usefixtures("emulated")
 def test_nothing_is_copied() -> None:
     case = Case(**{**vars(PLAIN), "last": True, "turned": True, "offset": 1})
-    for name, arguments, found in run(case, case.tensors(torch.float32)):
+    for name, arguments in case.calls(*case.tensors(torch.float32)).items():
+        kernel = KERNELS[name]
+        kernel.copied.clear()
+        (found,) = computed(name, [arguments])
         held(found, expected(name, arguments), torch.float32, name)
-        assert not KERNELS[name].copied
-        assert not KERNELS[name].copies(list(arguments))
+        assert not kernel.copied
 
 
 def test_what_the_reference_refuses_is_refused_in_its_words() -> None:
@@ -149,7 +144,7 @@ def test_what_the_reference_refuses_is_refused_in_its_words() -> None:
         ("weight gradient", (cotangent, image, 0, (7, 7), 1, 3)),
     ):
         with pytest.raises(ValueError, match="expected") as ours:
-            KERNELS[name](*arguments)
+            opsmith.emulate(OPERATORS[name], *arguments)
         with pytest.raises(ValueError, match="expected") as theirs:
             OPERATORS[name].reference(*arguments)
         assert str(theirs.value) in str(ours.value)
@@ -161,12 +156,12 @@ def test_random_sizes_and_layouts(step: int) -> None:
     drawn = [case for case in cases(step, 400) if case.kernel == STEPS[step]["kernel"]][:25]
     some = [case for case in drawn if case.channels in (3, 16)][:8]
     needed = [*((case, torch.float32) for case in drawn), *((c, d) for c in some for d in OTHER_DTYPES)]
-    compiled(needed)
-    for case, dtype in needed:
-        for name, arguments, found in run(case, case.tensors(dtype)):
+    for name in OPERATORS:
+        calls = [case.calls(*case.tensors(dtype))[name] for case, dtype in needed]
+        for (case, dtype), arguments, found in zip(needed, calls, computed(name, calls), strict=True):
             held(found, expected(name, arguments), dtype, (name, case))
-    for number, case in enumerate(drawn):
-        for name, arguments, found in run(case, poisoned(case, float("inf"), number)):
+        odd = [case.calls(*poisoned(case, float("inf"), at))[name] for at, case in enumerate(drawn)]
+        for case, arguments, found in zip(drawn, odd, computed(name, odd), strict=True):
             right = OPERATORS[name].reference(*arguments)
             assert torch.equal(found.isnan(), right.isnan()), (name, case)
             assert torch.equal(found.isinf(), right.isinf()), (name, case)

@@ -1,6 +1,6 @@
 """Kernels in CUDA C++ are launched as they say, and compute what the reference does.
 
-There is no GPU: a driver that holds callers to its contract runs them on the CPU; see cuda_on_cpu.py.
+There is no GPU: a driver that holds callers to its contract runs them on the CPU; see fake_driver.py.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_on_cpu import STREAM, emulate, forget, instances, on_cpu, record
 from cuda_operators import channel_sums, pooled, row_sums, scaled, told
+from fake_driver import STREAM, emulate, forget, instances, on_cpu, record
 from kernel_cases import EVERY, SHAPES, WIDE
 from kernel_cases import WITH_NEGATIVE as LAYOUTS
 from matrices import diagonal

@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from cuda_on_cpu import forget, on_cpu, record
+from fake_driver import forget, on_cpu, record
 from torch import Tensor
 
 import opsmith

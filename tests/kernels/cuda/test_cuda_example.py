@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_on_cpu import emulate, forget, instances, on_cpu, record
+from fake_driver import emulate, forget, instances, on_cpu, record
 from torch.testing import assert_close
 from typer.testing import CliRunner
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_on_cpu import OnCpu, driver_library, emulate, forget, on_cpu, record
+from fake_driver import OnCpu, driver_library, emulate, forget, on_cpu, record
 from torch import Tensor
 
 import opsmith

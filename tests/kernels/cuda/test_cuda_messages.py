@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from cuda_on_cpu import driver_library, forget, on_cpu, record
+from fake_driver import driver_library, forget, on_cpu, record
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 import opsmith
 from opsmith import errors
-from opsmith.kernels.cuda import nvrtc
+from opsmith.kernels.cuda import limits, nvrtc
 from opsmith.kernels.cuda.driver import TorchCuda
 from opsmith.torch_library import capabilities
 
@@ -318,6 +319,20 @@ def test_more_shared_memory_is_asked_for_and_refused_beyond_what_there_is() -> N
         operator(torch.ones(kilobytes))
         assert (record().shared, record().allowed) == (kilobytes * 1024, allowed)
     assert record().loads == len(kernel._functions) == 1
+    with pytest.raises(errors.LaunchError) as caught:
+        operator(torch.ones(228))
+    assert str(caught.value).splitlines()[:4] == [
+        "cuda_messages::shared: a block of the CUDA kernel needs more shared memory than the GPU has for one",
+        "  argument: shared",
+        f"  expected: at most {227 * 1024} bytes on sm_90, static and dynamic together",
+        f"  got: 0 bytes of static and {228 * 1024} of dynamic shared memory",
+    ]
+
+
+def test_where_the_gpu_is_unknown_the_driver_says_what_is_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "multiprocessor_of", lambda architecture: None)
+    operator = given("unknown_gpu", shared="x.shape[0] * 1024")
+    forget()
     with pytest.raises(errors.KernelError, match="cuFuncSetAttribute returns CUDA_ERROR_INVALID_VALUE"):
         operator(torch.ones(228))
 
@@ -439,6 +454,45 @@ def test_a_block_beyond_launch_bounds_is_refused_before_the_launch() -> None:
     assert record().launches == 0
     given("unbounded", BOUNDED, block=(8, 4))(torch.ones(2))
     assert record().launches == 1
+
+
+MANY = """
+__global__ void twice(Contiguous<const float> x, double by, Contiguous<float> y) {
+  float held[96];
+#pragma unroll
+  for (int k = 0; k < 96; k++) held[k] = x[threadIdx.x + k];
+  for (int round = 0; round < y.numel(); round++) {
+#pragma unroll
+    for (int k = 0; k < 96; k++) held[k] = held[k] * held[(k + 1) % 96] + round;
+  }
+#pragma unroll
+  for (int k = 0; k < 96; k++) y[threadIdx.x * 96 + k] = held[k];
+}
+"""
+
+
+def test_a_block_with_too_many_registers_is_refused_before_the_launch() -> None:
+    operator = given("many_registers", MANY, block=1024)
+    forget()
+    with pytest.raises(errors.LaunchError) as caught:
+        operator(torch.ones(2))
+    assert caught.value.problem == "a block of the CUDA kernel needs more registers than a block may have"
+    found = re.fullmatch(
+        r"at most (\d+) threads of (\d+) registers each, which are 65536 together",
+        caught.value.expected or "",
+    )
+    assert found is not None
+    most, registers = map(int, found.groups())
+    assert most < 1024
+    assert registers > 64
+    assert caught.value.got == "1024 threads, 1024 x 1 x 1"
+    assert (caught.value.hint or "").startswith("write `__launch_bounds__(1024)`")
+    assert record().launches == 0
+    given("fewer_registers", MANY, block=most)(torch.ones(2))
+    given("bounded_registers", MANY.replace("void", "void __launch_bounds__(1024)"), block=1024)(
+        torch.ones(2)
+    )
+    assert record().launches == 2
 
 
 def test_static_and_dynamic_shared_memory_together_need_the_driver_s_leave() -> None:

@@ -1,4 +1,4 @@
-"""Kernels in CUDA C++ that write in place, run by a driver on the CPU; see cuda_on_cpu.py."""
+"""Kernels in CUDA C++ that write in place, run by a driver on the CPU; see fake_driver.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_on_cpu import emulate, forget, instances, on_cpu, record
+from fake_driver import emulate, forget, instances, on_cpu, record
 from kernel_cases import EVERY, SHAPES
 from kernel_cases import LAYOUTS as READ
 from matrices import diagonal

@@ -163,6 +163,25 @@ MULTIPROCESSORS = {
 """Multiprocessors by compute capability: 90 for 9.0."""
 
 
+def multiprocessor_of(architecture: str) -> Multiprocessor | None:
+    """Return the multiprocessor of an architecture, as `sm_90`; None for an unknown one."""
+    return MULTIPROCESSORS.get(int(architecture.removeprefix("sm_").rstrip("af")))
+
+
+def most_threads(registers: int) -> int:
+    """Return the threads of a block at most, in whole warps, that the registers suffice for.
+
+    Args:
+        registers: Registers of a thread.
+
+    Example:
+        >>> most_threads(32), most_threads(128), most_threads(255)
+        (1024, 512, 256)
+    """
+    warps = REGISTERS // SUB_PARTITIONS // _round_up(registers * WARP, REGISTER_UNIT) * SUB_PARTITIONS
+    return min(warps, MAX_WARPS_OF_BLOCK) * WARP
+
+
 def occupancy(architecture: str, threads: int, registers: int, shared: int) -> float | None:
     """Estimate the fraction of a multiprocessor's warps that are resident; None for an unknown architecture.
 
@@ -176,7 +195,7 @@ def occupancy(architecture: str, threads: int, registers: int, shared: int) -> f
         >>> occupancy("sm_90", 256, 64, 0), occupancy("sm_80", 256, 32, 0)
         (0.5, 1.0)
     """
-    multiprocessor = MULTIPROCESSORS.get(int(architecture.removeprefix("sm_").rstrip("af")))
+    multiprocessor = multiprocessor_of(architecture)
     if multiprocessor is None:
         return None
     warps = -(-threads // WARP)

@@ -22,6 +22,7 @@ from opsmith.kernels.cpp.codegen import DEFAULT_DTYPES
 from opsmith.kernels.cuda.compiler import Cubin, Instance, compile_instance, describe_instances
 from opsmith.kernels.cuda.driver import DEFAULT_MAX_SHARED, DriverError, TorchCuda
 from opsmith.kernels.cuda.launch import Geometry
+from opsmith.kernels.cuda.limits import LaunchLimits
 from opsmith.kernels.cuda.parameters import (
     CudaParameter,
     check_cuda_parameters,
@@ -48,6 +49,7 @@ class _LoadedFunction:
 
     handle: int
     cubin: Cubin
+    limits: LaunchLimits
     shared: int = 0
 
 
@@ -304,21 +306,15 @@ class CudaKernel(BuiltKernel[CudaSource]):
                         got="the first call of " + (f"its instance {instance}" if str(instance) else "it"),
                         hint="call the operator once with such arguments before the capture",
                     )
-                cubin = self.compile(instance, self._machine.architecture(index))
-                function = _LoadedFunction(driver.load(cubin.image, cubin.name), cubin)
+                architecture = self._machine.architecture(index)
+                cubin = self.compile(instance, architecture)
+                limits = LaunchLimits.of(cubin, architecture)
+                function = _LoadedFunction(driver.load(cubin.image, cubin.name), cubin, limits)
                 self._functions[instance, index] = function
-            most = function.cubin.max_threads
-            if most is not None and geometry.threads > most:
-                raise self.error(
-                    errors.LaunchError,
-                    "a block has more threads than `__launch_bounds__` of the CUDA kernel allows",
-                    argument="block",
-                    expected=f"at most {most} threads",
-                    got=f"{geometry.threads} threads, {' x '.join(map(str, geometry.block))}",
-                    hint="write a smaller `block=`, or a larger bound",
-                )
-            static = function.cubin.resources.shared
-            if geometry.shared > function.shared and static + geometry.shared > DEFAULT_MAX_SHARED:
+            if not function.limits.allow(geometry):
+                raise function.limits.refused(self, geometry)
+            total = function.limits.static + geometry.shared
+            if geometry.shared > function.shared and total > DEFAULT_MAX_SHARED:
                 driver.allow_shared(function.handle, geometry.shared)
                 function.shared = geometry.shared
             return function

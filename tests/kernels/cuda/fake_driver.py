@@ -1,0 +1,229 @@
+"""Launches of CUDA kernels without a GPU: a driver that holds callers to its contract, before an emulation.
+
+Everything but the GPU is real: NVRTC compiles the kernel, its cubin is loaded by its name, the parameters are
+laid out and handed over as the driver takes them. The emulation of the kernel then reads these parameters,
+and the tensors at the addresses in them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import struct
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import opsmith
+from opsmith import config
+from opsmith.core.kernels import Kernel
+from opsmith.kernels.cpp.codegen import CPP_TYPES
+from opsmith.kernels.cuda.compiler import Instance
+from opsmith.kernels.cuda.driver import Driver, TorchCuda
+from opsmith.kernels.cuda.emulation.call import fault_error
+from opsmith.kernels.cuda.emulation.compiler import EmulatedLibrary, emulated_libraries
+from opsmith.kernels.cuda.emulation.findings import NOTE, findings_of
+from opsmith.kernels.cuda.emulation.launch import (
+    EmulatedLaunch,
+    LaunchTensor,
+    Order,
+    TensorUse,
+    run_launches,
+)
+from opsmith.kernels.cuda.kernel import CudaKernel
+from opsmith.kernels.cuda.launch import Geometry
+from opsmith.kernels.cuda.parameters import CudaParameter, PackedParameters
+
+SOURCE = Path(__file__).with_name("fake_driver.c")
+ARCHITECTURE = "sm_90"
+STREAM = 0x5EED
+
+
+class Record(ctypes.Structure):
+    """The driver's record, as in fake_driver.c."""
+
+    _fields_ = [
+        ("launches", ctypes.c_int),
+        ("loads", ctypes.c_int),
+        ("device", ctypes.c_int),
+        ("allowed", ctypes.c_int),
+        ("depth", ctypes.c_int),
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("name", ctypes.c_char * 256),
+    ]
+
+
+@cache
+def driver_library() -> Any:
+    """The driver, built once on a machine for each text; one in a process, as the real one is."""
+    text = SOURCE.read_bytes()
+    folder = config.cache_directory() / f"fake-driver-{hashlib.sha256(text).hexdigest()[:16]}"
+    path = folder / "driver.so"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        scratch = folder / f"driver-{id(folder)}.so"
+        command = ["gcc", "-O1", "-fPIC", "-shared", "-Wall", "-Werror", str(SOURCE), "-o", str(scratch)]
+        subprocess.run(command, check=True)
+        scratch.rename(path)
+    library: Any = ctypes.CDLL(str(path))
+    library.fake_record.restype = ctypes.POINTER(Record)
+    return library
+
+
+class FakeDriver(Driver):
+    """The driver, behind which kernels are emulated that it was given.
+
+    Attributes:
+        dry: True if launches are written down, and nothing runs.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(driver_library())
+        self.dry = True
+        self._kernels: list[CudaKernel] = []
+        self._instances: dict[tuple[CudaKernel, Instance], tuple[EmulatedLibrary, int]] = {}
+
+    def take(self, kernel: CudaKernel) -> None:
+        """Take the launches of a kernel."""
+        self._kernels.append(kernel)
+
+    def emulate(self, kernel: CudaKernel, instances: Sequence[Instance]) -> None:
+        """Compile instances of a kernel for the CPU."""
+        for library in emulated_libraries(kernel.source, kernel.operator.name, instances):
+            for entry, instance in enumerate(library.instances):
+                self._instances[kernel, instance] = library, entry
+
+    def launch(
+        self,
+        function: int,
+        grid: Sequence[int],
+        block: Sequence[int],
+        shared: int,
+        stream: int,
+        packed: bytearray,
+        offsets: Sequence[int],
+    ) -> None:
+        """Launch a kernel by the driver, and then run it on the CPU, with what a GPU would get."""
+        super().launch(function, grid, block, shared, stream, packed, offsets)
+        if self.dry:
+            return
+        kernel, instance = next(
+            (kernel, instance)
+            for kernel in self._kernels
+            for (instance, _), loaded in kernel._functions.items()
+            if loaded.handle == function
+        )
+        library, entry = self._instances[kernel, instance]
+        found = [*tensors_at(library.parameters[entry], packed, offsets)]
+        launch = EmulatedLaunch(
+            library,
+            entry,
+            Geometry((grid[0], grid[1], grid[2]), (block[0], block[1], block[2]), shared),
+            PackedParameters(bytes(packed), tuple(offsets), tuple(at for at, _ in found)),
+            tuple(range(len(found))),
+            tuple(tensor for _, tensor in found),
+            Order("forward"),
+        )
+        (result,) = run_launches([launch], in_process=True)  # it writes into the tensors of the call
+        faults = [
+            each
+            for each in findings_of(kernel.source.kernel(instance.entry), launch, result)
+            if each.cause != NOTE
+        ]
+        if faults:
+            raise fault_error(kernel, faults)
+
+
+def tensors_at(
+    parameters: Sequence[CudaParameter], packed: bytearray, offsets: Sequence[int]
+) -> Iterator[tuple[int, LaunchTensor]]:
+    """The tensors that parameters in memory name, each with the offset of its address."""
+    for number, (parameter, at) in enumerate(zip(parameters, offsets, strict=True)):
+        if not parameter.type.startswith("Tensor") or (parameter.optional and not packed[at]):
+            continue
+        several = parameter.type == "Tensor[]"
+        count = struct.unpack_from("<q", packed, at)[0] if several else 1
+        first = at + 8 * several + (parameter.size - parameter.view_size) * parameter.optional
+        for place in range(first, first + count * parameter.view_size, parameter.view_size):
+            tensor = _tensor_at(parameter, packed, place)
+            yield place, LaunchTensor(TensorUse(f"parameter {number}", parameter.written, True), tensor)
+
+
+def _tensor_at(parameter: CudaParameter, packed: bytearray, place: int) -> Tensor:
+    """The tensor of a view: address, number of elements, number of dimensions, sizes and strides."""
+    capacity = max(parameter.max_dim, 1)
+    address, elements, dim, *numbers = struct.unpack_from(f"<Qqq{2 * capacity}q", packed, place)
+    sizes, strides = numbers[:dim], numbers[capacity : capacity + dim]
+    assert parameter.dtype is not None
+    if not elements:
+        return torch.empty_strided(sizes, strides, dtype=parameter.dtype)
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+    memory = (ctypes.c_char * (extent * parameter.dtype.itemsize)).from_address(address)
+    return torch.frombuffer(memory, dtype=parameter.dtype).as_strided(sizes, strides)
+
+
+@cache
+def driver() -> FakeDriver:
+    return FakeDriver()
+
+
+def record() -> Record:
+    """The driver's record since it was last cleared."""
+    found: Record = driver_library().fake_record().contents
+    return found
+
+
+def forget(*, dry: bool = True) -> None:
+    """Let the driver forget; it runs what is launched, unless it is dry."""
+    driver().dry = dry
+    driver_library().fake_reset()
+
+
+class OnCpu(TorchCuda):
+    """A machine whose tensors are on the CPU, and whose driver is that one."""
+
+    def unavailable(self) -> str | None:
+        return None
+
+    def architecture(self, index: int) -> str:
+        return ARCHITECTURE
+
+    def stream(self, index: int) -> int:
+        return STREAM + index
+
+    def is_capturing(self) -> bool:
+        return False
+
+    def driver(self) -> Driver:
+        return driver()
+
+
+def on_cpu(operator: opsmith.Operator[..., Any]) -> CudaKernel:
+    """Let the CUDA kernel of an operator run on CPU tensors, among its kernels for the CPU."""
+    kernels = operator.specification.kernels
+    (kernel,) = {each.function: None for each in kernels if isinstance(each.function, CudaKernel)}
+    if all(each.device != "cpu" for each in kernels if each.function is kernel):  # once, whoever asks again
+        kernel._machine = OnCpu()
+        driver().take(kernel)
+        operator._attach_kernel(Kernel("cpu", kernel))
+    return kernel
+
+
+def emulate(kernels: Mapping[CudaKernel, Sequence[Instance]]) -> None:
+    """Compile instances of kernels for the CPU, which the driver then runs."""
+    for kernel, needed in kernels.items():
+        driver().emulate(kernel, needed)
+
+
+def instances(kernel: CudaKernel, *constants: tuple[tuple[str, int], ...]) -> list[Instance]:
+    """An instance for each dtype, and for each of these constants."""
+    assert set(kernel.dtypes) <= set(CPP_TYPES)
+    return [Instance(dtype, each) for dtype in kernel.dtypes or (None,) for each in constants or ((),)]
