@@ -35,7 +35,8 @@ def write_kv_cache(key_cache: Tensor, value_cache: Tensor, key: Tensor, value: T
 
     Raises:
         ShapeError, MutationError: As their names say.
-        KernelError, IndexError, ValueError: If a slot is beyond the cache, or dtypes differ.
+        KernelError, IndexError, ValueError: If a slot is beyond the cache, or dtypes differ. On a GPU a slot
+            beyond the cache stops the kernel, as torch's own indexing does.
 
     Example:
         >>> import torch
@@ -63,18 +64,19 @@ def _(key_cache: Tensor, value_cache: Tensor, key: Tensor, value: Tensor, slots:
     """Do nothing: the reference's sizes depend on data, and nothing is returned."""
 
 
+_DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+write_kv_cache.kernel("cpu", cpp_file="kv_cache.cpp", dtypes=_DTYPES)
 write_kv_cache.kernel(
-    "cpu", cpp_file="kv_cache.cpp", dtypes=[torch.float16, torch.bfloat16, torch.float32, torch.float64]
+    "cuda", cuda_file="kv_cache.cu", dtypes=_DTYPES, grid="slots.numel", block=(32, 8), max_spills=0
 )
 
 
 @write_kv_cache.samples
 def _(make: opsmith.Make) -> Iterator[Any]:
     for blocks, size, heads, dim, slots in (
-        (3, 4, 2, 5, [7, 0, 11]),
-        (2, 2, 1, 3, [-1, 3]),
+        (35, 4, 2, 3, [7, 0, 139]),  # enough slots that more tokens get one each, too
+        (70, 2, 1, 2, [-1, 139, 3]),
         (1, 1, 2, 2, [-1, -1]),
-        (2, 3, 2, 1, []),
     ):
         places = torch.tensor(slots, dtype=torch.int64, device=make.device)
         yield (

@@ -16,6 +16,23 @@ import opsmith
 _DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
+def _cuda(rows: str, *, blocks_before: str = "0") -> dict[str, Any]:
+    """Return the CUDA kernels' file and launch: a warp computes a short row, and a block a longer one.
+
+    Args:
+        rows: Number of rows.
+        blocks_before: Number of blocks before those of the rows.
+    """
+    short = "x.shape[-1] <= 128"
+    return {
+        "cuda_file": "rms_norm.cu",
+        "dtypes": _DTYPES,
+        "grid": f"{blocks_before} + ceil({rows} / (8 if {short} else 1))",
+        "block": (f"32 if {short} else 256", f"8 if {short} else 1"),
+        "max_spills": 0,
+    }
+
+
 def _normalised(x: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
     """Compute x rstd weight and rstd = 1 / √(mean(x²) + eps), in float32 where x has 16 bits."""
     wide = x.float() if x.element_size() < 4 else x
@@ -67,6 +84,7 @@ def rms_norm_backward(cotangent: Tensor, x: Tensor, weight: Tensor, rstd: Tensor
 
 
 rms_norm_backward.kernel("cpu", cpp_file="rms_norm.cpp", dtypes=_DTYPES)
+rms_norm_backward.kernel("cuda", **_cuda("rstd.numel", blocks_before="ceil(x.shape[-1] * x.itemsize / 32)"))
 
 
 @opsmith.operator(
@@ -103,6 +121,7 @@ def _(grad: Tensor, x: Tensor, weight: Tensor | None, rstd: Tensor) -> dict[str,
 
 
 rms_norm.kernel("cpu", cpp_file="rms_norm.cpp", dtypes=_DTYPES)
+rms_norm.kernel("cuda", **_cuda("rstd.numel"))
 
 
 @opsmith.operator(
@@ -138,6 +157,7 @@ def add_rms_norm_(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps
 
 
 add_rms_norm_.kernel("cpu", cpp_file="rms_norm.cpp", dtypes=_DTYPES)
+add_rms_norm_.kernel("cuda", **_cuda("x.numel / x.shape[-1]"))
 
 
 @add_rms_norm_.gradients("x", "residual", "weight")

@@ -35,7 +35,8 @@ def rope_(x: Tensor, cos_sin: Tensor, positions: Tensor, interleaved: bool = Fal
 
     Raises:
         ShapeError, MutationError: As their names say.
-        KernelError, IndexError, ValueError: If a position is beyond the table, or R does not fit.
+        KernelError, IndexError, ValueError: If a position is beyond the table, or R does not fit. On a GPU
+            such a position stops the kernel, as torch's own indexing does.
 
     Example:
         >>> import torch
@@ -70,7 +71,16 @@ def _(grad_x: Tensor, cos_sin: Tensor, positions: Tensor, interleaved: bool) -> 
     return {"x": rope_.functional(grad_x, torch.cat([cos, -sin], -1), positions, interleaved)}
 
 
-rope_.kernel("cpu", cpp_file="rope.cpp", dtypes=[torch.float16, torch.bfloat16, torch.float32, torch.float64])
+_DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+rope_.kernel("cpu", cpp_file="rope.cpp", dtypes=_DTYPES)
+rope_.kernel(
+    "cuda",
+    cuda_file="rope.cu",
+    dtypes=_DTYPES,
+    grid="positions.numel",
+    block=(32, "max(1, min(8, x.shape[-2]))"),
+    max_spills=0,
+)
 
 
 def rope_table(

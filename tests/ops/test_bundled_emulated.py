@@ -1,0 +1,221 @@
+"""CUDA kernels of bundled operators, run on the CPU with every access checked: no finding, right results."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+import opsmith
+from opsmith import errors
+from opsmith.kernels.cuda.emulation.call import EmulatedCall, KernelEmulation, cuda_kernels
+from opsmith.kernels.cuda.emulation.launch import ORDERS, Order
+from opsmith.ops import add_rms_norm_, rms_norm, rope_, rope_table, write_kv_cache
+from opsmith.ops.rms_norm import rms_norm_backward
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="kernels are emulated on Linux")
+
+REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+EPS = 1e-5
+Make = Callable[..., Tensor]
+Layout = Callable[[tuple[int, ...], torch.dtype], Tensor]
+
+
+def contiguous(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.randn(shape).to(dtype)
+
+
+def transposed(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return contiguous(shape[::-1], dtype).permute(*reversed(range(len(shape))))
+
+
+def strided(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return contiguous((*shape, 2), dtype)[..., 1]
+
+
+def of_a_wider_row(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return contiguous((*shape[:-1], shape[-1] + 5), dtype)[..., 2:-3]
+
+
+def of_a_layer(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return contiguous((3, *shape), dtype)[1]
+
+
+LAYOUTS = (contiguous, transposed, strided, of_a_wider_row, of_a_layer)
+
+
+# Rows of a warp and of a block, read in pieces of 16 bytes and number by number; many rows.
+ROWS = [(5, 3), (2, 3, 72), (7,), (1, 1), (2, 2, 3, 64), (2, 136), (3, 133), (1, 1040), (300, 8), (0, 3)]
+
+
+def of_rms_norm(make: Make) -> Iterator[tuple[Any, ...]]:
+    for shape in ROWS:
+        yield make(*shape), make(shape[-1]), EPS
+    yield make(3, 4), None, EPS
+    yield make(3, 0), None, EPS
+
+
+def of_rms_norm_backward(make: Make) -> Iterator[tuple[Any, ...]]:
+    for shape in ROWS:
+        x = make(*shape)
+        rstd = rms_norm.reference(x, None, EPS)[1]
+        yield make(*shape), x, make(shape[-1]), rstd
+
+
+def of_add_rms_norm_(make: Make) -> Iterator[tuple[Any, ...]]:
+    for shape in ROWS:
+        yield make(*shape), make(*shape), make(shape[-1]), EPS
+    yield make(3, 4), make(3, 4), None, EPS
+
+
+def of_write_kv_cache(make: Make) -> Iterator[tuple[Any, ...]]:
+    for heads, dim, slots in (2, 3, [7, 0, 19]), (11, 40, [-1, 3]), (1, 1, [-1]), (2, 3, []), (0, 3, [1]):
+        caches = make(5, 4, heads, dim), make(5, 4, heads, dim + 1)
+        tokens = len(slots)
+        places = torch.tensor([slots, slots], dtype=torch.int64).T[:, 1]
+        yield *caches, make(tokens, heads, dim), make(tokens, heads, dim + 1), places
+
+
+def of_rope_(make: Make) -> Iterator[tuple[Any, ...]]:
+    for shape in (5, 2, 8), (2, 3, 2, 7), (4, 6), (0, 2, 4), (3, 0, 4), (2, 11, 136):
+        for interleaved in (False, True):
+            x = make(*shape)
+            table = rope_table(9, shape[-1] // 4 * 2, dtype=torch.promote_types(x.dtype, torch.float32))
+            positions = torch.randint(9, (*shape[:-2], 2))[..., 1]
+            yield x, table.T.contiguous().T, positions, interleaved
+
+
+CALLS: dict[opsmith.Operator[..., Any], Callable[[Make], Iterator[tuple[Any, ...]]]] = {
+    rms_norm: of_rms_norm,
+    rms_norm_backward: of_rms_norm_backward,
+    add_rms_norm_: of_add_rms_norm_,
+    write_kv_cache: of_write_kv_cache,
+    rope_: of_rope_,
+}
+
+
+def calls(operator: opsmith.Operator[..., Any], dtype: torch.dtype, layout: Layout) -> list[tuple[Any, ...]]:
+    return [*CALLS[operator](lambda *shape: layout(shape, dtype))]
+
+
+@cache
+def emulation(operator: opsmith.Operator[..., Any]) -> KernelEmulation:
+    """The kernel, with the instances for all dtypes in one library."""
+    (kernel,) = cuda_kernels(operator)
+    found = KernelEmulation(kernel)
+    found.build([given for dtype in REAL for given in calls(operator, dtype, contiguous)])
+    return found
+
+
+def results(operator: opsmith.Operator[..., Any], returned: Any, given: tuple[Any, ...]) -> list[Tensor]:
+    """What a call writes, or else returns."""
+    named = dict(zip(operator.specification.schema.names, given, strict=False))
+    return [named[name] for name in operator.specification.schema.written] or [*returned]
+
+
+MATRIX = [
+    pytest.param(
+        operator,
+        dtype,
+        layout,
+        (ORDERS[i], ORDERS[i - 1]) if i == j else ORDERS,
+        id=f"{operator.specification.short_name}-{str(dtype)[6:]}-{layout.__name__}",
+        marks=[] if i == j else [pytest.mark.slow],
+    )
+    for operator in CALLS
+    for i, dtype in enumerate(REAL)
+    for j, layout in enumerate(LAYOUTS)
+]
+
+
+@pytest.mark.parametrize(("operator", "dtype", "layout", "orders"), MATRIX)
+def test_values_without_a_finding(
+    operator: Any, dtype: torch.dtype, layout: Layout, orders: Sequence[str]
+) -> None:
+    kernel = emulation(operator)
+    launched = []
+    for given in calls(operator, dtype, layout):
+        expected = [each.clone() if isinstance(each, Tensor) else each for each in given]
+        right = results(operator, operator.reference(*expected), tuple(expected))
+        call = kernel.prepare(list(given))
+        assert isinstance(call, EmulatedCall), call
+        assert not call.plan.copied
+        launched.append((given, right, call, [call.launch(Order(order)) for order in orders]))
+    every = [launch for *_, launches in launched for launch in launches if launch is not None]
+    assert [found for found in kernel.run(every) if found] == []
+    for given, right, call, launches in launched:
+        for launch in launches:
+            got = results(operator, call.finish(kernel.kernel, launch), given)
+            assert_close(got, right, equal_nan=True)
+
+
+@pytest.mark.parametrize("odd", [float("inf"), float("nan")], ids=str)
+def test_what_is_not_finite_goes_where_the_reference_has_it(odd: float) -> None:
+    x, weight = torch.randn(5, 8), torch.randn(8)
+    x[1, 3] = x[4, 0] = odd
+    right = rms_norm.reference(x, weight)
+    assert_close(opsmith.emulate(rms_norm, x, weight), right, equal_nan=True)
+    given = torch.randn(5, 8), x, weight, right[1]
+    got, right = opsmith.emulate(rms_norm_backward, *given), rms_norm_backward.reference(*given)
+    assert_close(got, right, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [
+        pytest.param(rms_norm, id="rms_norm"),
+        pytest.param(add_rms_norm_.functional, id="add_rms_norm_", marks=pytest.mark.slow),
+    ],
+)
+def test_gradients(operator: Callable[..., Any]) -> None:
+    sizes = [(3, 5), (5,)] if operator is rms_norm else [(3, 5), (3, 5), (5,)]
+    given = [torch.randn(size, dtype=torch.float64, requires_grad=True) for size in sizes]
+    with opsmith.testing.emulated_cuda() as emulated:
+        assert torch.autograd.gradcheck(operator, given, fast_mode=True, check_undefined_grad=False)
+    assert emulated.calls["opsmith::rms_norm_backward"]
+
+
+def test_a_slot_beyond_the_cache_stops_the_kernel() -> None:
+    caches, rows = [torch.zeros(5, 4, 2, 3) for _ in range(2)], torch.ones(2, 2, 3)
+    with pytest.raises(errors.KernelFaultError, match=r"assert\(slot < key_cache.size\(0\)"):
+        opsmith.emulate(write_kv_cache, *caches, rows, rows, torch.tensor([20, 0]))
+
+
+@pytest.mark.parametrize("position", [-1, 3])
+def test_a_position_beyond_the_table_stops_the_kernel(position: int) -> None:
+    kernel, positions = emulation(rope_), torch.tensor([0, 1])
+    call = kernel.prepare([torch.ones(2, 1, 4), rope_table(3, 4), positions, False])
+    assert isinstance(call, EmulatedCall), call
+    positions[1] = position  # as in a later call: the reference saw the numbers of the first
+    [[found, *_]] = kernel.run([call.launch(Order("forward"))])
+    assert "assert(position >= 0 && position < cos_sin.size(0))" in found.message
+
+
+@pytest.mark.parametrize("columns", [3, 6])
+def test_a_table_that_does_not_fit_is_refused_before_the_launch(columns: int) -> None:
+    message = f"cos_sin has {columns} columns: an even number is needed, of at most 4"
+    with pytest.raises(ValueError, match=message):
+        opsmith.emulate(rope_, torch.ones(2, 1, 4), torch.ones(3, columns), torch.tensor([0, 1]))
+
+
+def spilling(operator: opsmith.Operator[..., Any]) -> list[str]:
+    """Failures of the property `resources`."""
+    report = opsmith.check(operator, only=["resources"], effort="quick")
+    [outcome] = [each for each in report.outcomes if each.property == "resources"]
+    assert outcome.status == "passed", outcome
+    return [each.message for each in report.failures]
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [pytest.param(each, marks=[] if each is write_kv_cache else [pytest.mark.slow]) for each in CALLS],
+    ids=lambda each: each.specification.short_name,
+)
+def test_nothing_spills(operator: opsmith.Operator[..., Any]) -> None:
+    assert spilling(operator) == []
