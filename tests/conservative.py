@@ -9,7 +9,7 @@ from __future__ import annotations
 
 REFUSED = {
     "library_operators": (
-        "adopting/test_dirty.py::test_an_operator_of_torch_library_says_it_in_its_schema",
+        "adopting/test_dirty_refusals.py::test_an_operator_of_torch_library_says_it_in_its_schema",
         "adopting/test_registered.py::test_a_kernel_that_writes_or_returns_its_input_is_found_where_it_is_differentiated",
         "adopting/test_registered.py::test_a_reference_needs_no_type_hints",
         "adopting/test_registered.py::test_adopting_again_replaces_and_stacks_nothing",
@@ -78,8 +78,8 @@ REFUSED = {
         "torch_library/test_nondeterminism.py::test_an_operator_of_torch_library_with_the_tag_is_held_to_a_bound",
     ),
     "torch_func": (
-        "adopting/test_dirty.py::test_transforms",
-        "adopting/test_dirty.py::test_what_vmap_maps_is_written_into_what_it_maps",
+        "adopting/test_dirty_derivatives.py::test_transforms",
+        "adopting/test_dirty_derivatives.py::test_what_vmap_maps_is_written_into_what_it_maps",
         "adopting/test_foreign_classes.py::test_the_name_of_a_backward_may_be_taken",
         "adopting/test_adopted_operators.py::test_what_runs_on_real_tensors_is_told",
         "adopting/test_corpus_transforms.py::test_vmap[numpy_sin-0]",
