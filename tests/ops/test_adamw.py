@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from random_layouts import contiguous, strided, transposed
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -16,19 +17,6 @@ from opsmith.ops import adamw_
 REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 SHAPES = [(3,), (2, 5), (), (0, 2), (4, 3, 2)]
 Layout = Callable[[tuple[int, ...], torch.dtype], Tensor]
-
-
-def contiguous(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return torch.randn(shape).to(dtype)
-
-
-def transposed(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    order = tuple(reversed(range(len(shape))))
-    return contiguous(tuple(shape[at] for at in order), dtype).permute(order)
-
-
-def strided(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return contiguous((*shape, 2), dtype)[..., 1]
 
 
 def of_a_larger_one(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from random_layouts import contiguous, strided
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -16,14 +17,6 @@ from opsmith.ops import paged_attention
 
 REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 Layout = Callable[[tuple[int, ...], torch.dtype], Tensor]
-
-
-def contiguous(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return torch.randn(shape).to(dtype)
-
-
-def strided(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return contiguous((*shape[:-1], 2 * shape[-1]), dtype)[..., 1::2]
 
 
 def by_heads(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

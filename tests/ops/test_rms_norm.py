@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from random_layouts import contiguous, expanded, of_a_wider_row, strided, transposed
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.testing import assert_close
@@ -18,27 +19,6 @@ from opsmith.ops.rms_norm import rms_norm_backward
 REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 SHAPES = [(5, 3), (2, 3, 70), (7,), (0, 3), (1, 1), (2, 2, 3, 64)]
 EPS = 1e-5
-
-
-def contiguous(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return torch.randn(shape).to(dtype)
-
-
-def transposed(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    order = tuple(reversed(range(len(shape))))
-    return contiguous(tuple(shape[at] for at in order), dtype).permute(order)
-
-
-def strided(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return contiguous((*shape[:-1], 2 * shape[-1]), dtype)[..., 1::2]
-
-
-def of_a_wider_row(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return contiguous((*shape[:-1], shape[-1] + 5), dtype)[..., 2:-3]
-
-
-def expanded(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return contiguous((1,) * (len(shape) - 1) + shape[-1:], dtype).expand(shape)
 
 
 LAYOUTS = [contiguous, transposed, strided, of_a_wider_row, expanded]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from random_layouts import contiguous, strided, transposed
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -16,19 +17,6 @@ from opsmith.ops import rope_, rope_table
 REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 SHAPES = [(5, 2, 8), (2, 3, 2, 7), (4, 6), (0, 2, 4), (3, 0, 4), (70, 3, 64)]
 Layout = Callable[[tuple[int, ...], torch.dtype], Tensor]
-
-
-def contiguous(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return torch.randn(shape).to(dtype)
-
-
-def transposed(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    order = tuple(reversed(range(len(shape))))
-    return contiguous(tuple(shape[at] for at in order), dtype).permute(order)
-
-
-def strided(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return contiguous((*shape[:-1], 2 * shape[-1]), dtype)[..., 1::2]
 
 
 def by_heads(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from random_layouts import contiguous, strided, transposed
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -15,19 +16,6 @@ from opsmith import errors
 from opsmith.ops import swiglu_
 
 REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-def contiguous(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return torch.randn(shape).to(dtype)
-
-
-def transposed(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    order = tuple(reversed(range(len(shape))))
-    return contiguous(tuple(shape[at] for at in order), dtype).permute(order)
-
-
-def strided(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return contiguous((*shape[:-1], 2 * shape[-1]), dtype)[..., 1::2]
 
 
 @pytest.mark.parametrize("layout", [contiguous, transposed, strided])

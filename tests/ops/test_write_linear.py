@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from random_layouts import contiguous, strided, transposed
 from torch import Tensor
 
 import opsmith
@@ -14,18 +15,6 @@ from opsmith.ops import write_linear
 
 REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 SHAPES = [(3, 5, 4), (1, 2, 70), (4, 6, 8), (9, 1, 3), (0, 2, 3), (2, 0, 3), (2, 3, 0), (64, 96, 128)]
-
-
-def contiguous(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return torch.randn(shape).to(dtype)
-
-
-def transposed(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return contiguous((shape[1], shape[0]), dtype).mT
-
-
-def strided(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return contiguous((shape[0], 2 * shape[1]), dtype)[:, 1::2]
 
 
 def half(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
