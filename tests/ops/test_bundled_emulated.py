@@ -145,7 +145,7 @@ def test_values_without_a_finding(
         right = results(operator, operator.reference(*expected), tuple(expected))
         call = kernel.prepare(list(given))
         assert isinstance(call, EmulatedCall), call
-        assert not call.plan.copied
+        assert not call.call.plan.copied
         launched.append((given, right, call, [call.launch(Order(order)) for order in orders]))
     every = [launch for *_, launches in launched for launch in launches if launch is not None]
     assert [found for found in kernel.run(every) if found] == []
