@@ -25,7 +25,18 @@ from opsmith.pages.content import AbsentSection
 
 pytestmark = pytest.mark.usefixtures("no_exports")
 
-SECTIONS = ("check", "origins", "code", "graph", "memory", "kernels", "benchmark", "onnx", "environment")
+SECTIONS = (
+    "check",
+    "origins",
+    "code",
+    "graph",
+    "memory",
+    "kernels",
+    "accesses",
+    "benchmark",
+    "onnx",
+    "environment",
+)
 
 
 def measured(name: str) -> Benchmark:
@@ -287,7 +298,10 @@ def test_what_is_looked_at_is_told(tmp_path: Path) -> None:
     said: list[tuple[str, int, int]] = []
     written(tmp_path, paged.plain, progress=lambda *each: said.append(each))
     assert said == [
-        *((f"paged::plain: {what}", 0, 1) for what in ("graph", "kernels", "ONNX", "benchmark")),
+        *(
+            (f"paged::plain: {what}", 0, 1)
+            for what in ("graph", "kernels", "memory accesses", "ONNX", "benchmark")
+        ),
         ("", 1, 1),
     ]
 
@@ -304,3 +318,27 @@ def test_a_mistake_of_the_sections_is_not_hidden_from_tests(tmp_path: Path) -> N
     )
     absent = [name for name, value in vars(looked).items() if isinstance(value, AbsentSection)]
     assert absent == []
+
+
+def test_a_kernel_in_cuda_cpp_has_its_accesses_by_line(tmp_path: Path) -> None:
+    @opsmith.operator("paged::halved")
+    def halved(x: torch.Tensor) -> torch.Tensor:
+        return x[::2].clone()
+
+    code = """
+template <class T>
+__global__ void halved(Contiguous<const T> x, Contiguous<T> y) {
+  OPSMITH_EACH(i, y.numel()) y[i] = x[2 * i];
+}
+"""
+    halved.kernel("cuda", cuda=code, grid=1, block=32, dtypes=[torch.float64, torch.float32])
+    halved.samples(lambda make: [(make(64),)])
+    found = Reader(section(written(tmp_path, halved), "accesses")).text
+    assert "halved in float32, 1 call" in found
+    assert "×2.0 reads x 1 32.0 8.0 sectors" in found
+    assert "×1.0 writes result 1 32.0 4.0 sectors" in found
+    assert "y[i] = x[2 * i];" in found
+
+
+def test_an_operator_without_a_kernel_in_cuda_cpp_has_no_access_model(text: str) -> None:
+    assert "It has no kernel in CUDA C++" in section(text, "accesses")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich import box
@@ -65,6 +65,13 @@ def compile(
             show_default=False,
         ),
     ] = None,
+    access: Annotated[
+        bool,
+        typer.Option(
+            "--access",
+            help="Run kernels in CUDA C++ on the CPU instead, and show how well each line accesses memory.",
+        ),
+    ] = False,
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
@@ -74,6 +81,10 @@ def compile(
     compiled for the operator's samples. Limits that its author states, `max_spills=` and `max_registers=`,
     are enforced for CUDA C++.
 
+    `--access` is a model of a GPU's memory: of each line, the requests of warps, and the sectors of global
+    memory or wavefronts of shared memory that they take, in units of the fewest possible: ×1.0 is the best,
+    and the worst lines come first. It needs a compiler of C++, and no NVRTC.
+
     **Examples**
 
     - `opsmith compile operators.py`
@@ -82,11 +93,16 @@ def compile(
 
     - `opsmith compile operators.py --json > resources.json`
 
-    Exit status: 0 all compile and keep to their limits, 1 one does not, 2 nothing could be compiled.
+    - `opsmith compile operators.py:transpose --access`
+
+    Exit status: 0 all compile and keep to their limits, 1 one does not, 2 nothing could be compiled; with
+    `--access` 0 all were run, 1 one cannot be run or is at fault, 2 none could be run.
     """
     out = sys.stdout
     with guarded(traceback=traceback), redirect_stdout(sys.stderr):  # stdout is for the result alone
         printer = Output(out)
+        if access:
+            _model_access(printer, targets, architectures, as_json=as_json)
         kernels = _kernels(targets)
         by_nvrtc = any(isinstance(kernel, CudaKernel) for _, kernel in kernels)
         chosen = _architectures(architectures, by_nvrtc=by_nvrtc)
@@ -117,6 +133,32 @@ def compile(
     raise typer.Exit(FAILED if refused or any(each.faults for each in used) else 0)
 
 
+def _model_access(
+    printer: Output, targets: list[str], architectures: list[str] | None, *, as_json: bool
+) -> NoReturn:
+    """Show the access model of kernels in CUDA C++, and end the command."""
+    if architectures:
+        raise errors.UsageError(
+            "`--access` runs kernels on the CPU, for no architecture",
+            argument="--arch",
+            expected="`--access` or `--arch`",
+            got="both",
+            hint="leave one of them out",
+        )
+    kernels = _kernels(targets, (CudaKernel,))
+    from opsmith.cli.access import access_of  # few commands need the emulation
+
+    answer = access_of([(operator, kernel) for operator, kernel in kernels if isinstance(kernel, CudaKernel)])
+    if as_json:
+        printer.write_json({"schema": SCHEMA, "access": answer.to_dict()})
+    else:
+        answer.show(printer.console())
+    printer.close()
+    if not answer.found and not answer.faulty:
+        raise typer.Exit(UNUSABLE)
+    raise typer.Exit(FAILED if answer.refused else 0)
+
+
 def _architectures(named: list[str] | None, *, by_nvrtc: bool) -> tuple[str, ...]:
     chosen = tuple(dict.fromkeys(named or ARCHITECTURES))
     if not by_nvrtc:
@@ -136,18 +178,23 @@ def _architectures(named: list[str] | None, *, by_nvrtc: bool) -> tuple[str, ...
     return chosen
 
 
-def _kernels(targets: list[str]) -> list[tuple[Operator[..., Any], CudaKernel | TritonKernel]]:
+def _kernels(
+    targets: list[str], languages: tuple[type[CudaKernel | TritonKernel], ...] = (CudaKernel, TritonKernel)
+) -> list[tuple[Operator[..., Any], CudaKernel | TritonKernel]]:
     found: dict[CudaKernel | TritonKernel, Operator[..., Any]] = {}
     for target in targets:
         with waiting(f"importing {escape(target)}"):
             operators = Target.of(target).operators()
         for operator in operators:
-            for language in (CudaKernel, TritonKernel):
+            for language in languages:
                 found |= dict.fromkeys(gpu_kernels(operator, language), operator)
     if not found:
+        alone = TritonKernel not in languages
         raise errors.OperatorNotFoundError(
-            f"no operator of {', '.join(f'`{target}`' for target in targets)} has a CUDA kernel",
-            hint="give it one: `op.kernel('cuda', cuda=..., grid=...)`, or `triton=...`",
+            f"no operator of {', '.join(f'`{target}`' for target in targets)} has a "
+            f"{'kernel in CUDA C++' if alone else 'CUDA kernel'}",
+            hint="give it one: `op.kernel('cuda', cuda=..., grid=...)`"
+            + ("; kernels in Triton have no access model" if alone else ", or `triton=...`"),
         )
     return [(operator, kernel) for kernel, operator in found.items()]
 

@@ -16,9 +16,10 @@ from opsmith.build.toolchain import find_toolchain
 from opsmith.checking import Report, check
 from opsmith.core.operator import Operator
 from opsmith.drawing import Figure
+from opsmith.kernels.cuda.emulation.access_model import KernelAccess
 from opsmith.pages.aspects import Aspect, aspects_of
 from opsmith.pages.declaration import CallSignature, SourceCode, codes_of, signature_of
-from opsmith.pages.kernels import KernelList, kernels_of
+from opsmith.pages.kernels import KernelList, accesses_of, kernels_of
 from opsmith.pages.sections import (
     BenchmarkResult,
     ExportResult,
@@ -57,6 +58,7 @@ class PageContent:
         graph: The graph of the reference and the formulas.
         saved: The tensors that a call saves for the backward.
         kernels: The kernels with their resources.
+        accesses: The access model of the kernels in CUDA C++.
         exports: The ONNX export with each kind of body.
         measured: The benchmark.
         environment: Versions, machine and compiler.
@@ -71,6 +73,7 @@ class PageContent:
     graph: Figure | AbsentSection
     saved: SavedTensors | AbsentSection
     kernels: KernelList | AbsentSection
+    accesses: tuple[KernelAccess, ...] | AbsentSection
     exports: tuple[ExportResult, ...] | AbsentSection
     measured: BenchmarkResult | AbsentSection
     environment: Mapping[str, str]
@@ -136,6 +139,8 @@ def collect_content(
     saved = attempted(lambda: saved_tensors(operator))
     step("kernels")
     kernels = attempted(lambda: kernels_of(operator, architectures))
+    step("memory accesses")
+    accesses = attempted(lambda: accesses_of(operator))
     step("ONNX")
     exports = attempted(lambda: exports_of(operator))
     step("benchmark")
@@ -149,6 +154,7 @@ def collect_content(
         graph=graph,
         saved=saved,
         kernels=kernels if specification.kernels else NO_KERNEL,
+        accesses=accesses,
         exports=exports,
         measured=_measured(operator, benchmark, None if isinstance(section, AbsentSection) else section),
         environment=environment(),

@@ -19,6 +19,7 @@ SECTIONS = {
     "graph": "Graph",
     "memory": "Saved for the backward",
     "kernels": "Kernels",
+    "accesses": "Accesses to memory",
     "benchmark": "Benchmark",
     "onnx": "ONNX",
     "environment": "Environment",

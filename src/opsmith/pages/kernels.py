@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+
+import torch
 
 from opsmith import errors
 from opsmith.checking.report import ordered
@@ -12,8 +15,9 @@ from opsmith.core.kernels import BuiltKernel, Kernel
 from opsmith.core.operator import Operator
 from opsmith.kernels.common.gpu_resources import ARCHITECTURES, KernelUsage
 from opsmith.kernels.cpp.kernel import CppKernel
+from opsmith.kernels.cuda.emulation.access_model import KernelAccess, kernel_access
 from opsmith.kernels.cuda.kernel import CudaKernel
-from opsmith.kernels.gpu_usage import cuda_usage, triton_usage
+from opsmith.kernels.gpu_usage import cuda_usage, gpu_kernels, sample_values, triton_usage
 from opsmith.kernels.triton.kernel import TritonKernel
 
 LANGUAGES: tuple[tuple[type, str], ...] = (
@@ -89,6 +93,23 @@ def kernels_of(operator: Operator[..., Any], architectures: Sequence[str] = ARCH
         except errors.OpsmithError as error:
             refused.append(str(error))
     return KernelList(kernel_entries(operator.specification.kernels), tuple(used), tuple(refused))
+
+
+def accesses_of(operator: Operator[..., Any]) -> tuple[KernelAccess, ...]:
+    """The access model of each kernel in CUDA C++, in one dtype.
+
+    Raises:
+        NotEmulatedError, KernelFaultError, MissingSamplesError: See `kernel_access`.
+    """
+    calls = partial(sample_values, operator)
+    kernels = gpu_kernels(operator, CudaKernel)
+    return tuple(each for kernel in kernels for each in kernel_access(kernel, calls, _first_dtype(kernel)))
+
+
+def _first_dtype(kernel: CudaKernel) -> tuple[torch.dtype, ...]:
+    """float32 if a kernel takes it, else its first dtype; none for a kernel that names no dtypes."""
+    dtypes = sorted(kernel.dtypes or (), key=str)
+    return (torch.float32,) if torch.float32 in dtypes else tuple(dtypes[:1])
 
 
 def kernel_entries(kernels: Sequence[Kernel]) -> tuple[KernelEntry, ...]:

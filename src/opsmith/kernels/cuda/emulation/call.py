@@ -173,11 +173,10 @@ class KernelEmulation:
 
     def run(self, runs: Sequence[EmulatedRun], *, in_process: bool = False) -> list[list[EmulationFinding]]:
         """Run the launches of calls, and return the findings of each call."""
-        launches = [launch for run in runs for launch in run.launches]
-        results = dict(zip(map(id, launches), run_launches(launches, in_process=in_process), strict=True))
-        return [self._findings(run, [results[id(launch)] for launch in run.launches]) for run in runs]
+        results = results_of(runs, in_process=in_process)
+        return [self.findings(run, each) for run, each in zip(runs, results, strict=True)]
 
-    def _findings(self, run: EmulatedRun, results: Sequence[LaunchResult]) -> list[EmulationFinding]:
+    def findings(self, run: EmulatedRun, results: Sequence[LaunchResult]) -> list[EmulationFinding]:
         """Return the findings of a call: notes, and the faults of the first launch that has some."""
         found: list[EmulationFinding] = []
         for number, (launch, result) in enumerate(zip(run.launches, results, strict=True), 1):
@@ -204,6 +203,15 @@ class KernelEmulation:
             if faults:
                 raise fault_error(self.kernel, faults)
         return call.finish(self.kernel, run)
+
+
+def results_of(
+    runs: Sequence[EmulatedRun], *, in_process: bool = False, counted: bool = False
+) -> list[list[LaunchResult]]:
+    """Run the launches of calls, and return the result of each launch of each call."""
+    launches = [launch for run in runs for launch in run.launches]
+    results = iter(run_launches(launches, in_process=in_process, counted=counted))
+    return [[next(results) for _ in run.launches] for run in runs]
 
 
 def _labels(name: str, value: Any) -> list[str]:

@@ -32,8 +32,8 @@ RUNTIME_HEADERS = (
     *(
         RUNTIME.parent / name
         for name in (
-            *("fibers.h", "happens_before.h", "reports.h", "steps.h", "segments.h", "shadow_memory.h"),
-            *("instrumentation.h", "warps.h", "blocks.h"),
+            *("fibers.h", "happens_before.h", "reports.h", "steps.h", "segments.h", "requests.h"),
+            *("shadow_memory.h", "instrumentation.h", "warps.h", "blocks.h"),
         )
     ),
 )
@@ -54,6 +54,11 @@ _FLAGS = (
 _GCC_FLAGS = (
     *("-fno-tree-loop-distribute-patterns", "-ftrack-macro-expansion=0"),
     "-fno-extern-tls-init",  # shared memory has no constructors
+    *(
+        "-fno-tree-sra",
+        "-fno-reorder-blocks",
+        "-fno-thread-jumps",
+    ),  # requests are those of the text: requests.h
     "-fno-gnu-unique",  # else two libraries share the shared memory of a template
     *("--param", "tsan-distinguish-volatile=1", "--param", "tsan-instrument-func-entry-exit=0"),
 )

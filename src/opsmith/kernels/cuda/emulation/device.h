@@ -110,7 +110,7 @@ extern "C" {
 int emulated_barrier(const char* file, int line, int kind, int value);  // 0 plain, 1 count, 2 and, 3 or
 void emulated_warp(int kind, unsigned mask, const void* value, int size, int argument, int width, void* result,
                    const char* file, int line);
-void emulated_atomic(const void* address, int size, void* pc);
+void emulated_atomic(const void* address, int size, void* pc, void* stack);
 void emulated_spin(void* pc);
 [[noreturn]] void emulated_trap(const char* text, const char* file, int line);
 void emulated_fence();
@@ -197,9 +197,10 @@ EMULATED_INLINE void __nanosleep(unsigned) { emulated::emulated_spin(__builtin_r
 
 // ---- Atomics. All threads of a launch are fibers of one thread of the CPU, so that plain code is atomic.
 
+#define EMULATED_CALLER __builtin_return_address(0), __builtin_dwarf_cfa()
 #define EMULATED_ATOMIC(name, body)                                                                   \
   template <class T> EMULATED_UNCHECKED T name(T* at, std::common_type_t<T> value) {                  \
-    emulated::emulated_atomic((const void*)at, sizeof(T), __builtin_return_address(0));               \
+    emulated::emulated_atomic((const void*)at, sizeof(T), EMULATED_CALLER);                           \
     const T old = *at;                                                                                \
     *at = (body);                                                                                     \
     return old;                                                                                       \
@@ -218,7 +219,7 @@ EMULATED_ATOMIC(atomicInc, old >= value ? T(0) : T(old + 1))
 EMULATED_ATOMIC(atomicDec, old == 0 || old > value ? value : T(old - 1))
 template <class T>
 EMULATED_UNCHECKED T atomicCAS(T* at, std::common_type_t<T> expected, std::common_type_t<T> value) {
-  emulated::emulated_atomic((const void*)at, sizeof(T), __builtin_return_address(0));
+  emulated::emulated_atomic((const void*)at, sizeof(T), EMULATED_CALLER);
   const T old = *at;
   if (!__builtin_memcmp(&old, &expected, sizeof(T))) *at = value;
   return old;

@@ -5,12 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from torch import Tensor
 
-from opsmith.build.symbols import Line, lines_at
-from opsmith.kernels.cpp.compiler import own_headers, quoted_from
 from opsmith.kernels.cuda.emulation.launch import (
     IN_GLOBAL_VARIABLE,
     IN_SHARED,
@@ -21,6 +18,7 @@ from opsmith.kernels.cuda.emulation.launch import (
     Report,
     extent_of,
 )
+from opsmith.kernels.cuda.emulation.source_lines import SourceLine, SourceLines
 from opsmith.kernels.cuda.source import CudaSource
 
 NOTE, SKIPPED = "note", "skipped"
@@ -65,39 +63,17 @@ class EmulationFinding:
     hint: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Line of source."""
-
-    where: str
-    text: str
-    file: str
-    number: int
-
-
 class _Reader:
     """Reader of the reports of one launch."""
 
     def __init__(self, source: CudaSource, launch: EmulatedLaunch, reports: Sequence[Report]) -> None:
         self.source, self.launch = source, launch
-        self.headers = own_headers(source)
-        counters = sorted({pc for each in reports for pc in (each.pc, each.other_pc) if pc})
-        chains = lines_at(launch.library.path, counters)
-        self.lines = dict(zip(counters, chains, strict=True))
+        counters = (pc for each in reports for pc in (each.pc, each.other_pc))
+        self.lines = SourceLines(source, launch.library.path, counters)
 
-    def place(self, pc: int, file: bytes | None = None, number: int = 0) -> _Place:
+    def place(self, pc: int, file: bytes | None = None, number: int = 0) -> SourceLine:
         """Return the author's line of a program counter, or of a file and line that the kernel passed."""
-        chain = list(self.lines.get(pc, ()))
-        if file is not None and number:
-            chain.insert(0, Line("", file.decode(errors="replace"), number))
-        for line in chain:
-            if line.is_of(self.source.path):
-                text = self.source.quoted(line.number).strip()
-                return _Place(f"{self.source.path}:{line.number}", text, self.source.path, line.number)
-            if line.file in self.headers or Path(line.file).resolve().as_posix() in self.headers:
-                text = quoted_from(line.file, line.number).strip()
-                return _Place(f"{line.file}:{line.number}", text, line.file, line.number)
-        return _Place(self.source.where, "", self.source.path, self.source.at)
+        return self.lines.at(pc, file, number)
 
     def memory(self, report: Report, write: str = "reads", size: bool = True) -> str:
         """Return the words for an access: verb, bytes and place."""
@@ -199,7 +175,7 @@ def _root_reports(reports: Iterable[Report]) -> list[Report]:
 
 
 def _finding(
-    reader: _Reader, report: Report, cause: str, message: str, hint: str = "", other: _Place | None = None
+    reader: _Reader, report: Report, cause: str, message: str, hint: str = "", other: SourceLine | None = None
 ) -> EmulationFinding:
     place = reader.place(report.pc, report.file, report.line)
     second = f"thread {report.other_thread} of block {report.other_block}"
@@ -328,7 +304,7 @@ def _barrier_after_exit(reader: _Reader, report: Report) -> EmulationFinding:
     return _finding(reader, report, NOTE, message, "prefer a condition around the work to a `return`")
 
 
-def _returns_before(source: CudaSource, barrier: _Place) -> bool:
+def _returns_before(source: CudaSource, barrier: SourceLine) -> bool:
     """Return True if a `return` stands before a barrier, so that threads may end there on purpose."""
     if barrier.file != source.path:
         return True

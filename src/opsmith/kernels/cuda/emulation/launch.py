@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import mmap
 import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +21,8 @@ from opsmith.kernels.cuda.parameters import PackedParameters
 
 MAX_REPORTS = 48
 """Most reports of one launch, each of other lines."""
+MAX_REQUESTS = 8192
+"""Most kinds of requests of one launch that are counted apart."""
 THREAD_STEPS, BLOCK_STEPS = 10_000_000, 40_000_000
 """Steps after which a thread or a block is endless: accesses, and pieces of code without a branch."""
 STEPS = 400_000_000
@@ -86,6 +89,16 @@ class Report(ctypes.Structure):
     ]
 
 
+class Requests(ctypes.Structure):
+    """Requests of warps from one place in the code to one tensor or to shared memory; see launch_record.h."""
+
+    _fields_ = [
+        ("pc", ctypes.c_uint64),
+        *((name, ctypes.c_int32) for name in ("region", "use", "size", "unused")),
+        *((name, ctypes.c_uint64) for name in ("count", "lanes", "parts", "fewest")),
+    ]
+
+
 class _Region(ctypes.Structure):
     _fields_ = [
         ("base", ctypes.c_uint64),
@@ -100,13 +113,14 @@ class _Options(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("order", "most")),
         *((name, ctypes.c_uint64) for name in ("seed", "thread_steps", "block_steps", "steps")),
-        *((name, ctypes.c_int32) for name in ("handle_faults", "unused")),
+        *((name, ctypes.c_int32) for name in ("handle_faults", "most_requests")),
+        ("requests", ctypes.c_void_p),
     ]
 
 
 class _Outcome(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_int32) for name in ("started", "finished", "reports", "unused")),
+        *((name, ctypes.c_int32) for name in ("started", "finished", "reports", "requests")),
         *((name, ctypes.c_uint64) for name in ("steps", "accesses")),
     ]
 
@@ -221,11 +235,13 @@ class LaunchResult:
         reports: Reports of the runtime.
         status: Exit status of the process, if it ended without a report; None otherwise.
         accesses: Number of accesses to memory.
+        requests: Requests of warps, if they were counted.
     """
 
     reports: tuple[Report, ...]
     status: int | None
     accesses: int
+    requests: tuple[Requests, ...] = ()
 
 
 def guarded(tensor: Tensor, *, filled: bool = True) -> Tensor:
@@ -266,7 +282,9 @@ def extent_of(tensor: Tensor) -> int:
     return 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
-def run_launches(launches: Sequence[EmulatedLaunch], *, in_process: bool = False) -> list[LaunchResult]:
+def run_launches(
+    launches: Sequence[EmulatedLaunch], *, in_process: bool = False, counted: bool = False
+) -> list[LaunchResult]:
     """Run launches, one after the other.
 
     A child process runs them. Where a kernel ends it, the next child goes on with the launch behind.
@@ -274,13 +292,17 @@ def run_launches(launches: Sequence[EmulatedLaunch], *, in_process: bool = False
     Args:
         launches: The launches.
         in_process: True to run them in this process, for a debugger.
+        counted: True to count the requests of warps.
     """
-    size = ctypes.sizeof(_Outcome) + MAX_REPORTS * ctypes.sizeof(Report)
-    memory = mmap.mmap(-1, max(size * len(launches), 1))
+    kinds: Sequence[Any] = (_Outcome, Report * MAX_REPORTS, Requests * (MAX_REQUESTS if counted else 0))
+    begins = [0, *itertools.accumulate(map(ctypes.sizeof, kinds))]
+    memory = mmap.mmap(-1, max(begins[-1] * len(launches), 1))
     rooms = [
-        (
-            _Outcome.from_buffer(memory, at * size),
-            (Report * MAX_REPORTS).from_buffer(memory, at * size + ctypes.sizeof(_Outcome)),
+        _Room(
+            *(
+                kind.from_buffer(memory, at * begins[-1] + begin)
+                for kind, begin in zip(kinds, begins, strict=False)
+            )
         )
         for at in range(len(launches))
     ]
@@ -289,24 +311,34 @@ def run_launches(launches: Sequence[EmulatedLaunch], *, in_process: bool = False
     at = 0
     while at < len(launches):
         if in_process:
-            prepared[at].run(*rooms[at], handle_faults=False)
+            prepared[at].run(rooms[at], handle_faults=False)
             at += 1
             continue
         status = _run_in_child(prepared[at:], rooms[at:])
-        ended = next((n for n, (outcome, _) in enumerate(rooms[at:], at) if not outcome.finished), None)
+        ended = next((n for n, room in enumerate(rooms[at:], at) if not room.outcome.finished), None)
         if ended is None:
             break
         statuses[ended] = status
         at = ended + 1
     results = []
-    for number, (outcome, reports) in enumerate(rooms):
-        copied = tuple(Report.from_buffer_copy(each) for each in reports[: outcome.reports])
+    for number, room in enumerate(rooms):
+        outcome = room.outcome
+        copied = tuple(Report.from_buffer_copy(each) for each in room.reports[: outcome.reports])
         crashed = None if copied else statuses.get(number)
-        results.append(LaunchResult(copied, crashed, outcome.accesses))
+        requests = tuple(Requests.from_buffer_copy(each) for each in room.requests[: outcome.requests])
+        results.append(LaunchResult(copied, crashed, outcome.accesses, requests))
     return results
 
 
-def _run_in_child(prepared: Sequence[_PreparedLaunch], rooms: Sequence[tuple[Any, Any]]) -> int:
+class _Room(NamedTuple):
+    """Memory into which the runtime writes about a launch."""
+
+    outcome: Any
+    reports: Any
+    requests: Any
+
+
+def _run_in_child(prepared: Sequence[_PreparedLaunch], rooms: Sequence[_Room]) -> int:
     """Run launches in a forked process, which calls the libraries and nothing else; return its status."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 and later: threads and fork
@@ -314,7 +346,7 @@ def _run_in_child(prepared: Sequence[_PreparedLaunch], rooms: Sequence[tuple[Any
     if child == 0:
         try:
             for each, room in zip(prepared, rooms, strict=True):
-                each.run(*room, handle_faults=True)
+                each.run(room, handle_faults=True)
         finally:
             os._exit(0)
     _, status = os.waitpid(child, 0)
@@ -346,12 +378,21 @@ class _PreparedLaunch:
         offsets = launch.packed.offsets
         self.parameters = (ctypes.c_void_p * max(len(offsets), 1))(*(base + offset for offset in offsets))
 
-    def run(self, outcome: _Outcome, reports: Any, *, handle_faults: bool) -> None:
+    def run(self, room: _Room, *, handle_faults: bool) -> None:
         """Run the launch in this process."""
         launch = self.launch
         number = ORDERS.index(launch.order.name)
         limits = (THREAD_STEPS, BLOCK_STEPS, STEPS)
-        options = _Options(number, MAX_REPORTS, launch.order.seed, *limits, int(handle_faults), 0)
+        counted = len(room.requests)
+        options = _Options(
+            number,
+            MAX_REPORTS,
+            launch.order.seed,
+            *limits,
+            int(handle_faults),
+            counted,
+            ctypes.addressof(room.requests) if counted else None,
+        )
         launch.library.handle.emulated_run(
             ctypes.c_int(launch.entry),
             self.parameters,
@@ -361,8 +402,8 @@ class _PreparedLaunch:
             self.regions,
             ctypes.c_int(len(launch.tensors)),
             ctypes.byref(options),
-            reports,
-            ctypes.byref(outcome),
+            room.reports,
+            ctypes.byref(room.outcome),
         )
 
 

@@ -56,16 +56,28 @@ struct Report {
   const char *file, *text;
 };
 
+// Uses of memory.
+enum Use : int32_t { NO_USE, READS, WRITES, ATOMICS };
+
+// Requests of warps from one place in the code to one tensor, or to shared memory.
+struct Requests {
+  uint64_t pc;            // offset in the library; 0 for all others, where there is no room
+  int32_t region, use, size, unused;     // size: bytes of a lane
+  uint64_t count, lanes, parts, fewest;  // parts: sectors of global memory, or wavefronts of shared memory
+};
+
 struct Options {
   int32_t order;        // 0 forward, 1 backward, 2 alternating, 3 random
   int32_t most;         // capacity for reports
   uint64_t seed;
   uint64_t thread_steps, block_steps, steps;  // limits: of a thread, of a block, and of the launch
-  int32_t handle_faults, unused;
+  int32_t handle_faults;
+  int32_t most_requests;  // capacity for requests; 0: none are counted
+  Requests* requests;
 };
 
 struct Outcome {
-  int32_t started, finished, reports, unused;
+  int32_t started, finished, reports, requests;
   uint64_t steps, accesses;
 };
 

@@ -2,13 +2,10 @@
 #pragma once
 #include <string.h>
 
+#include "requests.h"
 #include "warps.h"
 
 namespace emulated {
-
-extern "C" {
-Index emulated_thread, emulated_block, emulated_block_dim, emulated_grid_dim;
-}
 
 extern "C" int emulated_barrier(const char* file, int line, int kind, int value) {
   running->file = file, running->line = line, running->kind = kind, running->value = value;
@@ -82,6 +79,7 @@ static void run_block(uint64_t& random, std::vector<int>& turn, bool last) {
       running = nullptr;
       progress += next.state == DONE;
     }
+    if (counting) replay_all();
     bool released = false, waits = false, in_warp = false;
     for (size_t first = 0; first < fibers.size(); first += WARP) released |= release_warp(int(first));
     Fiber* ready = nullptr;

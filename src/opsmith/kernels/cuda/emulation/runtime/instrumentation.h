@@ -6,10 +6,18 @@
 
 namespace emulated {
 
-#define PC code(__builtin_return_address(0))
+static uint64_t caller(void* return_address, void* stack) {
+  caller_stack = (uint64_t)stack;
+  return code(return_address);
+}
+#define PC caller(__builtin_return_address(0), __builtin_dwarf_cfa())
+
 extern "C" {
 void __sanitizer_cov_trace_pc() {
-  if (running) step(PC);
+  if (!running) return;
+  const uint64_t pc = PC;
+  step(pc);
+  if (counting) pass(pc, 0, 0, NO_USE);
 }
 void __tsan_init() {}
 void __tsan_func_entry(void*) {}
@@ -43,8 +51,8 @@ void* __tsan_memcpy(void* to, const void* from, size_t size) { return copy(to, f
 void* __tsan_memmove(void* to, const void* from, size_t size) { return copy(to, from, size, PC); }
 void* __tsan_memset(void* to, int value, size_t size) { return fill(to, value, size, PC); }
 
-void emulated_atomic(const void* at, int size, void* return_address) {
-  const uint64_t address = (uint64_t)at, pc = code(return_address);
+void emulated_atomic(const void* at, int size, void* return_address, void* stack) {
+  const uint64_t address = (uint64_t)at, pc = caller(return_address, stack);
   if (address % size) {
     if (Report* made = report(MISALIGNED, pc)) made->size = size, made->write = 1;
     end_thread();

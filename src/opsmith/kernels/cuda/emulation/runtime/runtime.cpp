@@ -30,6 +30,7 @@ extern "C" __attribute__((visibility("default"))) int emulated_run(
   racing_reads.clear(), guesses.clear(), released.clear();
   regions = tensors, region_count = count, parameters = given, body = emulated_entries[entry].call;
   thread_body = run_thread;
+  begin_counting(threads);
   grid_size = emulated_grid_dim = {grid[0], grid[1], grid[2]};
   block_size = emulated_block_dim = {block[0], block[1], block[2]};
   if (!reserve_stacks(threads)) return 1;

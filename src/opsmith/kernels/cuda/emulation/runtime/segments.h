@@ -40,7 +40,7 @@ static void on_fault(int, siginfo_t* info, void* context) {
   pc = registers[REG_RIP];
   const uint64_t top = registers[REG_RSP];
   const bool on_stack = running && top >= stack_of(*running) + GUARD && top < stack_of(*running) + STACK;
-  if (on_stack && !(pc >= image_begin && pc < image_end)) pc = *(uint64_t*)top;  // a call to nowhere
+  if (on_stack && !(pc >= image_begin && pc < image_end)) pc = *(uint64_t*)top - 1;  // a call to nowhere
 #elif defined(__aarch64__)
   pc = ((ucontext_t*)context)->uc_mcontext.pc;
 #endif

@@ -1,7 +1,6 @@
 // Checks of each access to memory: is it within what it belongs to, has it been written, does another one race with it?
 #pragma once
-#include "segments.h"
-#include "steps.h"
+#include "requests.h"
 
 namespace emulated {
 
@@ -68,10 +67,11 @@ static void access_region(int which, uint64_t address, int size, bool write, boo
   end_thread();
 }
 
-static void access(uint64_t address, int size, bool write, bool atomic, uint64_t pc) {
+static void access(uint64_t address, int size, bool write, bool atomic, uint64_t pc, Use use = NO_USE) {
   if (!running) return;
   const uint64_t end = address + size, stack = stack_of(*running);
   if (address >= stack && end <= stack + STACK) return;
+  if (counting) pass(pc, address, size, use ? use : atomic ? ATOMICS : write ? WRITES : READS);
   outcome->accesses++;
   step(pc);
   running->last_access = pc;
@@ -100,7 +100,7 @@ static void volatile_access(void* at, int size, bool write, uint64_t pc) {
   const bool signal = !is_shared(address) && fences;
   if (!signal) return access(address, size, write, false, pc);
   if (write) progress++;
-  access(address, size, true, true, pc);
+  access(address, size, true, true, pc, write ? WRITES : READS);
   order_atomic(address);
 }
 

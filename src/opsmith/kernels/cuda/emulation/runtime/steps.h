@@ -1,8 +1,12 @@
-// Steps of threads: what ends a thread that runs too long, or that only waits.
+// Steps of threads: where they are, and what ends a thread that runs too long, or that only waits.
 #pragma once
 #include "reports.h"
 
 namespace emulated {
+
+extern "C" {
+Index emulated_thread, emulated_block, emulated_block_dim, emulated_grid_dim;  // as the kernel sees them
+}
 
 static uint64_t block_end;  // steps at which this block is endless
 static uint64_t progress;   // rises where a thread does what another may wait for

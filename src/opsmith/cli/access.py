@@ -1,0 +1,122 @@
+"""`opsmith compile --access`: the access model of kernels in CUDA C++, by line of the source."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.text import Text
+
+from opsmith import errors
+from opsmith.cli.guard import complain, waiting
+from opsmith.core.operator import Operator
+from opsmith.kernels.cuda.emulation.access_model import KernelAccess, LineAccess, kernel_access
+from opsmith.kernels.cuda.kernel import CudaKernel
+from opsmith.kernels.gpu_usage import sample_values
+
+MODEL = "a model of a GPU, from runs on the CPU: no caches, no time"
+DOUBTFUL = 1.5
+"""Ratio from which on it is red."""
+REJECTING = (errors.KernelFaultError, errors.KernelSignatureError, errors.LaunchError)
+"""Errors that are the kernel's own: it was compiled, or run."""
+
+
+@dataclass(frozen=True, slots=True)
+class UncountedKernel:
+    """A kernel whose requests cannot be counted.
+
+    Attributes:
+        operator: Name of the operator.
+        where: `file:line` of the kernel.
+        message: The reason.
+    """
+
+    operator: str
+    where: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class AccessAnswer:
+    """Answer of the access model for some kernels.
+
+    Attributes:
+        found: Accesses of each kernel and dtype.
+        refused: Kernels whose requests cannot be counted.
+        faulty: True if one of these was run, and is at fault.
+    """
+
+    found: tuple[KernelAccess, ...]
+    refused: tuple[UncountedKernel, ...]
+    faulty: bool
+
+    def show(self, console: Console) -> None:
+        """Print each kernel and dtype by line, those lines first whose ratio is highest."""
+        for each in self.found:
+            name = ", ".join(filter(None, [each.operator, each.dtype]))
+            calls = f"{each.calls} call{'' if each.calls == 1 else 's'}"
+            console.print(Text.assemble((name, "bold"), (f" ({calls})", "dim")), soft_wrap=True)
+            for place, line in dict.fromkeys((line.place, line.line) for line in each.lines):
+                console.print(Text.assemble("  ", (place, "cyan"), "  ", line), soft_wrap=True)
+                for one in each.lines:
+                    if (one.place, one.line) == (place, line):
+                        console.print(_figures(one), soft_wrap=True)
+            console.print()
+        if self.found:
+            console.print(
+                Text(
+                    f"{MODEL}; sectors are of 32 bytes of global memory, wavefronts of shared memory; "
+                    "the ratio is to the fewest",
+                    "dim",
+                )
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the answer as JSON has it."""
+        kernels = []
+        for each in self.found:
+            kernel = asdict(each)
+            kernel["lines"] = [{**asdict(line), "ratio": line.ratio} for line in each.lines]
+            kernels.append(kernel)
+        return {
+            "model": MODEL,
+            "passed": not self.refused,
+            "kernels": kernels,
+            "refused": [asdict(each) for each in self.refused],
+        }
+
+
+def _figures(found: LineAccess) -> Text:
+    """Return the line of output for one use of memory in a line of the source."""
+    ratio = Text(f"{f'×{found.ratio:.1f}':<7}", style="red" if found.ratio >= DOUBTFUL else "")
+    each = f"{found.taken / found.requests:.1f} {found.unit} each"
+    lanes = f"{found.lanes / found.requests:.1f}"
+    return Text.assemble(
+        "    ", ratio, f"{found.words:<24}{found.requests:>8} requests of {lanes:>4} lanes, {each}"
+    )
+
+
+def access_of(kernels: Sequence[tuple[Operator[..., Any], CudaKernel]]) -> AccessAnswer:
+    """Run kernels in CUDA C++ on the CPU on their operators' samples, and count the requests of warps.
+
+    Raises:
+        ToolchainError: If there is no compiler of C++.
+    """
+    found: list[KernelAccess] = []
+    refused: list[UncountedKernel] = []
+    faulty = False
+    for operator, kernel in kernels:
+        with waiting(f"running {escape(operator.name)} on the CPU"):
+            try:
+                found += kernel_access(kernel, partial(sample_values, operator))
+            except errors.ToolchainError:
+                raise
+            except errors.OpsmithError as error:
+                faulty |= isinstance(error, REJECTING)
+                refused.append(UncountedKernel(operator.name, kernel.where, str(error)))
+                complain(error)
+    return AccessAnswer(tuple(found), tuple(refused), faulty)

@@ -1,0 +1,213 @@
+"""Access model: what a GPU's memory would have to do for a kernel, by line, from its run on the CPU.
+
+It has no caches and no time. Global memory is read and written in sectors of 32 bytes, shared memory in
+wavefronts that take a word from each of 32 banks. How requests of warps are found: see runtime/requests.h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from opsmith import errors
+from opsmith.core.call_arguments import tensors_in
+from opsmith.core.tensors import map_tensors
+from opsmith.kernels.common.parameters import dtype_name
+from opsmith.kernels.cpp.codegen import CPP_TYPES
+from opsmith.kernels.cuda.emulation.call import EmulatedCall, KernelEmulation, fault_error, results_of
+from opsmith.kernels.cuda.emulation.findings import NOTE
+from opsmith.kernels.cuda.emulation.launch import IN_SHARED, EmulatedLaunch, EmulatedRun, LaunchResult, Order
+from opsmith.kernels.cuda.emulation.source_lines import SourceLine, SourceLines
+from opsmith.kernels.cuda.kernel import CudaKernel
+from opsmith.kernels.gpu_usage import SampleValues
+
+USES = {1: "reads", 2: "writes", 3: "atomics"}
+"""Uses of memory, as in launch_record.h."""
+SECTORS, WAVEFRONTS = "sectors", "wavefronts"
+
+
+@dataclass(frozen=True, slots=True)
+class LineAccess:
+    """Requests of warps that a line makes to one tensor, or to shared memory.
+
+    Attributes:
+        where: `file:line`.
+        line: Text of the line; empty if it is unknown.
+        use: `reads`, `writes` or `atomics`.
+        memory: `global` or `shared`.
+        tensor: Name of the argument, result or scratch buffer; None for shared memory and variables.
+        requests: Number of requests.
+        lanes: Number of lanes that take part in them, in all.
+        unit: What the requests take: `sectors` of global memory, or `wavefronts` of shared memory.
+        taken: Number of these.
+        fewest: The fewest that requests of as many lanes and bytes can take.
+    """
+
+    where: str
+    line: str
+    use: str
+    memory: str
+    tensor: str | None
+    requests: int
+    lanes: int
+    unit: str
+    taken: int
+    fewest: int
+
+    @property
+    def ratio(self) -> float:
+        """What the requests take, in units of the fewest possible: 1.0 is the best."""
+        return self.taken / self.fewest
+
+    @property
+    def place(self) -> str:
+        """Name of the file, and the line."""
+        return Path(self.where).name
+
+    @property
+    def words(self) -> str:
+        """Use and memory, as `reads x` or `writes shared memory`."""
+        of = "shared memory" if self.memory == "shared" else self.tensor or "a global variable"
+        return f"{self.use} {of}" if self.use != "atomics" else f"atomics on {of}"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelAccess:
+    """Accesses of a kernel in one dtype, over some calls.
+
+    Attributes:
+        operator: Name of the operator.
+        where: `file:line` of the kernel.
+        kernel: Name of the kernel.
+        dtype: The dtype of its template; empty if it has none.
+        calls: Number of calls that were run.
+        lines: Accesses by line, those with the highest ratio first.
+    """
+
+    operator: str
+    where: str
+    kernel: str
+    dtype: str
+    calls: int
+    lines: tuple[LineAccess, ...]
+
+
+def kernel_access(
+    kernel: CudaKernel, calls: SampleValues, dtypes: Sequence[torch.dtype] = ()
+) -> list[KernelAccess]:
+    """Run calls of a kernel on the CPU, and count the requests of its warps: a model of a GPU.
+
+    Args:
+        kernel: The kernel.
+        calls: Returns argument values in a dtype.
+        dtypes: The dtypes; by default all that the kernel takes.
+
+    Raises:
+        NotEmulatedError: If the CPU cannot run the kernel.
+        KernelFaultError: If it does what it must not: then the counts say nothing.
+        MissingSamplesError: If it takes none of the calls.
+        ToolchainError, KernelSignatureError, LaunchError: As of `opsmith.emulate`.
+
+    Example:
+        >>> from functools import partial
+        >>> from opsmith.kernels.gpu_usage import gpu_kernels, sample_values
+        >>> from opsmith.ops import involution
+        >>> (kernel,) = gpu_kernels(involution, CudaKernel)
+        >>> (found,) = kernel_access(kernel, partial(sample_values, involution), [torch.float32])
+        >>> found.dtype, found.lines[0].ratio >= found.lines[-1].ratio >= 1
+        ('float32', True)
+    """
+    emulation = KernelEmulation(kernel)
+    given = _distinct(
+        [*map(_resolved, values)] for dtype in dtypes or kernel.dtypes or CPP_TYPES for values in calls(dtype)
+    )
+    runs: dict[str, list[EmulatedRun]] = {}
+    refused: dict[str, None] = {}
+    with torch.no_grad():
+        emulation.build(given)
+        for values in given:
+            call = emulation.prepare(values)
+            if not isinstance(call, EmulatedCall):
+                refused[call] = None
+                continue
+            run = call.launch(Order("forward"))
+            if run is not None:
+                dtypes_of = (launch.instance.dtype for launch in call.call.plan.launches)
+                name = next((dtype_name(dtype) for dtype in dtypes_of if dtype is not None), "")
+                runs.setdefault(name, []).append(run)
+    if not runs:
+        name = kernel.operator.specification.short_name
+        raise kernel.error(
+            errors.MissingSamplesError,
+            "its kernel in CUDA C++ takes none of the samples, so that nothing is run",
+            got="; ".join(refused) or "no samples",
+            hint=f"yield arguments that the kernel takes from `@{name}.samples`",
+        )
+    return [
+        KernelAccess(
+            kernel.operator.name,
+            kernel.where,
+            kernel.source.entry,
+            dtype,
+            len(every),
+            _lines_of(emulation, every),
+        )
+        for dtype, every in runs.items()
+    ]
+
+
+def _resolved(value: Any) -> Any:
+    return map_tensors(lambda tensor: tensor.resolve_conj().resolve_neg(), [value])[0]
+
+
+def _distinct(calls: Iterable[list[Any]]) -> list[list[Any]]:
+    """Return the calls without those that differ in the numbers of their tensors alone."""
+
+    def form(value: Any) -> Any:
+        tensors = tensors_in([value])
+        return [(each.dtype, each.shape, each.stride()) for each in tensors] if tensors else value
+
+    return list({repr([form(value) for value in values]): values for values in calls}.values())
+
+
+def _lines_of(emulation: KernelEmulation, runs: Sequence[EmulatedRun]) -> tuple[LineAccess, ...]:
+    """Run calls, and return their accesses by line, those with the highest ratio first."""
+    counted: list[tuple[EmulatedLaunch, LaunchResult]] = []
+    for run, results in zip(runs, results_of(runs, counted=True), strict=True):
+        faults = [each for each in emulation.findings(run, results) if each.cause != NOTE]
+        if faults:
+            raise fault_error(emulation.kernel, faults)
+        counted += zip(run.launches, results, strict=True)
+    counters: dict[Path, set[int]] = {}
+    for launch, result in counted:
+        counters.setdefault(launch.library.path, set()).update(each.pc for each in result.requests)
+    source = emulation.kernel.source
+    lines_of = {path: SourceLines(source, path, every) for path, every in counters.items()}
+    found: dict[tuple[SourceLine, str, int | str], list[int]] = {}
+    for launch, result in counted:
+        for each in result.requests:
+            line = lines_of[launch.library.path].at(each.pc)
+            of = launch.tensors[each.region].label if each.region >= 0 else int(each.region)
+            counts = found.setdefault((line, USES[each.use], of), [0, 0, 0, 0])
+            for at, number in enumerate((each.count, each.lanes, each.parts, each.fewest)):
+                counts[at] += number
+    lines = (
+        LineAccess(
+            line.where,
+            line.text,
+            use,
+            "shared" if of == IN_SHARED else "global",
+            of if isinstance(of, str) else None,
+            requests,
+            lanes,
+            WAVEFRONTS if of == IN_SHARED else SECTORS,
+            taken,
+            fewest,
+        )
+        for (line, use, of), (requests, lanes, taken, fewest) in found.items()
+    )
+    return tuple(sorted(lines, key=lambda each: (-each.ratio, -each.taken, each.where, each.words)))

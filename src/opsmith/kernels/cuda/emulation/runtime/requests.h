@@ -1,0 +1,207 @@
+// Requests of warps to memory, as a GPU would make them: a model, without caches and without time.
+//
+// Lanes run one after another here. Each leaves a trail: the blocks of code that it passes and its accesses, with
+// program counter and stack pointer. The trails of a warp are then replayed in step: lanes in the deepest call go
+// first, of these the ones at the lowest address, and lanes at the same place together (S. Collange, "Stack-less SIMT
+// reconvergence at low cost", 2011). So lanes that took different ways meet again where the code does. Accesses that
+// are replayed together are one request.
+//
+// It approximates. The code is that of a compiler for the CPU: a GPU's may unroll, predicate, keep in registers, read
+// twice, or join what stands side by side. Lanes of a GPU may also meet later than they could.
+#pragma once
+#include "segments.h"
+#include "steps.h"
+
+namespace emulated {
+
+constexpr size_t TRAIL = 1024;  // what a thread passes before others of its warp have to follow
+constexpr uint64_t SECTOR = 32;
+constexpr int BANKS = 32;       // of 4 bytes
+
+struct Passed {
+  uint64_t place;  // stack pointer from the stack's end on, and program counter: the deepest call is the least
+  uint64_t address;
+  uint32_t size;
+  Use use;
+};
+
+struct Trail {
+  std::vector<Passed> passed;
+  size_t next;
+};
+
+static bool counting;
+static uint64_t caller_stack;  // stack pointer of the code that has called
+static std::vector<Trail> trails;
+static std::unordered_map<uint64_t, int> requests_at;  // by place, region, use and size
+
+static void pass(uint64_t pc, uint64_t address, uint32_t size, Use use) {
+  Trail& mine = trails[running->tid];
+  const uint64_t place = (caller_stack - stack_of(*running)) << 32 | pc;
+  // What is no number of 1 to 16 bytes is read in pieces, as wide as its size lets all of them be.
+  const uint32_t piece = size && (size & (size - 1) || size > 16) ? std::min(size & -size, 16u) : size;
+  uint32_t done = 0;
+  do {
+    mine.passed.push_back({place, address + done, piece, use});
+    if (mine.passed.size() % TRAIL == 0) progress++, leave();
+  } while ((done += piece) < size);
+}
+
+// Accesses that lanes of a warp make together, to one tensor or to shared memory.
+struct Request {
+  int count;
+  uint64_t addresses[WARP];
+  uint8_t lanes[WARP];
+};
+
+struct Cost { uint64_t parts, fewest; };
+
+// Sectors that some accesses touch, and as many as their bytes would fill (CUDA C++ Best Practices Guide, "Coalesced
+// access to global memory").
+static Cost sectors_of(uint64_t* addresses, int count, uint32_t size) {
+  std::sort(addresses, addresses + count);
+  uint64_t parts = 0, bytes = 0, next = 0, end = 0;  // next: sector behind the last
+  for (int at = 0; at < count; at++) {
+    const uint64_t begin = addresses[at], last = (begin + size - 1) / SECTOR;
+    const uint64_t first = std::max(begin / SECTOR, next);
+    if (last >= first) parts += last - first + 1, next = last + 1;
+    if (begin + size > end) bytes += begin + size - std::max(begin, end), end = begin + size;
+  }
+  return {parts, (bytes + SECTOR - 1) / SECTOR};
+}
+
+// Updates of one address come one after another (CUDA C++ Programming Guide, "SIMT architecture"): each goes with the
+// next of the other addresses. The fewest are those of lanes that update elements side by side.
+static Cost sectors_of_atomics(uint64_t* addresses, int count, uint32_t size) {
+  const uint64_t fewest = (count * size + SECTOR - 1) / SECTOR;
+  uint64_t parts = 0;
+  while (count) {
+    uint64_t turn[WARP];
+    int taken = 0, left = 0;
+    std::sort(addresses, addresses + count);
+    for (int at = 0; at < count; at++) {
+      if (at && addresses[at] == turn[taken - 1]) addresses[left++] = addresses[at];
+      else turn[taken++] = addresses[at];
+    }
+    parts += sectors_of(turn, taken, size).parts;
+    count = left;
+  }
+  return {parts, fewest};
+}
+
+// A wavefront takes one word of each bank to all lanes that want it (CUDA C++ Programming Guide, "Shared memory"); where
+// lanes use 8 bytes half a warp goes at once, and a quarter where they use 16 (G. Thomas-Collignon and P. Micikevicius,
+// "Volta: architecture and performance optimization", GTC 2018). Atomics of one word come one after another.
+static Cost wavefronts_of(const Request& request, uint32_t size, bool atomic) {
+  const int together = size > 8 ? 8 : size > 4 ? 16 : 32;
+  Cost cost{};
+  for (int first = 0; first < WARP; first += together) {
+    uint64_t words[WARP];
+    int count = 0;
+    for (int at = 0; at < request.count; at++) {
+      if (request.lanes[at] < first || request.lanes[at] >= first + together) continue;
+      const uint64_t word = request.addresses[at] / 4;
+      for (uint32_t more = 0; more < (size + 3) / 4; more++) words[count++] = word + more;
+    }
+    if (!count) continue;
+    std::sort(words, words + count);
+    if (!atomic) count = int(std::unique(words, words + count) - words);
+    uint64_t of_bank[BANKS] = {}, most = 0;
+    for (int at = 0; at < count; at++) most = std::max(most, ++of_bank[words[at] % BANKS]);
+    cost.parts += most, cost.fewest++;
+  }
+  return cost;
+}
+
+// Variables of the library that are registers of a GPU: threadIdx and its like.
+static bool is_register(uint64_t address) {
+  for (const Index* each : {&emulated_thread, &emulated_block, &emulated_block_dim, &emulated_grid_dim})
+    if (address - (uint64_t)each < sizeof(Index)) return true;
+  return false;
+}
+
+static int region_of(uint64_t address) {
+  if (is_shared(address)) return IN_SHARED;
+  for (int which = 0; which < region_count; which++)
+    if (address >= regions[which].base && address < regions[which].base + regions[which].bytes) return which;
+  return address >= data_begin && address < data_end && !is_register(address) ? IN_GLOBAL_VARIABLE : NOWHERE;
+}
+
+static Requests& requests_of(uint64_t pc, int region, Use use, uint32_t size) {
+  const uint64_t key = pc << 32 | uint64_t(uint16_t(region)) << 16 | uint64_t(use) << 8 | size;
+  const auto found = requests_at.find(key);
+  if (found != requests_at.end()) return options.requests[found->second];
+  if (outcome->requests == options.most_requests) {
+    Requests& last = options.requests[options.most_requests - 1];
+    last.pc = 0;
+    return last;
+  }
+  requests_at[key] = outcome->requests;
+  Requests& made = options.requests[outcome->requests++];
+  return made = {pc, region, use, int32_t(size), 0, 0, 0, 0, 0};
+}
+
+// Counts what lanes use together: of each tensor, use and size apart.
+static void count_requests(uint64_t pc, int count, const Passed* const* uses, const uint8_t* lanes) {
+  int regions_of[WARP];
+  for (int at = 0; at < count; at++) regions_of[at] = region_of(uses[at]->address);
+  for (uint32_t left = count == 32 ? ~0u : (1u << count) - 1; left;) {
+    const int one = __builtin_ctz(left), region = regions_of[one];
+    const uint32_t size = uses[one]->size;
+    const Use use = uses[one]->use;
+    Request request{};
+    for (int at = one; at < count; at++) {
+      const bool alike = regions_of[at] == region && uses[at]->size == size && uses[at]->use == use;
+      if (!(left >> at & 1) || !alike) continue;
+      left &= ~(1u << at);
+      request.lanes[request.count] = lanes[at], request.addresses[request.count++] = uses[at]->address;
+    }
+    if (region == NOWHERE) continue;  // registers, constants of the kernel, or a fault
+    Requests& all = requests_of(pc, region, use, size);
+    all.count++, all.lanes += request.count;
+    const Cost cost = region == IN_SHARED ? wavefronts_of(request, size, use == ATOMICS)
+                      : use == ATOMICS     ? sectors_of_atomics(request.addresses, request.count, size)
+                                          : sectors_of(request.addresses, request.count, size);
+    all.parts += cost.parts, all.fewest += cost.fewest;
+  }
+}
+
+// Replays the lanes of a warp as far as is known what each of them does next.
+static void replay(int first) {
+  const int end = std::min<int>(first + WARP, int(fibers.size()));
+  for (;;) {
+    uint64_t least = UINT64_MAX;
+    for (int at = first; at < end; at++) {
+      const Trail& each = trails[at];
+      if (each.next < each.passed.size()) least = std::min(least, each.passed[each.next].place);
+      else if (fibers[at].state == READY) least = 0;
+    }
+    if (!least || least == UINT64_MAX) break;
+    const Passed* uses[WARP];
+    uint8_t lanes[WARP];
+    int count = 0;
+    for (int at = first; at < end; at++) {
+      Trail& each = trails[at];
+      if (each.next == each.passed.size() || each.passed[each.next].place != least) continue;
+      lanes[count] = uint8_t(at - first), uses[count++] = &each.passed[each.next++];
+    }
+    if (uses[0]->use) count_requests(least & UINT32_MAX, count, uses, lanes);
+  }
+  for (int at = first; at < end; at++) {
+    Trail& each = trails[at];
+    each.passed.erase(each.passed.begin(), each.passed.begin() + ptrdiff_t(each.next));
+    each.next = 0;
+  }
+}
+
+static void replay_all() {
+  for (size_t first = 0; first < fibers.size(); first += WARP) replay(int(first));
+}
+
+static void begin_counting(size_t threads) {
+  counting = options.most_requests > 0;
+  requests_at.clear();
+  trails.assign(counting ? threads : 0, Trail{});
+}
+
+}  // namespace emulated
