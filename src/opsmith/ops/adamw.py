@@ -34,7 +34,7 @@ def adamw_(
     p <- (1 - η λ) p - η / (1 - β₁ᵗ) m / (√v / √(1 - β₂ᵗ) + ε).
 
     Args:
-        parameters: Floating tensors of any shapes; written.
+        parameters: Floating tensors of any shapes; written. The CUDA kernel takes up to 50.
         derivatives: Gradient of each parameter, of its shape.
         means: Running means of the gradients, of their shapes, zeros at first; written.
         squares: Running means of their squares, zeros at first; written.
@@ -81,8 +81,19 @@ def adamw_(
         parameter.sub_(step_size * mean / (square.sqrt() / correction + eps))
 
 
+def _blocks(parameters: list[Tensor]) -> tuple[int, int]:
+    """Return the grid of the CUDA kernel: blocks for the largest tensor, by the number of tensors."""
+    return -(-max((each.numel() for each in parameters), default=0) // 1024), len(parameters)
+
+
+_DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+adamw_.kernel("cpu", cpp_file="adamw.cpp", dtypes=_DTYPES)
 adamw_.kernel(
-    "cpu", cpp_file="adamw.cpp", dtypes=[torch.float16, torch.bfloat16, torch.float32, torch.float64]
+    "cuda",
+    cuda_file="adamw.cu",
+    dtypes=_DTYPES,
+    launches=[opsmith.Launch("adamw_", grid=_blocks), opsmith.Launch("count(step)", grid=1, block=1)],
+    max_spills=0,
 )
 
 
