@@ -1,4 +1,4 @@
-"""What a call in place may write: not a leaf with a gradient, nor what shares elements with an argument."""
+"""Limits of a call in place: it writes no leaf with a gradient, nor what shares elements with an argument."""
 
 from __future__ import annotations
 

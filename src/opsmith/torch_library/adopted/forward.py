@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import types
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,12 +21,21 @@ from opsmith.core.adopted import (
     leaves,
     note,
 )
-from opsmith.core.call_arguments import shown, tensors_in
+from opsmith.core.call_arguments import tensors_in
 from opsmith.core.functional_form import copied_back, returned_results, write_results
 from opsmith.core.schema import Schema
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.adopted.context import Context
 from opsmith.torch_library.adopted.fallback import proxy_reason, run_or_fall_back
+from opsmith.torch_library.adopted.misfits import (
+    late_structure,
+    late_write,
+    other_count,
+    other_marks,
+    other_result,
+    other_write,
+    unmarked_write,
+)
 from opsmith.torch_library.adopted.trial import refuse_other_metadata, results_by_trial
 from opsmith.torch_library.autograd.gradient_values import has_gradient
 
@@ -87,7 +96,7 @@ def run_forward(
         unseen = {at for at in own if known is None or adopted.argument_position(at) in known}
         changed = [at for at in own if now[at] != before[at] or (now[at] is None and at in unseen)]
         if changed and not backups:
-            raise _late_structure(adopted, adopted.argument_names(given)[changed[0]]) from error
+            raise late_structure(adopted, adopted.argument_names(given)[changed[0]]) from error
         with torch.no_grad():
             for position in changed:
                 given[position].copy_(backups[position])
@@ -96,7 +105,7 @@ def run_forward(
     if late:
         _record_writes(adopted, flags, late)
         if not late <= backups.keys():
-            raise _late_write(adopted, adopted.argument_names(given)[min(late)])
+            raise late_write(adopted, adopted.argument_names(given)[min(late)])
         with torch.no_grad():
             for position in written - copied:
                 given[position].copy_(backups[position])
@@ -181,10 +190,10 @@ def _run(
         earlier, now = adopted.facts.dirty_under.get(flags), frozenset(marked.values())
         note(adopted.facts.dirty_under, flags, now)
         if earlier is not None and earlier != now:
-            raise _other_marks(adopted, min(earlier ^ now))
+            raise other_marks(adopted, min(earlier ^ now))
     for position in own:
         if before[position] != after[position] and names[position] not in marked.values():
-            raise _unmarked_write(adopted, names[position])
+            raise unmarked_write(adopted, names[position])
     results = _flat_results(adopted, returned, marked, [names[position] for position in sorted(own)])
     constant = frozenset(
         position for position, result in enumerate(results) if any(result is one for one in record.constant)
@@ -252,7 +261,7 @@ def writing_forward(adopted: AdoptedFunction) -> Callable[..., Any]:
 
 
 def _results(adopted: AdoptedFunction, values: list[Any], *, in_place: bool = False) -> Any:
-    """What the forward of an adopted class returns, or what stands in for it on proxies.
+    """Result of the forward of an adopted class, or a stand-in for it on proxies.
 
     In place, it is what the operator in place returns; otherwise all results, or what the reference returned.
     """
@@ -330,44 +339,6 @@ def version_of(value: Any) -> int | None:
     return capabilities.version(value) if isinstance(value, Tensor) else None
 
 
-def _late_structure(adopted: AdoptedFunction, name: str) -> errors.MutationError:
-    return adopted.error(
-        errors.MutationError,
-        f"`{adopted.name}.forward` returned something else than in earlier runs, after it had written into "
-        f"`{name}`",
-        argument=name,
-        hint='declare what it may return: `signature="(x: Tensor) -> tuple[Tensor, Tensor | None]"`',
-    )
-
-
-def _other_marks(adopted: AdoptedFunction, name: str) -> errors.MutationError:
-    return adopted.error(
-        errors.MutationError,
-        f"`{adopted.name}.forward` marks `{name}` as dirty in some calls and not in others, and no flag "
-        "chooses it",
-        argument=name,
-        hint="let a bool or a text among the arguments choose it; or let it work on copies: `mutates=()`",
-    )
-
-
-def _unmarked_write(adopted: AdoptedFunction, name: str) -> errors.MutationError:
-    return adopted.error(
-        errors.MutationError,
-        f"`{adopted.name}.forward` wrote into `{name}` and did not mark it as dirty, as in earlier runs",
-        argument=name,
-        hint=f"let it call `ctx.mark_dirty({name})` wherever it writes into it",
-    )
-
-
-def _late_write(adopted: AdoptedFunction, name: str) -> errors.MutationError:
-    return adopted.error(
-        errors.MutationError,
-        f"`{adopted.name}.forward` wrote into an input into which earlier runs did not write",
-        argument=name,
-        hint="let it write in every call or in none: `x = x.clone()` before the first in-place operation",
-    )
-
-
 def _flat_results(
     adopted: AdoptedFunction, returned: Any, marked: Mapping[int, str], own: Sequence[str]
 ) -> tuple[Any, ...]:
@@ -387,31 +358,20 @@ def _flat_results(
     try:
         for position, value in leaves(adopted.outputs, returned):
             if not isinstance(value, _types(adopted, position)):
-                misfit = _other_result(adopted, position, value)
+                misfit = other_result(adopted, position, value)
             elif position is not None:
                 name, written = unreturned.pop(id(value), None), adopted.schema.results[position].written
                 if name != written and (name is not None or written in own):
-                    misfit, unmarked = _other_write(adopted, name, written, marked.values()), not marked
+                    misfit, unmarked = other_write(adopted, name, written, marked.values()), not marked
                 found[position] = value
             if misfit is not None:
                 break
     except StructureMismatchError as mismatch:
-        misfit = _other_count(adopted, mismatch)
+        misfit = other_count(adopted, mismatch)
     if misfit is not None:
         misfit.observed = ObservedReturn(_structure(returned, marked), unmarked)
         raise misfit
     return tuple(found[position] for position in range(len(adopted.schema.results)))
-
-
-def _other_count(adopted: AdoptedFunction, mismatch: StructureMismatchError) -> errors.ResultCountError:
-    value, outputs = mismatch.value, mismatch.outputs
-    return adopted.error(
-        errors.ResultCountError,
-        f"`{adopted.name}.forward` returned another number of results than it was adopted with",
-        expected=f"a tuple of {len(outputs) if isinstance(outputs, tuple) else 1}",
-        got=f"{len(value)}" if isinstance(value, tuple | list) else shown(value),
-        hint='say what it returns: `adopt(..., signature="(x: Tensor) -> tuple[Tensor, Tensor]")`',
-    )
 
 
 def _refuse_marked(adopted: AdoptedFunction, returned: Any, marked: Mapping[int, str]) -> None:
@@ -454,58 +414,6 @@ def _structure(returned: Any, marked: Mapping[int, str]) -> Any:
         return "tensor" if isinstance(value, Tensor) else None if value is None else "other"
 
     return structure(returned)
-
-
-def _other_write(
-    adopted: AdoptedFunction, name: str | None, written: str | None, marked: Collection[str]
-) -> errors.ResultTypeError:
-    """The error for a class that writes into other arguments than it was adopted with.
-
-    Args:
-        adopted: The class.
-        name: Name of the argument that it returned as a result, marked as dirty.
-        written: Name of the argument that it should have returned there.
-        marked: Names of all arguments that it marked as dirty.
-    """
-    new, copies = adopted.schema.new_values, "or let it work on copies: `mutates=()`"
-    moved = next((each for each in (written, name) if each in marked and each in new), None)
-    if moved is not None:
-        problem = f"returns `{moved}` at another position than it was adopted with"
-        hint = f"let it return `{moved}` at one position, whatever its flags are; {copies}"
-    else:
-        problem = "marks other arguments as dirty than it was adopted with: this needs a declaration"
-        if name is not None and not set(new) <= set(marked):
-            hint = (
-                "a flag chooses whether an argument is written, not which: adopt one class for each; "
-                + copies
-            )
-        elif name is not None:
-            hint = f'call it once before it is traced, or declare it: `adopt(..., mutates=("{name}",))`'
-        else:
-            short_name = adopted.operator.partition("::")[2]
-            hint = (
-                f"call it once before it is traced, or call `{short_name}.functional` where it does not write"
-            )
-    return adopted.error(
-        errors.ResultTypeError,
-        f"`{adopted.name}.forward` {problem}",
-        argument=moved or name or written,
-        expected="a new tensor" if written is None else f"`{written}`, marked as dirty",
-        got="a new tensor" if name is None else f"`{name}`, marked as dirty",
-        hint=hint,
-    )
-
-
-def _other_result(adopted: AdoptedFunction, position: int | None, value: Any) -> errors.ResultTypeError:
-    return adopted.error(
-        errors.ResultTypeError,
-        f"`{adopted.name}.forward` returned something else than it was adopted with",
-        argument=None if position is None else adopted.schema.results[position].name,
-        expected="None" if position is None else "Tensor",
-        got=shown(value),
-        hint='say what it returns: `samples=`, or `signature="(x: Tensor) -> tuple[Tensor, Tensor | None]"`; '
-        "results are tensors: of a number, return `torch.as_tensor(...)`",
-    )
 
 
 def _types(adopted: AdoptedFunction, position: int | None) -> tuple[type, ...]:

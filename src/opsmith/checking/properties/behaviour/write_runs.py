@@ -261,7 +261,7 @@ class WriteCase:
 
 @dataclass(frozen=True)
 class ReferenceWrite:
-    """What the reference writes into copies of some arguments.
+    """Writes of the reference into copies of some arguments.
 
     Args:
         after: The arguments after it.
@@ -286,7 +286,7 @@ class ReferenceWrite:
 
 @dataclass(frozen=True)
 class _State:
-    """What a write may change of a tensor; nothing of other values."""
+    """Elements of a tensor that a write may change; none of other values."""
 
     bits: Tensor
     version: int | None

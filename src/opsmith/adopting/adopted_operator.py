@@ -1,0 +1,229 @@
+"""Handles of an adopted Function class: they call it, and learn from calls."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from opsmith import errors
+from opsmith.adopting.class_specification import (
+    class_gradients,
+    class_tangents,
+    computed_by,
+    packed_samples,
+)
+from opsmith.adopting.learned_types import has_flag, learned_from
+from opsmith.core.adopted import (
+    ClassFormula,
+    ObservedReturn,
+    note,
+)
+from opsmith.core.forked_locks import lock_of
+from opsmith.core.formula import non_differentiable
+from opsmith.core.functional_form import all_results, functional_name
+from opsmith.core.gradients import Rule
+from opsmith.core.operator import DerivedOperator, Operator, Registration
+from opsmith.core.specification import Specification
+from opsmith.torch_library.in_place import register_operator
+
+if TYPE_CHECKING:
+    from opsmith.core.explanation import Explanation
+
+
+_LEARNING = lock_of(sys.modules[__name__], "_LEARNING")
+
+_MISFITS = (errors.ArgumentError, errors.ResultTypeError, errors.ResultCountError)
+
+
+def _is_of_class(rule: Rule) -> bool:
+    return isinstance(rule, ClassFormula) or rule is non_differentiable
+
+
+class AdoptedOperator(Operator[..., Any]):
+    """Handle of an adopted Function class, with the arguments and results of `apply`."""
+
+    _form: Operator[..., Any] | None = None
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Compute the operator; a call that shows other types or results than were assumed changes them."""
+        if torch.compiler.is_compiling():
+            return self._computed(args, kwargs)
+        try:
+            return self.learning(self._computed, args, kwargs)
+        except errors.MutationError as refusal:
+            results = self._marking_nothing(args, kwargs) if refusal.operator == self.name else None
+            if results is None:
+                raise
+            return results
+
+    def _marking_nothing(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Compute on copies a call that must not write, as on a leaf, and note that its flags mark nothing.
+
+        Return None if they mark something, or earlier runs have shown what they mark.
+        """
+        adopted = self._specification.adopted
+        if adopted is None or not adopted.schema.new_values:
+            return None
+        try:
+            flags = adopted.flags_of(*adopted.completed(args, kwargs))
+            if not has_flag(flags) or not adopted.leaves_alone(flags, unknown=True):
+                return None
+            results = self.functional(*args, **kwargs)
+        except errors.OpsmithError:
+            return None
+        if not adopted.leaves_alone(flags, unknown=False):
+            return None
+        self._note_flags(args, kwargs)
+        return results
+
+    def learning(
+        self,
+        compute: Callable[[tuple[Any, ...], dict[str, Any]], Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Compute a call of the operator or its functional form, and take over what it shows."""
+        before, first = self._specification, None
+        while True:
+            tried = self._specification
+            try:
+                results = compute(args, kwargs)
+            except errors.OpsmithError as error:
+                first = first or error
+                own = error.operator in (self.name, functional_name(self.name))
+                misfit = isinstance(error, _MISFITS) and own
+                found: ObservedReturn | None = getattr(error, "observed", None)
+                # Where there is nothing new, another thread may have learnt it in the meantime.
+                if misfit and (self._learn(args, kwargs, found) or self._specification is not tried):
+                    continue
+                if misfit and found is not None and found.unmarked:
+                    self._note_flags(args, kwargs)
+                    continue
+                self._unlearn(before)
+                raise first from None
+            except Exception:
+                self._unlearn(before)
+                raise
+            adopted = self._specification.adopted
+            if adopted is not None and adopted.origin.unseen and not adopted.facts.seen:
+                self._learn(args, kwargs, None)
+                adopted.facts.seen = True
+            return results
+
+    def _computed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        adopted = self._specification.adopted
+        if adopted is None:
+            return super().__call__(*args, **kwargs)
+        args, kwargs = adopted.completed(args, kwargs)
+        schema = self._specification.schema
+        if schema.written and adopted.facts.chosen and adopted.writes_nothing(args, kwargs):
+            return (self._form or self.functional)(*args, **kwargs)
+        results = super().__call__(*args, **kwargs)
+        if not schema.written:
+            return adopted.structured(results if isinstance(results, tuple) else (results,))
+        new = all_results(schema, schema.call_values(args, kwargs), results)
+        return adopted.structured(new)
+
+    def redeclare(
+        self, specification: Specification, register: Callable[[Specification], Registration] | None = None
+    ) -> None:
+        """Become another operator of the same name; see `Operator.redeclare`."""
+        super().redeclare(specification, register)
+        chosen = specification.adopted is not None and specification.adopted.facts.chosen
+        self._form = self.functional if chosen and specification.schema.written else None
+
+    def _note_flags(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note the flags of a call in place that has marked nothing: later ones are not done in place."""
+        with _LEARNING:  # another thread may be replacing the facts
+            adopted = self._specification.adopted
+            if adopted is not None and self._specification.schema.written:
+                flags = adopted.flags_of(*adopted.completed(args, kwargs))
+                note(adopted.facts.dirty_under, flags, frozenset())
+                self._form = self.functional  # found here, since compiled code takes no locks
+                adopted.facts.chosen = True
+
+    def _learn(self, args: tuple[Any, ...], kwargs: dict[str, Any], observed: ObservedReturn | None) -> bool:
+        """Take over the types and results of a call; return False if they show nothing new."""
+        with _LEARNING:
+            adopted = self._specification.adopted
+            learned = None if adopted is None else learned_from(adopted, args, kwargs, observed)
+            if learned is None:
+                return False
+            gradients, tangents = self._specification.gradients, self._specification.tangents
+            by_class = class_gradients(learned)
+            kept = {
+                name: rule
+                for name, rule in gradients.rules.items()
+                if not _is_of_class(rule) and name in by_class
+            }
+            specification = replace(
+                self._specification,
+                **computed_by(learned),
+                gradients=replace(gradients, rules=MappingProxyType({**by_class, **kept})),
+                tangents=replace(tangents, rules=MappingProxyType(class_tangents(learned))),
+                samples=self._specification.samples
+                if learned.origin.samples is None
+                else packed_samples(learned.origin.samples, learned),
+            )
+            self.redeclare(specification, register_operator)
+            return True
+
+    def _unlearn(self, before: Specification) -> None:
+        """Forget what a call showed that then failed."""
+        with _LEARNING:
+            if self._specification is not before:
+                self.redeclare(before, register_operator)
+
+    def explain(self, /, *args: Any, **kwargs: Any) -> Explanation:
+        """Explain a call without running it."""
+        adopted = self._specification.adopted
+        args, kwargs = (args, kwargs) if adopted is None else adopted.completed(args, kwargs)
+        return super().explain(*args, **kwargs)
+
+    def _fallback(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return AdoptedOperator.__call__(self, *args, **kwargs)
+
+    @property
+    def derived_kind(self) -> type[DerivedOperator[..., Any]]:
+        """The class of the handle of its functional form."""
+        return AdoptedFunctionalForm
+
+    def _call_hint(self) -> str:
+        call = self._specification.schema.call_text(self._specification.short_name)
+        hint = '`adopt(..., signature="(x: Tensor, n: int) -> Tensor")`'
+        return f"call it as {call}; if its types are others, declare them: {hint}"
+
+    @property
+    def function_class(self) -> type[torch.autograd.Function] | None:
+        """The class; None after the operator was declared again as another one."""
+        adopted = self._specification.adopted
+        return None if adopted is None else adopted.function_class
+
+
+class AdoptedFunctionalForm(DerivedOperator[..., Any]):
+    """Handle of the functional form of an adopted class: it returns what `apply` does, on copies."""
+
+    _owner: AdoptedOperator
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Compute the functional form."""
+        if torch.compiler.is_compiling():
+            return self._computed(args, kwargs)
+        return self._owner.learning(self._computed, args, kwargs)
+
+    def _computed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        adopted = self._owner.specification.adopted
+        assert adopted is not None
+        if not adopted.schema.new_values:  # a call has shown that it writes nothing
+            return self._owner(*args, **kwargs)
+        args, kwargs = adopted.completed(args, kwargs)
+        results = super().__call__(*args, **kwargs)
+        return adopted.structured(results if isinstance(results, tuple) else (results,))
+
+    def _fallback(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return AdoptedFunctionalForm.__call__(self, *args, **kwargs)
