@@ -15,8 +15,8 @@ import opsmith
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.py"))
 
 
-SLOW = {"involution_cuda", "distributed"}
-"""Examples that other tests run, too: test_cuda_example.py, and those of DTensor."""
+SLOW = {"involution_cuda", "distributed", "matmul_cuda"}
+"""Examples of what other tests run, too: test_cuda_example.py, those of DTensor, and emulated tiles."""
 
 
 @pytest.fixture(
@@ -52,8 +52,10 @@ def test_these_are_the_examples() -> None:
         "hot_reload",
         "involution_cuda",
         "layer_norm",
+        "matmul_cuda",
         "numpy_routine",
         "quick_start",
+        "softmax_cuda",
         "softmax_in_triton",
         "straight_through",
         "transpose",
