@@ -15,8 +15,8 @@ import opsmith
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.py"))
 
 
-SLOW = {"involution_cuda", "distributed", "matmul_cuda"}
-"""Examples of what other tests run, too: test_cuda_example.py, those of DTensor, and emulated tiles."""
+SLOW = {"distributed", "histogram_cuda", "involution_cuda", "matmul_cuda"}
+"""Examples that other tests run, too: those of DTensor, and of CUDA kernels that are emulated."""
 
 
 @pytest.fixture(
@@ -49,6 +49,7 @@ def test_these_are_the_examples() -> None:
         "add_constant",
         "distributed",
         "dropout",
+        "histogram_cuda",
         "hot_reload",
         "involution_cuda",
         "layer_norm",

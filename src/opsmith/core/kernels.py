@@ -68,6 +68,8 @@ class CudaOptions(TypedDict, total=False):
             expression or a function as for a grid.
         scratch: Buffers that it gets behind the results, by name: sizes as for a grid, and last the dtype, or
             the name of an argument or result that has it; `{"s": ("x.shape[0]", torch.float32)}`.
+        deterministic: False if it rounds otherwise from run to run, as sums of floating-point numbers by
+            atomics do: it takes no call under `torch.use_deterministic_algorithms(True)`.
         max_spills: Bytes that it may spill at most, checked by `check` and `opsmith compile`.
         max_registers: Registers of a thread at most.
         copies: `"allowed"` if what it writes in place may be copied into its layout, and back.
@@ -85,6 +87,7 @@ class CudaOptions(TypedDict, total=False):
     launches: Sequence[Launch]
     initial: Mapping[str, InitialValue]
     scratch: Mapping[str, Sequence[Any]]
+    deterministic: bool
     max_spills: int
     max_registers: int
     copies: Literal["allowed"]
@@ -106,6 +109,7 @@ class TritonOptions(TypedDict, total=False):
         constants: Its other parameters: values, or functions of arguments by name; `num_warps` too.
         layouts: Tensors that must be `channels-last`, or `contiguous` although it takes their strides.
         dtypes: dtypes of floating tensors that it takes; float16, bfloat16 and float32 by default.
+        deterministic: As of a kernel in CUDA C++.
         strict: True if it is an error that Triton is missing.
         copies: `"allowed"` if what it writes in place may be copied into its layout, and back.
     """
@@ -115,12 +119,19 @@ class TritonOptions(TypedDict, total=False):
     constants: Mapping[str, Any]
     layouts: Mapping[str, str]
     dtypes: Any
+    deterministic: bool
     strict: bool
     copies: Literal["allowed"]
 
 
 TRITON_LAUNCH_OPTIONS = ("grid", "constants", "layouts")
 """Options of the launch of a kernel in Triton."""
+
+
+NONDETERMINISTIC = (
+    "it is declared with `deterministic=False`, and torch.use_deterministic_algorithms(True) is in force"
+)
+"""Reason for which a kernel that rounds otherwise from run to run does not take a call."""
 
 
 class KernelSource(Protocol):
@@ -152,6 +163,8 @@ class BuiltKernel(errors.ErrorSubject, ABC, Generic[S]):
             the reference runs.
         copies_back: True if an argument that it writes may be copied into a layout that it takes, and back.
             Otherwise the kernel does not take such a call.
+        deterministic: False if it rounds otherwise from run to run. It then takes no call while torch must be
+            deterministic.
 
     Attributes:
         operator: The operator that the kernel computes.
@@ -179,10 +192,11 @@ class BuiltKernel(errors.ErrorSubject, ABC, Generic[S]):
         *,
         strict: bool,
         copies_back: bool = False,
+        deterministic: bool = True,
     ) -> None:
         self.operator = operator
         self.source = read()
-        self.strict, self.copies_back = strict, copies_back
+        self.strict, self.copies_back, self.deterministic = strict, copies_back, deterministic
         self.__name__ = operator.specification.short_name
         self._read = read
         self._lock = lock_of(self, "_lock")
@@ -295,6 +309,11 @@ class Kernel:
         """True if the context of a call decides whether the kernel takes it."""
         return isinstance(self.given, BuiltKernel) and self.given.by_context
 
+    @property
+    def deterministic(self) -> bool:
+        """False if it is declared to round otherwise from run to run."""
+        return not isinstance(self.given, BuiltKernel) or self.given.deterministic
+
     def supersedes(self, other: Kernel) -> bool:
         """Return True if this kernel, declared later, replaces another kernel of its operator.
 
@@ -315,6 +334,8 @@ class Kernel:
                 return Rejected(self, f"a tensor is on {tensor.device.type}", elsewhere=True)
             if self.dtypes is not None and tensor.dtype not in self.dtypes:
                 return Rejected(self, f"it does not take {tensor.dtype}")
+        if not self.deterministic and torch.are_deterministic_algorithms_enabled():
+            return Rejected(self, NONDETERMINISTIC)
         reason = self.given.refusal(values) if isinstance(self.given, BuiltKernel) else None
         return Accepted(self) if reason is None else Rejected(self, reason)
 

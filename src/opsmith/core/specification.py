@@ -92,6 +92,11 @@ class Specification(errors.ErrorSubject):
         return self.forward or self.reference
 
     @property
+    def rounds_alike(self) -> bool:
+        """False if the operator, or one of its kernels, is declared to round otherwise from run to run."""
+        return self.deterministic and all(kernel.deterministic for kernel in self.kernels)
+
+    @property
     def formula_schema(self) -> Schema:
         """The schema whose arguments and results formulas name: that of the functional form."""
         return functional_schema(self.schema) if self.schema.written else self.schema

@@ -83,7 +83,12 @@ def build_kernel(
             else "give each kernel by a call of `op.kernel(...)` of its own",
         )
     copies_back = _allows_copies(operator, options.pop("copies", None))
-    declaration = _Declaration(operator, device, entry, declared, dtypes, options, strict, copies_back)
+    deterministic = True
+    if cpp is None and cpp_file is None:
+        deterministic = _is_deterministic(options.pop("deterministic", True))
+    declaration = _Declaration(
+        operator, device, entry, declared, dtypes, options, strict, copies_back, deterministic
+    )
     if triton is not None:
         return _triton_kernel(declaration, triton)
     if cuda is not None or cuda_file is not None:
@@ -103,6 +108,7 @@ class _Declaration:
     options: Mapping[str, Any]
     strict: bool
     copies_back: bool
+    deterministic: bool
 
     def check_device(self, language: str, wanted: str, argument: str, reason: str) -> None:
         """Refuse another device than the language's."""
@@ -139,6 +145,18 @@ class _Declaration:
                 hint="leave it out: the reference computes it",
             )
         return tuple(dtype for dtype in known if dtype in set(self.dtypes))
+
+
+def _is_deterministic(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise errors.UsageError(
+            "`deterministic=` of a kernel is True or False",
+            argument="deterministic",
+            expected="True, or False if it rounds otherwise from run to run",
+            got=repr(value),
+            hint="leave it out for a kernel that adds in a fixed order",
+        )
+    return value
 
 
 def _allows_copies(operator: Operator[..., Any], copies: Any) -> bool:
@@ -219,7 +237,13 @@ def _cuda_kernel(
         return source
 
     return CudaKernel(
-        operator, read, dtypes, rules, strict=declaration.strict, copies_back=declaration.copies_back
+        operator,
+        read,
+        dtypes,
+        rules,
+        strict=declaration.strict,
+        copies_back=declaration.copies_back,
+        deterministic=declaration.deterministic,
     )
 
 
@@ -263,6 +287,7 @@ def _triton_kernel(declaration: _Declaration, triton: Any) -> BuiltKernel[Any]:
         dtypes=frozenset(DTYPES if dtypes is None else dtypes),
         strict=declaration.strict,
         copies_back=declaration.copies_back,
+        deterministic=declaration.deterministic,
     )
 
 

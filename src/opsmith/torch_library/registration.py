@@ -382,7 +382,7 @@ class DispatcherRegistration:
         """Let a kernel take calls without Python, if it is the first of its device."""
         first = next(each for each in specification.kernels if each.device == kernel.device)
         plain = specification.adopted is None and not specification.schema.hidden
-        if first is kernel and plain and specification.deterministic:  # else each call is refused in Python
+        if first is kernel and plain and specification.rounds_alike:  # else a call may be refused in Python
             with self._lock:
                 current = self.specification is specification
                 deregister = built.serve(self._kernel(self._run)) if current else None

@@ -145,6 +145,18 @@ __global__ void spread(View<const T, 0> s, Contiguous<T> y) { OPSMITH_EACH(i, y.
         assert outcome.status == "passed", str(report)
 
 
+def test_the_example_has_no_finding() -> None:
+    file = Path(__file__).parents[3] / "examples" / "histogram_cuda.py"
+    text = file.read_text().replace('"examples::', '"launches_example::').replace('"histogram.cu"', "SOURCE")
+    names: dict[str, Any] = {"SOURCE": file.with_name("histogram.cu"), "__name__": __name__}
+    exec(compile(text, __file__, "exec"), names)
+    for operator in (names["histogram"], names["total"]):
+        report = opsmith.check(operator, only=["cuda"], effort="quick")
+        (outcome,) = [each for each in report.outcomes if each.property == "cuda"]
+        assert outcome.status == "passed", str(report)
+        assert not [each for each in outcome.notes if "no fixed order" in each]
+
+
 # ---- Faults.
 
 

@@ -64,6 +64,7 @@ class CudaKernel(BuiltKernel[CudaSource]):
         strict: True if a missing NVRTC, or a call that the kernel does not take, is an error. Otherwise the
             reference runs.
         copies_back: See `BuiltKernel`.
+        deterministic: See `BuiltKernel`.
 
     Attributes:
         copied: Number of copies for their layout, of each argument and of the results.
@@ -80,8 +81,9 @@ class CudaKernel(BuiltKernel[CudaSource]):
         *,
         strict: bool,
         copies_back: bool = False,
+        deterministic: bool = True,
     ) -> None:
-        super().__init__(operator, read, strict=strict, copies_back=copies_back)
+        super().__init__(operator, read, strict=strict, copies_back=copies_back, deterministic=deterministic)
         self._dtypes = dtypes
         self._machine = TorchCuda()
         self.rules = rules

@@ -64,6 +64,7 @@ class TritonKernel(BuiltKernel[TritonSource]):
         strict: True if a missing Triton, or a call that the kernel does not take, is an error. Otherwise the
             reference runs.
         copies_back: See `BuiltKernel`.
+        deterministic: See `BuiltKernel`.
 
     Attributes:
         copied: Number of copies for their layout, of each argument and result.
@@ -82,10 +83,13 @@ class TritonKernel(BuiltKernel[TritonSource]):
         dtypes: frozenset[torch.dtype],
         strict: bool,
         copies_back: bool = False,
+        deterministic: bool = True,
     ) -> None:
         schema = operator.specification.schema
         # A function in Python is read again by declaring it again.
-        super().__init__(operator, lambda: source, strict=strict, copies_back=copies_back)
+        super().__init__(
+            operator, lambda: source, strict=strict, copies_back=copies_back, deterministic=deterministic
+        )
         self._dtypes = dtypes
         self.binding: Binding = bind(self, constants, layouts)
         named = dict.fromkeys((*schema.names, *(result.name for result in schema.results)))

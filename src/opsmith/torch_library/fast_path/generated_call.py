@@ -98,7 +98,7 @@ def _call_source(specification: Specification, contract: ContractSource) -> str:
         # Checked first: a subclass or a `TorchFunctionMode` would see the other checks.
         capabilities.torch_function_condition(every),
         *capabilities.GUARD_CONDITIONS,
-        *(() if specification.deterministic else ("not _op_must_be_deterministic()",)),
+        *(() if specification.rounds_alike else ("not _op_must_be_deterministic()",)),
         *(type_condition(each) for each in schema.arguments if not each.kind.is_tensor),
         # The guard rejects other tensors that are not dense, but cannot take nested ones.
         *(unless_none(each, "not {0}.is_nested") for each in tensors if not each.kind.sequence),

@@ -105,7 +105,7 @@ def _look(
         if difference is None:
             continue
         if within_rounding(one, other):
-            if run.subject.specification.deterministic:
+            if run.subject.specification.rounds_alike:
                 words = "a sum whose order changes from run to run does this; say so by `deterministic=False`"
                 yield Note(f"{what}, by rounding alone: {words}")
             return
@@ -126,7 +126,7 @@ def _within_bounds(run: SampleRun, position: int, results: Sequence[Tensor]) -> 
     A sum that cancels has few digits left, all of which depend on the order of its terms.
     """
     subject, sample = run.subject, run.sample
-    if subject.specification.deterministic or not is_inexact(results[0]):
+    if subject.specification.rounds_alike or not is_inexact(results[0]):
         return False
     if not subject.kind.has_reference:  # what runs differs from itself, so that no truth is to be had
         return _vanishes_with_precision(run, position, results)

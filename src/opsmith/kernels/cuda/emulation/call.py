@@ -27,6 +27,7 @@ from opsmith.kernels.cuda.emulation.launch import (
     ORDERS,
     EmulatedLaunch,
     EmulatedRun,
+    Kind,
     LaunchResult,
     LaunchTensor,
     Order,
@@ -103,6 +104,11 @@ class KernelEmulation:
     def __init__(self, kernel: CudaKernel) -> None:
         self.kernel = kernel
         self._libraries: dict[Instance, EmulatedLibrary] = {}
+
+    @property
+    def _rounds_alike(self) -> bool:
+        """False if the kernel is declared to round otherwise from run to run."""
+        return self.kernel.deterministic and self.kernel.operator.specification.deterministic
 
     def build(self, calls: Sequence[Sequence[Any]]) -> None:
         """Compile the instances that calls with these argument values may need.
@@ -184,7 +190,8 @@ class KernelEmulation:
             several = len(run.launches) > 1
             before = f"in launch {number} of {len(run.launches)}, `{entry}`, " if several else ""
             for each in findings_of(self.kernel.source.kernel(entry), launch, result):
-                found.append(replace(each, message=f"{before}{each.message}"))
+                if each.kind != Kind.UNORDERED_SUM or self._rounds_alike:
+                    found.append(replace(each, message=f"{before}{each.message}"))
             if any(each.cause != NOTE for each in found):
                 break  # the launches behind it read what it left
         return found

@@ -111,6 +111,7 @@ int emulated_barrier(const char* file, int line, int kind, int value);  // 0 pla
 void emulated_warp(int kind, unsigned mask, const void* value, int size, int argument, int width, void* result,
                    const char* file, int line);
 void emulated_atomic(const void* address, int size, void* pc, void* stack);
+void emulated_sum(const void* address, int size, void* pc);
 void emulated_spin(void* pc);
 [[noreturn]] void emulated_trap(const char* text, const char* file, int line);
 void emulated_fence();
@@ -197,6 +198,13 @@ EMULATED_INLINE void __nanosleep(unsigned) { emulated::emulated_spin(__builtin_r
 
 // ---- Atomics. All threads of a launch are fibers of one thread of the CPU, so that plain code is atomic.
 
+namespace emulated {
+template <class T>
+EMULATED_INLINE void enter_sum(const T* at, void* pc) {
+  if (!std::is_integral_v<T>) emulated_sum(at, sizeof(T), pc);
+}
+}
+
 #define EMULATED_CALLER __builtin_return_address(0), __builtin_dwarf_cfa()
 #define EMULATED_ATOMIC(name, body)                                                                   \
   template <class T> EMULATED_UNCHECKED T name(T* at, std::common_type_t<T> value) {                  \
@@ -207,7 +215,7 @@ EMULATED_INLINE void __nanosleep(unsigned) { emulated::emulated_spin(__builtin_r
   }                                                                                                   \
   template <class T> EMULATED_INLINE T name##_block(T* at, std::common_type_t<T> v) { return name(at, v); } \
   template <class T> EMULATED_INLINE T name##_system(T* at, std::common_type_t<T> v) { return name(at, v); }
-EMULATED_ATOMIC(atomicAdd, T(old + value))
+EMULATED_ATOMIC(atomicAdd, (emulated::enter_sum(at, __builtin_return_address(0)), T(old + value)))
 EMULATED_ATOMIC(atomicSub, T(old - value))
 EMULATED_ATOMIC(atomicExch, value)
 EMULATED_ATOMIC(atomicMin, value < old ? value : old)

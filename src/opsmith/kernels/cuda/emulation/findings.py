@@ -163,7 +163,7 @@ def _root_reports(reports: Iterable[Report]) -> list[Report]:
     found = list(reports)
     kinds = {Kind(each.kind) for each in found}
     racing = {pc for each in found if each.kind == Kind.RACE for pc in (each.pc, each.other_pc)}
-    ended = kinds - {Kind.NOT_WRITTEN, Kind.RACE, Kind.BARRIER_AFTER_EXIT}
+    ended = kinds - {Kind.NOT_WRITTEN, Kind.RACE, Kind.BARRIER_AFTER_EXIT, Kind.UNORDERED_SUM}
     return [
         each
         for each in found
@@ -384,6 +384,17 @@ def _stack_overflow(reader: _Reader, report: Report) -> EmulationFinding:
     return _finding(reader, report, "out-of-bounds", message, hint)
 
 
+def _unordered_sum(reader: _Reader, report: Report) -> EmulationFinding:
+    name = f"`{reader.tensor(report).label}`" if report.region >= 0 else "memory"
+    name = "shared memory" if report.region == IN_SHARED else name
+    message = (
+        f"several threads add floating-point numbers to one element of {name} in no fixed order, and each "
+        "order rounds otherwise"
+    )
+    hint = "say so by `deterministic=False` in `op.kernel(...)`"
+    return _finding(reader, report, NOTE, message, hint)
+
+
 _TABLE: dict[Kind, Callable[[_Reader, Report], EmulationFinding]] = {
     Kind.OUT_OF_BOUNDS: _out_of_bounds,
     Kind.BETWEEN_ELEMENTS: _between_elements,
@@ -409,5 +420,6 @@ _TABLE: dict[Kind, Callable[[_Reader, Report], EmulationFinding]] = {
     Kind.WAITS_FOR_BLOCK: _waits_for_block,
     Kind.CRASH: _crash,
     Kind.STACK_OVERFLOW: _stack_overflow,
+    Kind.UNORDERED_SUM: _unordered_sum,
 }
 """How each kind of report is told."""

@@ -96,7 +96,13 @@ class EmulatedKernel(BuiltKernel[CudaSource]):
 
     def __init__(self, kernel: CudaKernel) -> None:
         self.emulated = kernel
-        super().__init__(kernel.operator, lambda: kernel.source, strict=False, copies_back=kernel.copies_back)
+        super().__init__(
+            kernel.operator,
+            lambda: kernel.source,
+            strict=False,
+            copies_back=kernel.copies_back,
+            deterministic=kernel.deterministic,
+        )
 
     def _forget(self) -> None:
         self._emulation = KernelEmulation(self.emulated)

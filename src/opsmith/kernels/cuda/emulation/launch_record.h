@@ -32,6 +32,7 @@ enum Kind : int32_t {
   WAITS_FOR_BLOCK,       // a thread waits in a loop for what only a later block can write
   CRASH,                 // a fault of memory that no check foresaw
   STACK_OVERFLOW,
+  UNORDERED_SUM,         // floating-point numbers that threads add to one element, in no fixed order
 };
 
 enum : int32_t { IN_SHARED = -1, NOWHERE = -2, IN_GLOBAL_VARIABLE = -3 };  // values of `region`

@@ -27,7 +27,7 @@ extern "C" __attribute__((visibility("default"))) int emulated_run(
     const Options* wanted, Report* room, Outcome* told) {
   const size_t threads = size_t(block[0]) * block[1] * block[2];
   options = *wanted, reports = room, outcome = told, *told = {}, stopped = false, fences = false;
-  racing_reads.clear(), guesses.clear(), released.clear();
+  racing_reads.clear(), guesses.clear(), released.clear(), sums.clear();
   regions = tensors, region_count = count, parameters = given, body = emulated_entries[entry].call;
   thread_body = run_thread;
   begin_counting(threads);
