@@ -121,6 +121,8 @@ class FakeDriver(Driver):
             for (instance, _), loaded in kernel._functions.items()
             if loaded.handle == function
         )
+        if (kernel, instance) not in self._instances:
+            self.emulate(kernel, [instance])
         library, entry = self._instances[kernel, instance]
         found = [*tensors_at(library.parameters[entry], packed, offsets)]
         launch = EmulatedLaunch(
@@ -218,7 +220,7 @@ def on_cpu(operator: opsmith.Operator[..., Any]) -> CudaKernel:
 
 
 def emulate(kernels: Mapping[CudaKernel, Sequence[Instance]]) -> None:
-    """Compile instances of kernels for the CPU, which the driver then runs."""
+    """Compile instances of kernels for the CPU, several at once; others are compiled when they are launched."""
     for kernel, needed in kernels.items():
         driver().emulate(kernel, needed)
 
