@@ -273,7 +273,7 @@ INPUT_GRADIENT = [
         "      if (unsigned(i) >= unsigned(P)) continue;\n",
         "",
         "",
-        why="weights of other rows, inside of the tensor, are multiplied by the zeros that are staged: results "
+        why="weights of other rows, inside of the tensor, are multiplied by zeros that are staged: results "
         "differ only where such a weight is infinite",
     ),
     Fault(

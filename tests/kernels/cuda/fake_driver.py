@@ -220,7 +220,7 @@ def on_cpu(operator: opsmith.Operator[..., Any]) -> CudaKernel:
 
 
 def emulate(kernels: Mapping[CudaKernel, Sequence[Instance]]) -> None:
-    """Compile instances of kernels for the CPU, several at once; others are compiled when they are launched."""
+    """Compile instances of kernels for the CPU, several at once; others are compiled when they run."""
     for kernel, needed in kernels.items():
         driver().emulate(kernel, needed)
 

@@ -14,6 +14,7 @@ from torch.testing import assert_close
 
 import opsmith
 from opsmith import errors
+from opsmith.ops.decoder import Decoder, DecoderSizes, PagedCache, generate
 from opsmith.testing import emulated_cuda
 
 OWN = "emulated_cuda::"
@@ -337,6 +338,31 @@ def test_an_order_that_there_is_not() -> None:
     assert (caught.value.argument, caught.value.got) == ("order", "'sideways'")
 
 
+@pytest.mark.slow
+def test_a_decoder_trains_and_generates() -> None:
+    torch.manual_seed(0)
+    sizes = DecoderSizes(vocabulary=32, width=16, layers=1, heads=2, hidden=16, positions=16)
+    network, tokens = Decoder(sizes), torch.randint(0, 32, (2, 6))
+
+    def results() -> list[Tensor]:
+        network.zero_grad()
+        logits = network(tokens)
+        logits.square().mean().backward()
+        generated = generate(network, PagedCache(sizes, 2), [[1, 2, 3], [4]], 4)
+        return [
+            logits.detach(),
+            torch.stack([*generated]),
+            *(each.grad.clone() for each in network.parameters()),
+        ]
+
+    expected = results()
+    with emulated_cuda() as emulated:
+        assert_close(results(), expected, rtol=1e-4, atol=1e-5)
+    names = ("rms_norm", "rms_norm_backward", "add_rms_norm_", "rope_", "write_kv_cache")
+    assert {*emulated.calls} == {f"opsmith::{name}" for name in names}
+
+
+@pytest.mark.slow
 def test_bundled_operators_run_with_their_gradients() -> None:
     x, weight = numbers(1, 2, 3, 3).requires_grad_(), numbers(1, 1, 3, 3, 3, 3).requires_grad_()
     expected = opsmith.ops.involution.reference(x, weight, 1, 1)

@@ -1,4 +1,4 @@
-"""On a GPU, kernels compute what their emulation on the CPU computes: the corpus, and the bundled operators."""
+"""On a GPU, kernels compute what their emulation on the CPU computes: the corpus, and bundled operators."""
 
 from __future__ import annotations
 
