@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -88,7 +89,9 @@ def _cuda_usage(
             f"no block of {threads} threads, {used.registers} registers each, and {shared} "
             "bytes of shared memory fits on a multiprocessor"
         )
-    return KernelUsage.of(kernel, str(instance), architecture, used, dynamic, threads, estimate, faults)
+    usage = KernelUsage.of(kernel, str(instance), architecture, used, dynamic, threads, estimate, faults)
+    source = kernel.source.kernel(instance.entry)
+    return replace(usage, kernel=source.entry, where=source.where)
 
 
 def _instances(kernel: CudaKernel, architecture: str, calls: SampleValues) -> dict[Instance, Geometry | None]:

@@ -241,6 +241,13 @@ def test_every_kernel_is_compiled_and_measured() -> None:
         ("folded, float64", 256),
     ]
     assert {each.spills for each in used} == {0}
+    assert {(each.kernel, each.where) for each in used} == {
+        (name, f"{__file__}:{line_of(declaration)}")
+        for name, declaration in (
+            ("part", "__global__ void part(Contiguous<const T> x, Contiguous<T, 1> sums) {"),
+            ("folded", "__global__ void folded(Contiguous<const T, 1> sums, View<T> y) {"),
+        )
+    }
 
 
 @pytest.mark.usefixtures("_forgotten")
