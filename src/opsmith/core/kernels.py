@@ -183,7 +183,7 @@ class BuiltKernel(errors.ErrorSubject, ABC, Generic[S]):
     pure = False
     traced: Callable[..., Any] | None = None
     by_context: ClassVar[bool] = False
-    manner: ClassVar[str] = ""
+    manner: str = ""
 
     def __init__(
         self,

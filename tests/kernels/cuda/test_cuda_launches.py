@@ -262,6 +262,7 @@ def test_launches_on_a_device_in_order(tmp_path: Path) -> None:
     forget(dry=False)
     x = torch.arange(300.0)
     assert operator(x) == x.sum()
+    assert operator.explain(x).forward == f"kernel for cpu (3 launches), {file}:3"
     assert record().launches == 3
     assert record().loads == 2
     assert b"folded" in record().name

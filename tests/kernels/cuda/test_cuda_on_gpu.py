@@ -137,6 +137,29 @@ def test_a_cuda_graph_replays_it() -> None:
     assert bool((y == 10.0).all())
 
 
+def test_results_with_initial_values_and_several_launches() -> None:
+    file = EXAMPLE.with_name("histogram_cuda.py")
+    text = file.read_text().replace('"examples::', '"histogram_on_gpu::').replace('"histogram.cu"', "SOURCE")
+    names: dict[str, Any] = {"SOURCE": file.with_name("histogram.cu"), "__name__": __name__}
+    exec(compile(text, __file__, "exec"), names)
+    histogram, total = names["histogram"], names["total"]
+    numbers = torch.randint(0, 50, (100_003,), device="cuda")
+    for x in (numbers, numbers[:1], numbers[:0], numbers[::3]):
+        assert_close(histogram(x, 60), histogram.reference(x, 60))
+    for x in torch.randn(100_003, device="cuda"), torch.randn(7, device="cuda"), torch.ones(0, device="cuda"):
+        assert_close(total(x), total.reference(x), rtol=1e-4, atol=1e-2)
+    assert "(2 launches)" in total.explain(torch.ones(3, device="cuda")).forward
+    total(numbers.double())  # compiled and loaded, which no graph captures
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        counts, added = histogram(numbers, 60), total(numbers.double())
+    for replay in range(3):
+        numbers.copy_((numbers + replay) % 60)
+        graph.replay()
+        assert_close(counts, histogram.reference(numbers, 60))
+        assert added == numbers.sum()
+
+
 @pytest.mark.parametrize("operator", [scaled, row_sums, channel_sums, pooled], ids=lambda each: each.__name__)
 def test_check_passes(operator: Any) -> None:
     report = opsmith.check(operator, skip=["compile", "export", "opcheck"])

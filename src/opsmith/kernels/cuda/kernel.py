@@ -87,6 +87,8 @@ class CudaKernel(BuiltKernel[CudaSource]):
         self._dtypes = dtypes
         self._machine = TorchCuda()
         self.rules = rules
+        if len(rules.launches) > 1:
+            self.manner = f"{len(rules.launches)} launches"
 
     def _forget(self) -> None:
         self._missing: errors.ToolchainError | None = None
