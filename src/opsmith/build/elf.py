@@ -76,3 +76,18 @@ def undefined_thread_locals(content: bytes) -> list[str]:
         if kind & 15 == _THREAD_LOCAL and not defined_in:
             found.append(names[name : names.index(b"\0", name)].decode())
     return found
+
+
+def defined_thread_locals(content: bytes) -> list[tuple[str, int, int]]:
+    """Return the thread-local variables of a library: name, offset in the thread's memory, and bytes.
+
+    Args:
+        content: Content of the file, of 64 bits, complete and little-endian.
+    """
+    symbols, names = section(content, ".symtab"), section(content, ".strtab")
+    found = []
+    for at in range(0, len(symbols), _SYMBOL.size):
+        name, kind, _, defined_in, offset, size = _SYMBOL.unpack_from(symbols, at)
+        if kind & 15 == _THREAD_LOCAL and defined_in:
+            found.append((names[name : names.index(b"\0", name)].decode(), offset, size))
+    return sorted(found, key=lambda each: each[1:])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +13,8 @@ import torch
 from torch import Tensor
 
 import opsmith
+from opsmith import errors
+from opsmith.kernels.cuda.emulation import compiler
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="kernels are emulated on Linux")
 
@@ -150,6 +155,48 @@ def test_without_a_compiler_it_is_skipped(monkeypatch: pytest.MonkeyPatch) -> No
     outcome = outcome_of(row_sums("uncompiled"))
     assert outcome.status == "skipped"
     assert outcome.reason.startswith("there is no C++ compiler")
+
+
+def test_without_space_it_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = errors.CacheError(
+        "a kernel cannot be built, as no temporary file can be written", got="No space left on device"
+    )
+
+    def obtain(*given: Any) -> Any:
+        raise full
+
+    monkeypatch.setattr(compiler, "obtain_with_headers", obtain)
+    outcome = outcome_of(row_sums("unspaced"))
+    assert outcome.status == "skipped"
+    assert "no temporary file can be written: No space left on device" in outcome.reason
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The disk is a file system of 64 KiB, where this user may mount one."""
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)], check=False
+    ).returncode:
+        pytest.skip("this user may not mount a small disk")
+    try:
+        monkeypatch.setenv("OPSMITH_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setenv("TMPDIR", str(tmp_path))
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        outcome = outcome_of(row_sums("full"))
+    finally:
+        subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+    assert outcome.status == "skipped"
+    assert "No space left on device" in outcome.reason
+
+
+def test_what_only_the_gpu_s_compiler_takes_is_skipped_with_its_line() -> None:
+    operator = row_sums("of_a_gpu", "float sum = 0;", "float sum = __vabsdiffu4(0, 0);")
+    report = opsmith.check(operator, only=["cuda"], effort="quick")
+    (outcome,) = [each for each in report.outcomes if each.property == "cuda"]
+    assert outcome.status == "skipped"
+    assert ":6:15: there are no arguments to '__vabsdiffu4'" in outcome.reason
+    assert not report.failures
+    assert any("cuda" in each for each in report.unverified)
 
 
 def test_a_kernel_with_other_parameters_fails() -> None:

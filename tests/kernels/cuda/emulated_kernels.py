@@ -5,7 +5,7 @@ Where a fault is one that people have reported, the comment names the kind of re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,7 @@ class KernelCase:
         reference: What it computes.
         arguments: Arguments of the call.
         launch: Options of the launch.
-        cause: Cause that is found; empty for a right kernel.
+        cause: Cause that is found; `wrong values` if a comparison alone shows it; empty for a right kernel.
     """
 
     name: str
@@ -43,6 +43,20 @@ class KernelCase:
 
     def __str__(self) -> str:
         return self.name
+
+
+def with_fault(
+    right: KernelCase,
+    name: str,
+    cause: str,
+    before: str,
+    after: str,
+    launch: Mapping[str, Any] | None = None,
+) -> KernelCase:
+    """A right kernel with a part of its text or of its launch replaced."""
+    assert before in right.text, (name, before)
+    text = right.text.replace(before, after, 1)
+    return KernelCase(name, text, right.reference, right.arguments, {**right.launch, **(launch or {})}, cause)
 
 
 def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -499,9 +513,7 @@ def changed(
     right: str, name: str, cause: str, before: str, after: str, launch: dict[str, Any] | None = None
 ) -> KernelCase:
     case = next(each for each in RIGHT if each.name == right)
-    assert before in case.text, (name, before)
-    text = case.text.replace(before, after, 1)
-    return KernelCase(name, text, case.reference, case.arguments, {**case.launch, **(launch or {})}, cause)
+    return with_fault(case, name, cause, before, after, launch)
 
 
 RACES = [

@@ -27,7 +27,7 @@ from opsmith.kernels.cuda.compiler import Instance
 from opsmith.kernels.cuda.driver import Driver, TorchCuda
 from opsmith.kernels.cuda.emulation.call import fault_error
 from opsmith.kernels.cuda.emulation.compiler import EmulatedLibrary, emulated_libraries
-from opsmith.kernels.cuda.emulation.findings import NOTE, findings_of
+from opsmith.kernels.cuda.emulation.findings import findings_of
 from opsmith.kernels.cuda.emulation.launch import (
     EmulatedLaunch,
     LaunchTensor,
@@ -35,6 +35,7 @@ from opsmith.kernels.cuda.emulation.launch import (
     TensorUse,
     run_launches,
 )
+from opsmith.kernels.cuda.emulation.messages import NOTE
 from opsmith.kernels.cuda.kernel import CudaKernel
 from opsmith.kernels.cuda.launch import Geometry
 from opsmith.kernels.cuda.parameters import CudaParameter, PackedParameters

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from emulated_kernels import RIGHT, WITH_NVIDIA, WRONG, KernelCase, numbers
+from emulated_kernels import KernelCase, numbers
+from kernel_corpus import CASES, RIGHT, WITH_NVIDIA, WRONG
 from torch import Tensor
 
 import opsmith
@@ -17,8 +18,8 @@ from opsmith.kernels.cuda.emulation.call import KernelEmulation, cuda_kernels
 from opsmith.kernels.cuda.emulation.launch import Order, extent_of, guarded
 from opsmith.kernels.cuda.nvrtc import include_directories
 
+VALUES = "wrong values"
 ORDERS = ("forward", "backward", "alternating", "random(3)")
-ORDERED = {each.name: each for each in (*RIGHT, *WRONG)}
 
 
 def in_orders(cases: Any, every: int) -> list[Any]:
@@ -37,13 +38,14 @@ def in_orders(cases: Any, every: int) -> list[Any]:
 
 def close(got: Any, case: KernelCase) -> None:
     expected = case.reference(*case.arguments)
-    bound = {torch.float16: 2e-3, torch.bfloat16: 2e-2}.get(case.arguments[0].dtype)
+    dtype = next(each.dtype for each in case.arguments if isinstance(each, Tensor))
+    bound = {torch.float16: 2e-3, torch.bfloat16: 2e-2}.get(dtype)
     words = {} if bound is None else {"rtol": bound, "atol": bound}
     torch.testing.assert_close(got, expected, **words)
 
 
 @pytest.mark.every(2)
-@pytest.mark.parametrize(("case", "order"), in_orders(RIGHT, 2))
+@pytest.mark.parametrize(("case", "order"), in_orders(RIGHT, 6))
 def test_a_right_kernel_gives_what_its_reference_gives(case: KernelCase, order: str) -> None:
     close(opsmith.emulate(case.operator(), *case.arguments, order=order), case)
 
@@ -56,7 +58,7 @@ def test_types_of_nvidia_s_headers(case: KernelCase) -> None:
 
 
 @pytest.mark.every(2)
-@pytest.mark.parametrize(("case", "order"), in_orders(WRONG, 4))
+@pytest.mark.parametrize(("case", "order"), in_orders([each for each in WRONG if each.cause != VALUES], 12))
 def test_a_fault_is_found_with_its_cause(case: KernelCase, order: str) -> None:
     with pytest.raises(errors.KernelFaultError) as caught:
         opsmith.emulate(case.operator(), *case.arguments, order=order)
@@ -64,19 +66,32 @@ def test_a_fault_is_found_with_its_cause(case: KernelCase, order: str) -> None:
     assert re.search(rf"{case.name}>?:\d+$", caught.value.where or "")
 
 
+@pytest.mark.parametrize(("case", "order"), in_orders([each for each in WRONG if each.cause == VALUES], 6))
+def test_wrong_values_are_those_of_the_kernel(case: KernelCase, order: str) -> None:
+    got = opsmith.emulate(case.operator(), *case.arguments, order=order)
+    with pytest.raises(AssertionError, match="not close"):
+        close(got, case)
+
+
 def test_the_corpus_is_large_enough() -> None:
-    assert len(RIGHT) >= 25
-    assert len(WRONG) >= 45
-    assert len(ORDERED) == len(RIGHT) + len(WRONG)
+    assert len(RIGHT) >= 75
+    assert len(WRONG) >= 190
+    assert len(CASES) == len(RIGHT) + len(WRONG) + len(WITH_NVIDIA)
 
 
-@pytest.mark.every(3)
-@pytest.mark.parametrize("name", ["reduced", "no_first_barrier", "softmax"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("reduced", "no_first_barrier") else pytest.mark.slow)
+        for name in CASES
+        if CASES[name].cause != VALUES and CASES[name] not in WITH_NVIDIA
+    ],
+)
 def test_stacks_are_switched_by_ucontext_where_there_is_no_other_way(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiler, "_RUNTIME_FLAGS", (*compiler._RUNTIME_FLAGS, "-DEMULATED_UCONTEXT=1"))
-    case = ORDERED[name]
+    case = CASES[name]
     if not case.cause:
         close(opsmith.emulate(case.operator(), *case.arguments), case)
         return
@@ -85,7 +100,7 @@ def test_stacks_are_switched_by_ucontext_where_there_is_no_other_way(
 
 
 def test_it_runs_in_this_process_for_a_debugger() -> None:
-    case = ORDERED["reduced"]
+    case = CASES["reduced"]
     close(opsmith.emulate(case.operator(), *case.arguments, in_process=True), case)
 
 
@@ -182,7 +197,7 @@ def test_guarded_memory_has_the_values_and_the_alignment(begin: int, dtype: torc
 
 def test_there_are_no_gradients() -> None:
     x = numbers(70).requires_grad_()
-    assert not opsmith.emulate(ORDERED["added"].operator(), x, x).requires_grad
+    assert not opsmith.emulate(CASES["added"].operator(), x, x).requires_grad
 
 
 def test_numbers_of_a_list_are_those_of_the_call() -> None:

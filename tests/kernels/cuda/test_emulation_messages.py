@@ -6,13 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from emulated_kernels import RIGHT, WRONG
+from kernel_corpus import CASES
 from torch import Tensor
 
 import opsmith
 from opsmith import errors
-
-CASES = {each.name: each for each in (*RIGHT, *WRONG)}
 
 
 def message(name: str) -> list[str]:
@@ -94,6 +92,15 @@ def message(name: str) -> list[str]:
         (
             "recursion",
             ["  got: the first thread needs more of the stack than there is: 192 KiB here"],
+        ),
+        (
+            "remainder_forgotten",
+            [
+                "the CUDA kernel is faulty: out-of-bounds",
+                "  got: thread (2, 0, 0) of block (0, 0, 0) writes 4 bytes of shared memory 28 bytes "
+                "behind the end of `s_bins`, which has 256 bytes",
+                "  hint: compare the index with the size of the array, or make the array larger",
+            ],
         ),
         (
             "null_pointer",

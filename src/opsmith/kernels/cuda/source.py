@@ -19,7 +19,7 @@ _ATTRIBUTES = r"""
 """Attributes of a kernel, whose arguments may have parentheses."""
 _KERNEL = r"""
     (?: template \s* < (?P<template> [^;{{}}]*? ) > \s* )?
-    (?: (?: extern | static ) \s+ )?
+    (?: (?: extern | static ) \s+ )? {attributes} \s*
     (?: __global__ \s+ {attributes} void \b | void \s+ __global__ \b ) {attributes}
     \s* \b {name} \s* \(
 """.replace("{attributes}", _ATTRIBUTES)

@@ -33,8 +33,8 @@ from opsmith.core.kernels import BuiltKernel, Kernel
 
 if TYPE_CHECKING:
     from opsmith.kernels.cuda.emulation.call import EmulatedCall, KernelEmulation
-    from opsmith.kernels.cuda.emulation.findings import EmulationFinding
     from opsmith.kernels.cuda.emulation.launch import EmulatedRun
+    from opsmith.kernels.cuda.emulation.messages import EmulationFinding
 
 NAME = "cuda"
 TOGETHER = 24
@@ -99,11 +99,9 @@ class Emulated:
         """Run the calls that the kernel takes, and compare their results with the truth."""
         try:
             self.emulation.build([values for _, values in calls])
-        except errors.NotEmulatedError as error:
-            yield Skipped(f"{error.problem}: {error.got}; {error.hint}")
-            return
-        except errors.ToolchainError as error:
-            yield Skipped(f"{error.problem}: {error.got}; {error.hint}")
+        except (errors.NotEmulatedError, errors.ToolchainError, errors.CacheError) as error:
+            hint = f"; {error.hint}" if error.hint else ""
+            yield Skipped(f"{error.problem}: {error.got}{hint}")
             return
         except errors.OpsmithError as error:
             yield raised(NAME, self.subject, error, "compiled for the CPU")
@@ -164,7 +162,7 @@ class Emulated:
 
     def _compare(self, call: _Call, outcomes: Sequence[_Outcome]) -> Findings:
         """Yield the findings of a call, or compare its results where there are none."""
-        from opsmith.kernels.cuda.emulation.findings import NOTE, SKIPPED
+        from opsmith.kernels.cuda.emulation.messages import NOTE, SKIPPED
 
         wrong = False
         for order, _, findings in outcomes:

@@ -19,8 +19,8 @@ from opsmith.core.tensors import map_tensors
 from opsmith.kernels.common.parameters import dtype_name
 from opsmith.kernels.cpp.codegen import CPP_TYPES
 from opsmith.kernels.cuda.emulation.call import EmulatedCall, KernelEmulation, fault_error, results_of
-from opsmith.kernels.cuda.emulation.findings import NOTE
 from opsmith.kernels.cuda.emulation.launch import IN_SHARED, EmulatedLaunch, EmulatedRun, LaunchResult, Order
+from opsmith.kernels.cuda.emulation.messages import NOTE
 from opsmith.kernels.cuda.emulation.source_lines import SourceLine, SourceLines
 from opsmith.kernels.cuda.kernel import CudaKernel
 from opsmith.kernels.gpu_usage import SampleValues

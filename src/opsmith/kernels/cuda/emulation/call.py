@@ -17,12 +17,7 @@ from opsmith.core.operator import Operator
 from opsmith.core.tensors import map_tensors
 from opsmith.kernels.cuda.compiler import Instance
 from opsmith.kernels.cuda.emulation.compiler import EmulatedLibrary, emulated_libraries
-from opsmith.kernels.cuda.emulation.findings import (
-    NOTE,
-    SKIPPED,
-    EmulationFinding,
-    findings_of,
-)
+from opsmith.kernels.cuda.emulation.findings import findings_of
 from opsmith.kernels.cuda.emulation.launch import (
     ORDERS,
     EmulatedLaunch,
@@ -34,6 +29,7 @@ from opsmith.kernels.cuda.emulation.launch import (
     TensorUse,
     run_launches,
 )
+from opsmith.kernels.cuda.emulation.messages import NOTE, SKIPPED, EmulationFinding
 from opsmith.kernels.cuda.kernel import CudaKernel
 from opsmith.kernels.cuda.parameters import CudaParameter, passed_arguments
 from opsmith.kernels.cuda.plan import CudaChoice, PreparedCall

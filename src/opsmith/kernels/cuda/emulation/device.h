@@ -36,7 +36,8 @@ extern "C" void* memset(void*, int, size_t) __asm__("emulated_memset");
 #undef __grid_constant__
 #undef __cluster_dims__
 #undef __maxnreg__
-#define __global__
+// Inlined into the kernel, functions take structs as copies, whose reads the compiler lets the runtime check.
+#define __global__ __attribute__((flatten))
 #define __device__
 #define __host__
 #define __constant__
@@ -115,6 +116,7 @@ void emulated_sum(const void* address, int size, void* pc);
 void emulated_spin(void* pc);
 [[noreturn]] void emulated_trap(const char* text, const char* file, int line);
 void emulated_fence();
+unsigned long long emulated_clock();
 }
 
 template <class R, class T>
@@ -184,17 +186,20 @@ EMULATED_REDUCE(add, ADD, int)
 EMULATED_REDUCE(min, MIN_SIGNED, int)
 EMULATED_REDUCE(max, MAX_SIGNED, int)
 
+EMULATED_INLINE long long clock64() { return (long long)emulated::emulated_clock(); }
+EMULATED_INLINE clock_t clock() { return clock_t(emulated::emulated_clock()); }
 EMULATED_INLINE void __threadfence() { emulated::emulated_fence(); }
 EMULATED_INLINE void __threadfence_block() { emulated::emulated_fence(); }
 EMULATED_INLINE void __threadfence_system() { emulated::emulated_fence(); }
 EMULATED_INLINE void __nanosleep(unsigned) { emulated::emulated_spin(__builtin_return_address(0)); }
 #define __trap() emulated::emulated_trap("__trap()", __FILE__, __LINE__)
-#undef assert
 #ifdef NDEBUG
-#define assert(x) ((void)0)
+#define EMULATED_ASSERT(x) ((void)0)
 #else
-#define assert(x) ((x) ? (void)0 : emulated::emulated_trap("assert(" #x ")", __FILE__, __LINE__))
+#define EMULATED_ASSERT(x) ((x) ? (void)0 : emulated::emulated_trap("assert(" #x ")", __FILE__, __LINE__))
 #endif
+#undef assert
+#define assert(x) EMULATED_ASSERT(x)
 
 // ---- Atomics. All threads of a launch are fibers of one thread of the CPU, so that plain code is atomic.
 
@@ -209,8 +214,10 @@ EMULATED_INLINE void enter_sum(const T* at, void* pc) {
 #define EMULATED_ATOMIC(name, body)                                                                   \
   template <class T> EMULATED_UNCHECKED T name(T* at, std::common_type_t<T> value) {                  \
     emulated::emulated_atomic((const void*)at, sizeof(T), EMULATED_CALLER);                           \
-    const T old = *at;                                                                                \
-    *at = (body);                                                                                     \
+    T old;                                                                                            \
+    __builtin_memcpy((void*)&old, (const void*)at, sizeof(T));                                        \
+    const T changed = (body);                                                                         \
+    __builtin_memcpy((void*)at, (const void*)&changed, sizeof(T));                                    \
     return old;                                                                                       \
   }                                                                                                   \
   template <class T> EMULATED_INLINE T name##_block(T* at, std::common_type_t<T> v) { return name(at, v); } \

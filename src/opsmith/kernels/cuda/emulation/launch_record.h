@@ -33,6 +33,7 @@ enum Kind : int32_t {
   CRASH,                 // a fault of memory that no check foresaw
   STACK_OVERFLOW,
   UNORDERED_SUM,         // floating-point numbers that threads add to one element, in no fixed order
+  BEYOND_SHARED_VARIABLE,  // beyond a shared variable whose size the source states
 };
 
 enum : int32_t { IN_SHARED = -1, NOWHERE = -2, IN_GLOBAL_VARIABLE = -3 };  // values of `region`

@@ -11,13 +11,22 @@ namespace emulated {
 
 constexpr uint32_t ATOMIC = 1u << 31;
 
-struct Access { uint32_t tid, epoch, clock, pc; };  // tid + 1, 0: none; its top bit: atomic
+struct Access { uint32_t tid, epoch, clock, pc; };  // tid + 1, 0: none; its top bit in a conflict: atomic
 
-// Of an item of memory the last write, and the reads since then: lanes of one warp, or of several (`warps`).
-struct Cell {
-  Access write, read;
+// Accesses that nothing orders: the last of them, the lanes of one warp, or more (`warps`, `blocks`).
+struct Group {
+  Access last;
   uint32_t lanes;
   uint16_t warps, blocks;
+};
+
+// Of an item of memory the last plain write, and the reads and atomics since then.
+struct Cell {
+  Access write;
+  Group reads, atomics;
+  bool written(uint32_t since) const {
+    return (write.tid && write.epoch >= since) || (atomics.last.tid && atomics.last.epoch >= since);
+  }
 };
 
 // What comes before something: for each thread a clock, and for each block an epoch (thread 0).
@@ -77,32 +86,39 @@ struct Conflict { Access other; bool other_write; };
 
 // Enters an access into a cell. `within`: shared memory, which each block has anew.
 static inline Conflict enter_access(Cell& cell, bool write, bool atomic, bool within, uint32_t pc) {
-  const uint32_t me = running->tid + 1;
+  const uint32_t me = running->tid + 1, bit = 1u << (running->tid % WARP);
+  const auto foreign = [](const Access& past) { return past.epoch < block_begin; };
+  const auto counts = [&](const Access& past) { return past.tid && !(within && foreign(past)); };
+  const auto is_group_before = [&](const Group& past) { return !past.blocks && is_before(past.last, past.lanes, past.warps); };
+  const auto enter = [&](Group& group) {
+    if (!counts(group.last) || is_group_before(group)) {
+      group = {{}, bit, 0, 0};  // those that come before this one need not be remembered
+    } else if (foreign(group.last)) {
+      group.lanes = bit, group.warps = 0, group.blocks = 1;
+    } else if (thread_of(group.last) / WARP != uint32_t(running->tid) / WARP) {
+      group.warps = 1;
+    } else {
+      group.lanes |= bit;
+    }
+    group.last = {me, epoch, running->clock, pc};
+  };
   Conflict found{};
-  const auto foreign = [&](const Access& past) { return past.epoch < block_begin; };
-  Access& last = cell.write;
-  if (last.tid && !(within && foreign(last)) && !(atomic && last.tid & ATOMIC) &&
-      ((last.tid & ~ATOMIC) != me || foreign(last)) && !is_before(last, 1u << thread_of(last) % WARP, false))
+  const Access& last = cell.write;
+  if (counts(last) && (last.tid != me || foreign(last)) && !is_before(last, 1u << thread_of(last) % WARP, false))
     found = {last, true};
-  Access& seen = cell.read;
-  if (write) {
-    if (seen.tid && !(within && foreign(seen)) && (cell.blocks || !is_before(seen, cell.lanes, cell.warps)))
-      found = {seen, false};
-    last = {me | (atomic ? ATOMIC : 0), epoch, running->clock, pc};
-    if (!atomic) seen.tid = 0, cell.lanes = 0, cell.warps = 0, cell.blocks = 0;
-    return found;
+  if (!found.other.tid && !atomic && counts(cell.atomics.last) && !is_group_before(cell.atomics)) {
+    found = {cell.atomics.last, true};
+    found.other.tid |= ATOMIC;
   }
-  const uint32_t bit = 1u << (running->tid % WARP);
-  if (!seen.tid || (within && foreign(seen)) || is_before(seen, cell.lanes, cell.warps)) {
-    cell.lanes = bit, cell.warps = 0;  // reads that come before this one need not be remembered
-  } else if (foreign(seen)) {
-    cell.lanes = bit, cell.warps = 0, cell.blocks = 1;
-  } else if (thread_of(seen) / WARP != uint32_t(running->tid) / WARP) {
-    cell.warps = 1;
+  if (write && counts(cell.reads.last) && !is_group_before(cell.reads)) found = {cell.reads.last, false};
+  if (atomic) {
+    if (fences) cell.atomics = {};  // an atomic comes after those before it at the address: see order_atomic
+    enter(cell.atomics);
+  } else if (write) {
+    cell = {{me, epoch, running->clock, pc}, {}, {}};
   } else {
-    cell.lanes |= bit;
+    enter(cell.reads);
   }
-  seen = {me, epoch, running->clock, pc};
   return found;
 }
 

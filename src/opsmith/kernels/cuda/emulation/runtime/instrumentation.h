@@ -87,6 +87,7 @@ void emulated_sum(const void* at, int size, void* return_address) {
   if (made) place(made, address, size, true, is_shared(address) ? IN_SHARED : region_at(address), address);
 }
 void emulated_spin(void* return_address) { spin(0, code(return_address)); }
+uint64_t emulated_clock() { return outcome->steps; }
 void emulated_fence() {
   fences = true;
   running->fence_clock = running->clock++, running->fence_epoch = epoch;

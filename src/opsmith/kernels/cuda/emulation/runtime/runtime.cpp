@@ -22,7 +22,14 @@ static void run_thread() {
   __builtin_unreachable();
 }
 
-extern "C" __attribute__((visibility("default"))) int emulated_run(
+#define EMULATED_EXPORTED extern "C" __attribute__((visibility("default")))
+
+EMULATED_EXPORTED void emulated_shared_variables(const uint32_t* extents, int count, const uint32_t* guards, int guarded) {
+  shared_extents.assign(extents, extents + 2 * count);
+  shared_guards.assign(guards, guards + guarded);
+}
+
+EMULATED_EXPORTED int emulated_run(
     int entry, void** given, const unsigned* grid, const unsigned* block, unsigned shared, Region* tensors, int count,
     const Options* wanted, Report* room, Outcome* told) {
   const size_t threads = size_t(block[0]) * block[1] * block[2];

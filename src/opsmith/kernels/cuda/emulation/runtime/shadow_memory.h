@@ -7,16 +7,32 @@ namespace emulated {
 static std::vector<Cell> shared_cells, global_cells;
 static std::vector<std::vector<Cell>> region_cells;
 
+// Where each shared variable of known size begins and ends, in order, from the begin of shared memory.
+static std::vector<uint32_t> shared_extents;
+static std::vector<uint32_t> shared_guards;  // where the compiler keeps whether a variable has been constructed
+
+// True if an access to static shared memory leaves the variable in which it begins.
+static bool leaves_variable(uint64_t begin, uint64_t end) {
+  const auto next = std::upper_bound(shared_extents.begin(), shared_extents.end(), uint32_t(begin));
+  return (next - shared_extents.begin()) % 2 == 0 || next == shared_extents.end() || end > *next;
+}
+
 static void access_shared(uint64_t address, int size, bool write, bool atomic, uint64_t pc) {
   const uint64_t end = address + size, base = address >= dynamic_begin ? dynamic_begin : tls_begin;
   if (end > dynamic_begin && end > dynamic_end) {
     if (Report* made = report(SHARED_OUT_OF_BOUNDS, pc)) place(made, address, size, write, IN_SHARED, dynamic_begin);
     end_thread();
   }
+  for (uint32_t guard : shared_guards)
+    if (address - tls_begin == guard) return;
+  if (address < dynamic_begin && leaves_variable(address - tls_begin, end - tls_begin)) {
+    if (Report* made = report(BEYOND_SHARED_VARIABLE, pc)) place(made, address, size, write, IN_SHARED, tls_begin);
+    end_thread();
+  }
   bool unwritten = false;
   for (uint64_t at = address - tls_begin; at < end - tls_begin; at++) {
     Cell& cell = shared_cells[at];
-    unwritten |= (!write || atomic) && (!cell.write.tid || cell.write.epoch < block_begin);
+    unwritten |= (!write || atomic) && !cell.written(block_begin);
     const Conflict found = enter_access(cell, write, atomic, true, uint32_t(pc));
     if (found.other.tid) report_race(found, atomic, address, size, write, IN_SHARED, base, pc);
   }
@@ -39,7 +55,7 @@ static void access_region(int which, uint64_t address, int size, bool write, boo
     between |= region.mask && !region.mask[at];
     if (!region.writable) continue;
     Cell& cell = region_cells[which][at];
-    const bool known = region.initialized || cell.write.tid || (region.written && region.written[at]);
+    const bool known = region.initialized || cell.written(0) || (region.written && region.written[at]);
     unwritten |= (!write || atomic) && !known;
     const Conflict found = enter_access(cell, write, atomic, false, uint32_t(pc));
     if (found.other.tid) report_race(found, atomic, address, size, write, which, region.base, pc);
@@ -111,7 +127,7 @@ static void report_unwritten() {
     if (!region.writable || region.initialized) continue;
     int64_t unwritten = 0, first = -1;
     for (uint64_t item = 0; item < region.bytes / region.item; item++) {
-      const bool written = region_cells[which][item].write.tid || (region.written && region.written[item]);
+      const bool written = region_cells[which][item].written(0) || (region.written && region.written[item]);
       if (region.written) region.written[item] = written;
       if ((!region.mask || region.mask[item]) && !written && !unwritten++) first = item;
     }

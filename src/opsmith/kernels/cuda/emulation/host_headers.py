@@ -1,0 +1,126 @@
+"""Headers in place of CUDA's for a compiler of the CPU: they stand in for them, complete or refuse them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from opsmith.build.source_text import includes_of
+from opsmith.kernels.cuda.nvrtc import include_directories
+from opsmith.kernels.cuda.source import CudaSource
+
+UNSUPPORTED = {
+    "cooperative_groups.h": "cooperative groups are",
+    "cooperative_groups/memcpy_async.h": "cooperative groups are",
+    "cooperative_groups/reduce.h": "cooperative groups are",
+    "cooperative_groups/scan.h": "cooperative groups are",
+    "cub/cub.cuh": "cub is",
+    "cub/block/block_reduce.cuh": "cub is",
+    "cub/block/block_scan.cuh": "cub is",
+    "cub/warp/warp_reduce.cuh": "cub is",
+    "cuda/barrier": "`cuda::barrier` is",
+    "cuda/pipeline": "`cuda::pipeline` is",
+    "cuda_pipeline.h": "asynchronous copies are",
+    "cute/tensor.hpp": "CuTe is",
+    "cutlass/cutlass.h": "CUTLASS is",
+    "mma.h": "the matrix units (`wmma`) are",
+    "texture_fetch_functions.h": "textures are",
+    "thrust/device_vector.h": "Thrust is",
+}
+"""Headers of what is not emulated, with the subject of the message."""
+_EMPTY = (
+    "cuda.h",
+    "cuda_runtime.h",
+    "cuda_runtime_api.h",
+    "device_launch_parameters.h",
+    "device_functions.h",
+)
+"""Headers whose language is there without them."""
+_HALVES = {
+    "cuda_fp16.h": "__half, __half2, half, __half2float, __float2half_rn, __halves2half2",
+    "cuda_bf16.h": "__nv_bfloat16, __nv_bfloat162, bfloat16, __bfloat162float, __float2bfloat16_rn, "
+    "__halves2bfloat162",
+}
+"""Headers of half precision, with the arguments by which `EMULATED_HALVES` completes them."""
+_HALF = """\
+#pragma once
+#include_next <{name}>
+#include "device_halves.h"
+{first}EMULATED_HALVES({arguments})
+"""
+_ASSERT = """\
+#undef assert
+#define assert(x) EMULATED_ASSERT(x)
+"""
+_INCLUDED = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"](?P<name>[^>"\n]+)[>"]', re.MULTILINE)
+_TARGET = """\
+#pragma once
+#define EMULATED_BARE_EMULATED_OPENED
+#define EMULATED_OPENED(...) EMULATED_OPENED __VA_ARGS__
+#define EMULATED_JOIN(...) EMULATED_BARE_##__VA_ARGS__
+#define EMULATED_BARE(...) EMULATED_JOIN(__VA_ARGS__)
+#define EMULATED_WHERE_1(yes, no) EMULATED_BARE(EMULATED_OPENED yes)
+#define EMULATED_WHERE_0(yes, no) EMULATED_BARE(EMULATED_OPENED no)
+#define EMULATED_WHERE_(c, yes, no) EMULATED_WHERE_##c(yes, no)
+#define EMULATED_WHERE(c, yes, no) EMULATED_WHERE_(c, yes, no)
+#define NV_IS_HOST 1
+#define NV_ANY_TARGET 1
+#define NV_IS_DEVICE 0
+#define NV_NO_TARGET 0
+{none}
+#define EMULATED_THIRD(c, yes, no, ...) EMULATED_WHERE(c, yes, no)
+#define NV_IF_TARGET(c, ...) EMULATED_THIRD(c, __VA_ARGS__, (), ())
+#define NV_IF_ELSE_TARGET(c, yes, no) EMULATED_WHERE(c, yes, no)
+"""
+"""<nv/target> of CCCL as a CPU has it, which <cuda_fp16.h> includes, and NVIDIA's package does not bring."""
+
+
+def _texts(source: CudaSource) -> list[str]:
+    """Return the text of a kernel, and those of the author's headers."""
+    return [source.text, *includes_of(source.text, source.folder).values()]
+
+
+def nvidia_folders(source: CudaSource) -> list[Path]:
+    """Return the folders of NVIDIA's headers if a kernel includes one of these; a plain kernel needs none."""
+    names = {match["name"] for text in _texts(source) for match in _INCLUDED.finditer(text)}
+    names -= {*UNSUPPORTED, *_EMPTY}
+    folders = include_directories()
+    return [*folders] if any((folder / name).is_file() for folder in folders for name in names) else []
+
+
+def include_flags(source: CudaSource, directory: Path) -> list[str]:
+    """Write the headers that stand in for NVIDIA's, and return the flags by which a kernel finds headers."""
+    for name, subject in UNSUPPORTED.items():
+        path = directory / "unsupported" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"#error {subject} not emulated\n")
+    for name in _EMPTY:
+        (directory / "unsupported" / name).write_text("#pragma once\n")
+    for name in ("assert.h", "cassert"):
+        (directory / "unsupported" / name).write_text(_ASSERT)
+    flags = ["-I", "unsupported", "-iquote", "."]
+    flags += [] if source.folder is None else ["-iquote", source.folder]
+    nvidia = nvidia_folders(source)
+    for folder in nvidia:
+        flags += ["-isystem", str(folder)]
+    if nvidia:
+        for name, arguments in _HALVES.items():
+            first = "#include <cuda_fp16.h>\n" if name == "cuda_bf16.h" else ""
+            text = _HALF.format(name=name, first=first, arguments=arguments)
+            (directory / "unsupported" / name).write_text(text)
+        versions = [f"{number}{letter}" for number in range(35, 130) for letter in ("", "a", "f")]
+        words = ("PROVIDES_SM_", "IS_EXACTLY_SM_", "HAS_FEATURE_SM_")
+        none = "\n".join(f"#define NV_{word}{version} 0" for word in words for version in versions)
+        target = directory / "missing" / "nv" / "target"
+        target.parent.mkdir(parents=True)
+        target.write_text(_TARGET.format(none=none))
+        flags += ["-idirafter", "missing"]
+    return flags
+
+
+def including_line(source: CudaSource, name: str) -> int:
+    """Return the line on which a kernel includes a header; that of the kernel if another header does."""
+    for match in _INCLUDED.finditer(source.text):
+        if match["name"] == name:
+            return source.line + source.text.count("\n", 0, match.start("name"))
+    return source.at
