@@ -28,6 +28,7 @@ from torch import Tensor
 
 import opsmith
 from opsmith.build.source_text import includes_of
+from opsmith.kernels.cuda.emulation.access_model import kernel_access
 from opsmith.kernels.cuda.emulation.call import EmulatedCall, KernelEmulation
 from opsmith.kernels.cuda.emulation.launch import Order
 from opsmith.kernels.gpu_usage import cuda_usage
@@ -173,6 +174,19 @@ def test_the_same_numbers_each_time() -> None:
         source = kernel.source
         for text in (source.text, *includes_of(source.text, source.folder).values()):
             assert "atomic" not in text
+
+
+def test_a_tile_is_copied_once_for_all_rows_of_taps() -> None:
+    """Four rounds of taps read as many sectors of image and cotangent as one."""
+    image = torch.ones(1, 4, 28, 28)
+    call = [image, image, 1, (7, 7), (1, 1), (3, 3), (1, 1)]
+    tile = tiles.chosen(tiles.weight_gradient(*call))
+    assert tile is not None
+    assert tile.taps == 2
+    (found,) = kernel_access(KERNELS["weight gradient"], lambda dtype: [call], [torch.float32])
+    sectors = {each.tensor: each.taken for each in found.lines if each.words.startswith("reads ")}
+    assert sectors["cotangent"] == image.numel() * 4 // 32
+    assert sectors["input"] < 1.5 * image.numel() * 4 // 32
 
 
 # ---- What they take of a GPU.

@@ -212,7 +212,10 @@ def blocks(problem: Problem, tile: Tile) -> int:
 
 
 def cost(problem: Problem, tile: Tile) -> float:
-    """Estimate the instructions that warps issue for an image, idle threads included."""
+    """Estimate the instructions that warps issue for an image, idle threads included.
+
+    Each row of taps of the weight's gradient is charged for a copy of the tile, which most forms make once.
+    """
     lanes, channels = problem.parts
     (U, K), N = problem.kernel, problem.strip
     warps = -(-lanes * tile.strips * tile.rows * tile.taps // 32)

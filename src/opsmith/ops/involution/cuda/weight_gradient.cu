@@ -34,6 +34,12 @@ __device__ void any_weight_gradient(const View<const T, 4>& cotangent, const Vie
 template <class T, int K, int S, int D, int C, int IN_PIECES>
 constexpr int blocks = K == 7 && S <= 2 && D == 1 && C == 16 && !IN_PIECES && sizeof(T) <= 4 ? 3 : 1;
 
+// True if tiles are copied to shared memory anew for each row of taps. Where all channels of a group are there at
+// once that is needless; but the form with 3 blocks would take 80 registers and not 72, and its tiles take all rows
+// of taps at once.
+template <class T, int K, int S, int D, int C, int IN_PIECES>
+constexpr bool stages_again = IN_PIECES || blocks<T, K, S, D, C, IN_PIECES> > 1;
+
 // As in forward.cu, but C: channels that are in shared memory at once. IN_PIECES: whether a group has more of
 // them.
 template <class T, int K, int S, int D, int SHIFT, int C, int IN_PIECES>
@@ -61,17 +67,24 @@ involution_weight_gradient(View<const T, 4> cotangent, View<const T, 4> input, i
     A* const image_tile = opsmith::shared_memory<A>();
     A* const came_tile = image_tile + C * lies.plane * N;
     const A* const came_at = came_tile + (threadIdx.y * came.row + threadIdx.x) * N;
+    auto stage_both = [&](int first, int some) {
+      const int64_t channel = at.group * int64_t(channels) + first;
+      stage<S>(input, at.batch, channel, C, some, row, staged, column, lies, image_tile);
+      stage<1>(cotangent, at.batch, channel, C, some, top, rows, left, came, came_tile);
+      __syncthreads();
+    };
+    constexpr bool AGAIN = stages_again<T, K, S, D, C, IN_PIECES>;
+    if constexpr (!AGAIN) stage_both(0, C);
     for (int u = threadIdx.z, round = 0; round < U; u += taps, round += taps) {
       const bool is_there = i < P && j < Q && u < U;
       const A* const window_at = image_tile + ((threadIdx.y * step + u * gap) * lies.row + threadIdx.x) * N;
       A sums[K][N] = {};
       for (int first = 0; first < (IN_PIECES ? channels : 1); first += C) {
-        const int some = min(C, channels - first);
-        const int64_t channel = at.group * int64_t(channels) + first;
-        if (round > 0 || first > 0) __syncthreads();
-        stage<S>(input, at.batch, channel, C, some, row, staged, column, lies, image_tile);
-        stage<1>(cotangent, at.batch, channel, C, some, top, rows, left, came, came_tile);
-        __syncthreads();
+        const int some = AGAIN ? min(C, channels - first) : C;
+        if constexpr (AGAIN) {
+          if (round > 0 || first > 0) __syncthreads();
+          stage_both(first, some);
+        }
         if (!is_there) continue;
         const A *meets = window_at, *comes = came_at;
 #pragma unroll 2
