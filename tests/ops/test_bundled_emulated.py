@@ -3,117 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from language_model_cases import CALLS, LAYOUTS, REAL, Layout, calls, expected, results
+from random_layouts import contiguous
 from torch.testing import assert_close
 
 import opsmith
 from opsmith import errors
-from opsmith.core.call_arguments import tensors_in
-from opsmith.core.tensors import map_tensors
 from opsmith.kernels.cuda.emulation.call import EmulatedCall, KernelEmulation, cuda_kernels
 from opsmith.kernels.cuda.emulation.launch import ORDERS, Order
 from opsmith.ops import adamw_, add_rms_norm_, rms_norm, rope_, rope_table, write_kv_cache
 from opsmith.ops.rms_norm import rms_norm_backward
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="kernels are emulated on Linux")
-
-REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-EPS = 1e-5
-Make = Callable[..., Tensor]
-Layout = Callable[[tuple[int, ...], torch.dtype], Tensor]
-
-
-def contiguous(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return torch.randn(shape).to(dtype)
-
-
-def transposed(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return contiguous(shape[::-1], dtype).permute(*reversed(range(len(shape))))
-
-
-def strided(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return contiguous((*shape, 2), dtype)[..., 1]
-
-
-def of_a_wider_row(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return contiguous((*shape[:-1], shape[-1] + 5), dtype)[..., 2:-3]
-
-
-def of_a_layer(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return contiguous((3, *shape), dtype)[1]
-
-
-LAYOUTS = (contiguous, transposed, strided, of_a_wider_row, of_a_layer)
-
-
-# Rows of a warp and of a block, read in pieces of 16 bytes and number by number; many rows.
-ROWS = [(5, 3), (2, 3, 72), (7,), (1, 1), (2, 2, 3, 64), (2, 136), (3, 133), (1, 1040), (300, 8), (0, 3)]
-
-
-def of_rms_norm(make: Make) -> Iterator[tuple[Any, ...]]:
-    for shape in ROWS:
-        yield make(*shape), make(shape[-1]), EPS
-    yield make(3, 4), None, EPS
-    yield make(3, 0), None, EPS
-
-
-def of_rms_norm_backward(make: Make) -> Iterator[tuple[Any, ...]]:
-    for shape in ROWS:
-        x = make(*shape)
-        rstd = rms_norm.reference(x, None, EPS)[1]
-        yield make(*shape), x, make(shape[-1]), rstd
-
-
-def of_add_rms_norm_(make: Make) -> Iterator[tuple[Any, ...]]:
-    for shape in ROWS:
-        yield make(*shape), make(*shape), make(shape[-1]), EPS
-    yield make(3, 4), make(3, 4), None, EPS
-
-
-def of_write_kv_cache(make: Make) -> Iterator[tuple[Any, ...]]:
-    for heads, dim, slots in (2, 3, [7, 0, 19]), (11, 40, [-1, 3]), (1, 1, [-1]), (2, 3, []), (0, 3, [1]):
-        caches = make(5, 4, heads, dim), make(5, 4, heads, dim + 1)
-        tokens = len(slots)
-        places = torch.tensor([slots, slots], dtype=torch.int64).T[:, 1]
-        yield *caches, make(tokens, heads, dim), make(tokens, heads, dim + 1), places
-
-
-def of_rope_(make: Make) -> Iterator[tuple[Any, ...]]:
-    for shape in (5, 2, 8), (2, 3, 2, 7), (4, 6), (0, 2, 4), (3, 0, 4), (2, 11, 136):
-        for interleaved in (False, True):
-            x = make(*shape)
-            table = rope_table(9, shape[-1] // 4 * 2, dtype=torch.promote_types(x.dtype, torch.float32))
-            positions = torch.randint(9, (*shape[:-2], 2))[..., 1]
-            yield x, table.T.contiguous().T, positions, interleaved
-
-
-def of_adamw_(make: Make) -> Iterator[tuple[Any, ...]]:
-    for shapes in [(3,), (2, 5), (0, 2), (4, 3, 2), (1200,)], [(1, 1)], []:
-        four = [[make(*shape) for shape in shapes] for _ in range(4)]
-        for square in four[3]:
-            square.copy_(square.square())
-        step = torch.tensor(2.0, dtype=torch.promote_types(make(1).dtype, torch.float32))
-        yield *four, step, 0.1, 0.8, 0.95, 1e-6, 0.05
-
-
-CALLS: dict[opsmith.Operator[..., Any], Callable[[Make], Iterator[tuple[Any, ...]]]] = {
-    rms_norm: of_rms_norm,
-    rms_norm_backward: of_rms_norm_backward,
-    add_rms_norm_: of_add_rms_norm_,
-    write_kv_cache: of_write_kv_cache,
-    rope_: of_rope_,
-    adamw_: of_adamw_,
-}
-
-
-def calls(operator: opsmith.Operator[..., Any], dtype: torch.dtype, layout: Layout) -> list[tuple[Any, ...]]:
-    return [*CALLS[operator](lambda *shape: layout(shape, dtype))]
 
 
 @cache
@@ -123,12 +30,6 @@ def emulation(operator: opsmith.Operator[..., Any]) -> KernelEmulation:
     found = KernelEmulation(kernel)
     found.build([given for dtype in REAL for given in calls(operator, dtype, contiguous)])
     return found
-
-
-def results(operator: opsmith.Operator[..., Any], returned: Any, given: tuple[Any, ...]) -> list[Tensor]:
-    """What a call writes, or else returns."""
-    named = dict(zip(operator.specification.schema.names, given, strict=False))
-    return tensors_in([named[name] for name in operator.specification.schema.written] or [*returned])
 
 
 MATRIX = [
@@ -153,11 +54,7 @@ def test_values_without_a_finding(
     kernel = emulation(operator)
     launched = []
     for given in calls(operator, dtype, layout):
-        wide = operator is adamw_  # whose reference rounds numbers of 16 bits after each operation
-        expected = map_tensors(
-            lambda each, wide=wide: each.to(torch.float64 if wide else each.dtype, copy=True), given
-        )
-        right = results(operator, operator.reference(*expected), tuple(expected))
+        right = expected(operator, given)
         call = kernel.prepare(list(given))
         assert isinstance(call, EmulatedCall), call
         assert not call.call.plan.copied
@@ -166,9 +63,7 @@ def test_values_without_a_finding(
     assert [found for found in kernel.run(every) if found] == []
     for given, right, call, launches in launched:
         for launch in launches:
-            got = results(operator, call.finish(kernel.kernel, launch), given)
-            for mine, truth in zip(got, right, strict=True):
-                assert_close(mine, truth.to(mine.dtype), equal_nan=True)
+            assert_close(results(operator, call.finish(kernel.kernel, launch), given), right, equal_nan=True)
 
 
 @pytest.mark.parametrize("odd", [float("inf"), float("nan")], ids=str)
