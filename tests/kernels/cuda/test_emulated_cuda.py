@@ -86,20 +86,27 @@ def test_a_model_runs_forward_and_backward() -> None:
     assert runs_outside(x)
 
 
+CALLS: dict[str, Callable[[Tensor], Tensor]] = {
+    "no_grad": torch.no_grad()(cubed),
+    "inference": torch.inference_mode()(cubed),
+    "torch.ops": lambda x: torch.ops.emulated_cuda.cubed(x),
+    "vmap": lambda x: torch.func.vmap(cubed)(x[None])[0],
+    "out": lambda x: cubed.out(x, out=torch.empty_like(x)),
+    "functional": lambda x: cubed.functional(x),
+}
+MORE_CALLS: dict[str, Callable[[Tensor], Tensor]] = {
+    "jvp": lambda x: torch.func.jvp(cubed, (x,), (torch.ones_like(x),))[0],
+    "compile": lambda x: torch.compile(cubed, backend="eager")(x),
+    "checkpoint": lambda x: torch.utils.checkpoint.checkpoint(cubed, x, use_reentrant=False),
+}
+
+
 @pytest.mark.parametrize(
     "call",
     [
-        torch.no_grad()(cubed),
-        torch.inference_mode()(cubed),
-        lambda x: torch.ops.emulated_cuda.cubed(x),
-        lambda x: torch.func.vmap(cubed)(x[None])[0],
-        lambda x: torch.func.jvp(cubed, (x,), (torch.ones_like(x),))[0],
-        lambda x: cubed.out(x, out=torch.empty_like(x)),
-        lambda x: cubed.functional(x),
-        lambda x: torch.compile(cubed, backend="eager")(x),
-        lambda x: torch.utils.checkpoint.checkpoint(cubed, x, use_reentrant=False),
+        *(pytest.param(call, id=name) for name, call in CALLS.items()),
+        *(pytest.param(call, id=name, marks=pytest.mark.slow) for name, call in MORE_CALLS.items()),
     ],
-    ids=["no_grad", "inference", "torch.ops", "vmap", "jvp", "out", "functional", "compile", "checkpoint"],
 )
 def test_every_kind_of_call_is_computed(call: Callable[[Tensor], Tensor]) -> None:
     x = numbers(7)
