@@ -382,6 +382,20 @@ def test_indices_stay_within_what_they_point_into() -> None:
         assert not index.numel() or int(index.max()) < table.shape[0]
 
 
+@pytest.mark.parametrize("other", [[1, 3, 0, 2], []], ids=["too few slots for more", "none known"])
+def test_indices_that_must_be_distinct_are_not_invented(other: list[int]) -> None:
+    def stored(table: Tensor, rows: Tensor, slot: Tensor) -> Tensor:
+        return table.index_copy(0, slot, rows)
+
+    slots = [torch.tensor(each, dtype=torch.int64) for each in ([2, 0, 3], other)]
+    given = [(torch.rand(4, 2), torch.rand(len(each), 2), each) for each in slots]
+    found = derived(declared(stored, given))
+    assert any(sample.flat[0].shape[1] == 7 for sample in found.samples)
+    for sample in found.samples:
+        slot = sample.flat[2]
+        assert sample.repeats or len(slot.unique()) == len(slot), sample.origin
+
+
 def test_dimensions_take_turns_where_several_samples_have_them() -> None:
     def doubled(x: Tensor) -> Tensor:
         return 2 * x

@@ -71,6 +71,37 @@ def repeated(tensor: Tensor, shape: Shape) -> Tensor:
     return _tiled(given, shape, torch.Generator()).to(tensor.device)
 
 
+def is_invented(tensor: Tensor, made: Tensor) -> bool:
+    """Return True if whole numbers like the given ones do not exist in this shape.
+
+    Of an empty tensor nothing is known, and a range may hold too few numbers to keep them distinct.
+
+    Args:
+        tensor: The given tensor, of any dtype.
+        made: The tensor that was generated like it.
+
+    Example:
+        >>> import torch
+        >>> given = torch.tensor([7, 5, 6])
+        >>> is_invented(given, torch.tensor([5, 7])), is_invented(given, torch.tensor([7, 5, 6, 7]))
+        (False, True)
+    """
+    if tensor.dtype not in WHOLE or not made.numel():
+        return False
+    given = tensor.detach().cpu()
+    return not given.numel() or (_structure_of(given) is _distinct and not _is_distinct(made))
+
+
+def _is_distinct(tensor: Tensor) -> bool:
+    return not bool((tensor.sort(-1).values.diff(dim=-1) == 0).any())
+
+
+def _structure_of(given: Tensor) -> Structure:
+    """Return the structure of a tensor with elements, on the CPU."""
+    probe = torch.Generator().manual_seed(0)
+    return next(each for each in _structures(given) if each(given, given.shape, probe) is not None)
+
+
 def scale_factors(tensor: Tensor) -> tuple[float, ...]:
     """Return factors by which a tensor may be multiplied and stay in its domain.
 
@@ -80,9 +111,7 @@ def scale_factors(tensor: Tensor) -> tuple[float, ...]:
     given = tensor.detach().cpu()
     if not given.is_floating_point() or given.numel() < FEW:
         return ()
-    probe = torch.Generator().manual_seed(0)
-    found = next(each for each in _structures(given) if each(given, given.shape, probe) is not None)
-    if found not in (_between, _increasing):
+    if _structure_of(given) not in (_between, _increasing):
         return ()
     larger = (LARGER,) if float(given.abs().max()) > 1 else ()
     around_zero = bool((given > 0).any()) and bool((given < 0).any())
@@ -168,7 +197,7 @@ def _distinct(given: Tensor, shape: Shape, generator: torch.Generator) -> Tensor
     """Draw distinct numbers along the last dimension, so that scattered elements never collide."""
     if given.dim() == 0 or given.shape[-1] < 3 or not shape:
         return None
-    if bool((given.sort(-1).values.diff(dim=-1) == 0).any()):
+    if not _is_distinct(given):
         return None
     low, high = int(given.min()), int(given.max())
     if high - low > 4096:

@@ -11,7 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.samples.generate_like import LARGER, SMALLER, generate_like, scale_factors
+from opsmith.checking.samples.generate_like import (
+    LARGER,
+    SMALLER,
+    generate_like,
+    is_invented,
+    scale_factors,
+)
 from opsmith.checking.samples.linked_sizes import Sizes, Symbol, broadcast_shapes, is_batch_like, sizes_of
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
@@ -115,7 +121,7 @@ def resized(
     silent: bool = False,
     most: float = math.inf,
 ) -> Iterator[Variation]:
-    """Yield the sample at other sizes; indices into a dimension stay valid.
+    """Yield the sample at other sizes; indices into a dimension stay valid, and distinct ones distinct.
 
     Args:
         sizes: Sizes of the sample.
@@ -142,6 +148,8 @@ def resized(
         made = value if kept else generate_like(value, shapes[argnum], generator)
         for name, size in to.items():
             made = _pointing(value, made, sizes.by_name[name], size)
+        if is_invented(value, made):
+            return
         flat[argnum] = made
     words = ", ".join(f"`{name}` at {size} where it had {sizes.by_name[name]}" for name, size in to.items())
     yield Variation(sample, words, tuple(flat), silent=silent)
