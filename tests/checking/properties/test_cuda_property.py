@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -148,6 +149,65 @@ def test_what_cannot_be_run_is_skipped_and_unverified() -> None:
     assert "#ifdef __CUDA_ARCH__" in outcome.reason
     if not torch.cuda.is_available():
         assert report.unverified == ("CUDA kernel at <cuda of cuda_property::in_ptx>:3",)
+
+
+def barrier(name: str, before: str, **launch: Any) -> Any:
+    """An operator whose kernel has a barrier of all blocks."""
+
+    @opsmith.operator(f"cuda_property::{name}")
+    def doubled(x: Tensor) -> Tensor:
+        return x * 2
+
+    text = f"""
+__device__ int arrived;
+template <class T>
+__global__ void {name}(Contiguous<const T> x, Contiguous<T> y) {{
+  OPSMITH_EACH(i, y.numel()) y[i] = x[i] * T(2);
+  {before}
+  atomicAdd(&arrived, 1);
+  while (atomicAdd(&arrived, 0) < gridDim.x * blockDim.x) {{}}
+}}
+"""
+    return doubled.kernel("cuda", cuda=text, entry=name, block=32, dtypes=[torch.float32], **launch)
+
+
+def test_a_kernel_that_waits_for_all_blocks_is_skipped_and_unverified() -> None:
+    operator = barrier("together", "", grid=2)
+    operator.samples(lambda make: [(make(40),)])
+    report = opsmith.check(operator, only=["cuda"], effort="quick")
+    (outcome,) = [each for each in report.outcomes if each.property == "cuda"]
+    assert outcome.status == "skipped", str(report)
+    assert re.match(r"\d+ calls? given up: thread .* waits for another block", outcome.reason), outcome.reason
+    assert not [note for note in outcome.notes if "0 calls" in note]
+    if not torch.cuda.is_available():
+        assert report.unverified == ("CUDA kernel at <cuda of cuda_property::together>:4",)
+
+
+def test_a_kernel_whose_calls_are_given_up_in_part_is_skipped() -> None:
+    operator = barrier("sometimes", "if (gridDim.x == 1) return;", grid="ceil(x.numel / 33)")
+    operator.samples(lambda make: [(make(3),), (make(40),)])
+    outcome = outcome_of(operator)
+    assert outcome.status == "skipped", outcome
+    assert "waits for another block" in outcome.reason
+    (note,) = outcome.notes
+    assert re.fullmatch(r"run on the CPU, not on a GPU: [1-9]\d* calls in float32", note)
+
+
+def test_a_kernel_that_only_runs_on_nothing_is_not_exercised() -> None:
+    operator = row_sums("nothing", dtypes=[torch.float32])
+    operator.samples(lambda make: [(make(0, 5),)])
+    outcome = outcome_of(operator)
+    (failure,) = outcome.failures
+    assert failure.cause == "not-exercised"
+    assert "without a launch): add one that it takes" in failure.message
+
+
+def test_calls_with_too_many_threads_are_counted() -> None:
+    operator = row_sums("large", dtypes=[torch.float32])
+    operator.samples(lambda make: [(make(8000, 1),)])
+    outcome = outcome_of(operator)
+    noted = [*outcome.notes, outcome.reason]
+    assert any(re.fullmatch(r"\d+ calls? not run: too many threads for a check", each) for each in noted)
 
 
 def test_without_a_compiler_it_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:

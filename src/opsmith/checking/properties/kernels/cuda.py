@@ -72,10 +72,11 @@ class Emulated:
         left: Number of threads that may still run.
 
     Attributes:
-        ran: Number of calls in each dtype.
+        ran: Number of calls that were launched and judged, in each dtype.
+        empty: Number of calls without a launch: nothing of the kernel runs.
         left_out: Number of calls left out, since they have too many threads, or none was left.
         unfit: Reasons why the kernel refused some of them.
-        limits: Reasons why some could not be run on the CPU, with their number.
+        limits: Reasons why some were given up on the CPU, with the number of calls.
         doubtful: What is legal and doubtful.
         reported: Findings that were reported, by cause and place.
     """
@@ -84,6 +85,7 @@ class Emulated:
     subject: Subject
     left: int
     ran: Counter[torch.dtype] = field(default_factory=Counter)
+    empty: int = 0
     left_out: int = 0
     unfit: dict[str, None] = field(default_factory=dict)
     limits: Counter[str] = field(default_factory=Counter)
@@ -164,20 +166,23 @@ class Emulated:
         """Yield the findings of a call, or compare its results where there are none."""
         from opsmith.kernels.cuda.emulation.messages import NOTE, SKIPPED
 
-        wrong = False
+        failed = False
+        limits: dict[str, None] = {}
         for order, _, findings in outcomes:
             for each in findings:
                 if each.cause == NOTE:
                     self.doubtful[f"{each.message}, at {each.where}: {each.hint}"] = None
                 elif each.cause == SKIPPED:
-                    wrong = True
-                    self.limits[f"{each.message}, at {each.where}"] += 1
+                    limits[f"{each.message}, at {each.where}"] = None
                 else:
-                    wrong = True
+                    failed = True
                     yield from self._reported(call, order, each)
-        failed = any(each.cause not in (NOTE, SKIPPED) for _, _, findings in outcomes for each in findings)
-        self.ran[call.case.dtype] += not wrong or failed
-        if wrong:
+        self.limits.update([*limits])
+        if not outcomes:
+            self.empty += 1
+        elif failed or not limits:
+            self.ran[call.case.dtype] += 1
+        if failed or limits:
             return
         every = range(len(self.subject.every(call.case.sample)))
         nothing: list[_Outcome] = [("forward", None, [])]  # a call without a launch
@@ -236,25 +241,31 @@ class Emulated:
         yield Failure(NAME, found.label, found.cause, message, found.where, evidence, again)
 
     def _summary(self) -> Findings:
-        """Yield notes on the calls that ran, or a reason or a failure if none did."""
-        if self.limits and not self.ran:
-            yield Skipped("; ".join(self.limits))
+        """Yield notes on the calls that ran, or a reason or a failure if some or all did not."""
+        ran = f"{_calls(self.ran.total())} in {', '.join(map(dtype_name, self.ran))}"
+        too_large = f"{_calls(self.left_out)} not run: too many threads for a check"
+        if self.ran:
+            yield Note(f"run on the CPU, not on a GPU: {ran}")
+            if self.left_out:
+                yield Note(too_large)
+        elif self.left_out and not self.limits:
+            yield Skipped(too_large)
             return
-        if not self.ran and self.left_out:
-            yield Skipped(f"{self.left_out} calls were not run: they have too many threads for a check")
+        if self.limits:  # what is unverified in part must not pass
+            given_up = [f"{_calls(times)} given up: {limit}" for limit, times in self.limits.items()]
+            yield Skipped("; ".join(given_up))
+        elif not self.ran:
+            reasons = sorted(self.unfit)
+            if self.empty:
+                reasons.append(f"{_calls(self.empty)} without a launch")
+            message = f"the kernel in CUDA C++ was run on none of the samples ({'; '.join(reasons)}): "
+            yield Failure(NAME, None, "not-exercised", f"{message}add one that it takes", self.where)
             return
-        if not self.ran:
-            why = "; ".join(sorted(self.unfit))
-            message = f"the kernel in CUDA C++ was run on none of the samples ({why}): add one that it takes"
-            yield Failure(NAME, None, "not-exercised", message, self.where)
-            return
-        dtypes = ", ".join(dtype_name(dtype) for dtype in self.ran)
-        yield Note(f"run on the CPU, not on a GPU: {self.ran.total()} calls in {dtypes}")
-        for limit, times in self.limits.items():
-            yield Note(f"{times} launches were not run: {limit}")
-        if self.left_out:
-            yield Note(f"{self.left_out} calls were not run: they have too many threads for a check")
         yield from map(Note, self.doubtful)
+
+
+def _calls(number: int) -> str:
+    return "1 call" if number == 1 else f"{number} calls"
 
 
 def run(subject: Subject) -> Findings:
