@@ -9,7 +9,7 @@ from opsmith.core.adopted import ClassFormula
 from opsmith.core.backward_plan import BackwardPlan, backward_plan, runs_again, runs_ordinary
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.formula import Formula, NonDifferentiable
-from opsmith.core.kernels import BuiltKernel, choose
+from opsmith.core.kernels import BuiltKernel, Kernel, choose
 from opsmith.core.location import where
 from opsmith.core.specification import Specification
 
@@ -31,6 +31,7 @@ class Explanation:
         own_autograd: True if an adopted operator has its own autograd.
         copies: Arguments that are copied: the kernel takes another layout, or they are written over.
         sizing: The source of the sizes of the results of a kernel that is built from source.
+        kernel: The kernel that computes the results; None if the reference does.
     """
 
     operator: str
@@ -45,6 +46,7 @@ class Explanation:
     own_autograd: bool = False
     copies: tuple[str, ...] = ()
     sizing: str = ""
+    kernel: Kernel | None = None
 
     def __str__(self) -> str:
         lines = [self.operator, f"  forward: {self.forward}"]
@@ -107,6 +109,7 @@ def explain(specification: Specification, values: list[Any]) -> Explanation:
         own_autograd,
         (*(built.copies(values) if isinstance(built, BuiltKernel) else ()), *written_over),
         built.sizing if isinstance(built, BuiltKernel) else "",
+        accepted.kernel if accepted and specification.library_operator is None else None,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from cuda_operators import channel_sums, pooled, row_sums, scaled, told
+from device_comparison import runs_on
 from kernel_cases import EVERY, LAYOUTS, SHAPES, WIDE
 from torch.testing import assert_close
 
@@ -36,7 +37,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
 
 
 def runs_on_gpu(operator: Any, *arguments: Any) -> bool:
-    return str(operator.explain(*arguments).forward).startswith("kernel for cuda, ")
+    return runs_on("cuda", operator, *arguments)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

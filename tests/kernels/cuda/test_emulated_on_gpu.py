@@ -12,6 +12,7 @@ from fake_driver import forget, on_cpu
 from torch import Tensor
 
 import opsmith
+from opsmith.kernels.cuda.emulation.call import cuda_kernels
 from opsmith.kernels.cuda.nvrtc import include_directories
 
 BUNDLED = bundled_operators()
@@ -69,6 +70,23 @@ __global__ void raise_(View<T, 1> x, double by) {
     assert [dtype for dtype, _ in calls] == [torch.float32, torch.float64]
     assert all(compare_with_emulation(raise_, values, "cpu") for _, values in calls)
     forget()
+
+
+@pytest.mark.parametrize("name", ["opsmith::rms_norm", "opsmith::rope_", "opsmith::adamw_"])
+def test_the_comparison_of_bundled_operators(name: str) -> None:
+    """Hidden results, an argument that is returned, and a kernel of several launches."""
+    (operator,) = (each for each in BUNDLED if each.name == name)
+    kernels, (cuda, *_) = operator.specification.kernels, cuda_kernels(operator)
+    machine = cuda._machine
+    on_cpu(operator)
+    forget(dry=False)
+    try:
+        calls = [values for dtype, values in bundled_calls(operator) if dtype == torch.float32]
+        assert [compare_with_emulation(operator, values, "cpu") for values in calls[:1]] == [True]
+    finally:
+        forget()
+        operator.replace_kernels(kernels)
+        cuda._machine = machine
 
 
 def test_a_difference_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

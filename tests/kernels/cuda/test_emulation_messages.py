@@ -272,6 +272,13 @@ def test_what_is_no_call() -> None:
     with pytest.raises(errors.UsageError) as elsewhere:
         opsmith.emulate(operator, torch.ones(4, device="meta"))
     assert elsewhere.value.got == "a tensor on meta"
+    with pytest.raises(errors.UsageError) as other:
+        opsmith.emulate(torch.add, torch.ones(4))  # type: ignore[arg-type]
+    assert other.value.problem == "only an operator of opsmith can be emulated"
+    assert other.value.got == repr(torch.add)
+    with pytest.raises(errors.ArgumentError) as missing:
+        opsmith.emulate(operator)
+    assert missing.value.problem == "`x` is missing"
     with pytest.raises(errors.UsageError) as order:
         opsmith.emulate(operator, torch.ones(4), order="sideways")
     assert order.value.expected == "`forward`, `backward`, `alternating`, `random`, or `random(7)`"

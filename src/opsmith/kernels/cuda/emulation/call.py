@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.core.call_arguments import tensors_in
+from opsmith.core.call_arguments import call_error, tensors_in
 from opsmith.core.operator import Operator
+from opsmith.core.schema import Schema
 from opsmith.core.tensors import map_tensors
 from opsmith.kernels.cuda.compiler import Instance
 from opsmith.kernels.cuda.emulation.compiler import EmulatedLibrary, emulated_libraries
@@ -33,6 +34,8 @@ from opsmith.kernels.cuda.emulation.messages import NOTE, SKIPPED, EmulationFind
 from opsmith.kernels.cuda.kernel import CudaKernel
 from opsmith.kernels.cuda.parameters import CudaParameter, passed_arguments
 from opsmith.kernels.cuda.plan import CudaChoice, PreparedCall
+from opsmith.torch_library.validation import refuse_shapes, refuse_unsupported
+from opsmith.torch_library.writes import refuse_unwritable
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,12 +250,13 @@ def emulate(
         kwargs: Its keyword arguments.
 
     Returns:
-        The results. There are no gradients.
+        The results that a call returns. There are no gradients.
 
     Raises:
         KernelFaultError: If the kernel does what it must not.
         NotEmulatedError: If it holds what the CPU cannot run.
         KernelRefusedError, UsageError: If it takes no such call, or there is none in CUDA C++.
+        ArgumentError, MutationError, LayoutError, ShapeError: As of any call.
         ToolchainError, KernelSignatureError, LaunchError: As of a call on a GPU.
 
     Example:
@@ -262,6 +266,14 @@ def emulate(
         torch.Size([1, 2, 3, 3])
     """
     wanted = parse_order(order, 'opsmith.emulate(op, x, order="backward")')
+    if not isinstance(operator, Operator):
+        raise errors.UsageError(
+            "only an operator of opsmith can be emulated",
+            argument="operator",
+            expected="what `opsmith.operator` returns",
+            got=repr(operator),
+            hint='declare it: `@opsmith.operator("ns::name")`',
+        )
     kernels = cuda_kernels(operator)
     if not kernels:
         raise errors.UsageError(
@@ -269,7 +281,7 @@ def emulate(
             operator=operator.name,
             hint='declare one: `op.kernel("cuda", cuda=..., grid=...)`',
         )
-    values = operator.specification.schema.call_values(args, kwargs)
+    values = _values_of(operator, args, kwargs)
     devices = {tensor.device.type for tensor in tensors_in(values)} - {"cpu"}
     if devices:
         raise errors.UsageError(
@@ -279,6 +291,11 @@ def emulate(
             got=f"a tensor on {min(devices)}",
             hint="give it copies: `x.cpu()`",
         )
+    specification = operator.specification
+    refuse_unsupported(specification, values)
+    refuse_shapes(specification, values)
+    if specification.schema.written:
+        refuse_unwritable(specification, values)
     reasons: list[str] = []
     with torch.no_grad():
         resolved = map_tensors(lambda tensor: tensor.resolve_conj().resolve_neg(), values)
@@ -286,13 +303,34 @@ def emulate(
             emulation = KernelEmulation(kernel)
             call = emulation.prepare(resolved)
             if isinstance(call, EmulatedCall):
-                return emulation.compute(call, wanted, in_process=in_process)
+                results = emulation.compute(call, wanted, in_process=in_process)
+                return _returned(specification.schema, values, results)
             reasons.append(call)
     raise kernels[0].error(
         errors.KernelRefusedError,
         f"its CUDA kernel does not take the call: {'; '.join(reasons)}",
         hint="call it with what the kernel takes",
     )
+
+
+def _values_of(operator: Operator[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """Return the value of every argument of a call."""
+    specification = operator.specification
+    schema = specification.schema
+    error = call_error(args, kwargs, schema, f"call it as {schema.call_text(specification.short_name)}")
+    if error is not None:
+        raise error.of(specification.name, specification.where) from None
+    return schema.call_values(args, kwargs)
+
+
+def _returned(schema: Schema, values: Sequence[Any], results: Any) -> Any:
+    """Return the results that callers see, or the argument that the operator returns."""
+    if schema.returns is not None:
+        return values[schema.names.index(schema.returns)]
+    if not schema.hidden:
+        return results
+    shown = tuple(results[at] for at in schema.visible)
+    return shown[0] if len(shown) == 1 else shown or None
 
 
 def fault_error(kernel: CudaKernel, faults: Sequence[EmulationFinding]) -> errors.OpsmithError:
