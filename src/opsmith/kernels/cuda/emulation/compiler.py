@@ -17,9 +17,10 @@ from opsmith.build.cache import CacheEntry, cache_on_disk
 from opsmith.build.elf import defined_thread_locals, undefined_thread_locals
 from opsmith.build.toolchain import Toolchain, compiler_variables
 from opsmith.kernels.cpp.codegen import cpp_path
-from opsmith.kernels.cpp.compiler import kernel_toolchain, own_headers, quoted_errors
+from opsmith.kernels.cpp.compiler import kernel_toolchain
 from opsmith.kernels.cuda.compiler import HEADER, Instance, header, name_expression, obtain_with_headers
-from opsmith.kernels.cuda.emulation.host_headers import include_flags, including_line, nvidia_folders
+from opsmith.kernels.cuda.emulation.host_headers import include_flags, nvidia_folders
+from opsmith.kernels.cuda.emulation.refusals import refused
 from opsmith.kernels.cuda.nvrtc import headers_version
 from opsmith.kernels.cuda.parameters import FIELDS, CudaParameter, decode_table
 from opsmith.kernels.cuda.source import CudaSource
@@ -72,11 +73,6 @@ _CLANG_FLAGS = (
 )
 _RUNTIME_FLAGS = ("-std=c++17", "-O2", "-g1", "-fPIC", "-fvisibility=hidden", "-fno-exceptions")
 _LINK_FLAGS = ("-shared", "-Wl,-Bsymbolic,-z,defs")
-
-_IN_UNSUPPORTED = re.compile(
-    r"unsupported/(?P<name>[^:\n]+):\d+(?::\d+)?: (?:fatal )?error: #error (?P<text>.*)$", re.MULTILINE
-)
-_INLINE_PTX = "opsmith_inline_ptx"
 
 _FILE = """\
 #include "cuda_on_cpu.h"
@@ -236,15 +232,15 @@ def _library(
             folders = ["-iquote", str(prefix().directory), *folders]
         done = toolchain.run([*flags, *folders, "-c", SOURCE, "-o", OBJECT], directory)
         if done.status:
-            raise _refused(done.printed, source, operator)
+            raise refused(done.printed, source, operator)
         names = ["emulated_dynamic", *undefined_thread_locals((directory / OBJECT).read_bytes())]
         symbols = "\n".join(_SYMBOL.format(name=name) for name in names)
         (directory / STUB).write_text(_STUB.format(symbols=symbols, size=MAX_SHARED))
         objects = [OBJECT, str(runtime().directory / RUNTIME_OBJECT), STUB]
         done = toolchain.run([*_LINK_FLAGS, *objects, "-o", LIBRARY], directory)
         if done.status:
-            raise _refused(done.printed, source, operator)
-        (directory / OBJECT).unlink()
+            raise refused(done.printed, source, operator)
+        _keep_only(directory, LIBRARY)
         toolchain.refuse_incomplete(directory / LIBRARY)
 
     parts = {
@@ -254,6 +250,7 @@ def _library(
         "flags": " ".join(flags),
         "header": header(),
         "runtime": f"{' '.join(_RUNTIME_FLAGS)} {_own_text()}",
+        "linking": f"{' '.join(_LINK_FLAGS)} {MAX_SHARED} {_STUB} {_SYMBOL}",
         "compiler": " ".join((*toolchain.command, toolchain.identity)),
         "environment": compiler_variables(),
         "headers": headers_version() if nvidia_folders(source) else "none",
@@ -263,6 +260,13 @@ def _library(
 
 def _flags(toolchain: Toolchain) -> list[str]:
     return [*_FLAGS, *(_CLANG_FLAGS if _is_clang(toolchain) else _GCC_FLAGS)]
+
+
+def _keep_only(directory: Path, name: str) -> None:
+    """Remove the other files of a build: copies of headers, and texts that the manifest has."""
+    for path in directory.iterdir():
+        if path.is_file() and path.name != name:
+            path.unlink()
 
 
 def _write_prefix(directory: Path) -> None:
@@ -305,6 +309,7 @@ def _runtime(toolchain: Toolchain) -> CacheEntry:
                 got=done.printed.strip(),
                 hint="name another compiler in CXX",
             )
+        _keep_only(directory, RUNTIME_OBJECT)
 
     parts = {
         "kind": "cuda emulation runtime",
@@ -324,28 +329,3 @@ def _own_text() -> str:
 
 def _is_clang(toolchain: Toolchain) -> bool:
     return "clang" in toolchain.identity
-
-
-def _refused(printed: str, source: CudaSource, operator: str) -> errors.NotEmulatedError:
-    """Return the error for a kernel that a compiler of the CPU refuses."""
-    unsupported = _IN_UNSUPPORTED.search(printed)
-    got = quoted_errors(printed, source, own_headers(source))
-    if unsupported is not None:
-        line = including_line(source, unsupported["name"])
-        got = f"{source.path}:{line}: {unsupported['text']}\n    {source.quoted(line).strip()}"
-    elif _INLINE_PTX in printed:
-        lines = re.sub(rf"[^\n]*?: [^\n]*{_INLINE_PTX}[^\n]*", _named_ptx, got).splitlines()
-        got = "\n".join(lines[:3])  # what follows from it says nothing
-    return errors.NotEmulatedError(
-        "the CUDA kernel cannot be run on the CPU",
-        operator=operator,
-        got="\n".join(f"    {line}" for line in got.splitlines()).lstrip(),
-        where=source.where,
-        hint="put what a GPU alone has between `#ifdef __CUDA_ARCH__` and `#else`, and behind that plain C++ "
-        "that does the same",
-    )
-
-
-def _named_ptx(match: re.Match[str]) -> str:
-    place = re.match(r".*?:\d+(?::\d+)?: ", match[0])
-    return f"{place[0] if place else ''}inline PTX is not emulated"

@@ -146,14 +146,29 @@ template <class... P, void (*f)(P...)> struct Call<void (*)(P...), f> {
 EMULATED_INLINE void __syncwarp(unsigned mask = 0xffffffffu, EMULATED_HERE) {
   emulated::emulated_warp(emulated::SYNC, mask, nullptr, 0, 0, 32, nullptr, file, line);
 }
-#define EMULATED_SHUFFLE(name, kind, A)                                                               \
-  template <class T> EMULATED_INLINE T name(unsigned mask, T value, A by, int width = 32, EMULATED_HERE) { \
+// Overloads are CUDA's own, so that a compiler of the CPU refuses what NVRTC does.
+#define EMULATED_SHUFFLE(name, kind, T, A)                                                            \
+  EMULATED_INLINE T name(unsigned mask, T value, A by, int width = 32, EMULATED_HERE) {               \
     return emulated::warp<T>(emulated::kind, mask, value, int(by), width, file, line);                \
   }
-EMULATED_SHUFFLE(__shfl_sync, SHUFFLE, int)
-EMULATED_SHUFFLE(__shfl_up_sync, SHUFFLE_UP, unsigned)
-EMULATED_SHUFFLE(__shfl_down_sync, SHUFFLE_DOWN, unsigned)
-EMULATED_SHUFFLE(__shfl_xor_sync, SHUFFLE_XOR, int)
+#define EMULATED_SHUFFLES(T)                                                                          \
+  EMULATED_SHUFFLE(__shfl_sync, SHUFFLE, T, int)                                                      \
+  EMULATED_SHUFFLE(__shfl_up_sync, SHUFFLE_UP, T, unsigned)                                           \
+  EMULATED_SHUFFLE(__shfl_down_sync, SHUFFLE_DOWN, T, unsigned)                                       \
+  EMULATED_SHUFFLE(__shfl_xor_sync, SHUFFLE_XOR, T, int)
+#define EMULATED_MATCH(T)                                                                             \
+  EMULATED_INLINE unsigned __match_any_sync(unsigned mask, T value, EMULATED_HERE) {                  \
+    return emulated::warp<unsigned>(emulated::MATCH_ANY, mask, value, 0, 32, file, line);             \
+  }                                                                                                   \
+  EMULATED_INLINE unsigned __match_all_sync(unsigned mask, T value, int* all, EMULATED_HERE) {        \
+    const unsigned found = emulated::warp<unsigned>(emulated::MATCH_ALL, mask, value, 0, 32, file, line); \
+    *all = found != 0;                                                                                \
+    return found;                                                                                     \
+  }
+#define EMULATED_OF_NUMBERS(F) \
+  F(int) F(unsigned) F(long) F(unsigned long) F(long long) F(unsigned long long) F(float) F(double)
+EMULATED_OF_NUMBERS(EMULATED_SHUFFLES)
+EMULATED_OF_NUMBERS(EMULATED_MATCH)
 #define EMULATED_VOTE(name, kind, R)                                                                  \
   EMULATED_INLINE R name(unsigned mask, int predicate, EMULATED_HERE) {                               \
     return emulated::warp<R>(emulated::kind, mask, predicate, 0, 32, file, line);                     \
@@ -161,14 +176,6 @@ EMULATED_SHUFFLE(__shfl_xor_sync, SHUFFLE_XOR, int)
 EMULATED_VOTE(__any_sync, ANY, int)
 EMULATED_VOTE(__all_sync, ALL, int)
 EMULATED_VOTE(__ballot_sync, BALLOT, unsigned)
-template <class T> EMULATED_INLINE unsigned __match_any_sync(unsigned mask, T value, EMULATED_HERE) {
-  return emulated::warp<unsigned>(emulated::MATCH_ANY, mask, value, 0, 32, file, line);
-}
-template <class T> EMULATED_INLINE unsigned __match_all_sync(unsigned mask, T value, int* all, EMULATED_HERE) {
-  const unsigned found = emulated::warp<unsigned>(emulated::MATCH_ALL, mask, value, 0, 32, file, line);
-  *all = found != 0;
-  return found;
-}
 EMULATED_INLINE unsigned __activemask(EMULATED_HERE) {
   return emulated::warp<unsigned>(emulated::ACTIVE, 0xffffffffu, 0, 0, 32, file, line);
 }
@@ -191,28 +198,36 @@ EMULATED_INLINE clock_t clock() { return clock_t(emulated::emulated_clock()); }
 EMULATED_INLINE void __threadfence() { emulated::emulated_fence(); }
 EMULATED_INLINE void __threadfence_block() { emulated::emulated_fence(); }
 EMULATED_INLINE void __threadfence_system() { emulated::emulated_fence(); }
-EMULATED_INLINE void __nanosleep(unsigned) { emulated::emulated_spin(__builtin_return_address(0)); }
+EMULATED_UNCHECKED inline void __nanosleep(unsigned) { emulated::emulated_spin(__builtin_return_address(0)); }
 #define __trap() emulated::emulated_trap("__trap()", __FILE__, __LINE__)
 #ifdef NDEBUG
-#define EMULATED_ASSERT(x) ((void)0)
+#define EMULATED_ASSERT(text, ...) ((void)0)
 #else
-#define EMULATED_ASSERT(x) ((x) ? (void)0 : emulated::emulated_trap("assert(" #x ")", __FILE__, __LINE__))
+#define EMULATED_ASSERT(text, ...) \
+  ((__VA_ARGS__) ? (void)0 : emulated::emulated_trap("assert(" text ")", __FILE__, __LINE__))
 #endif
 #undef assert
-#define assert(x) EMULATED_ASSERT(x)
+#define assert(...) EMULATED_ASSERT(#__VA_ARGS__, __VA_ARGS__)
+
+// ---- The heap of a GPU, which a kernel has, and which is not emulated.
+
+#ifndef __THROW
+#define __THROW
+#endif
+#define EMULATED_NO_HEAP __attribute__((error("the heap of a GPU is not emulated")))
+extern "C" void* malloc(size_t) __THROW EMULATED_NO_HEAP;
+void* operator new(size_t) EMULATED_NO_HEAP;
+void* operator new[](size_t) EMULATED_NO_HEAP;
 
 // ---- Atomics. All threads of a launch are fibers of one thread of the CPU, so that plain code is atomic.
 
-namespace emulated {
-template <class T>
-EMULATED_INLINE void enter_sum(const T* at, void* pc) {
-  if (!std::is_integral_v<T>) emulated_sum(at, sizeof(T), pc);
-}
-}
-
+// Overloads are CUDA's own. `long` stands beside `long long`, as int64_t and uint64_t are of it here.
 #define EMULATED_CALLER __builtin_return_address(0), __builtin_dwarf_cfa()
-#define EMULATED_ATOMIC(name, body)                                                                   \
-  template <class T> EMULATED_UNCHECKED T name(T* at, std::common_type_t<T> value) {                  \
+#define EMULATED_SCOPES(name, T)                                                                      \
+  EMULATED_INLINE T name##_block(T* at, T value) { return name(at, value); }                          \
+  EMULATED_INLINE T name##_system(T* at, T value) { return name(at, value); }
+#define EMULATED_ATOMIC(name, T, body)                                                                \
+  EMULATED_UNCHECKED inline T name(T* at, T value) {                                                  \
     emulated::emulated_atomic((const void*)at, sizeof(T), EMULATED_CALLER);                           \
     T old;                                                                                            \
     __builtin_memcpy((void*)&old, (const void*)at, sizeof(T));                                        \
@@ -220,25 +235,43 @@ EMULATED_INLINE void enter_sum(const T* at, void* pc) {
     __builtin_memcpy((void*)at, (const void*)&changed, sizeof(T));                                    \
     return old;                                                                                       \
   }                                                                                                   \
-  template <class T> EMULATED_INLINE T name##_block(T* at, std::common_type_t<T> v) { return name(at, v); } \
-  template <class T> EMULATED_INLINE T name##_system(T* at, std::common_type_t<T> v) { return name(at, v); }
-EMULATED_ATOMIC(atomicAdd, (emulated::enter_sum(at, __builtin_return_address(0)), T(old + value)))
-EMULATED_ATOMIC(atomicSub, T(old - value))
-EMULATED_ATOMIC(atomicExch, value)
-EMULATED_ATOMIC(atomicMin, value < old ? value : old)
-EMULATED_ATOMIC(atomicMax, value > old ? value : old)
-EMULATED_ATOMIC(atomicAnd, T(old & value))
-EMULATED_ATOMIC(atomicOr, T(old | value))
-EMULATED_ATOMIC(atomicXor, T(old ^ value))
-EMULATED_ATOMIC(atomicInc, old >= value ? T(0) : T(old + 1))
-EMULATED_ATOMIC(atomicDec, old == 0 || old > value ? value : T(old - 1))
-template <class T>
-EMULATED_UNCHECKED T atomicCAS(T* at, std::common_type_t<T> expected, std::common_type_t<T> value) {
-  emulated::emulated_atomic((const void*)at, sizeof(T), EMULATED_CALLER);
-  const T old = *at;
-  if (!__builtin_memcmp(&old, &expected, sizeof(T))) *at = value;
-  return old;
-}
+  EMULATED_SCOPES(name, T)
+#define EMULATED_ATOMIC_OF_32(name, body) EMULATED_ATOMIC(name, int, body) EMULATED_ATOMIC(name, unsigned, body)
+#define EMULATED_ATOMIC_OF_WHOLE(name, body)                                                          \
+  EMULATED_ATOMIC_OF_32(name, body)                                                                   \
+  EMULATED_ATOMIC(name, unsigned long, body) EMULATED_ATOMIC(name, unsigned long long, body)
+#define EMULATED_ATOMIC_OF_SIGNED(name, body)                                                         \
+  EMULATED_ATOMIC_OF_WHOLE(name, body)                                                                \
+  EMULATED_ATOMIC(name, long, body) EMULATED_ATOMIC(name, long long, body)
+#define EMULATED_ATOMIC_SUM(T, sum)                                                                   \
+  EMULATED_ATOMIC(atomicAdd, T, (emulated::emulated_sum(at, sizeof(T), __builtin_return_address(0)), sum))
+EMULATED_ATOMIC_OF_WHOLE(atomicAdd, old + value)
+EMULATED_ATOMIC_SUM(float, old + value)
+EMULATED_ATOMIC_SUM(double, old + value)
+EMULATED_ATOMIC_OF_32(atomicSub, old - value)
+EMULATED_ATOMIC_OF_WHOLE(atomicExch, value)
+EMULATED_ATOMIC(atomicExch, float, value)
+EMULATED_ATOMIC_OF_SIGNED(atomicMin, value < old ? value : old)
+EMULATED_ATOMIC_OF_SIGNED(atomicMax, value > old ? value : old)
+EMULATED_ATOMIC_OF_SIGNED(atomicAnd, old & value)
+EMULATED_ATOMIC_OF_SIGNED(atomicOr, old | value)
+EMULATED_ATOMIC_OF_SIGNED(atomicXor, old ^ value)
+EMULATED_ATOMIC(atomicInc, unsigned, old >= value ? 0 : old + 1)
+EMULATED_ATOMIC(atomicDec, unsigned, old == 0 || old > value ? value : old - 1)
+#define EMULATED_EXCHANGE(T)                                                                          \
+  EMULATED_UNCHECKED inline T atomicCAS(T* at, T expected, T value) {                                 \
+    emulated::emulated_atomic((const void*)at, sizeof(T), EMULATED_CALLER);                           \
+    const T old = *at;                                                                                \
+    if (old == expected) *at = value;                                                                 \
+    return old;                                                                                       \
+  }                                                                                                   \
+  EMULATED_INLINE T atomicCAS_block(T* at, T expected, T value) { return atomicCAS(at, expected, value); } \
+  EMULATED_INLINE T atomicCAS_system(T* at, T expected, T value) { return atomicCAS(at, expected, value); }
+EMULATED_EXCHANGE(int)
+EMULATED_EXCHANGE(unsigned)
+EMULATED_EXCHANGE(unsigned long)
+EMULATED_EXCHANGE(unsigned long long)
+EMULATED_EXCHANGE(unsigned short)
 
 // ---- Loads and stores that say how they are cached.
 

@@ -45,4 +45,8 @@
   inline P __hcmadd(P a, P b, P c) {                                                                  \
     const float x = to(a.x) * to(b.x) - to(a.y) * to(b.y), y = to(a.x) * to(b.y) + to(a.y) * to(b.x); \
     return pair(from(x + to(c.x)), from(y + to(c.y)));                                                \
-  }
+  }                                                                                                   \
+  EMULATED_ATOMIC_SUM(S, from(to(old) + to(value)))                                                   \
+  EMULATED_ATOMIC_SUM(P, pair(from(to(old.x) + to(value.x)), from(to(old.y) + to(value.y))))          \
+  EMULATED_SHUFFLES(S)                                                                                \
+  EMULATED_SHUFFLES(P)

@@ -50,7 +50,7 @@ _HALF = """\
 """
 _ASSERT = """\
 #undef assert
-#define assert(x) EMULATED_ASSERT(x)
+#define assert(...) EMULATED_ASSERT(#__VA_ARGS__, __VA_ARGS__)
 """
 _INCLUDED = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"](?P<name>[^>"\n]+)[>"]', re.MULTILINE)
 _TARGET = """\
