@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from opsmith.core.aspects import KERNEL_OBSERVERS
@@ -67,21 +67,21 @@ def emulated_cuda(*, order: str = "forward", in_process: bool = False) -> Iterat
 def _attached() -> Iterator[None]:
     """Context manager in which every operator with kernels in CUDA C++ has emulated ones for the CPU."""
     global _contexts
-    with _lock:
-        _contexts += 1
-        if _contexts == 1:
-            KERNEL_OBSERVERS.append(_attach)
-            for operator in declared_operators():
-                _attach(operator)
     try:
+        with _lock:
+            _contexts += 1
+            if _contexts == 1:
+                KERNEL_OBSERVERS.append(_attach)
+                for operator in declared_operators():
+                    _attach(operator)
         yield
     finally:
-        with _lock:
+        with _lock, ExitStack() as every:  # each operator, though another one fails
             _contexts -= 1
             if _contexts == 0:
                 KERNEL_OBSERVERS.remove(_attach)
                 for operator in declared_operators():
-                    _detach(operator)
+                    every.callback(_detach, operator)
 
 
 def _attach(operator: Operator[..., Any]) -> None:

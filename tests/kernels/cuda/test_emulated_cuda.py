@@ -14,8 +14,9 @@ from torch.testing import assert_close
 
 import opsmith
 from opsmith import errors
+from opsmith.core.aspects import KERNEL_OBSERVERS
 from opsmith.ops.decoder import Decoder, DecoderSizes, PagedCache, generate
-from opsmith.testing import emulated_cuda
+from opsmith.testing import emulated_cuda, emulation
 
 OWN = "emulated_cuda::"
 LAUNCH: dict[str, Any] = {"grid": "ceil(result.numel / 32)", "block": 32}
@@ -300,6 +301,27 @@ __global__ void together(Contiguous<const float> x, Contiguous<float> y) {
         (first, *_) = together.explain(x).rejected
     assert "waits for another block" in first
     assert "waits for another block" in emulated.refused[together.name][0]
+
+
+@pytest.mark.parametrize("name", ["_attach", "_detach"])
+def test_a_fault_of_one_operator_leaves_nothing_behind(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    observers, attach_or_detach = list(KERNEL_OBSERVERS), getattr(emulation, name)
+
+    def fail(operator: Any) -> None:
+        attach_or_detach(operator)
+        if operator is slope:
+            raise RuntimeError("one operator fails")
+
+    monkeypatch.setattr(emulation, name, fail)
+    with pytest.raises(RuntimeError, match="one operator fails"), emulated_cuda():
+        cubed(numbers(3))
+    assert observers == KERNEL_OBSERVERS
+    assert emulation._contexts == 0
+    left = [
+        each for operator in (cubed, slope) for each in emulation._emulated(operator.specification.kernels)
+    ]
+    assert left == []
+    assert runs_outside(numbers(3))
 
 
 def test_operators_in_place_write_into_their_arguments() -> None:

@@ -102,8 +102,7 @@ class Emulated:
         try:
             self.emulation.build([values for _, values in calls])
         except (errors.NotEmulatedError, errors.ToolchainError, errors.CacheError) as error:
-            hint = f"; {error.hint}" if error.hint else ""
-            yield Skipped(f"{error.problem}: {error.got}{hint}")
+            yield _skipped(error)
             return
         except errors.OpsmithError as error:
             yield raised(NAME, self.subject, error, "compiled for the CPU")
@@ -112,7 +111,11 @@ class Emulated:
         for case, values in calls:
             yield from self._prepare(case, values, accepted)
         for at in range(0, len(accepted), TOGETHER):
-            yield from self._launch(accepted[at : at + TOGETHER])
+            try:
+                yield from self._launch(accepted[at : at + TOGETHER])
+            except errors.ToolchainError as error:
+                yield _skipped(error)
+                return
         yield from self._summary()
 
     def _prepare(self, case: Case, given: list[Any], accepted: list[_Call]) -> Findings:
@@ -262,6 +265,11 @@ class Emulated:
             yield Failure(NAME, None, "not-exercised", f"{message}add one that it takes", self.where)
             return
         yield from map(Note, self.doubtful)
+
+
+def _skipped(error: errors.OpsmithError) -> Skipped:
+    hint = f"; {error.hint}" if error.hint else ""
+    return Skipped(f"{error.problem}: {error.got}{hint}")
 
 
 def _calls(number: int) -> str:

@@ -18,7 +18,7 @@ from opsmith.core.call_arguments import tensors_in
 from opsmith.core.tensors import map_tensors
 from opsmith.kernels.common.parameters import dtype_name
 from opsmith.kernels.cpp.codegen import CPP_TYPES
-from opsmith.kernels.cuda.emulation.call import EmulatedCall, KernelEmulation, fault_error, results_of
+from opsmith.kernels.cuda.emulation.call import EmulatedCall, KernelEmulation, fault_error
 from opsmith.kernels.cuda.emulation.launch import IN_SHARED, EmulatedLaunch, EmulatedRun, LaunchResult, Order
 from opsmith.kernels.cuda.emulation.messages import NOTE
 from opsmith.kernels.cuda.emulation.source_lines import SourceLine, SourceLines
@@ -177,7 +177,7 @@ def _distinct(calls: Iterable[list[Any]]) -> list[list[Any]]:
 def _lines_of(emulation: KernelEmulation, runs: Sequence[EmulatedRun]) -> tuple[LineAccess, ...]:
     """Run calls, and return their accesses by line, those with the highest ratio first."""
     counted: list[tuple[EmulatedLaunch, LaunchResult]] = []
-    for run, results in zip(runs, results_of(runs, counted=True), strict=True):
+    for run, results in zip(runs, emulation.results(runs, counted=True), strict=True):
         faults = [each for each in emulation.findings(run, results) if each.cause != NOTE]
         if faults:
             raise fault_error(emulation.kernel, faults)

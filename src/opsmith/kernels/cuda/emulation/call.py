@@ -177,9 +177,28 @@ class KernelEmulation:
         return library.parameters[library.instances.index(instance)]
 
     def run(self, runs: Sequence[EmulatedRun], *, in_process: bool = False) -> list[list[EmulationFinding]]:
-        """Run the launches of calls, and return the findings of each call."""
-        results = results_of(runs, in_process=in_process)
+        """Run the launches of calls, and return the findings of each call.
+
+        Raises:
+            ToolchainError: If the system forks no process.
+        """
+        results = self.results(runs, in_process=in_process)
         return [self.findings(run, each) for run, each in zip(runs, results, strict=True)]
+
+    def results(
+        self, runs: Sequence[EmulatedRun], *, in_process: bool = False, counted: bool = False
+    ) -> list[list[LaunchResult]]:
+        """Run the launches of calls, and return the result of each launch of each call.
+
+        Raises:
+            ToolchainError: If the system forks no process.
+        """
+        launches = [launch for run in runs for launch in run.launches]
+        try:
+            results = iter(run_launches(launches, in_process=in_process, counted=counted))
+        except errors.ToolchainError as error:
+            raise error.of(self.kernel.operator.name, self.kernel.where) from error
+        return [[next(results) for _ in run.launches] for run in runs]
 
     def findings(self, run: EmulatedRun, results: Sequence[LaunchResult]) -> list[EmulationFinding]:
         """Return the findings of a call: notes, and the faults of the first launch that has some."""
@@ -209,15 +228,6 @@ class KernelEmulation:
             if faults:
                 raise fault_error(self.kernel, faults)
         return call.finish(self.kernel, run)
-
-
-def results_of(
-    runs: Sequence[EmulatedRun], *, in_process: bool = False, counted: bool = False
-) -> list[list[LaunchResult]]:
-    """Run the launches of calls, and return the result of each launch of each call."""
-    launches = [launch for run in runs for launch in run.launches]
-    results = iter(run_launches(launches, in_process=in_process, counted=counted))
-    return [[next(results) for _ in run.launches] for run in runs]
 
 
 def _labels(name: str, value: Any) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -142,8 +143,15 @@ def emulated_libraries(
 
     Raises:
         NotEmulatedError: If the source holds what the CPU cannot run.
-        ToolchainError: If there is no compiler.
+        ToolchainError: If there is no compiler, or the system is not Linux.
     """
+    if sys.platform != "linux":
+        raise errors.ToolchainError(
+            "CUDA kernels are run on the CPU under Linux alone",
+            operator=operator,
+            got=f"the platform {sys.platform}",
+            hint="run them under Linux, as in a container",
+        )
     toolchain = kernel_toolchain()
     ordered = sorted(instances, key=str)
     groups = [tuple(ordered[at : at + GROUP]) for at in range(0, len(ordered), GROUP)]

@@ -6,6 +6,8 @@ import ctypes
 import itertools
 import mmap
 import os
+import signal
+import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from opsmith import errors
+from opsmith.core.forked_locks import lock_of
 from opsmith.kernels.cuda.emulation.compiler import EmulatedLibrary
 from opsmith.kernels.cuda.launch import Geometry
 from opsmith.kernels.cuda.parameters import PackedParameters
@@ -31,6 +35,10 @@ ALIGNED = 64
 """Alignment in bytes of the memory that torch allocates on the CPU."""
 ORDERS = ("forward", "backward", "alternating", "random")
 """Orders in which the threads of a block take their turns, as in the runtime."""
+
+
+_libraries_lock = lock_of(sys.modules[__name__], "_libraries_lock")
+"""Lock of the state of the libraries: each runs one launch at a time, and a child process copies it."""
 
 
 class Kind(IntEnum):
@@ -313,7 +321,8 @@ def run_launches(
     at = 0
     while at < len(launches):
         if in_process:
-            prepared[at].run(rooms[at], handle_faults=False)
+            with _libraries_lock:
+                prepared[at].run(rooms[at], handle_faults=False)
             at += 1
             continue
         status = _run_in_child(prepared[at:], rooms[at:])
@@ -342,16 +351,28 @@ class _Room(NamedTuple):
 
 def _run_in_child(prepared: Sequence[_PreparedLaunch], rooms: Sequence[_Room]) -> int:
     """Run launches in a forked process, which calls the libraries and nothing else; return its status."""
-    with warnings.catch_warnings():
+    with _libraries_lock, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 and later: threads and fork
-        child = os.fork()
+        try:
+            child = os.fork()
+        except OSError as error:
+            raise errors.ToolchainError(
+                "no process can be forked for a CUDA kernel on the CPU",
+                got=error.strerror,
+                hint="run it where memory and the number of processes suffice",
+            ) from error
     if child == 0:
         try:
             for each, room in zip(prepared, rooms, strict=True):
                 each.run(room, handle_faults=True)
         finally:
             os._exit(0)
-    _, status = os.waitpid(child, 0)
+    try:
+        _, status = os.waitpid(child, 0)
+    except BaseException:  # as Ctrl-C: nobody else would end it
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        raise
     return status
 
 
