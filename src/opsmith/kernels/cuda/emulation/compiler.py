@@ -28,7 +28,11 @@ from opsmith.kernels.cuda.source import CudaSource
 
 HERE = Path(__file__).parent
 DEVICE_HEADERS = tuple(
-    HERE / name for name in ("launch_record.h", "device.h", "device_math.h", "device_halves.h")
+    HERE / name
+    for name in (
+        *("launch_record.h", "device.h", "device_math.h", "device_integers.h", "device_rounding.h"),
+        *("device_functions.h", "device_halves.h"),
+    )
 )
 RUNTIME = HERE / "runtime" / "runtime.cpp"
 RUNTIME_HEADERS = (
