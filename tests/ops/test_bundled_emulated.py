@@ -15,8 +15,10 @@ from torch.testing import assert_close
 
 import opsmith
 from opsmith import errors
-from opsmith.kernels.cuda.emulation.call import EmulatedCall, KernelEmulation, cuda_kernels
+from opsmith.kernels.cuda.emulation.call import EmulatedCall, KernelEmulation
 from opsmith.kernels.cuda.emulation.launch import ORDERS, Order
+from opsmith.kernels.cuda.kernel import CudaKernel
+from opsmith.kernels.gpu_usage import gpu_kernels
 from opsmith.ops import adamw_, add_rms_norm_, rms_norm, rope_, rope_table, write_kv_cache
 from opsmith.ops.rms_norm import rms_norm_backward
 
@@ -26,7 +28,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="kernels are emu
 @cache
 def emulation(operator: opsmith.Operator[..., Any]) -> KernelEmulation:
     """The kernel, with the instances for all dtypes in one library."""
-    (kernel,) = cuda_kernels(operator)
+    (kernel,) = gpu_kernels(operator, CudaKernel)
     found = KernelEmulation(kernel)
     found.build([given for dtype in REAL for given in calls(operator, dtype, contiguous)])
     return found
@@ -58,7 +60,7 @@ def test_values_without_a_finding(
         call = kernel.prepare(list(given))
         assert isinstance(call, EmulatedCall), call
         assert not call.call.plan.copied
-        launched.append((given, right, call, [call.launch(Order(order)) for order in orders]))
+        launched.append((given, right, call, [call.new_run(Order(order)) for order in orders]))
     every = [launch for *_, launches in launched for launch in launches if launch is not None]
     assert [found for found in kernel.run(every) if found] == []
     for given, right, call, launches in launched:
@@ -89,7 +91,10 @@ def test_gradients(operator: Callable[..., Any]) -> None:
     given = [torch.randn(size, dtype=torch.float64, requires_grad=True) for size in sizes]
     with opsmith.testing.emulated_cuda() as emulated:
         assert torch.autograd.gradcheck(operator, given, fast_mode=True, check_undefined_grad=False)
+    forward = "opsmith::rms_norm" if operator is rms_norm else "opsmith::add_rms_norm_"
+    assert emulated.calls[forward]
     assert emulated.calls["opsmith::rms_norm_backward"]
+    assert emulated.refused == {}
 
 
 def test_a_slot_beyond_the_cache_stops_the_kernel() -> None:
@@ -104,7 +109,7 @@ def test_a_position_beyond_the_table_stops_the_kernel(position: int) -> None:
     call = kernel.prepare([torch.ones(2, 1, 4), rope_table(3, 4), positions, False])
     assert isinstance(call, EmulatedCall), call
     positions[1] = position  # as in a later call: the reference saw the numbers of the first
-    [[found, *_]] = kernel.run([call.launch(Order("forward"))])
+    [[found, *_]] = kernel.run([call.new_run(Order("forward"))])
     assert "assert(position >= 0 && position < cos_sin.size(0))" in found.message
 
 

@@ -53,7 +53,7 @@ def computed(name: str, calls: Sequence[Arguments], orders: Sequence[str] = ORDE
     prepared = [emulation.prepare(list(arguments)) for arguments in calls]
     found: list[Tensor] = []
     for order in orders:
-        launches = [call.launch(Order(order)) for call in prepared if not isinstance(call, str)]
+        launches = [call.new_run(Order(order)) for call in prepared if not isinstance(call, str)]
         findings = emulation.run([launch for launch in launches if launch is not None])
         assert not any(findings), f"{name}: {findings}"
         found = [
@@ -122,7 +122,7 @@ def test_empty_batches_launch_nothing() -> None:
         emulation = KernelEmulation(KERNELS[name])
         call = emulation.prepare(list(arguments))
         assert isinstance(call, EmulatedCall)
-        assert call.launch(Order("forward")) is None
+        assert call.new_run(Order("forward")) is None
         assert call.finish(emulation.kernel, None).shape == expected(name, arguments).shape
 
 

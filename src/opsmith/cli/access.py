@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from opsmith import errors
+from opsmith.cli.compile import RejectedKernel
 from opsmith.cli.guard import complain, waiting
 from opsmith.core.operator import Operator
 from opsmith.kernels.cuda.emulation.access_model import KernelAccess, LineAccess, kernel_access
@@ -26,21 +27,6 @@ REJECTING = (errors.KernelFaultError, errors.KernelSignatureError, errors.Launch
 
 
 @dataclass(frozen=True, slots=True)
-class UncountedKernel:
-    """A kernel whose requests cannot be counted.
-
-    Attributes:
-        operator: Name of the operator.
-        where: `file:line` of the kernel.
-        message: The reason.
-    """
-
-    operator: str
-    where: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
 class AccessAnswer:
     """Answer of the access model for some kernels.
 
@@ -51,7 +37,7 @@ class AccessAnswer:
     """
 
     found: tuple[KernelAccess, ...]
-    refused: tuple[UncountedKernel, ...]
+    refused: tuple[RejectedKernel, ...]
     faulty: bool
 
     def show(self, console: Console) -> None:
@@ -107,7 +93,7 @@ def access_of(kernels: Sequence[tuple[Operator[..., Any], CudaKernel]]) -> Acces
         ToolchainError: If there is no compiler of C++.
     """
     found: list[KernelAccess] = []
-    refused: list[UncountedKernel] = []
+    refused: list[RejectedKernel] = []
     faulty = False
     for operator, kernel in kernels:
         with waiting(f"running {escape(operator.name)} on the CPU"):
@@ -117,6 +103,6 @@ def access_of(kernels: Sequence[tuple[Operator[..., Any], CudaKernel]]) -> Acces
                 raise
             except errors.OpsmithError as error:
                 faulty |= isinstance(error, REJECTING)
-                refused.append(UncountedKernel(operator.name, kernel.where, str(error)))
+                refused.append(RejectedKernel(operator.name, kernel.where, str(error)))
                 complain(error)
     return AccessAnswer(tuple(found), tuple(refused), faulty)

@@ -33,7 +33,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class RejectedKernel:
-    """A kernel that does not compile, or cannot be launched with its parameters.
+    """A kernel that does not compile, cannot be launched with its parameters, or cannot be counted.
 
     Attributes:
         operator: Name of the operator.

@@ -73,6 +73,16 @@ def map_tensors(function: Callable[[Tensor], Tensor], values: Iterable[Any]) -> 
     return [mapped(value) for value in values]
 
 
+def resolved(values: Iterable[Any]) -> list[Any]:
+    """Resolve the conjugate and negated views of argument values, as the dispatcher does for kernels.
+
+    Example:
+        >>> resolved([torch.ones(1, dtype=torch.complex64).conj()])[0].is_conj()
+        False
+    """
+    return map_tensors(lambda tensor: tensor.resolve_conj().resolve_neg(), values)
+
+
 def tiled(tensor: Tensor, sizes: Mapping[int, int]) -> Tensor:
     """The tensor at other sizes along some axes: its entries repeated from the first, or fewer of them.
 

@@ -13,8 +13,10 @@ from opsmith.core.forked_locks import lock_of
 from opsmith.core.kernels import Kernel
 from opsmith.core.operator import Operator
 from opsmith.declaration import declared_operators
-from opsmith.kernels.cuda.emulation.call import cuda_kernels, parse_order
+from opsmith.kernels.cuda.emulation.call import parse_order
 from opsmith.kernels.cuda.emulation.kernel import EmulatedCalls, EmulatedKernel, recorded_calls
+from opsmith.kernels.cuda.kernel import CudaKernel
+from opsmith.kernels.gpu_usage import gpu_kernels
 
 _lock = lock_of(sys.modules[__name__], "_lock")
 _contexts = 0
@@ -86,7 +88,7 @@ def _attached() -> Iterator[None]:
 
 def _attach(operator: Operator[..., Any]) -> None:
     """Let the kernels in CUDA C++ of an operator take its calls on the CPU first."""
-    wanted = cuda_kernels(operator)
+    wanted = gpu_kernels(operator, CudaKernel)
     kernels = operator.specification.kernels
     if [each.emulated for each in _emulated(kernels)] != wanted:
         emulated = (Kernel("cpu", EmulatedKernel(each)) for each in wanted)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import opsmith
 from opsmith import Launch, errors
+from opsmith.kernels.cuda import driver
 from opsmith.kernels.cuda.compiler import Instance
 from opsmith.kernels.gpu_usage import cuda_usage
 
@@ -284,6 +285,26 @@ def test_what_the_driver_refuses_names_the_kernel() -> None:
         errors.KernelError, match="the CUDA kernel `part` is not launched: cuLaunchKernel returns"
     ):
         operator(torch.ones(3))
+
+
+@pytest.mark.usefixtures("_forgotten")
+def test_what_the_driver_refuses_to_load_names_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    operator = declared("unloaded", TWICE, dtypes=[torch.float32], **SCRATCH)
+    on_cpu(operator)
+    load = driver.Driver.load
+
+    def refuse(self: Any, image: bytes, name: str) -> int:
+        if "folded" in name:
+            raise driver.DriverError("cuModuleLoadData", 200, "CUDA_ERROR_INVALID_IMAGE")
+        return load(self, image, name)
+
+    monkeypatch.setattr(driver.Driver, "load", refuse)
+    with pytest.raises(errors.KernelError) as caught:
+        operator(torch.ones(3))
+    assert caught.value.problem.startswith(
+        "the CUDA kernel `folded` is not launched: cuModuleLoadData returns"
+    )
+    assert caught.value.got == "grid (1, 1, 1), block (8, 1, 1), 0 bytes of shared memory, on sm_90"
 
 
 @pytest.mark.usefixtures("_forgotten")

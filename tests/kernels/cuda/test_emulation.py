@@ -14,9 +14,11 @@ from torch import Tensor
 import opsmith
 from opsmith import errors
 from opsmith.kernels.cuda.emulation import compiler
-from opsmith.kernels.cuda.emulation.call import KernelEmulation, cuda_kernels
+from opsmith.kernels.cuda.emulation.call import KernelEmulation
 from opsmith.kernels.cuda.emulation.launch import Order, extent_of, guarded
+from opsmith.kernels.cuda.kernel import CudaKernel
 from opsmith.kernels.cuda.nvrtc import include_directories
+from opsmith.kernels.gpu_usage import gpu_kernels
 
 VALUES = "wrong values"
 ORDERS = ("forward", "backward", "alternating", "random(3)")
@@ -159,11 +161,11 @@ __global__ void jumping(Contiguous<const float> x, Contiguous<float> y) {
 }
 """
     operator = declared("jumping", text, double)
-    (kernel,) = cuda_kernels(operator)
+    (kernel,) = gpu_kernels(operator, CudaKernel)
     emulation = KernelEmulation(kernel)
     x = torch.arange(4.0)
     calls = [emulation.prepare([each]) for each in (x, x - 1, x + 1)]
-    launches = [call.launch(Order("forward")) for call in calls if not isinstance(call, str)]
+    launches = [call.new_run(Order("forward")) for call in calls if not isinstance(call, str)]
     first, jumped, last = emulation.run([launch for launch in launches if launch is not None])
     assert (first, last) == ([], [])
     assert [each.cause for each in jumped] == ["out-of-bounds"]

@@ -30,7 +30,7 @@ def compiled(name: str, text: str) -> tuple[Any, Cubin]:
 
 
 def status(cubin: Cubin, *, block: int = 32, shared: int = 0, allowed: int | None = None) -> str:
-    """What the driver returns for a launch; empty if it is done."""
+    """Error that the driver returns for a launch; empty if there is none."""
     forget()
     with driver().on_device(0):
         function = driver().load(cubin.image, cubin.name)

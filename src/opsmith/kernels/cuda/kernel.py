@@ -120,7 +120,7 @@ class CudaKernel(BuiltKernel[CudaSource]):
             # The sizes are symbols of a compiler: each run of the compiled code decides again.
             return dtype_refusal(specification.schema.names, values, self.dtypes)
         try:
-            choice = self._cached_choice(specification, _with_defaults(specification, values))
+            choice = self._cached_choice(specification, with_defaults(specification, values))
         except errors.ToolchainError as error:
             if self.strict:
                 raise
@@ -129,7 +129,7 @@ class CudaKernel(BuiltKernel[CudaSource]):
 
     def copies(self, values: Sequence[Any]) -> tuple[str, ...]:
         """Return the arguments that the kernel copies into another layout."""
-        values = _with_defaults(self.operator.specification, values)
+        values = with_defaults(self.operator.specification, values)
         choice = self._cached_choice(self.operator.specification, values)
         return () if isinstance(choice, str) else self.copied_arguments(choice, values)
 
@@ -273,7 +273,9 @@ class CudaKernel(BuiltKernel[CudaSource]):
         launch = plan.launches[0]
         try:
             with driver.on_device(index):
-                functions = [self._function(each.instance, each.geometry, index) for each in plan.launches]
+                functions = []
+                for launch in plan.launches:  # which an error names
+                    functions.append(self._function(launch.instance, launch.geometry, index))
                 stream = self._machine.stream(index)
                 for launch, function in zip(plan.launches, functions, strict=True):
                     driver.launch(
@@ -372,7 +374,7 @@ class CudaKernel(BuiltKernel[CudaSource]):
         )
 
 
-def _with_defaults(specification: Specification, values: Sequence[Any]) -> list[Any]:
+def with_defaults(specification: Specification, values: Sequence[Any]) -> list[Any]:
     """Return the value of every argument: torch leaves out defaults at the end."""
     rest = specification.schema.arguments[len(values) :]
     return [*values, *(argument.default for argument in rest)]

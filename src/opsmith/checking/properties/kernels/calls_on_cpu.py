@@ -19,7 +19,6 @@ from opsmith.checking.samples.memory_layouts import Layout, layouts_of, plain
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import CPU, Subject
 from opsmith.core.specification import Specification
-from opsmith.core.tensors import map_tensors
 from opsmith.torch_library.writes import refuse_unwritable
 
 
@@ -96,11 +95,6 @@ def unwritable(specification: Specification, values: list[Any]) -> str | None:
         except errors.MutationError as error:
             return error.problem
     return None
-
-
-def resolved(value: Any) -> Any:
-    """Resolve conjugate and negated views, as the dispatcher does before a kernel sees them."""
-    return map_tensors(lambda tensor: tensor.resolve_conj().resolve_neg(), [value])[0]
 
 
 def copy_with_strides(tensor: Tensor) -> Tensor:

@@ -17,7 +17,6 @@ from opsmith.checking.processes.fork import announce
 from opsmith.checking.properties.kernels.calls_on_cpu import (
     copy_with_strides,
     kernel_calls,
-    resolved,
     unwritable,
 )
 from opsmith.checking.properties.kernels.sizes import forms, kernel_sizes
@@ -30,6 +29,7 @@ from opsmith.checking.subject import Subject
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.functional_form import copies_of_written, on_copies
 from opsmith.core.kernels import BuiltKernel, Kernel
+from opsmith.core.tensors import resolved
 
 if TYPE_CHECKING:
     from opsmith.kernels.cuda.emulation.call import EmulatedCall, KernelEmulation
@@ -59,7 +59,7 @@ class _Call:
 
 
 _Outcome = tuple[str, "EmulatedRun | None", "list[EmulationFinding]"]
-"""Order of a launch, the launch, and its findings."""
+"""Order of the threads, the run of a call in it, and its findings."""
 
 
 @dataclass
@@ -151,17 +151,17 @@ class Emulated:
     def _launch(self, calls: Sequence[_Call]) -> Findings:
         from opsmith.kernels.cuda.emulation.launch import Order
 
-        launches: list[tuple[_Call, str, EmulatedRun]] = []
+        runs: list[tuple[_Call, str, EmulatedRun]] = []
         for call in calls:
             for order in self._orders:
-                launch = call.emulated.launch(Order(order, self.subject.seed))
-                if launch is not None:
-                    launches.append((call, order, launch))
+                run = call.emulated.new_run(Order(order, self.subject.seed))
+                if run is not None:
+                    runs.append((call, order, run))
         announce(functools.partial(str, calls[0].case))
-        found = self.emulation.run([launch for _, _, launch in launches])
+        found = self.emulation.run([run for _, _, run in runs])
         outcomes: dict[int, list[_Outcome]] = {id(call): [] for call in calls}
-        for (call, order, launch), findings in zip(launches, found, strict=True):
-            outcomes[id(call)].append((order, launch, findings))
+        for (call, order, run), findings in zip(runs, found, strict=True):
+            outcomes[id(call)].append((order, run, findings))
         for call in calls:
             yield from self._compare(call, outcomes[id(call)])
 
@@ -189,11 +189,11 @@ class Emulated:
             return
         every = range(len(self.subject.every(call.case.sample)))
         nothing: list[_Outcome] = [("forward", None, [])]  # a call without a launch
-        for order, launch, _ in outcomes or nothing:
+        for order, run, _ in outcomes or nothing:
             results = self.subject.kernel(
                 call.case.sample,
                 call.case.sample.flattening.flatten(call.given),
-                self._computed(call, launch),
+                self._computed(call, run),
             )
             failures = list(
                 compare_results(
@@ -210,14 +210,14 @@ class Emulated:
             if failures:
                 return
 
-    def _computed(self, call: _Call, launch: EmulatedRun | None) -> Any:
-        """Return a kernel that gives what a launch has computed."""
+    def _computed(self, call: _Call, run: EmulatedRun | None) -> Any:
+        """Return a kernel that gives what a run has computed."""
         kernel = self.emulation.kernel
         schema = kernel.operator.specification.schema
 
         @functools.wraps(kernel.operator.specification.reference)  # for its location in messages
         def computed(*args: Any, **kwargs: Any) -> Any:
-            returned = call.emulated.finish(kernel, launch)
+            returned = call.emulated.finish(kernel, run)
             given = schema.call_values(args, kwargs)
             for argument, value, new in zip(schema.arguments, given, call.values, strict=True):
                 if argument.alias:
@@ -300,7 +300,7 @@ def run(subject: Subject) -> Findings:
 
         def gather(subject: Subject, sample: Sample, taken: Any = taken, calls: Any = calls) -> Findings:
             for case, flat in kernel_calls(subject, sample, taken, in_layouts=sample in laid):
-                calls.append((case, [resolved(value) for value in sample.flattening.pack(flat)]))
+                calls.append((case, resolved(sample.flattening.pack(flat))))
             found: tuple[Finding, ...] = ()
             yield from found
 

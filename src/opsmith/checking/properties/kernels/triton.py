@@ -17,7 +17,6 @@ from opsmith.checking.numerics.compare import SavedBits
 from opsmith.checking.properties.kernels.calls_on_cpu import (
     copy_with_strides,
     kernel_calls,
-    resolved,
     tried_dtypes,
     unwritable,
 )
@@ -30,6 +29,7 @@ from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
 from opsmith.core.functional_form import on_copies
 from opsmith.core.kernels import Kernel
+from opsmith.core.tensors import resolved
 from opsmith.kernels.triton.interpreter import missing_interpreter, out_of_bounds
 from opsmith.kernels.triton.kernel import TritonKernel
 
@@ -63,7 +63,7 @@ class Interpreted:
     def interpret(self, case: Case, flat: list[Any]) -> Findings:
         """Run one call, and compare its results with the truth."""
         subject, sample = case.subject, case.sample
-        values = [resolved(value) for value in sample.flattening.pack(flat)]
+        values = resolved(sample.flattening.pack(flat))
         if self.limits.total() >= TRIALS and not self.ran:
             return
         misfit = self.kernel.value_refusal(values) or unwritable(self.kernel.operator.specification, values)

@@ -15,7 +15,7 @@ import torch
 
 from opsmith import errors
 from opsmith.core.call_arguments import tensors_in
-from opsmith.core.tensors import map_tensors
+from opsmith.core.tensors import resolved
 from opsmith.kernels.common.parameters import dtype_name
 from opsmith.kernels.cpp.codegen import CPP_TYPES
 from opsmith.kernels.cuda.emulation.call import EmulatedCall, KernelEmulation, fault_error
@@ -60,7 +60,7 @@ class LineAccess:
 
     @property
     def ratio(self) -> float:
-        """What the requests take, in units of the fewest possible: 1.0 is the best."""
+        """Ratio of what the requests take to the fewest possible: 1.0 is the best."""
         return self.taken / self.fewest
 
     @property
@@ -123,7 +123,7 @@ def kernel_access(
     """
     emulation = KernelEmulation(kernel)
     given = _distinct(
-        [*map(_resolved, values)] for dtype in dtypes or kernel.dtypes or CPP_TYPES for values in calls(dtype)
+        resolved(values) for dtype in dtypes or kernel.dtypes or CPP_TYPES for values in calls(dtype)
     )
     runs: dict[str, list[EmulatedRun]] = {}
     refused: dict[str, None] = {}
@@ -134,7 +134,7 @@ def kernel_access(
             if not isinstance(call, EmulatedCall):
                 refused[call] = None
                 continue
-            run = call.launch(Order("forward"))
+            run = call.new_run(Order("forward"))
             if run is not None:
                 dtypes_of = (launch.instance.dtype for launch in call.call.plan.launches)
                 name = next((dtype_name(dtype) for dtype in dtypes_of if dtype is not None), "")
@@ -158,10 +158,6 @@ def kernel_access(
         )
         for dtype, every in runs.items()
     ]
-
-
-def _resolved(value: Any) -> Any:
-    return map_tensors(lambda tensor: tensor.resolve_conj().resolve_neg(), [value])[0]
 
 
 def _distinct(calls: Iterable[list[Any]]) -> list[list[Any]]:

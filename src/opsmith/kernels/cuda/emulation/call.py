@@ -15,7 +15,7 @@ from opsmith import errors
 from opsmith.core.call_arguments import call_error, tensors_in
 from opsmith.core.operator import Operator
 from opsmith.core.schema import Schema
-from opsmith.core.tensors import map_tensors
+from opsmith.core.tensors import resolved
 from opsmith.kernels.cuda.compiler import Instance
 from opsmith.kernels.cuda.emulation.compiler import EmulatedLibrary, emulated_libraries
 from opsmith.kernels.cuda.emulation.findings import findings_of
@@ -34,6 +34,7 @@ from opsmith.kernels.cuda.emulation.messages import NOTE, SKIPPED, EmulationFind
 from opsmith.kernels.cuda.kernel import CudaKernel
 from opsmith.kernels.cuda.parameters import CudaParameter, passed_arguments
 from opsmith.kernels.cuda.plan import CudaChoice, PreparedCall
+from opsmith.kernels.gpu_usage import gpu_kernels
 from opsmith.torch_library.validation import refuse_shapes, refuse_unsupported
 from opsmith.torch_library.writes import refuse_unwritable
 
@@ -58,7 +59,7 @@ class EmulatedCall:
         geometries = [launch.geometry for launch in self.call.plan.launches]
         return sum(math.prod(each.grid) * each.threads for each in geometries)
 
-    def launch(self, order: Order) -> EmulatedRun | None:
+    def new_run(self, order: Order) -> EmulatedRun | None:
         """Return the launches with copies of the tensors; None if there is nothing to launch."""
         planned = self.call.plan.launches
         if not planned:
@@ -221,7 +222,7 @@ class KernelEmulation:
             KernelFaultError: If the kernel does what it must not.
             NotEmulatedError: If the CPU cannot run it.
         """
-        run = call.launch(order)
+        run = call.new_run(order)
         if run is not None:
             (found,) = self.run([run], in_process=in_process)
             faults = [each for each in found if each.cause != NOTE]
@@ -234,12 +235,6 @@ def _labels(name: str, value: Any) -> list[str]:
     if isinstance(value, Tensor):
         return [name]
     return [f"{name}[{at}]" for at in range(len(tensors_in([value])))]
-
-
-def cuda_kernels(operator: Operator[..., Any]) -> list[CudaKernel]:
-    """Return the kernels in CUDA C++ of an operator, in the order in which they are tried."""
-    kernels = dict.fromkeys(each.given for each in operator.specification.kernels)
-    return [each for each in kernels if isinstance(each, CudaKernel)]
 
 
 def emulate(
@@ -284,7 +279,7 @@ def emulate(
             got=repr(operator),
             hint='declare it: `@opsmith.operator("ns::name")`',
         )
-    kernels = cuda_kernels(operator)
+    kernels = gpu_kernels(operator, CudaKernel)
     if not kernels:
         raise errors.UsageError(
             "it has no kernel in CUDA C++ to emulate",
@@ -308,10 +303,10 @@ def emulate(
         refuse_unwritable(specification, values)
     reasons: list[str] = []
     with torch.no_grad():
-        resolved = map_tensors(lambda tensor: tensor.resolve_conj().resolve_neg(), values)
+        taken = resolved(values)
         for kernel in kernels:
             emulation = KernelEmulation(kernel)
-            call = emulation.prepare(resolved)
+            call = emulation.prepare(taken)
             if isinstance(call, EmulatedCall):
                 results = emulation.compute(call, wanted, in_process=in_process)
                 return _returned(specification.schema, values, results)

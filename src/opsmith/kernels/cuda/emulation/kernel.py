@@ -13,12 +13,11 @@ import torch
 
 from opsmith import errors
 from opsmith.core.kernels import BuiltKernel, choose
-from opsmith.core.specification import Specification
 from opsmith.kernels.common.call_cache import call_signature, is_symbolic
 from opsmith.kernels.common.parameters import dtype_refusal
 from opsmith.kernels.cuda.emulation.call import EmulatedCall, KernelEmulation
 from opsmith.kernels.cuda.emulation.launch import Order
-from opsmith.kernels.cuda.kernel import CudaKernel
+from opsmith.kernels.cuda.kernel import CudaKernel, with_defaults
 from opsmith.kernels.cuda.source import CudaSource
 
 
@@ -147,7 +146,7 @@ class EmulatedKernel(BuiltKernel[CudaSource]):
         if signature in self._limits:
             return self._limits[signature]
         try:
-            choice = emulation.choose(_with_defaults(specification, values))
+            choice = emulation.choose(with_defaults(specification, values))
         except (errors.NotEmulatedError, errors.ToolchainError) as error:
             return self._limit(signature, error)
         return choice if isinstance(choice, str) else None
@@ -159,7 +158,7 @@ class EmulatedKernel(BuiltKernel[CudaSource]):
 
     def copies(self, values: Sequence[Any]) -> tuple[str, ...]:
         """Return the arguments that the kernel copies into another layout."""
-        values = _with_defaults(self.operator.specification, values)
+        values = with_defaults(self.operator.specification, values)
         choice = self._current.choose(values)
         return () if isinstance(choice, str) else self.emulated.copied_arguments(choice, values)
 
@@ -190,9 +189,3 @@ class EmulatedKernel(BuiltKernel[CudaSource]):
         accepted, _ = choose(specification.kernels, values)
         computed: Callable[..., Any] = accepted.kernel.function if accepted else specification.computed_by
         return computed(*args, **kwargs)
-
-
-def _with_defaults(specification: Specification, values: Sequence[Any]) -> list[Any]:
-    """Return the value of every argument: torch leaves out defaults at the end."""
-    rest = specification.schema.arguments[len(values) :]
-    return [*values, *(argument.default for argument in rest)]
