@@ -157,6 +157,15 @@ def test_kernel_in_force(name: str) -> None:
     )
 
 
+def test_the_kernel_of_a_call_is_data(name: str) -> None:
+    operator = opsmith.operator(name)(scaled).kernel("cuda", doubled)
+    assert operator.explain(*ARGS).kernel is None
+    operator.kernel("cpu", doubled)
+    kernel = operator.explain(*ARGS).kernel
+    assert kernel is not None
+    assert (kernel.device, kernel.function) == ("cpu", doubled)
+
+
 def test_rejected_kernels(name: str) -> None:
     operator = opsmith.operator(name)(scaled).kernel("cuda", doubled)
     operator.kernel("cpu", doubled, dtypes=[torch.float64])

@@ -21,7 +21,7 @@ from opsmith.checking.properties.kernels.calls_on_cpu import (
 )
 from opsmith.checking.properties.kernels.sizes import forms, kernel_sizes
 from opsmith.checking.properties.numeric.forward import compare_results
-from opsmith.checking.property import Finding, Findings, Note, Property, Skipped, each_sample, raised
+from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, raised
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, Case, dtype_name
 from opsmith.checking.samples.sample import Sample
@@ -301,8 +301,7 @@ def run(subject: Subject) -> Findings:
         def gather(subject: Subject, sample: Sample, taken: Any = taken, calls: Any = calls) -> Findings:
             for case, flat in kernel_calls(subject, sample, taken, in_layouts=sample in laid):
                 calls.append((case, resolved(sample.flattening.pack(flat))))
-            found: tuple[Finding, ...] = ()
-            yield from found
+            return iter(())
 
         yield from each_sample(NAME, gather, more)
         yield from Emulated(KernelEmulation(given), subject, subject.effort.threads).run(calls)
