@@ -10,7 +10,6 @@ constexpr int ACTIVE = 18;  // the kind of `__activemask()`
 
 extern "C" void emulated_warp(int kind, unsigned mask, const void* value, int size, int argument, int width,
                               void* result, const char* file, int line) {
-  if (size > 16) emulated_trap("a value of more than 16 bytes, which no shuffle takes", file, line);
   WarpOperation& warp = running->warp;
   warp = {kind, size, argument, width, line, mask, {}, {}, file};
   if (value) memcpy(warp.value, value, size);
