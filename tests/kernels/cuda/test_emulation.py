@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -79,6 +80,19 @@ def test_the_corpus_is_large_enough() -> None:
     assert len(RIGHT) >= 75
     assert len(WRONG) >= 190
     assert len(CASES) == len(RIGHT) + len(WRONG) + len(WITH_NVIDIA)
+
+
+def test_the_documentation_has_the_counts_of_the_corpus() -> None:
+    by_values = sum(each.cause == VALUES for each in WRONG)
+    by_cause = len(WRONG) - by_values
+    root = Path(__file__).parents[3]
+    readme, page = (
+        " ".join((root / name).read_text().split()) for name in ("README.md", "docs/cuda-kernels.md")
+    )
+    assert f"corpus of {len(RIGHT) + len(WRONG)} kernels, {len(RIGHT)} right ones" in readme
+    assert f"{by_cause} wrong ones are found with the cause, and {by_values} by wrong values" in readme
+    assert f"{len(RIGHT)} right ones" in page
+    assert f"{by_cause} with a fault are found with its cause, and {by_values} compute wrong values" in page
 
 
 @pytest.mark.parametrize(
