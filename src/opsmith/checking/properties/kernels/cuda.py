@@ -19,6 +19,7 @@ from opsmith.checking.properties.kernels.calls_on_cpu import (
     kernel_calls,
     unwritable,
 )
+from opsmith.checking.properties.kernels.equal_indices import keeps_one
 from opsmith.checking.properties.kernels.sizes import forms, kernel_sizes
 from opsmith.checking.properties.numeric.forward import compare_results
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, raised
@@ -73,6 +74,7 @@ class Emulated:
 
     Attributes:
         ran: Number of calls that were launched and judged, in each dtype.
+        unordered: Number of calls with races alone that distinct indices, as the samples have, exclude.
         empty: Number of calls without a launch: nothing of the kernel runs.
         left_out: Number of calls left out, since they have too many threads, or none was left.
         unfit: Reasons why the kernel refused some of them.
@@ -85,6 +87,7 @@ class Emulated:
     subject: Subject
     left: int
     ran: Counter[torch.dtype] = field(default_factory=Counter)
+    unordered: int = 0
     empty: int = 0
     left_out: int = 0
     unfit: dict[str, None] = field(default_factory=dict)
@@ -169,6 +172,9 @@ class Emulated:
         """Yield the findings of a call, or compare its results where there are none."""
         from opsmith.kernels.cuda.emulation.messages import NOTE, SKIPPED
 
+        if self._only_races(call, outcomes):
+            self.unordered += 1
+            return
         failed = False
         limits: dict[str, None] = {}
         for order, _, findings in outcomes:
@@ -209,6 +215,14 @@ class Emulated:
             yield from failures
             if failures:
                 return
+
+    def _only_races(self, call: _Call, outcomes: Sequence[_Outcome]) -> bool:
+        """Return True if all findings are races that distinct indices, as the samples have, exclude."""
+        from opsmith.kernels.cuda.emulation.messages import NOTE
+
+        causes = {each.cause for _, _, findings in outcomes for each in findings} - {NOTE}
+        sample = call.case.sample
+        return causes == {"race"} and keeps_one(self.subject, sample, sample.flattening.flatten(call.given))
 
     def _computed(self, call: _Call, run: EmulatedRun | None) -> Any:
         """Return a kernel that gives what a run has computed."""
@@ -251,6 +265,11 @@ class Emulated:
             yield Note(f"run on the CPU, not on a GPU: {ran}")
             if self.left_out:
                 yield Note(too_large)
+            if self.unordered:
+                yield Note(
+                    f"{_calls(self.unordered)} not judged: they have equal indices, of which the reference "
+                    "keeps one value, and the samples have distinct ones"
+                )
         elif self.left_out and not self.limits:
             yield Skipped(too_large)
             return
