@@ -41,13 +41,14 @@ RUNTIME_HEADERS = (
         RUNTIME.parent / name
         for name in (
             *("fibers.h", "happens_before.h", "reports.h", "steps.h", "segments.h", "requests.h"),
-            *("shadow_memory.h", "instrumentation.h", "warps.h", "blocks.h"),
+            *("shadow_memory.h", "sums.h", "instrumentation.h", "warps.h", "blocks.h"),
         )
     ),
 )
 PREFIX = "cuda_on_cpu.h"
 """Header of all kernels, which a compiler reads once and keeps."""
-SOURCE, OBJECT, STUB, LIBRARY, RUNTIME_OBJECT = "kernel.cpp", "kernel.o", "stub.s", "kernel.so", "runtime.o"
+SOURCE, OBJECT, LIBRARY, RUNTIME_OBJECT = "kernel.cpp", "kernel.o", "kernel.so", "runtime.o"
+BEGIN, END = "begin.s", "end.s"
 TABLE = "opsmith_table_"
 GROUP = 6
 """Instances in one library: a text is read once for all of them, and the cores share the libraries."""
@@ -91,6 +92,21 @@ extern "C" const emulated::Entry emulated_entries[] = {{
 // {operator}
 """
 _PREFIX_TEXT = f'#pragma once\n#include "device.h"\n#include "{HEADER.name}"\n'
+_LABELS = """\
+.data
+.balign 64
+.globl emulated_data_{place}
+.hidden emulated_data_{place}
+emulated_data_{place}:
+.zero 64
+.bss
+.balign 64
+.globl emulated_bss_{place}
+.hidden emulated_bss_{place}
+emulated_bss_{place}:
+.zero 64
+.section .note.GNU-stack,"",%progbits
+"""
 _STUB = """\
 .section .tbss,"awT",%nobits
 .balign 1024
@@ -247,8 +263,11 @@ def _library(
             raise refused(done.printed, source, operator)
         names = ["emulated_dynamic", *undefined_thread_locals((directory / OBJECT).read_bytes())]
         symbols = "\n".join(_SYMBOL.format(name=name) for name in names)
-        (directory / STUB).write_text(_STUB.format(symbols=symbols, size=MAX_SHARED))
-        objects = [OBJECT, str(runtime().directory / RUNTIME_OBJECT), STUB]
+        shared = _STUB.format(symbols=symbols, size=MAX_SHARED)
+        (directory / BEGIN).write_text(_LABELS.format(place="begin"))
+        (directory / END).write_text(_LABELS.format(place="end") + shared)
+        # A linker keeps this order in each section: the labels stand around the kernel's variables.
+        objects = [BEGIN, OBJECT, END, str(runtime().directory / RUNTIME_OBJECT)]
         done = toolchain.run([*_LINK_FLAGS, *objects, "-o", LIBRARY], directory)
         if done.status:
             raise refused(done.printed, source, operator)

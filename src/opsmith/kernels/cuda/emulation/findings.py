@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from opsmith.kernels.cuda.emulation.launch import EmulatedLaunch, Kind, LaunchResult, Report
-from opsmith.kernels.cuda.emulation.messages import MESSAGES, NOTE, SKIPPED, EmulationFinding
+from opsmith.kernels.cuda.emulation.messages import (
+    MESSAGES,
+    NOTE,
+    SKIPPED,
+    EmulationFinding,
+    ended_process,
+)
 from opsmith.kernels.cuda.emulation.places import ReportReader
 from opsmith.kernels.cuda.source import CudaSource
 
@@ -14,6 +20,9 @@ _PRECEDENCE = (
     *("endless", "uninitialized", SKIPPED, NOTE),
 )
 """Causes, those first that explain others: what lies beyond a row is another thread's, and so a race."""
+
+_ENDING = (Kind.CRASH, Kind.STACK_OVERFLOW, Kind.OUT_OF_MEMORY)
+"""Kinds of reports after which the runtime ends its process."""
 
 
 def findings_of(source: CudaSource, launch: EmulatedLaunch, result: LaunchResult) -> list[EmulationFinding]:
@@ -27,9 +36,8 @@ def findings_of(source: CudaSource, launch: EmulatedLaunch, result: LaunchResult
     reader = ReportReader(source, launch, result.reports)
     reports = _root_reports(result.reports)
     found = [MESSAGES[Kind(each.kind)](reader, each) for each in reports]
-    if result.status is not None:
-        message = f"the process in which it ran ended, with status {result.status}"
-        found.append(EmulationFinding(Kind.CRASH, "out-of-bounds", message, source.where))
+    if result.status is not None and not any(each.kind in _ENDING for each in result.reports):
+        found.append(ended_process(source, result.status))
     return sorted(found, key=lambda each: _PRECEDENCE.index(each.cause))
 
 

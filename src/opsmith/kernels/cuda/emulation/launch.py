@@ -9,9 +9,10 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +29,7 @@ MAX_REPORTS = 48
 MAX_REQUESTS = 8192
 """Most kinds of requests of one launch that are counted apart."""
 THREAD_STEPS, BLOCK_STEPS = 10_000_000, 40_000_000
-"""Steps after which a thread or a block is endless: accesses, and pieces of code without a branch."""
+"""Steps after which a thread or a block is given up: accesses, and pieces of code without a branch."""
 STEPS = 400_000_000
 """Steps of all blocks after which a launch is given up."""
 ALIGNED = 64
@@ -70,6 +71,7 @@ class Kind(IntEnum):
     STACK_OVERFLOW = 24
     UNORDERED_SUM = 25
     BEYOND_SHARED_VARIABLE = 26
+    OUT_OF_MEMORY = 27
 
 
 IN_SHARED, NOWHERE, IN_GLOBAL_VARIABLE = -1, -2, -3
@@ -123,14 +125,14 @@ class _Options(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("order", "most")),
         *((name, ctypes.c_uint64) for name in ("seed", "thread_steps", "block_steps", "steps")),
-        *((name, ctypes.c_int32) for name in ("handle_faults", "most_requests")),
+        *((name, ctypes.c_int32) for name in ("handle_faults", "most_requests", "first", "unused")),
         ("requests", ctypes.c_void_p),
     ]
 
 
 class _Outcome(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_int32) for name in ("started", "finished", "reports", "requests")),
+        *((name, ctypes.c_int32) for name in ("finished", "reports", "requests", "unused")),
         *((name, ctypes.c_uint64) for name in ("steps", "accesses")),
     ]
 
@@ -243,14 +245,12 @@ class LaunchResult:
 
     Attributes:
         reports: Reports of the runtime.
-        status: Exit status of the process, if it ended without a report; None otherwise.
-        accesses: Number of accesses to memory.
+        status: Wait status of the process, if the launch ended it; None otherwise.
         requests: Requests of warps, if they were counted.
     """
 
     reports: tuple[Report, ...]
     status: int | None
-    accesses: int
     requests: tuple[Requests, ...] = ()
 
 
@@ -316,7 +316,10 @@ def run_launches(
         )
         for at in range(len(launches))
     ]
-    prepared = [_PreparedLaunch(each) for each in launches]
+    prepared = [
+        _PreparedLaunch(each, first=first)
+        for each, first in zip(launches, _first_of_their_call(launches), strict=True)
+    ]
     statuses: dict[int, int] = {}
     at = 0
     while at < len(launches):
@@ -335,10 +338,19 @@ def run_launches(
     for number, room in enumerate(rooms):
         outcome = room.outcome
         copied = tuple(Report.from_buffer_copy(each) for each in room.reports[: outcome.reports])
-        crashed = None if copied else statuses.get(number)
         requests = tuple(Requests.from_buffer_copy(each) for each in room.requests[: outcome.requests])
-        results.append(LaunchResult(copied, crashed, outcome.accesses, requests))
+        results.append(LaunchResult(copied, statuses.get(number), requests))
     return results
+
+
+def _first_of_their_call(launches: Iterable[EmulatedLaunch]) -> Iterator[bool]:
+    """Yield for each launch whether it is the first one of its call in its library."""
+    seen: set[Path] = set()
+    for each in launches:
+        yield each.library.path not in seen
+        seen.add(each.library.path)
+        if each.last:
+            seen.clear()
 
 
 class _Room(NamedTuple):
@@ -351,6 +363,7 @@ class _Room(NamedTuple):
 
 def _run_in_child(prepared: Sequence[_PreparedLaunch], rooms: Sequence[_Room]) -> int:
     """Run launches in a forked process, which calls the libraries and nothing else; return its status."""
+    _libc().fflush(None)  # what this process has printed, the child must not print again
     with _libraries_lock, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 and later: threads and fork
         try:
@@ -379,8 +392,8 @@ def _run_in_child(prepared: Sequence[_PreparedLaunch], rooms: Sequence[_Room]) -
 class _PreparedLaunch:
     """Launch whose arguments are laid out, so that a forked process only has to call its library."""
 
-    def __init__(self, launch: EmulatedLaunch) -> None:
-        self.launch = launch
+    def __init__(self, launch: EmulatedLaunch, *, first: bool) -> None:
+        self.launch, self.first = launch, first
         self.regions = (_Region * max(len(launch.tensors), 1))()
         self.masks = [_elements_of(each.tensor) for each in launch.tensors]
         for at, (each, mask) in enumerate(zip(launch.tensors, self.masks, strict=True)):
@@ -414,6 +427,8 @@ class _PreparedLaunch:
             *limits,
             int(handle_faults),
             counted,
+            int(self.first),
+            0,
             ctypes.addressof(room.requests) if counted else None,
         )
         launch.library.handle.emulated_run(

@@ -34,6 +34,7 @@ enum Kind : int32_t {
   STACK_OVERFLOW,
   UNORDERED_SUM,         // floating-point numbers that threads add to one element, in no fixed order
   BEYOND_SHARED_VARIABLE,  // beyond a shared variable whose size the source states
+  OUT_OF_MEMORY,         // the CPU has none for the launch
 };
 
 enum : int32_t { IN_SHARED = -1, NOWHERE = -2, IN_GLOBAL_VARIABLE = -3 };  // values of `region`
@@ -63,7 +64,7 @@ enum Use : int32_t { NO_USE, READS, WRITES, ATOMICS };
 
 // Requests of warps from one place in the code to one tensor, or to shared memory.
 struct Requests {
-  uint64_t pc;            // offset in the library; 0 for all others, where there is no room
+  uint64_t pc;            // offset in the library; 0 for all others, when the table is full
   int32_t region, use, size, unused;     // size: bytes of a lane
   uint64_t count, lanes, parts, fewest;  // parts: sectors of global memory, or wavefronts of shared memory
 };
@@ -75,11 +76,12 @@ struct Options {
   uint64_t thread_steps, block_steps, steps;  // limits: of a thread, of a block, and of the launch
   int32_t handle_faults;
   int32_t most_requests;  // capacity for requests; 0: none are counted
+  int32_t first, unused;  // first: 1 if the kernel's variables get their first values
   Requests* requests;
 };
 
 struct Outcome {
-  int32_t started, finished, reports, requests;
+  int32_t finished, reports, requests, unused;
   uint64_t steps, accesses;
 };
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -28,8 +30,6 @@ class EmulationFinding:
         other_where: `file:line` of the other access of a race, or of the other barrier; empty for none.
         other_line: Text of that line.
         label: Name of the tensor; None for none.
-        thread: Index of the thread and of its block; empty for none.
-        other_thread: The same of the other thread.
         count: Number of times.
         hint: Advice.
     """
@@ -42,8 +42,6 @@ class EmulationFinding:
     other_where: str = ""
     other_line: str = ""
     label: str | None = None
-    thread: str = ""
-    other_thread: str = ""
     count: int = 1
     hint: str = ""
 
@@ -57,7 +55,6 @@ def _finding(
     other: SourceLine | None = None,
 ) -> EmulationFinding:
     place = reader.place(report.pc, report.file, report.line)
-    second = f"thread {report.other_thread} of block {report.other_block}"
     return EmulationFinding(
         Kind(report.kind),
         cause,
@@ -67,8 +64,6 @@ def _finding(
         other.where if other else "",
         other.text if other else "",
         reader.tensor(report).label if report.region >= 0 else None,
-        thread_words(report),
-        second if other else "",
         report.count,
         hint,
     )
@@ -183,26 +178,46 @@ def _divergent_barrier(reader: ReportReader, report: Report) -> EmulationFinding
 
 def _barrier_after_exit(reader: ReportReader, report: Report) -> EmulationFinding:
     place, last = reader.place(0, report.file, report.line), reader.place(report.other_pc)
-    count = f"{report.size} thread{'s' if report.size > 1 else ''}"
+    others = report.size - 1
     went_around = report.other_pc and last.file == place.file and last.number > place.number
     if report.other_write or went_around or not _returns_before(reader.source, place):
         message = (
-            f"thread {report.other_thread} of block {report.block} ends without reaching this barrier"
-            f"{' again' if report.other_write else ''}, at which {thread_words(report)} waits "
-            f"({count} in all)"
+            f"thread {report.other_thread} of block {report.block}"
+            + (f" and {_threads(others)} more end" if others else " ends")
+            + f" without reaching this barrier{' again' if report.other_write else ''}, at which "
+            f"{thread_words(report)} waits"
         )
         hint = "let all threads of a block reach each `__syncthreads()`: put it outside of conditions"
         return _finding(reader, report, "divergent-barrier", message, hint)
-    message = f"{count} of block {report.block} returned before this barrier"
+    message = f"{_threads(report.size)} of block {report.block} returned before this barrier"
     return _finding(reader, report, NOTE, message, "prefer a condition around the work to a `return`")
 
 
+def _threads(count: int) -> str:
+    return f"{count} thread{'s' if count > 1 else ''}"
+
+
 def _returns_before(source: CudaSource, barrier: SourceLine) -> bool:
-    """Return True if a `return` stands before a barrier, so that threads may end there on purpose."""
-    if barrier.file != source.path:
-        return True
-    lines = source.text.split("\n")[source.at - source.line : barrier.number - source.line]
-    return any(re.search(r"\breturn\s*;", line.partition("//")[0]) for line in lines)
+    """Return True if a `return` of the kernel stands before a barrier: threads may end there on purpose.
+
+    A barrier in another function counts as one behind the whole kernel.
+    """
+    lines = source.text.split("\n")[source.at - source.line :]
+    body = _body("\n".join(line.partition("//")[0] for line in lines))
+    number = barrier.number - source.at
+    if barrier.file == source.path and 0 <= number <= body.count("\n"):
+        body = "\n".join(body.split("\n")[:number])
+    return re.search(r"\breturn\s*;", body) is not None
+
+
+def _body(text: str) -> str:
+    """Return the text up to the end of the function that begins it."""
+    depth = 0
+    for match in re.finditer(r"[{}]", text):
+        depth += 1 if match[0] == "{" else -1
+        if not depth:
+            return text[: match.end()]
+    return text
 
 
 def _deadlock(reader: ReportReader, report: Report) -> EmulationFinding:
@@ -261,6 +276,32 @@ def _too_long(reader: ReportReader, report: Report) -> EmulationFinding:
     return _finding(reader, report, SKIPPED, message, "try it on smaller tensors")
 
 
+def _out_of_memory(reader: ReportReader, report: Report) -> EmulationFinding:
+    message = "this machine has no memory for the launch"
+    return EmulationFinding(
+        Kind.OUT_OF_MEMORY, SKIPPED, message, reader.source.where, hint="try it on smaller tensors"
+    )
+
+
+def ended_process(source: CudaSource, status: int) -> EmulationFinding:
+    """Return the finding about a process that ended in a launch without a report of the runtime.
+
+    Args:
+        source: The kernel.
+        status: Wait status of the process.
+    """
+    code = os.waitstatus_to_exitcode(status)
+    if code == -signal.SIGKILL:
+        message = "the process in which it ran was killed, as where memory runs out"
+        return EmulationFinding(
+            Kind.OUT_OF_MEMORY, SKIPPED, message, source.where, hint="try it on smaller tensors"
+        )
+    how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+    message = f"the process in which it ran ended {how}"
+    cause = "raises" if code in (0, -signal.SIGABRT) else "out-of-bounds"
+    return EmulationFinding(Kind.CRASH, cause, message, source.where)
+
+
 def _waits_for_block(reader: ReportReader, report: Report) -> EmulationFinding:
     message = f"{thread_words(report)} waits for another block, and blocks run one after the other here"
     return _finding(reader, report, SKIPPED, message, "launch two kernels in place of a barrier of the grid")
@@ -315,5 +356,6 @@ MESSAGES: dict[Kind, Callable[[ReportReader, Report], EmulationFinding]] = {
     Kind.STACK_OVERFLOW: _stack_overflow,
     Kind.UNORDERED_SUM: _unordered_sum,
     Kind.BEYOND_SHARED_VARIABLE: _beyond_shared_variable,
+    Kind.OUT_OF_MEMORY: _out_of_memory,
 }
-"""How each kind of report is told."""
+"""Function that makes the finding of each kind of report."""

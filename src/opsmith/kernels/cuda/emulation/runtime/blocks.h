@@ -58,7 +58,8 @@ static uint32_t draw(uint64_t& state, size_t count) {
 
 static void run_block(uint64_t& random, std::vector<int>& turn, bool last) {
   begin_block();
-  block_end = std::min(outcome->steps + options.block_steps, options.steps);
+  block_end = outcome->steps + options.block_steps;
+  watched = nullptr;
   for (Fiber& each : fibers) {
     prepare(each);
     each.state = READY, each.killed = false, each.clock = 1, each.fence_clock = 0, each.barriers = 0;
@@ -77,6 +78,7 @@ static void run_block(uint64_t& random, std::vector<int>& turn, bool last) {
       emulated_thread = next.index;
       enter(next);
       running = nullptr;
+      settle_atomic();
       progress += next.state == DONE;
     }
     if (counting) replay_all();

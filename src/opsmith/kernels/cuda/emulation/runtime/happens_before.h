@@ -3,6 +3,7 @@
 // Blocks run one after the other, and a race is found nevertheless: two accesses, one of them a write, with nothing
 // that orders them. An access is known by the thread, the epoch (barriers of all blocks so far) and the thread's clock.
 #pragma once
+#include <array>
 #include <unordered_map>
 
 #include "fibers.h"
@@ -15,9 +16,11 @@ struct Access { uint32_t tid, epoch, clock, pc; };  // tid + 1, 0: none; its top
 
 // Accesses that nothing orders: the last of them, the lanes of one warp, or more (`warps`, `blocks`).
 struct Group {
-  Access last;
-  uint32_t lanes;
-  uint16_t warps, blocks;
+  Access last;     // of several blocks: of the first of them
+  uint32_t lanes;  // of several warps: another thread, as in `tid`
+  uint32_t warps : 1, blocks : 1;
+  uint32_t writes : 1;  // of atomics: one of them writes
+  uint32_t clocks : 29;  // where lanes differ in their clocks: an index into `lane_accesses`, plus 1
 };
 
 // Of an item of memory the last plain write, and the reads and atomics since then.
@@ -25,7 +28,7 @@ struct Cell {
   Access write;
   Group reads, atomics;
   bool written(uint32_t since) const {
-    return (write.tid && write.epoch >= since) || (atomics.last.tid && atomics.last.epoch >= since);
+    return (write.tid && write.epoch >= since) || (atomics.writes && atomics.last.epoch >= since);
   }
 };
 
@@ -35,6 +38,7 @@ using Knowledge = std::unordered_map<uint64_t, uint32_t>;
 static uint32_t epoch, block_begin;
 static std::vector<uint32_t> block_starts;  // epoch in which each block began
 static std::vector<uint32_t> lane_clocks;   // [thread][lane of its warp]: what of each lane comes before
+static std::vector<std::array<uint32_t, WARP>> lane_accesses;  // clocks of each lane's last access to an item, in this epoch
 static std::vector<Knowledge> acquired;     // of each thread, by atomics; since the last barrier
 static Knowledge block_acquired;
 static std::unordered_map<uint64_t, Knowledge> released;  // by address of an atomic
@@ -66,19 +70,50 @@ static bool by_fence(const Access& past) {
   return is_known(block_acquired, block, past) || is_known(acquired[running->tid], block, past);
 }
 
-// True if accesses of a warp's lanes come before what the running thread does now.
-static bool is_before(const Access& past, uint32_t lanes, bool warps) {
-  if (past.epoch >= block_begin && past.epoch != epoch) return true;
-  const uint32_t thread = thread_of(past), mine = running->tid;
-  if (past.epoch >= block_begin && !warps && thread / WARP == mine / WARP) {
-    bool all = true;
-    for (uint32_t left = lanes; left && all; left &= left - 1) {
-      const uint32_t lane = __builtin_ctz(left);
-      all = lane == mine % WARP || lane_clocks[mine * WARP + lane] >= past.clock;
-    }
-    if (all) return true;
+// The lanes of the running thread's warp whose accesses nothing orders before what it does now.
+static uint32_t unordered_lanes(const Group& past) {
+  const uint32_t mine = running->tid;
+  uint32_t found = 0;
+  for (uint32_t left = past.lanes & ~(1u << mine % WARP); left; left &= left - 1) {
+    const uint32_t lane = __builtin_ctz(left);
+    const uint32_t clock = past.clocks ? lane_accesses[past.clocks - 1][lane] : past.last.clock;
+    if (lane_clocks[mine * WARP + lane] < clock) found |= left & -left;
   }
-  return !warps && !(lanes & (lanes - 1)) && by_fence(past);
+  return found;
+}
+
+// True if accesses come before what the running thread does now.
+static bool is_before(const Group& past) {
+  if (past.blocks) return false;
+  if (past.last.epoch >= block_begin && past.last.epoch != epoch) return true;
+  const bool in_warp = past.last.epoch >= block_begin && thread_of(past.last) / WARP == uint32_t(running->tid) / WARP;
+  if (past.warps) return false;
+  if (in_warp && !unordered_lanes(past)) return true;
+  return !(past.lanes & (past.lanes - 1)) && by_fence(past.last);
+}
+
+static bool is_before(const Access& past) { return is_before(Group{past, 1u << thread_of(past) % WARP, 0, 0, 0, 0}); }
+
+// Notes the clock of a lane that joins others, whose clocks may differ.
+static void enter_clock(Group& group, uint32_t lane) {
+  if (!group.clocks) {
+    if (group.last.clock == running->clock) return;
+    lane_accesses.emplace_back().fill(group.last.clock);
+    group.clocks = uint32_t(lane_accesses.size());
+  }
+  lane_accesses[group.clocks - 1][lane] = running->clock;
+}
+
+// An access of a group that nothing orders before the running thread, and that is not its own.
+static Access foreign_access(const Group& group) {
+  Access other = group.last;
+  if (group.blocks || other.epoch < block_begin) return other;
+  if (group.warps) {
+    if (other.tid == uint32_t(running->tid) + 1) other.tid = group.lanes;
+  } else if (thread_of(other) / WARP == uint32_t(running->tid) / WARP) {
+    if (const uint32_t lanes = unordered_lanes(group)) other.tid = running->tid / WARP * WARP + __builtin_ctz(lanes) + 1;
+  }
+  return other;
 }
 
 // Two accesses to an item without an order; `other.tid` 0 for none.
@@ -89,31 +124,37 @@ static inline Conflict enter_access(Cell& cell, bool write, bool atomic, bool wi
   const uint32_t me = running->tid + 1, bit = 1u << (running->tid % WARP);
   const auto foreign = [](const Access& past) { return past.epoch < block_begin; };
   const auto counts = [&](const Access& past) { return past.tid && !(within && foreign(past)); };
-  const auto is_group_before = [&](const Group& past) { return !past.blocks && is_before(past.last, past.lanes, past.warps); };
   const auto enter = [&](Group& group) {
-    if (!counts(group.last) || is_group_before(group)) {
-      group = {{}, bit, 0, 0};  // those that come before this one need not be remembered
+    if (!counts(group.last) || is_before(group)) {
+      // Those that come before this one need not be remembered.
+      group = {{}, bit, 0, 0, 0, group.last.epoch == epoch ? group.clocks : 0};
+      if (group.clocks) lane_accesses[group.clocks - 1][running->tid % WARP] = running->clock;
     } else if (foreign(group.last)) {
-      group.lanes = bit, group.warps = 0, group.blocks = 1;
-    } else if (thread_of(group.last) / WARP != uint32_t(running->tid) / WARP) {
+      group.blocks = 1;
+      return;
+    } else if (group.warps || thread_of(group.last) / WARP != uint32_t(running->tid) / WARP) {
       group.warps = 1;
+      if (group.last.tid != me) group.lanes = group.last.tid;
     } else {
       group.lanes |= bit;
+      enter_clock(group, running->tid % WARP);
     }
     group.last = {me, epoch, running->clock, pc};
   };
   Conflict found{};
   const Access& last = cell.write;
-  if (counts(last) && (last.tid != me || foreign(last)) && !is_before(last, 1u << thread_of(last) % WARP, false))
+  if (counts(last) && (last.tid != me || foreign(last)) && !is_before(last))
     found = {last, true};
-  if (!found.other.tid && !atomic && counts(cell.atomics.last) && !is_group_before(cell.atomics)) {
-    found = {cell.atomics.last, true};
+  const bool stored = counts(cell.atomics.last) && cell.atomics.writes;
+  if (!found.other.tid && !atomic && (write || stored) && counts(cell.atomics.last) && !is_before(cell.atomics)) {
+    found = {foreign_access(cell.atomics), stored};
     found.other.tid |= ATOMIC;
   }
-  if (write && counts(cell.reads.last) && !is_group_before(cell.reads)) found = {cell.reads.last, false};
+  if (write && counts(cell.reads.last) && !is_before(cell.reads)) found = {foreign_access(cell.reads), false};
   if (atomic) {
     if (fences) cell.atomics = {};  // an atomic comes after those before it at the address: see order_atomic
     enter(cell.atomics);
+    cell.atomics.writes = stored || write;
   } else if (write) {
     cell = {{me, epoch, running->clock, pc}, {}, {}};
   } else {
@@ -154,12 +195,14 @@ static void order_warp(int first, unsigned members) {
 
 static void order_block() {
   epoch++;
+  lane_accesses.clear();
   if (fences)
     for (Knowledge& each : acquired) learn(block_acquired, each), each.clear();
 }
 
 static void begin_block() {
   block_begin = ++epoch;
+  lane_accesses.clear();
   block_starts.push_back(epoch);
   std::fill(lane_clocks.begin(), lane_clocks.end(), 0);
   block_acquired.clear();

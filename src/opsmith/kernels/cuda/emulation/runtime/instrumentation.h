@@ -3,21 +3,9 @@
 #include <string.h>
 
 #include "shadow_memory.h"
+#include "sums.h"
 
 namespace emulated {
-
-// Terms that threads have added to an element, without those that a thread adds to its own.
-struct Sum {
-  uint64_t adder;
-  uint32_t terms, block;
-};
-static std::unordered_map<uint64_t, Sum> sums;
-
-static int region_at(uint64_t address) {
-  for (int which = 0; which < region_count; which++)
-    if (address - regions[which].base < regions[which].bytes) return which;
-  return NOWHERE;
-}
 
 static uint64_t caller(void* return_address, void* stack) {
   caller_stack = (uint64_t)stack;
@@ -73,18 +61,14 @@ void emulated_atomic(const void* at, int size, void* return_address, void* stack
   if (running->read_address == address) guesses.insert(running->read_pc);
   spin(address, pc);
   access(address, size, true, true, pc);
+  begin_atomic(at, size);
   order_atomic(address);
 }
-// A thread adds a floating-point number: with the third one of several threads, the order changes how the sum rounds.
 void emulated_sum(const void* at, int size, void* return_address) {
-  const uint64_t address = (uint64_t)at, adder = uint64_t(block_begin) << 12 | uint64_t(running->tid + 1);
-  Sum& sum = sums[address];
-  if (is_shared(address) && sum.block != block_begin) sum = {};
-  sum.block = block_begin;
-  if (sum.adder != adder) sum.adder = adder, sum.terms++;
-  if (sum.terms < 3) return;
-  Report* made = report(UNORDERED_SUM, code(return_address));
-  if (made) place(made, address, size, true, is_shared(address) ? IN_SHARED : region_at(address), address);
+  const uint64_t address = (uint64_t)at;
+  if (!adds_unordered(address)) return;
+  const int region = region_of(address);
+  if (Report* made = report(UNORDERED_SUM, code(return_address))) place(made, address, size, true, region, address);
 }
 void emulated_spin(void* return_address) { spin(0, code(return_address)); }
 uint64_t emulated_clock() { return outcome->steps; }

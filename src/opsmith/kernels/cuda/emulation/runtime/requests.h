@@ -131,10 +131,11 @@ static Requests& requests_of(uint64_t pc, int region, Use use, uint32_t size) {
   const uint64_t key = pc << 32 | uint64_t(uint16_t(region)) << 16 | uint64_t(use) << 8 | size;
   const auto found = requests_at.find(key);
   if (found != requests_at.end()) return options.requests[found->second];
-  if (outcome->requests == options.most_requests) {
-    Requests& last = options.requests[options.most_requests - 1];
-    last.pc = 0;
-    return last;
+  if (outcome->requests >= options.most_requests - 1) {  // the last one is for all others
+    outcome->requests = options.most_requests;
+    Requests& others = options.requests[options.most_requests - 1];
+    others.region = NOWHERE, others.use = use;
+    return others;
   }
   requests_at[key] = outcome->requests;
   Requests& made = options.requests[outcome->requests++];

@@ -2,6 +2,8 @@
 //
 // A kernel is compiled with -fsanitize=thread, alignment and others, but no library of a sanitizer is linked: what
 // the compiler calls is defined in instrumentation.h. This file is compiled without them.
+#include <stdio.h>
+
 #include "blocks.h"
 #include "instrumentation.h"
 
@@ -29,22 +31,26 @@ EMULATED_EXPORTED void emulated_shared_variables(const uint32_t* extents, int co
   shared_guards.assign(guards, guards + guarded);
 }
 
-EMULATED_EXPORTED int emulated_run(
+EMULATED_EXPORTED void emulated_run(
     int entry, void** given, const unsigned* grid, const unsigned* block, unsigned shared, Region* tensors, int count,
-    const Options* wanted, Report* room, Outcome* told) {
+    const Options* wanted, Report* buffer, Outcome* result) {
   const size_t threads = size_t(block[0]) * block[1] * block[2];
-  options = *wanted, reports = room, outcome = told, *told = {}, stopped = false, fences = false;
-  racing_reads.clear(), guesses.clear(), released.clear(), sums.clear();
+  options = *wanted, reports = buffer, outcome = result, *result = {}, stopped = false, fences = false;
+  racing_reads.clear(), racing_reads.reserve(options.most), guesses.clear(), released.clear(), sums.clear();
   regions = tensors, region_count = count, parameters = given, body = emulated_entries[entry].call;
   thread_body = run_thread;
   begin_counting(threads);
   grid_size = emulated_grid_dim = {grid[0], grid[1], grid[2]};
   block_size = emulated_block_dim = {block[0], block[1], block[2]};
-  if (!reserve_stacks(threads)) return 1;
+  if (options.handle_faults) handle_faults();
+  if (!reserve_stacks(threads)) {
+    report(OUT_OF_MEMORY, 0);
+    outcome->finished = 1;
+    return;
+  }
   dynamic_begin = (uint64_t)&emulated_dynamic[0], dynamic_end = dynamic_begin + shared;
   dl_iterate_phdr(find_segments, nullptr);
-  if (options.handle_faults) handle_faults();
-  outcome->started = 1;
+  if (options.first) reset_variables();
   shared_cells.assign(dynamic_end - tls_begin, Cell{});
   global_cells.assign(data_end - data_begin, Cell{});
   region_cells.assign(count, {});
@@ -68,6 +74,6 @@ EMULATED_EXPORTED int emulated_run(
   running = nullptr;
   report_unwritten();
   drop_guesses();
+  fflush(stdout);  // what the kernel has printed: the process may end without it
   outcome->finished = 1;
-  return 0;
 }

@@ -3,6 +3,8 @@
 #include <link.h>
 #include <signal.h>
 
+#include <new>
+
 #include "reports.h"
 
 namespace emulated {
@@ -30,6 +32,30 @@ static int find_segments(dl_phdr_info* info, size_t, void*) {
     if (part.p_type == PT_TLS) tls_begin = (uint64_t)info->dlpi_tls_data, tls_end = tls_begin + part.p_memsz;
   }
   return 1;
+}
+
+// Variables of the kernel: labels that the linker puts around them, see compiler.py.
+extern "C" {
+extern unsigned char emulated_data_begin[], emulated_data_end[], emulated_bss_begin[], emulated_bss_end[];
+}
+
+// Gives the kernel's variables the values that they had before the first launch of all.
+static void reset_variables() {
+  static std::vector<unsigned char> data, bss;
+  static bool kept;
+  if (!kept) {
+    data.assign(emulated_data_begin, emulated_data_end), bss.assign(emulated_bss_begin, emulated_bss_end);
+    kept = true;
+  }
+  std::copy(data.begin(), data.end(), emulated_data_begin);
+  std::copy(bss.begin(), bss.end(), emulated_bss_begin);
+}
+
+static void out_of_memory() {
+  std::set_new_handler(nullptr);
+  running = nullptr;
+  report(OUT_OF_MEMORY, 0);
+  _exit(4);
 }
 
 static void on_fault(int, siginfo_t* info, void* context) {
@@ -60,6 +86,7 @@ static void handle_faults() {
   action.sa_sigaction = on_fault;
   action.sa_flags = SA_SIGINFO | SA_ONSTACK;
   for (int number : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) sigaction(number, &action, nullptr);
+  std::set_new_handler(out_of_memory);
 }
 
 }  // namespace emulated

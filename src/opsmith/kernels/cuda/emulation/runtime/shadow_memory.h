@@ -89,7 +89,7 @@ static void access(uint64_t address, int size, bool write, bool atomic, uint64_t
   if (address >= stack && end <= stack + STACK) return;
   if (counting) pass(pc, address, size, use ? use : atomic ? ATOMICS : write ? WRITES : READS);
   outcome->accesses++;
-  step(pc);
+  step(pc, address);
   running->last_access = pc;
   if (!write) running->read_address = address, running->read_pc = pc;
   if (write && !atomic) progress++;
@@ -116,7 +116,7 @@ static void volatile_access(void* at, int size, bool write, uint64_t pc) {
   const bool signal = !is_shared(address) && fences;
   if (!signal) return access(address, size, write, false, pc);
   if (write) progress++;
-  access(address, size, true, true, pc, write ? WRITES : READS);
+  access(address, size, write, true, pc, write ? WRITES : READS);
   order_atomic(address);
 }
 

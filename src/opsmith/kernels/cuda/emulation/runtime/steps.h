@@ -1,5 +1,7 @@
 // Steps of threads: where they are, and what ends a thread that runs too long, or that only waits.
 #pragma once
+#include <string.h>
+
 #include "reports.h"
 
 namespace emulated {
@@ -8,7 +10,7 @@ extern "C" {
 Index emulated_thread, emulated_block, emulated_block_dim, emulated_grid_dim;  // as the kernel sees them
 }
 
-static uint64_t block_end;  // steps at which this block is endless
+static uint64_t block_end;  // steps after which this block is too long, or endless
 static uint64_t progress;   // rises where a thread does what another may wait for
 
 constexpr uint32_t SPINS = 1024;  // at one address, until another thread goes on
@@ -26,9 +28,52 @@ constexpr uint32_t SPINS = 1024;  // at one address, until another thread goes o
   end_thread();
 }
 
-static void step(uint64_t pc) {
-  if (++running->steps > options.thread_steps) too_long(ENDLESS, pc);
-  if (++outcome->steps > block_end) too_long(outcome->steps > options.steps ? TOO_LONG : ENDLESS, pc);
+constexpr size_t WINDOW = 1 << 14;  // last steps that are compared with one another
+static std::vector<uint64_t> window;
+static const Fiber* watched;
+static uint64_t elsewhere;  // steps of other threads since the last of the watched one
+
+// True if the last steps repeat what comes before them, over and over: by the failure function of D. Knuth, J. Morris
+// and V. Pratt ("Fast pattern matching in strings", 1977).
+static bool window_repeats() {
+  std::vector<size_t> border(window.size());
+  for (size_t at = 1, length = 0; at < window.size(); border[at++] = length) {
+    while (length && window[at] != window[length]) length = border[length - 1];
+    length += window[at] == window[length];
+  }
+  return window.size() - border.back() <= WINDOW / 4;
+}
+
+// A thread, or its block, has taken all of its steps: it is endless if it only repeats the same ones.
+static void watch(uint64_t pc, uint64_t address) {
+  if (watched != running) {
+    const bool waits = watched && watched->state != DONE && ++elsewhere < WINDOW * fibers.size();
+    if (waits) return;
+    watched = running, window.clear();
+  }
+  elsewhere = 0;
+  window.push_back(pc << 32 ^ address);
+  if (window.size() == WINDOW) too_long(window_repeats() ? ENDLESS : TOO_LONG, pc);
+}
+
+static void step(uint64_t pc, uint64_t address = 0) {
+  running->steps++;
+  if (++outcome->steps > options.steps) too_long(TOO_LONG, pc);
+  if (running->steps > options.thread_steps || outcome->steps > block_end) watch(pc, address);
+}
+
+// The last atomic: it is progress if it has changed the value.
+static struct { const void* at; size_t size; unsigned char value[16]; } last_atomic;
+
+static void settle_atomic() {
+  if (last_atomic.at && memcmp(last_atomic.at, last_atomic.value, last_atomic.size)) progress++;
+  last_atomic.at = nullptr;
+}
+
+static void begin_atomic(const void* at, size_t size) {
+  settle_atomic();
+  last_atomic.at = at, last_atomic.size = std::min(size, sizeof last_atomic.value);
+  memcpy(last_atomic.value, at, last_atomic.size);
 }
 
 // A thread looks again at what another one may change.
