@@ -23,7 +23,7 @@ from opsmith.kernels.cuda.compiler import HEADER, Instance, header, name_express
 from opsmith.kernels.cuda.emulation.host_headers import include_flags, nvidia_folders
 from opsmith.kernels.cuda.emulation.refusals import refused
 from opsmith.kernels.cuda.nvrtc import headers_version
-from opsmith.kernels.cuda.parameters import FIELDS, CudaParameter, decode_table
+from opsmith.kernels.cuda.parameters import FIELDS, TABLE, CudaParameter, decode_table
 from opsmith.kernels.cuda.source import CudaSource
 
 HERE = Path(__file__).parent
@@ -49,7 +49,6 @@ PREFIX = "cuda_on_cpu.h"
 """Header of all kernels, which a compiler reads once and keeps."""
 SOURCE, OBJECT, LIBRARY, RUNTIME_OBJECT = "kernel.cpp", "kernel.o", "kernel.so", "runtime.o"
 BEGIN, END = "begin.s", "end.s"
-TABLE = "opsmith_table_"
 GROUP = 6
 """Instances in one library: a text is read once for all of them, and the cores share the libraries."""
 MAX_SHARED = 227 * 1024
