@@ -153,6 +153,25 @@ def test_a_sleep_that_waits_in_vain_is_named_with_its_line() -> None:
     assert re.search(r">:[56]$", caught.value.where or "")
 
 
+def test_a_local_variable_without_a_value_shows() -> None:
+    lines = [
+        "float sum, parts[4];",
+        "for (int j = 0; j < 3; j++) sum += x[j], parts[j] += x[j];",
+        "y[0] = sum + parts[threadIdx.x % 3];",
+    ]
+    text = text_of("unset", lines).replace("y[0] =", "if (threadIdx.x < 4) y[threadIdx.x] =")
+    text = text.replace("  OPSMITH_EACH(i, y.numel()) y[i] = x[i] * 2;\n", "")
+
+    def double(x: Tensor) -> Tensor:
+        return x * 2
+
+    operator = opsmith.operator("emulated_language::unset")(double)
+    got = opsmith.emulate(operator.kernel("cuda", cuda=text, entry="unset", grid=1, block=32), torch.ones(4))
+    if not compiler._fills_locals(cpp_compiler.kernel_toolchain()):
+        pytest.skip("the compiler cannot fill local variables")
+    assert bool((got < -1e30).all())
+
+
 def test_every_part_of_a_library_counts_and_it_alone_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from opsmith import errors
@@ -76,6 +77,8 @@ _CLANG_FLAGS = (
     *("-mllvm", "-tsan-distinguish-volatile=1", "-mllvm", "-tsan-instrument-func-entry-exit=0"),
     *("-mllvm", "-tsan-handle-cxx-exceptions=0"),
 )
+_FILLED_LOCALS = "-ftrivial-auto-var-init=pattern"
+"""Flag by which a local variable that is read before it is written has a value that shows."""
 _RUNTIME_FLAGS = ("-std=c++17", "-O2", "-g1", "-fPIC", "-fvisibility=hidden", "-fno-exceptions")
 _LINK_FLAGS = ("-shared", "-Wl,-Bsymbolic,-z,defs")
 
@@ -289,7 +292,15 @@ def _library(
 
 
 def _flags(toolchain: Toolchain) -> list[str]:
-    return [*_FLAGS, *(_CLANG_FLAGS if _is_clang(toolchain) else _GCC_FLAGS)]
+    filling = (_FILLED_LOCALS,) if _fills_locals(toolchain) else ()
+    return [*_FLAGS, *(_CLANG_FLAGS if _is_clang(toolchain) else _GCC_FLAGS), *filling]
+
+
+@cache
+def _fills_locals(toolchain: Toolchain) -> bool:
+    """Return True if a compiler can fill local variables without a value: g++ 12 or later, and clang."""
+    with TemporaryDirectory() as directory:
+        return not toolchain.run(["-E", "-x", "c++", _FILLED_LOCALS, os.devnull], Path(directory)).status
 
 
 def _keep_only(directory: Path, name: str) -> None:
