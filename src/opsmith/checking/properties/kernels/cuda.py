@@ -78,6 +78,7 @@ class Emulated:
         empty: Number of calls without a launch: nothing of the kernel runs.
         left_out: Number of calls left out, since they have too many threads, or none was left.
         unfit: Reasons why the kernel refused some of them.
+        untried: Number of calls that were not run, since those before them were given up.
         limits: Reasons why some were given up on the CPU, with the number of calls.
         doubtful: What is legal and doubtful.
         reported: Findings that were reported, by cause and place.
@@ -89,6 +90,7 @@ class Emulated:
     ran: Counter[torch.dtype] = field(default_factory=Counter)
     unordered: int = 0
     empty: int = 0
+    untried: int = 0
     left_out: int = 0
     unfit: dict[str, None] = field(default_factory=dict)
     limits: Counter[str] = field(default_factory=Counter)
@@ -113,9 +115,14 @@ class Emulated:
         accepted: list[_Call] = []
         for case, values in calls:
             yield from self._prepare(case, values, accepted)
-        for at in range(0, len(accepted), TOGETHER):
+        # The first one runs alone: to give up a call takes long.
+        for at in [0, *range(1, len(accepted), TOGETHER)] if accepted else []:
+            together = accepted[at : at + (TOGETHER if at else 1)]
+            if self.limits and not self.ran:
+                self.untried += len(together)
+                continue
             try:
-                yield from self._launch(accepted[at : at + TOGETHER])
+                yield from self._launch(together)
             except errors.ToolchainError as error:
                 yield _skipped(error)
                 return
@@ -275,6 +282,8 @@ class Emulated:
             return
         if self.limits:  # what is unverified in part must not pass
             given_up = [f"{_calls(times)} given up: {limit}" for limit, times in self.limits.items()]
+            if self.untried:
+                given_up.append(f"{_calls(self.untried)} behind not run")
             yield Skipped("; ".join(given_up))
         elif not self.ran:
             reasons = sorted(self.unfit)
