@@ -307,3 +307,58 @@ BODY
 """
     found = findings(declared("grid_barrier", text, copied, grid=2, block=1), torch.ones(2), times=3)
     assert [[each.cause for each in of_call] for of_call in found] == [[SKIPPED]] * 3
+
+
+# ---- Limits of a launch.
+
+
+@pytest.mark.parametrize(
+    ("name", "declaration", "words", "argument", "got"),
+    [
+        ("dynamic", "", {"shared": 300 * 1024}, "shared", "0 bytes of static and 307200 of dynamic"),
+        (
+            "static",
+            "__shared__ float a[100000]; a[threadIdx.x] = x[0]; y[0] = a[threadIdx.x ^ 1];",
+            {},
+            "shared",
+            "400000 bytes of static and 0 of",
+        ),
+        (
+            "both",
+            "__shared__ float a[50000]; a[threadIdx.x] = x[threadIdx.x]; y[0] = a[threadIdx.x ^ 1];",
+            {"shared": 40000},
+            "shared",
+            "200000 bytes of",
+        ),
+    ],
+)
+def test_shared_memory_that_no_gpu_has(
+    name: str, declaration: str, words: dict[str, Any], argument: str, got: str
+) -> None:
+    operator = declared(f"shared_{name}", f"{declaration} y[threadIdx.x] = x[threadIdx.x];", **words)
+    with pytest.raises(errors.LaunchError) as caught:
+        opsmith.emulate(operator, torch.ones(32))
+    assert caught.value.problem.endswith("needs more shared memory than the GPU has for one")
+    assert (caught.value.argument, got in (caught.value.got or "")) == (argument, True)
+    assert caught.value.expected == "at most 232448 bytes on any GPU, static and dynamic together"
+
+
+@pytest.mark.parametrize(("block", "taken"), [(16, True), (32, False)])
+def test_launch_bounds(block: int, taken: bool) -> None:
+    text = """
+__global__ void __launch_bounds__(32) other(float* x) { x[0] = 1; }
+__global__ void __launch_bounds__(16, 2) bounded(Contiguous<const float> x, Contiguous<float> y) {
+  OPSMITH_EACH(i, y.numel()) y[i] = x[i];
+}
+"""
+    operator = opsmith.operator("emulation_runtime::bounded")(copied)
+    operator.kernel("cuda", cuda=text, entry="bounded", grid=1, block=block)
+    if taken:
+        assert opsmith.emulate(operator, torch.ones(4)).tolist() == [1.0] * 4
+        return
+    with pytest.raises(errors.LaunchError) as caught:
+        opsmith.emulate(operator, torch.ones(4))
+    assert (
+        caught.value.problem == "a block has more threads than `__launch_bounds__` of the CUDA kernel allows"
+    )
+    assert (caught.value.expected, caught.value.got) == ("at most 16 threads", "32 threads, 32 x 1 x 1")

@@ -30,6 +30,7 @@ from opsmith.kernels.cuda.emulation.launch import (
     TensorUse,
     run_launches,
 )
+from opsmith.kernels.cuda.emulation.limits import emulated_limits
 from opsmith.kernels.cuda.emulation.messages import NOTE, SKIPPED, EmulationFinding
 from opsmith.kernels.cuda.kernel import CudaKernel
 from opsmith.kernels.cuda.parameters import CudaParameter, passed_arguments
@@ -171,6 +172,10 @@ class KernelEmulation:
             complete = buffer in plan.results
             uses.append(TensorUse(buffer.name, True, buffer.initial is not None, complete))
         libraries = tuple(self._libraries[launch.instance] for launch in plan.launches)
+        for launch, library in zip(plan.launches, libraries, strict=True):
+            limits = emulated_limits(kernel.source.kernel(launch.instance.entry), library)
+            if not limits.allow(launch.geometry):
+                raise limits.refused(kernel, launch.geometry)
         return EmulatedCall(call, libraries, tuple(uses))
 
     def _parameters(self, instance: Instance) -> tuple[CudaParameter, ...]:
