@@ -13,6 +13,7 @@ from opsmith import ops
 from opsmith.checking.output.json import read_reports
 from opsmith.checking.side_effects.global_settings import thread_count
 from opsmith.core.output_file import replacing
+from opsmith.pages.kernels import accesses_of
 from opsmith.tour.digits import DigitNetwork, split_digits
 from opsmith.tour.operators import swish
 from opsmith.tour.stage import StageResult, TourContext, progress, read_weights, write_json
@@ -71,6 +72,11 @@ def rednet_samples(seed: int) -> list[tuple[Any, ...]]:
         )
         for channels, side in REDNET_STAGES
     ]
+
+
+def build_emulated_kernels() -> None:
+    """Build the kernels of involution that its page runs on the CPU."""
+    accesses_of(ops.involution)
 
 
 def run(context: TourContext) -> StageResult:

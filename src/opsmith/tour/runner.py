@@ -32,7 +32,12 @@ from opsmith.tour import decoder, digits, linear_fit, onnx_export, operators, pi
 from opsmith.tour.stage import StageResult, TourContext, TourStage, write_json
 
 STAGES = (
-    TourStage("checks", "check every operator that the tour uses, quickly", operators.run),
+    TourStage(
+        "checks",
+        "check every operator that the tour uses, quickly",
+        operators.run,
+        prepare=operators.build_kernels,
+    ),
     TourStage("linear", "learn a plane with the linear operator", linear_fit.run, background=True),
     TourStage(
         "digits",
@@ -46,6 +51,7 @@ STAGES = (
         "draw it all, time involution, and write a page about each operator",
         pictures.run,
         ("sklearn", "jinja2", "matplotlib", "onnx", "onnxscript", "onnxruntime", "pygraphviz"),
+        prepare=pictures.build_emulated_kernels,
     ),
     TourStage(
         "onnx",
@@ -91,7 +97,7 @@ def run_tour(context: TourContext, stages: Sequence[TourStage] = STAGES) -> bool
         refuse_missing(stage)
     start = perf_counter()
     finished: list[FinishedStage] = []
-    with _started([stage for stage in stages if stage.background], context) as running:
+    with _started(stages, context) as running:
         for number, stage in enumerate(stages, start=1):
             context.console.print(f"\n[bold]{number}. {stage.title}[/bold]")
             if stage.name in running:
@@ -118,8 +124,8 @@ def _finished(stage: TourStage, context: TourContext) -> FinishedStage:
 def _started(
     stages: Sequence[TourStage], context: TourContext
 ) -> Iterator[Mapping[str, Future[tuple[FinishedStage, str]]]]:
-    """Start stages in a second process, one after the other, and yield their results by name."""
-    if not stages:
+    """Start background stages in a second process, one after the other, and yield their results by name."""
+    if not any(stage.background for stage in stages):
         yield {}
         return
     options = {each.name: getattr(context, each.name) for each in fields(context) if each.name != "console"}
@@ -128,9 +134,14 @@ def _started(
         1, multiprocessing.get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_DFL)
     )
     try:
-        pool.submit(operators.build_kernels)
         console = context.console.width, context.console.color_system
-        yield {stage.name: pool.submit(_finished_apart, stage, options, *console) for stage in stages}
+        running = {}
+        for stage in stages:
+            if stage.prepare is not None:
+                pool.submit(stage.prepare)
+            if stage.background:
+                running[stage.name] = pool.submit(_finished_apart, stage, options, *console)
+        yield running
     finally:
         pool.shutdown(cancel_futures=True)
 

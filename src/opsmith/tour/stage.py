@@ -67,6 +67,8 @@ class TourStage:
         needs: Packages that it imports, beyond those that opsmith itself needs.
         background: It runs in a second process from the start of the tour, after earlier background stages.
             Of other stages it may read files of these alone.
+        prepare: Function that the second process calls for it, in its turn: it builds kernels that the stage
+            needs.
     """
 
     name: str
@@ -74,6 +76,7 @@ class TourStage:
     run: Callable[[TourContext], StageResult]
     needs: tuple[str, ...] = ()
     background: bool = False
+    prepare: Callable[[], object] | None = None
 
 
 def write_json(path: Path, value: Any) -> Path:

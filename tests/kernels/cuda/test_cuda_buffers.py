@@ -96,7 +96,11 @@ __global__ void row_maxima(View<const T, 3> x, int64_t least, {view} y) {{
 
 
 @pytest.mark.parametrize("view", ["View<T, 2>", "Contiguous<T, 2>"])
-@pytest.mark.parametrize("initial", ["least", "min(least, 9)", lambda least: least, -3.0], ids=str)
+@pytest.mark.parametrize(
+    "initial",
+    ["least", "min(least, 9)", lambda least: least, -3.0],
+    ids=["name", "expression", "function", "number"],
+)
 def test_the_value_fills_a_result_in_any_layout(view: str, initial: Any) -> None:
     operator = maxima(view, initial)
     x = torch.randn(3, 5, 2, generator=torch.Generator().manual_seed(0)) - 2
@@ -445,7 +449,7 @@ def initial_number(value: Any, dtype: torch.dtype) -> float | None:
         (torch.bool, True, 1),
         (torch.int8, numpy.int64(-128), -128),
         (torch.float64, numpy.float32(0.5), 0.5),
-        (torch.bfloat16, lambda y: y.shape[0] + 0.5, 3.5),
+        pytest.param(torch.bfloat16, lambda y: y.shape[0] + 0.5, 3.5, id="function"),
     ],
     ids=str,
 )
