@@ -340,15 +340,15 @@ WEIGHT_GRADIENT = [
     Fault(
         "no barrier between staging and use",
         "weight gradient",
-        "        __syncthreads();\n        if (!is_there) continue;\n",
-        "        if (!is_there) continue;\n",
+        "came_tile);\n      __syncthreads();\n    };",
+        "came_tile);\n    };",
         "race",
     ),
     Fault(
         "a barrier to which threads beyond the edge do not come",
         "weight gradient",
-        "        __syncthreads();\n        if (!is_there) continue;\n",
-        "        if (!is_there) continue;\n        __syncthreads();\n",
+        "came_tile);\n      __syncthreads();\n    };",
+        "came_tile);\n      if (i < P && j < Q) __syncthreads();\n    };",
         "divergent-barrier",
         PARTIAL,
     ),
@@ -362,7 +362,7 @@ WEIGHT_GRADIENT = [
     Fault(
         "the last piece of channels as long as the others",
         "weight gradient",
-        "const int some = min(C, channels - first);",
+        "const int some = AGAIN ? min(C, channels - first) : C;",
         "const int some = C;",
         "out-of-bounds",
         PIECES,

@@ -26,6 +26,7 @@ KINDS = {
     "cuda": "kernel in CUDA C++",
     "cuda description": "resources of a kernel in CUDA C++",
     "cuda emulation": "kernel in CUDA C++, for the CPU",
+    "cuda emulation header": "header of kernels in CUDA C++ on the CPU, compiled ahead",
     "cuda emulation runtime": "library that runs kernels in CUDA C++ on the CPU",
     "onnx kernel": "kernel in C++, for ONNX Runtime",
     "onnx library": "library of ONNX Runtime",
