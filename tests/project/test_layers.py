@@ -12,7 +12,7 @@ import opsmith
 
 ROOT = Path(opsmith.__file__).parent
 
-FEATURE_PACKAGES = ("checking", "exporting", "drawing", "benchmarking", "modules", "ops")
+FEATURE_PACKAGES = ("checking", "exporting", "drawing", "benchmarking", "modules", "scaffolding", "ops")
 LAYERS: list[tuple[str, ...]] = [
     ("errors", "extras"),
     ("config", "init"),

@@ -20,6 +20,7 @@ COMMANDS = {
     "doctor": "opsmith.cli.doctor",
     "draw": "opsmith.cli.draw",
     "export": "opsmith.cli.export",
+    "new": "opsmith.cli.new",
     "page": "opsmith.cli.page",
     "tour": "opsmith.cli.tour",
 }
