@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from os import PathLike
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
@@ -221,6 +221,9 @@ class Aspects:
         entry: str | None = None,
         dtypes: Any = None,
         strict: bool = False,
+        flags: Sequence[str] = ...,
+        include_dirs: Sequence[str | PathLike[str]] = ...,
+        libraries: Sequence[str | PathLike[str]] = ...,
         copies: Literal["allowed"] = ...,
     ) -> Self: ...
     @overload
@@ -233,6 +236,9 @@ class Aspects:
         entry: str | None = None,
         dtypes: Any = None,
         strict: bool = False,
+        flags: Sequence[str] = ...,
+        include_dirs: Sequence[str | PathLike[str]] = ...,
+        libraries: Sequence[str | PathLike[str]] = ...,
         copies: Literal["allowed"] = ...,
     ) -> Self: ...
     @overload
@@ -264,13 +270,16 @@ class Aspects:
             entry: Name of the function in C++; by default the operator's own.
             strict: True if it is an error that the kernel cannot be built here.
             **options: A kernel in CUDA C++ or Triton, and how it is launched: see `CudaOptions` and
-                `TritonOptions`. `copies="allowed"`, in each language: what it writes in place may be copied
-                into a layout that it takes, and back; without it the kernel does not take such calls.
+                `TritonOptions`. For one in C++, `flags=`, `include_dirs=` and `libraries=` are lists for the
+                compiler and the linker; relative paths are beside the calling file.
+                `copies="allowed"`, in each language: what it writes in place may be copied into a layout that
+                it takes, and back; without it the kernel does not take such calls.
 
         Raises:
             DeviceNameError: If torch knows no such device type.
             NotAFunctionError: If the kernel cannot be called as the operator is.
-            KernelSourceError, KernelDtypeError, KernelSignatureError, LaunchError: If an option is not valid.
+            UsageError, KernelSourceError, KernelDtypeError, KernelSignatureError, LaunchError: If an option
+                is not valid.
 
         Example:
             >>> @opsmith.operator("demo::negate")

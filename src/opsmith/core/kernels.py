@@ -93,6 +93,8 @@ class CudaOptions(TypedDict, total=False):
     copies: Literal["allowed"]
 
 
+COMPILER_OPTIONS = ("flags", "include_dirs", "libraries")
+"""Options of a kernel in C++ for the compiler and the linker."""
 CUDA_SOURCES = ("cuda", "cuda_file")
 CUDA_LAUNCH = ("grid", "block", "shared", "constants")
 """Options of one launch of a kernel in CUDA C++."""

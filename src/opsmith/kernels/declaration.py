@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from opsmith import errors
+from opsmith.build.compiler_options import compiler_options
 from opsmith.build.source_text import file_of
 from opsmith.core.kernels import (
+    COMPILER_OPTIONS,
     CUDA_LAUNCH,
     CUDA_LAUNCH_OPTIONS,
     CUDA_SOURCES,
@@ -185,18 +187,22 @@ def _cpp_kernel(
     declaration: _Declaration, cpp: str | None, cpp_file: str | PathLike[str] | None
 ) -> BuiltKernel[Any]:
     operator, entry, declared = declaration.operator, declaration.entry, declaration.declared
-    if declaration.options:
+    unknown = [name for name in declaration.options if name not in COMPILER_OPTIONS]
+    if unknown:
         raise errors.UsageError(
             "a kernel in C++ is not launched",
-            expected="`entry=`, `dtypes=` and `strict=`",
-            got=", ".join(f"`{option}=`" for option in declaration.options),
+            expected=", ".join(f"`{name}=`" for name in ("entry", "dtypes", "strict", *COMPILER_OPTIONS)),
+            got=", ".join(f"`{option}=`" for option in unknown),
             hint="leave it out; `grid=` and what belongs to it are for `cuda=` and `triton=`",
         )
     declaration.check_device("C++", "cpu", "cpp", "where C++ runs")
     dtypes = declaration.ordered_dtypes("C++", CPP_TYPES)
+    options = compiler_options(**declaration.options, declared=declared)
 
     def read() -> CppSource:
-        source = cpp_source(operator.name, cpp=cpp, cpp_file=cpp_file, entry=entry, declared=declared)
+        source = cpp_source(
+            operator.name, cpp=cpp, cpp_file=cpp_file, entry=entry, declared=declared, options=options
+        )
         if dtypes is not None and not source.template:
             raise _not_a_template(source, "C++", "void")
         return source

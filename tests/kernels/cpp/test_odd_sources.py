@@ -132,7 +132,7 @@ def test_a_library_without_the_kernel_is_refused(tmp_path: Path, monkeypatch: py
 def test_what_a_compiler_leaves_beside_the_library_is_no_part_of_the_entry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CXX", compiler(tmp_path, 'g++ "$@" && mkdir below && ln -s /etc/passwd link'))
+    monkeypatch.setenv("CXX", compiler(tmp_path, 'g++ "$@" && mkdir -p below && ln -sf /etc/passwd link'))
     operator = declared("beside", cpp=times("12"))
     torch.testing.assert_close(operator(X), X * 12)
     assert operator.explain(X).forward.startswith("kernel for cpu")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import re
 
 import torch
 
+from opsmith.build.source_text import has_includes
 from opsmith.core.expression import parse
 from opsmith.core.schema import Schema
 from opsmith.core.shapes import ANY, Dims, Shapes
@@ -31,10 +33,24 @@ SHAPES_FUNCTION = "opsmith_shapes"
 
 _OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*"}
 
+_IMPLIED_HEADERS = {
+    "cmath": re.compile(
+        r"\b(?:INFINITY|NAN|HUGE_VAL[FL]?|MATH_\w+|math_errhandling|FP_\w+|M_\w+|float_t|double_t|(?:"
+        r"a?(?:sin|cos|tan)h?|atan2|abs|fabs|sqrt|cbrt|hypot|pow|exp2?|expm1|log(?:10|1p|2|b)?|ilogb|erfc?|"
+        r"[lt]gamma|ceil|floor|trunc|l{0,2}round|l{0,2}rint|nearbyint|fmod|remainder|remquo|fma|fmax|fmin|"
+        r"fdim|modf|frexp|ldexp|scalbl?n|nextafter|nexttoward|copysign|nan|lerp|beta|expint|riemann_zeta|"
+        r"hermite|laguerre|legendre|assoc_laguerre|assoc_legendre|(?:comp_)?ellint_[123]|cyl_\w+|sph_\w+"
+        r")[fl]?|fpclassify|signbit|is(?:finite|inf|nan|normal|unordered|greater\w*|less\w*))\b"
+    ),
+    "limits": re.compile(r"\bnumeric_limits\b"),
+}
+"""Headers of C++ that a kernel need not include, and the names in a text for which they are included: <cmath>
+alone takes as long to compile as a small kernel."""
+
 # `exit` first runs the destructors of thread-local objects, where Python may wait for locks that a fork left
 # behind: a check that contains crashes is notified before that (trace.cpp).
 _FILE = """\
-#include <dlfcn.h>
+{implied}#include <dlfcn.h>
 #include "opsmith.h"
 extern "C" {{
 [[noreturn]] void __real_exit(int status);
@@ -72,6 +88,7 @@ def kernel_code(source: CppSource, operator: str, dtypes: tuple[torch.dtype, ...
     types = [CPP_TYPES[dtype] for dtype in dtypes] if source.template else [""]
     candidates = [_candidate(source, type, bool(shapes)) for type in types]
     return _FILE.format(
+        implied="".join(f"#include <{name}>\n" for name in implied_headers(source.text)),
         line=source.line,
         path=cpp_path(source),
         text=source.text,
@@ -80,6 +97,17 @@ def kernel_code(source: CppSource, operator: str, dtypes: tuple[torch.dtype, ...
         count=len(candidates),
         operator=operator,
     )
+
+
+def implied_headers(text: str) -> list[str]:
+    """Return the headers of C++ that a kernel need not include, of those that its text may need.
+
+    Example:
+        >>> implied_headers("y(0) = std::exp(x(0));")
+        ['cmath']
+    """
+    includes = has_includes(text)
+    return [name for name, named in _IMPLIED_HEADERS.items() if includes or named.search(text)]
 
 
 def cpp_path(source: CppSource) -> str:

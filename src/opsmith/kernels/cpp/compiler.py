@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import re
+import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,7 @@ import torch
 from opsmith import errors
 from opsmith.build import dependencies
 from opsmith.build.cache import CacheEntry, cache_on_disk
+from opsmith.build.compiler_options import refuse_missing_library
 from opsmith.build.dependencies import (
     PREPROCESSED,
     SOURCE,
@@ -36,6 +38,7 @@ RUNTIME_HEADERS = tuple(
     HERE / name for name in ("stable_torch.h", "python_errors.h", "arguments.h", "plans.h")
 )
 LIBRARY = "kernel.so"
+OBJECT = "kernel.o"
 STUB = "libtorch_cpu.so"
 """Empty library with the name of torch's own. Linking against the real one takes a third of a second."""
 MAX_ERRORS = 3
@@ -46,18 +49,30 @@ MAX_LINES, MAX_LENGTH = 20, 500
 _UNDEFINED = re.compile(r"undefined (?:reference to|symbol:) [`']?(?P<name>[^'`\n]+?)'?$", re.MULTILINE)
 _LINE = re.compile(r"^(?P<file>.+?):(?P<line>\d+)(?::(?P<column>\d+))?: +(?P<text>.*)$")
 
-_build_flags: ContextVar[Sequence[str]] = ContextVar("build_flags", default=FLAGS)
+_build_flags: ContextVar[tuple[Sequence[str], Sequence[str]]] = ContextVar("build_flags", default=(FLAGS, ()))
 
 
 def build_flags() -> Sequence[str]:
-    """Return the compiler's flags for kernels in this context."""
-    return _build_flags.get()
+    """Return the compiler's flags for all kernels in this context."""
+    first, last = _build_flags.get()
+    return (*first, *last)
+
+
+def kernel_flags(source: CppSource) -> list[str]:
+    """Return the compiler's flags for a kernel in this context, its author's among them."""
+    first, last = _build_flags.get()
+    return [*first, *include_flags(source), *source.options.compiling, *last]
 
 
 @contextmanager
-def building_with(flags: Sequence[str]) -> Iterator[None]:
-    """Context manager in which kernels are built with these flags instead of `FLAGS`."""
-    before = _build_flags.set(flags)
+def building_with(flags: Sequence[str], last: Sequence[str] = ()) -> Iterator[None]:
+    """Context manager in which kernels are built with these flags instead of `FLAGS`.
+
+    Args:
+        flags: Flags that the author's may override.
+        last: Flags that override the author's.
+    """
+    before = _build_flags.set((flags, last))
     try:
         yield
     finally:
@@ -82,14 +97,9 @@ def compile_kernel(
         CompileError: If the compiler refuses the source, with its errors at the author's lines.
         ToolchainError: If there is no compiler, or kernels are not built on this system.
     """
-    flags = [*build_flags(), *include_flags(source)]
     text = kernel_code(source, operator, dtypes, shapes)
-
-    def build(compiler: KernelCompiler, directory: Path) -> None:
-        compiler.run(["-o", LIBRARY], directory)
-        compiler.toolchain.refuse_incomplete(directory / LIBRARY)
-
-    return KernelCompiler(kernel_toolchain(), source, operator, text, flags).obtain("cpp", build)
+    compiler = KernelCompiler(kernel_toolchain(), source, operator, text, kernel_flags(source))
+    return compiler.obtain("cpp", KernelCompiler.build_library)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +123,8 @@ class KernelCompiler:
     def parts(self, kind: str) -> dict[str, str]:
         """Return the parts of a cache key, without headers."""
         parts = {"kind": kind, "operator": self.operator, "text": self.text}
-        return parts | build_parts(self.toolchain, self.flags)
+        options = self.source.options.parts(self.toolchain)
+        return parts | build_parts(self.toolchain, self.flags) | options
 
     def obtain(self, kind: str, build: Callable[[KernelCompiler, Path], None]) -> CacheEntry:
         """Return the entry of the kernel: from the cache, or built now.
@@ -123,13 +134,16 @@ class KernelCompiler:
             build: Builds it in a directory that holds the preprocessed text.
 
         Raises:
-            CompileError: If the compiler refuses the source, with its errors at the author's lines.
+            CompileError: If the compiler refuses the source, with its errors at the author's lines, or what
+                the author's options name does not exist.
         """
 
         def fill(directory: Path) -> None:
             (directory / SOURCE).write_text(self.text, encoding="utf-8")
             build(self, directory)
 
+        with errors.about(self.operator, self.source.where):
+            self.source.options.refuse_missing()
         return obtain_compiled(cache_on_disk(), self.parts(kind), self._preprocessed, fill)
 
     def run(self, arguments: Sequence[str], directory: Path) -> None:
@@ -143,6 +157,23 @@ class KernelCompiler:
             text = (directory / PREPROCESSED).read_text(encoding="utf-8", errors="surrogateescape")
             headers = frozenset(dependencies.own_headers(text))
             raise self._refused(self._messages() or done.printed, headers)
+
+    def build_library(self, directory: Path) -> None:
+        """Build `LIBRARY` from the preprocessed text; the linker does not see what is for the compiler alone.
+
+        Raises:
+            CompileError: If the compiler or the linker refuses the source.
+        """
+        self.run(["-c", "-o", OBJECT], directory)
+        self.toolchain.refuse_incomplete(directory / OBJECT)
+        linking = self.source.options.linking(self.toolchain)
+        done = self.toolchain.run([*build_flags(), OBJECT, *linking, "-o", LIBRARY], directory)
+        if done.status:
+            with errors.about(self.operator, self.source.where):
+                refuse_missing_library(done.printed)
+            raise self._refused(done.printed, frozenset())
+        self.toolchain.refuse_incomplete(directory / LIBRARY)
+        (directory / OBJECT).unlink()
 
     def _preprocessed(self) -> PreprocessedText:
         files = {SOURCE: self.text, HEADER.name: HEADER.read_text(encoding="utf-8")}
@@ -212,7 +243,9 @@ def include_flags(source: CppSource) -> list[str]:
     return ["-iquote", source.folder, "-iquote", "."]  # the second for headers that include opsmith.h
 
 
-def compile_error(compiler: str, source: CppSource, operator: str, quoted: str) -> errors.CompileError:
+def compile_error(
+    compiler: str, source: CppSource, operator: str, quoted: str, hint: str | None = None
+) -> errors.CompileError:
     """Return the error for a kernel that a compiler refuses.
 
     Args:
@@ -220,13 +253,14 @@ def compile_error(compiler: str, source: CppSource, operator: str, quoted: str) 
         source: The author's source.
         operator: Name of the operator.
         quoted: See `quoted_errors`.
+        hint: Advice; by default to begin with the first error.
     """
     return errors.CompileError(
         f"{compiler} refuses the kernel",
         operator=operator,
         got="\n".join(f"    {line}" for line in quoted.splitlines()).lstrip(),
         where=source.where,
-        hint="fix the first of these; those after it may follow from it",
+        hint=hint or "fix the first of these; those after it may follow from it",
     )
 
 
@@ -250,7 +284,7 @@ def build_parts(toolchain: Toolchain, flags: Sequence[str]) -> dict[str, str]:
     """Return the parts of a cache key that do not depend on the kernel's text."""
     return {
         "header": HEADER.read_text(encoding="utf-8"),
-        "flags": " ".join(flags),
+        "flags": shlex.join(flags),
         "compiler": " ".join((*toolchain.command, toolchain.identity)),
         "environment": compiler_variables(),
         "cpu": cpu_model(),

@@ -112,6 +112,7 @@ class CppKernel(BuiltKernel[CppSource]):
         super().__init__(operator, read, strict=strict, copies_back=copies_back)
         self._dtypes = dtypes
         self._calls = self._without_plan, self._failed  # the same objects for each library
+        self.manner = str(self.source.options)
 
     def _forget(self) -> None:
         if self._loaded is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,10 +95,13 @@ def loadable(obtain: Callable[[], CacheEntry], exported: str) -> str:
         if entry.source == "disk":
             cache_on_disk().discard(entry)
             return loadable(obtain, exported)
+        absent = re.match(r"(\S+): cannot open shared object file", str(error))
         raise errors.CompileError(
             "the compiled kernel cannot be loaded",
             got=str(error),
-            hint="see that every library it needs is installed, and that CXX is this machine's compiler",
+            hint=f"give the path of `{absent[1]}` in `libraries=`, or put its folder into LD_LIBRARY_PATH"
+            if absent
+            else "see that every library it needs is installed, and that CXX is this machine's compiler",
         ) from error
     return path
 

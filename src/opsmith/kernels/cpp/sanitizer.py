@@ -18,7 +18,7 @@ from opsmith import errors
 from opsmith.build.symbols import Line, lines_at
 from opsmith.build.toolchain import FLAGS, Toolchain, find_toolchain
 from opsmith.kernels.cpp.codegen import DEFAULT_DTYPES, kernel_code
-from opsmith.kernels.cpp.compiler import HEADER, LIBRARY, building_with
+from opsmith.kernels.cpp.compiler import HEADER, LIBRARY, building_with, kernel_flags
 from opsmith.kernels.cpp.source import CppSource
 
 Fill = Literal["pattern", "zero"]
@@ -71,7 +71,7 @@ def sanitized(fill: Fill) -> Iterator[None]:
             compile time: it makes the same calls as the other one, and only its results are used.
     """
     sanitizing = _SANITIZING if fill == "pattern" else ()
-    with building_with((*_BASE_FLAGS, *_COMPARABLE, *sanitizing, f"-ftrivial-auto-var-init={fill}")):
+    with building_with(_BASE_FLAGS, (*_COMPARABLE, *sanitizing, f"-ftrivial-auto-var-init={fill}")):
         yield
 
 
@@ -221,7 +221,7 @@ def unset_lines(
         (folder / HEADER.name).write_bytes(HEADER.read_bytes())
         (folder / "kernel.cpp").write_text(kernel_code(source, operator, instances), encoding="utf-8")
         options = ["-Wuninitialized", "-Wmaybe-uninitialized", "-S", "-o", "kernel.s"]
-        printed = find_toolchain().run([*FLAGS, *options, "kernel.cpp"], folder).printed
+        printed = find_toolchain().run([*kernel_flags(source), *options, "kernel.cpp"], folder).printed
     found = {
         (int(match["line"]), match["words"].replace("\N{LEFT SINGLE QUOTATION MARK}", "`"))
         for match in _WARNING.finditer(printed)

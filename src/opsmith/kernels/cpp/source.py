@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Literal
 
+from opsmith.build.compiler_options import NO_OPTIONS, CompilerOptions
 from opsmith.build.source_text import SourceLanguage, find_function, folder_of
 
 _FUNCTION = r"""
@@ -31,6 +32,7 @@ class CppSource:
         at: Line of the file on which the function is named.
         sizes: Kind of the function `sizes`, which computes the results' sizes; None if there is none.
         folder: Folder of headers that it includes between quotes; None if it is unknown.
+        options: Options for the compiler and the linker.
     """
 
     text: str
@@ -41,6 +43,7 @@ class CppSource:
     at: int
     sizes: Literal["function", "template"] | None = None
     folder: str | None = None
+    options: CompilerOptions = NO_OPTIONS
 
     @property
     def where(self) -> str:
@@ -61,6 +64,7 @@ def cpp_source(
     cpp_file: str | PathLike[str] | None,
     entry: str | None,
     declared: str | None,
+    options: CompilerOptions = NO_OPTIONS,
 ) -> CppSource:
     """Read the source of a C++ kernel.
 
@@ -70,6 +74,7 @@ def cpp_source(
         cpp_file: File of the source; a relative path is beside the file that declares the kernel.
         entry: Name of the function; by default that of the operator, without its namespace.
         declared: File that declares the kernel.
+        options: Options for the compiler and the linker.
 
     Raises:
         KernelSourceError: If there is no such file, or no such function in it.
@@ -81,7 +86,9 @@ def cpp_source(
     if sizes_function is not None:
         sizes = "template" if sizes_function[1] is not None else "function"
     folder = folder_of(cpp_file, declared)
-    return CppSource(found.text, found.name, template, found.path, found.line, found.at, sizes, folder)
+    return CppSource(
+        found.text, found.name, template, found.path, found.line, found.at, sizes, folder, options
+    )
 
 
 def _functions(bare: str) -> str:

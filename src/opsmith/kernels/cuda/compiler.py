@@ -29,6 +29,7 @@ from opsmith.kernels.cuda.nvrtc import (
 )
 from opsmith.kernels.cuda.parameters import TABLE, CudaParameter, read_parameters
 from opsmith.kernels.cuda.source import CudaSource
+from opsmith.kernels.cuda.standard_library import missing_hint
 
 HEADER = Path(__file__).parent / "opsmith_cuda.h"
 OPTIONS = ("--std=c++17", "--device-as-default-execution-space")
@@ -264,7 +265,7 @@ def _compile(
     )
     if result.refused:
         quoted = quote(diagnostics(result.log, source), source, result.log)
-        raise compile_error("NVRTC", source, operator, quoted)
+        raise compile_error("NVRTC", source, operator, quoted, missing_hint(result.log))
     return result
 
 

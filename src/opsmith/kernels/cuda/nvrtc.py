@@ -20,8 +20,12 @@ from opsmith.extras import install
 
 LIBRARY = re.compile(r"libnvrtc(?:-[0-9a-f]+)?\.so[.\d]*|nvrtc64_[\d_]+\.dll")
 """File names of NVRTC. It loads its built-in functions from files beside it."""
+FIRST_WITHOUT_SUFFIX = 13
+"""First version of CUDA whose Python packages have no version in their names."""
 NEWEST, OLDEST = 13, 12
 """Versions of CUDA whose NVRTC is searched by name alone."""
+CCCL = "cuda/std/limits"
+"""Header of CCCL, NVIDIA's standard library of C++, which a package of its own brings."""
 COMPILATION = 6
 """The status of a source that NVRTC refuses."""
 
@@ -60,22 +64,42 @@ def builtins_beside(file: NvrtcFile) -> list[Path]:
 
 @functools.cache
 def include_directories() -> tuple[Path, ...]:
-    """Return the folders of CUDA's headers; empty if they are not installed."""
-    for folder in _folders("include"):
-        if (folder / "cuda_fp16.h").exists():
-            return folder, *filter(Path.is_dir, [folder / "cccl"])
-    return ()
+    """Return the folders of CUDA's headers, with that of CCCL; empty if they are not installed."""
+    folders = [*_folders("include")]
+    own = next((each for each in folders if (each / "cuda_fp16.h").exists()), None)
+    if own is None:
+        return ()
+    beside = (each for folder in (own, *folders) for each in (folder / "cccl", folder))
+    cccl = [each for each in beside if (each / CCCL).is_file()][:1]
+    return tuple(dict.fromkeys([own, *cccl]))
+
+
+def has_cccl() -> bool:
+    """Return True if CCCL is installed."""
+    return any((folder / CCCL).is_file() for folder in include_directories())
+
+
+def cccl_package() -> str:
+    """Return the Python package that brings CCCL for this version of CUDA; for the newest without NVRTC."""
+    try:
+        major, _ = find_nvrtc().version
+    except errors.ToolchainError:
+        major = NEWEST
+    return "nvidia-cuda-cccl" if major >= FIRST_WITHOUT_SUFFIX else f"nvidia-cuda-cccl-cu{major}"
 
 
 @functools.cache
 def headers_version() -> str:
-    """Return the version of CUDA's headers, for cache keys."""
+    """Return the versions of CUDA's headers, for cache keys."""
+    versions = []
     for folder in include_directories():
         header = folder / "cuda.h"
         if header.exists():
             found = re.search(r"#define\s+CUDA_VERSION\s+(\d+)", header.read_text(errors="replace"))
-            return f"{folder} {found[1] if found else file_identity(header)}"
-    return "none"
+            versions.append(f"{folder} {found[1] if found else file_identity(header)}")
+        if (folder / CCCL).is_file():
+            versions.append(file_identity(folder / CCCL))
+    return "; ".join(versions) or "none"
 
 
 def no_nvrtc(tried: str) -> errors.ToolchainError:

@@ -20,6 +20,12 @@ typedef unsigned char uint8_t;
 typedef unsigned short uint16_t;
 typedef unsigned int uint32_t;
 typedef unsigned long long uint64_t;
+#ifndef INFINITY
+#define INFINITY (__builtin_bit_cast(float, 0x7f800000))
+#endif
+#ifndef NAN
+#define NAN (__builtin_bit_cast(float, 0x7fffffff))
+#endif
 #endif
 
 namespace opsmith {

@@ -12,6 +12,7 @@ import torch
 
 from opsmith import errors
 from opsmith.build.cache import CacheEntry, cache_on_disk, key_of
+from opsmith.build.compiler_options import refuse_missing_library
 from opsmith.build.toolchain import FLAGS, LIMIT_S, Toolchain
 from opsmith.kernels.cpp.codegen import kernel_code
 from opsmith.kernels.cpp.compiler import (
@@ -52,10 +53,12 @@ class KernelObject:
     Attributes:
         table: Name of the table of its instances.
         path: Object file.
+        linking: Arguments of the linker that its author gives.
     """
 
     table: str
     path: Path
+    linking: tuple[str, ...] = ()
 
 
 def kernel_object(
@@ -74,7 +77,7 @@ def kernel_object(
         ToolchainError: If there is no compiler, or one of its tools is missing.
     """
     toolchain = kernel_toolchain()
-    flags = [*_THIS_PROCESSOR, *include_flags(source), *_path_flags(source)]
+    flags = [*_THIS_PROCESSOR, *include_flags(source), *source.options.compiling, *_path_flags(source)]
     if "clang" not in toolchain.identity:
         flags.append("-fno-gnu-unique")  # else equal names are merged across a process
     text = kernel_code(source, operator, dtypes, shapes)
@@ -88,7 +91,8 @@ def kernel_object(
         _build(toolchain, merging, directory, "alone.o")
         _make_local(directory, table)
 
-    return KernelObject(table, compiler.obtain(KIND, build).directory / OBJECT)
+    path = compiler.obtain(KIND, build).directory / OBJECT
+    return KernelObject(table, path, tuple(source.options.linking(toolchain)))
 
 
 def _path_flags(source: CppSource) -> list[str]:
@@ -120,7 +124,8 @@ def link_library(kernels: Sequence[KernelObject], types: Sequence[NodeType]) -> 
         (directory / "exported").write_text(_EXPORTED, encoding="utf-8")
         _build(toolchain, [*_THIS_PROCESSOR, "-c", "nodes.cpp"], directory, "nodes.o")
         objects = ["nodes.o", str(registration), *(str(each.path) for each in kernels)]
-        _build(toolchain, [*_LINKING, *objects, "-ldl"], directory, LIBRARY)
+        given = [word for linking in dict.fromkeys(each.linking for each in kernels) for word in linking]
+        _build(toolchain, [*_LINKING, *objects, *given, "-ldl"], directory, LIBRARY)
 
     flags = [*_THIS_PROCESSOR, *_LINKING]
     names = ", ".join(dict.fromkeys(each.operator.name for each in types))
@@ -159,6 +164,7 @@ def _copy_headers(directory: Path) -> None:
 def _build(toolchain: Toolchain, arguments: Sequence[str], directory: Path, output: str) -> None:
     done = toolchain.run([*arguments, "-o", output], directory)
     if done.status:
+        refuse_missing_library(done.printed)
         raise errors.ToolchainError(
             "the C++ compiler does not make a library for ONNX Runtime",
             expected="a compiler of C++17 with GNU's linker, as g++ 9 with binutils 2.29",

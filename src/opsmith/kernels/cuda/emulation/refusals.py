@@ -8,6 +8,7 @@ from opsmith import errors
 from opsmith.kernels.cpp.compiler import own_headers, quoted_errors
 from opsmith.kernels.cuda.emulation.host_headers import including_line
 from opsmith.kernels.cuda.source import CudaSource
+from opsmith.kernels.cuda.standard_library import missing_hint
 
 _IN_UNSUPPORTED = re.compile(
     r"unsupported/(?P<name>[^:\n]+):\d+(?::\d+)?: (?:fatal )?error: #error (?P<text>.*)$", re.MULTILINE
@@ -38,7 +39,8 @@ def refused(printed: str, source: CudaSource, operator: str) -> errors.NotEmulat
         operator=operator,
         got="\n".join(f"    {line}" for line in got.splitlines()).lstrip(),
         where=source.where,
-        hint="put what a GPU alone has between `#ifdef __CUDA_ARCH__` and `#else`, and behind that plain C++ "
+        hint=missing_hint(printed)
+        or "put what a GPU alone has between `#ifdef __CUDA_ARCH__` and `#else`, and behind that plain C++ "
         "that does the same",
     )
 

@@ -1,0 +1,324 @@
+"""Options that an author gives to the C++ compiler and the linker: flags, folders of headers, libraries."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from opsmith import errors
+from opsmith.build.source_text import file_of
+from opsmith.build.toolchain import Toolchain, compiler_variables, file_identity
+
+LINKER_FOLDERS = ("/usr/local/lib", "/lib64", "/usr/lib64", "/lib", "/usr/lib")
+"""Folders in which linkers search libraries, besides those of the compiler."""
+
+_WITH_WORD = re.compile(
+    r"-[DULz]|-Xlinker|-Xclang|-Xassembler|-Xpreprocessor|-mllvm|--param|-isystem|-idirafter|-include|-imacros"
+)
+"""Flags whose value may be the next word."""
+_FOR_LINKER = re.compile(r"-L.*|-Wl,.*|-Xlinker|-z|-fuse-ld=.*|-static-lib\S+")
+_FOR_BOTH = re.compile(r"-B.*|-stdlib=.*|-fopenmp.*|-pthread|--sysroot=.*|--gcc-toolchain=.*")
+"""Flags for the compiler and the linker. All others are for the compiler alone: by `-ffast-math`, a linker
+adds code to a library that flushes denormal numbers of the process to zero when it is loaded."""
+_FILE = re.compile(r".*\.(?:a|so(?:\.\d+)*)")
+_SYSTEM_FOLDER = re.compile(r"(?:/usr)?/lib(?:32|64)?(?:/[^/]+-linux-[^/]+)?")
+"""Folders in which every process finds libraries."""
+_NOT_FOUND = re.compile(
+    r"(?:cannot find|unable to find library|library not found:) (?:-l)?(?P<name>[^\s:]+)", re.MULTILINE
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """Flags that a kernel cannot have.
+
+    Attributes:
+        pattern: Regular expression of the flags.
+        reason: Reason, as a sentence without its end.
+        hint: Advice on what to write instead.
+    """
+
+    pattern: re.Pattern[str]
+    reason: str
+    hint: str = "leave it out"
+
+
+_REFUSED = (
+    _Refusal(
+        re.compile(r"-o.*|-c|-S|-E|-M.*|-x.*|-fsyntax-only|-save-temps.*|-###"),
+        "opsmith says what is compiled and which file is written",
+    ),
+    _Refusal(
+        re.compile(r"-shared|-static(-pie)?|-r|-(no-)?pie|-nostdlib|-nodefaultlibs|-nostartfiles"),
+        "a kernel is linked as a shared library",
+    ),
+    _Refusal(
+        re.compile(r"-fno-(pic|PIC|pie|PIE)|-fpie|-fPIE"), "the code of a library may lie at any address"
+    ),
+    _Refusal(
+        re.compile(r"--?std=(?!(c|gnu)\+\+(17|1z|2\w|3\w)$).*|-ansi"),
+        "opsmith.h is C++17",
+        'leave it out, or write "-std=c++20"',
+    ),
+    _Refusal(
+        re.compile(r"-m(16|32|x32)|-mabi=.*|-fpack-struct.*|-fshort-enums"),
+        "torch and the kernel pass data as the compiler lays it out by default",
+    ),
+    _Refusal(re.compile(r"-fno-exceptions"), "OPSMITH_CHECK throws an exception"),
+    _Refusal(
+        re.compile(r"-fsanitize=.*"),
+        "a process loads sanitizers before everything else",
+        "leave it out, and run `opsmith check --sanitize`",
+    ),
+    _Refusal(re.compile(r"-flto.*"), "a kernel is one file, which the compiler sees whole"),
+    _Refusal(
+        re.compile(r"-I.*|-iquote.*"), "folders of headers have an argument", 'write `include_dirs=["..."]`'
+    ),
+    _Refusal(
+        re.compile(r"-l.*"), "libraries have an argument", 'write `libraries=["openblas"]` for -lopenblas'
+    ),
+    _Refusal(
+        re.compile(r"@.*"), "the content of a file is no part of the key of a kernel", "write its flags out"
+    ),
+    _Refusal(
+        re.compile(r"-(?![DUW]).*\s-.*", re.DOTALL),
+        "it is more than one flag",
+        'write each as a str of its own: ["-O2", "-ffast-math"]',
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CompilerOptions:
+    """Options of a C++ kernel for the compiler and the linker.
+
+    Attributes:
+        flags: Flags, in the author's order; folders in them are absolute.
+        include_dirs: Absolute folders of headers.
+        libraries: Names of libraries, as `openblas`, and absolute paths of their files.
+    """
+
+    flags: tuple[str, ...] = ()
+    include_dirs: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Return the options as a command has them; empty for none.
+
+        Example:
+            >>> str(CompilerOptions(("-ffast-math",), ("/usr/include/eigen3",), ("openblas",)))
+            '-ffast-math -I/usr/include/eigen3 -lopenblas'
+        """
+        return shlex.join([*self.flags, *_folder_flags(self.include_dirs), *_library_flags(self.libraries)])
+
+    @property
+    def compiling(self) -> list[str]:
+        """Arguments of the compiler."""
+        own = [
+            word for group in _grouped(self.flags) if not _FOR_LINKER.fullmatch(group[0]) for word in group
+        ]
+        beside = ["-iquote", "."] if self.include_dirs else []  # for headers that include opsmith.h
+        return [*own, *beside, *_folder_flags(self.include_dirs)]
+
+    def linking(self, toolchain: Toolchain) -> list[str]:
+        """Return the arguments of the linker, which stand behind the kernel's object.
+
+        A process finds a library again in the folder where the linker found it, by an rpath.
+        """
+        own = [word for group in _grouped(self.flags) if _is_linked(group[0]) for word in group]
+        folders: dict[str, None] = {}
+        for path in self._files(toolchain):
+            if path is not None and ".so" in path.name and not _SYSTEM_FOLDER.fullmatch(str(path.parent)):
+                folders |= dict.fromkeys(map(str, (path.parent, path.resolve().parent)))
+        rpath = [word for folder in folders for word in ("-Xlinker", "-rpath", "-Xlinker", folder)]
+        return [*own, *_library_flags(self.libraries), *rpath]
+
+    def parts(self, toolchain: Toolchain) -> dict[str, str]:
+        """Return the parts of a cache key for the linker and the libraries; empty if there are none."""
+        linking = self.linking(toolchain)
+        if not linking:
+            return {}
+        identities = [file_identity(path) if path else "not found" for path in self._files(toolchain)]
+        return {"linking": shlex.join(linking), "libraries": "\n".join(identities)}
+
+    def refuse_missing(self) -> None:
+        """Refuse folders and files that do not exist.
+
+        Raises:
+            CompileError: If one does not exist.
+        """
+        for argument, kind, paths, exists in (
+            ("include_dirs", "folder of headers", self.include_dirs, os.path.isdir),
+            ("flags", "folder of libraries", self._library_folders(), os.path.isdir),
+            (
+                "libraries",
+                "library",
+                [each for each in self.libraries if os.path.isabs(each)],
+                os.path.isfile,
+            ),
+        ):
+            missing = next((path for path in paths if not exists(path)), None)
+            if missing is not None:
+                raise errors.CompileError(
+                    f"a {kind} of the C++ kernel does not exist",
+                    argument=argument,
+                    expected="an absolute path, or one beside the file that declares the kernel",
+                    got=missing,
+                    hint="install what it belongs to, or correct the path",
+                )
+
+    def _library_folders(self) -> list[str]:
+        return [group[0][2:] for group in _grouped(self.flags) if group[0].startswith("-L")]
+
+    def _files(self, toolchain: Toolchain) -> list[Path | None]:
+        """Return the file of each library; None where only the linker knows one."""
+        return [_file(each, self._library_folders(), toolchain) for each in self.libraries]
+
+
+NO_OPTIONS = CompilerOptions()
+"""Options of a kernel whose author gives none."""
+
+
+def _is_linked(flag: str) -> bool:
+    return bool(_FOR_LINKER.fullmatch(flag) or _FOR_BOTH.fullmatch(flag))
+
+
+def _folder_flags(folders: Sequence[str]) -> list[str]:
+    return [f"-I{folder}" for folder in folders]
+
+
+def _library_flags(libraries: Sequence[str]) -> list[str]:
+    return [each if os.path.isabs(each) else f"-l{each}" for each in libraries]
+
+
+def _grouped(flags: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Yield each flag, together with the next word where that is its value."""
+    words = iter(flags)
+    for flag in words:
+        value = next(words, None) if _WITH_WORD.fullmatch(flag) else None
+        yield (flag,) if value is None else (flag, value)
+
+
+def _file(library: str, folders: Sequence[str], toolchain: Toolchain) -> Path | None:
+    if os.path.isabs(library):
+        return Path(library)
+    for folder in (*folders, *_searched(toolchain, compiler_variables())):
+        for name in (f"lib{library}.so", f"lib{library}.a"):
+            if os.path.isfile(os.path.join(folder, name)):
+                return Path(folder, name)
+    return None
+
+
+@functools.cache
+def _searched(toolchain: Toolchain, variables: str) -> tuple[str, ...]:
+    """Return the folders in which a compiler's linker searches libraries, under these variables."""
+    printed = toolchain.run(["-print-search-dirs"], Path(os.sep)).printed
+    found = re.search(r"^libraries: =?(.*)$", printed, re.MULTILINE)
+    named = found[1].split(os.pathsep) if found else []
+    return tuple(dict.fromkeys(os.path.normpath(each) for each in (*named, *LINKER_FOLDERS) if each))
+
+
+def compiler_options(
+    flags: Any = None, include_dirs: Any = None, libraries: Any = None, *, declared: str | None
+) -> CompilerOptions:
+    """Read the options of a C++ kernel.
+
+    Args:
+        flags: Flags of the compiler and the linker: a list of str.
+        include_dirs: Folders of headers: a list of str or paths.
+        libraries: A list of names, as `openblas`, and of paths of files.
+        declared: File that declares the kernel; relative paths are beside it.
+
+    Raises:
+        UsageError: If one is not a list, or a flag is among those that a kernel cannot have.
+    """
+    folders = _listed("include_dirs", include_dirs, "str or paths", (str, PathLike), "/usr/include/eigen3")
+    return CompilerOptions(
+        _flags(_listed("flags", flags, "str", str, "-ffast-math"), declared),
+        tuple(str(file_of(each, declared)) for each in folders),
+        tuple(
+            _library(each, declared)
+            for each in _listed("libraries", libraries, "str or paths", (str, PathLike), "openblas")
+        ),
+    )
+
+
+def _listed(argument: str, given: Any, kinds: str, types: Any, example: str) -> list[Any]:
+    if given is None:
+        return []
+    fine = isinstance(given, list | tuple) and all(isinstance(each, types) for each in given)
+    if not fine or any("\0" in os.fspath(each) or not os.fspath(each) for each in given):
+        shown = f'["{given}"]' if isinstance(given, str) and given else f'["{example}"]'
+        raise errors.UsageError(
+            f"`{argument}=` of a C++ kernel is not a list of {kinds}",
+            argument=argument,
+            expected=f"a list of {kinds}, none of them empty",
+            got=repr(given),
+            hint=f"write `{argument}={shown}`",
+        )
+    return list(given)
+
+
+def _flags(given: list[str], declared: str | None) -> tuple[str, ...]:
+    found: list[str] = []
+    for flag, *values in _grouped(given):
+        refusal = next((each for each in _REFUSED if each.pattern.fullmatch(flag)), None)
+        if refusal is not None:
+            raise _refused(flag, refusal.reason, refusal.hint)
+        if not flag.startswith("-"):
+            raise _refused(
+                flag, "a flag begins with `-`", "write sources and libraries into their own arguments"
+            )
+        if flag.startswith("-L"):
+            found.append(f"-L{file_of(values[0] if values else flag[2:], declared)}")
+        else:
+            found += [flag, *values]
+    return tuple(found)
+
+
+def _refused(flag: str, reason: str, hint: str) -> errors.UsageError:
+    return errors.UsageError(
+        f"a C++ kernel cannot have the flag `{flag}`: {reason}", argument="flags", got=repr(flag), hint=hint
+    )
+
+
+def _library(given: str | PathLike[str], declared: str | None) -> str:
+    text = os.fspath(given)
+    if not isinstance(given, str) or os.sep in text or _FILE.fullmatch(text):
+        return str(file_of(given, declared))
+    if text.startswith("-"):
+        raise errors.UsageError(
+            "a library of a C++ kernel is named without `-l`",
+            argument="libraries",
+            expected="a name as `openblas`, or the path of a file",
+            got=repr(text),
+            hint=f"write `libraries=[{text.removeprefix('-l')!r}]`",
+        )
+    return text
+
+
+def refuse_missing_library(printed: str) -> None:
+    """Refuse what the linker does not find.
+
+    Args:
+        printed: Output of the linker.
+
+    Raises:
+        CompileError: If it does not find a library.
+    """
+    found = _NOT_FOUND.search(printed)
+    if found is not None:
+        raise errors.CompileError(
+            "the linker does not find a library of the C++ kernel",
+            argument="libraries",
+            expected=f"lib{found['name']}.so or lib{found['name']}.a in a folder that the linker searches",
+            got=found[0],
+            hint='install it with its development files, or name its folder: `flags=["-L/its/folder"]`',
+        )
