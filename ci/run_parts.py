@@ -77,8 +77,10 @@ def _require(what: str, wanted: Iterable[str], known: Iterable[str]) -> None:
 def environment(scratch: str) -> dict[str, str]:
     """Environment variables of every part."""
     programs = str(Path(sys.executable).parent)
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return {
-        **os.environ,
+        **inherited,
+        "PYTHONPYCACHEPREFIX": str(ROOT / "build" / "bytecode"),  # no program compiles opsmith's source again
         "PATH": os.pathsep.join([programs, os.environ.get("PATH", os.defpath)]),
         "OMP_NUM_THREADS": "1",  # pytest has a process per core; more threads would wait for each other
         "TORCHINDUCTOR_CACHE_DIR": f"{scratch}/inductor",  # new in each run: no stale entry hides a fault

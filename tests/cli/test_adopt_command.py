@@ -155,6 +155,7 @@ def test_one_class_is_named_behind_a_colon(opsmith: Run, write: Write) -> None:
     assert "it is the right one times 2/3" in " ".join(done.stdout.split())
 
 
+@pytest.mark.slow
 def test_json_is_one_object_and_nothing_else(opsmith: Run, write: Write) -> None:
     done = opsmith("adopt", str(write(RIGHT + WRONG)), "--json")
     assert done.exit_code == 1

@@ -16,7 +16,7 @@ EXAMPLES = tuple(FOLDER / name for name in ("rms.py", "before.py", "wrong.py"))
 
 
 def printed(example: Path) -> str:
-    """Run an example as a program and return its output, with the folder left out of paths."""
+    """Run an example as a program and return its output, see `without_folder`."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     run = subprocess.run(
         [sys.executable, "-W", "error", str(example)],
@@ -26,7 +26,12 @@ def printed(example: Path) -> str:
         check=False,
     )
     assert run.returncode == 0, run.stderr
-    return run.stdout.replace(f"{FOLDER}{os.sep}", "")
+    return without_folder(run.stdout)
+
+
+def without_folder(output: str) -> str:
+    """Return the output of an example with the names of its files alone."""
+    return output.replace(f"{FOLDER}{os.sep}", "")
 
 
 def with_examples(text: str) -> str:

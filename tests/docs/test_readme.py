@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import runpy
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import onnxruntime
 import pytest
 import torch
 from doc_pages import python_blocks, same
-from readme_examples import EXAMPLES, FOLDER, README, printed
+from readme_examples import EXAMPLES, FOLDER, README, printed, without_folder
 
 BLOCKS = [
     pytest.param(block, path, id=path.name)
@@ -23,12 +25,25 @@ def test_an_example_is_its_file(block: object, path: Path) -> None:
     assert "".join(f"{line}\n" for line in block.code.lines) == path.read_text(encoding="utf-8")  # type: ignore[attr-defined]
 
 
+def assert_same(output: str, block: Any) -> None:
+    if not same(output, block.expected):
+        assert output == block.expected
+
+
+@pytest.mark.compile
 @pytest.mark.parametrize(("block", "path"), BLOCKS)
-def test_the_output_is_what_an_example_prints(block: object, path: Path) -> None:
-    output = printed(path)
-    expected: str = block.expected  # type: ignore[attr-defined]
-    if not same(output, expected):
-        assert output == expected
+def test_the_output_is_what_an_example_prints(
+    block: object, path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(FOLDER)  # as Python does for a program
+    runpy.run_path(str(path), run_name=path.stem)  # one example imports another
+    assert_same(without_folder(capsys.readouterr().out), block)
+
+
+@pytest.mark.slow  # a process of its own imports torch, and compiles for the first time
+@pytest.mark.parametrize(("block", "path"), BLOCKS)
+def test_a_program_prints_the_same(block: object, path: Path) -> None:
+    assert_same(printed(path), block)
 
 
 def load(name: str) -> ModuleType:

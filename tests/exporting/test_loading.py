@@ -25,6 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_it_is_called_as_a_module(folder: Path) -> None:
     module = opsmith.onnx.load(folder / "mul.onnx")
     x, y = torch.randn(3, 6, requires_grad=True), torch.randn(6, 3).mT

@@ -49,6 +49,7 @@ MATRIX = [
 ]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("operator", "dtype", "layout", "orders"), MATRIX)
 def test_values_without_a_finding(
     operator: Any, dtype: torch.dtype, layout: Layout, orders: Sequence[str]

@@ -41,9 +41,17 @@ def parts_of(module: str) -> str:
     return module.split(".")[1] if module.count(".") else ""
 
 
-def imports_of(source: str) -> Iterator[tuple[str, int]]:
+def statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """All statements of a source: expressions, which are most of a tree, hold no import."""
+    for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for child in getattr(tree, field, ()):
+            yield child
+            yield from statements(child)
+
+
+def imports_of(tree: ast.AST) -> Iterator[tuple[str, int]]:
     """Modules of opsmith that a source imports, wherever it does, and the line."""
-    for node in ast.walk(ast.parse(source)):
+    for node in statements(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name.split(".")[0] == "opsmith":
@@ -58,12 +66,12 @@ def imports_of(source: str) -> Iterator[tuple[str, int]]:
                 yield module, node.lineno
 
 
-def lines_for_types(source: str) -> set[int]:
+def lines_for_types(tree: ast.AST) -> set[int]:
     """The lines that no program runs: those under `if TYPE_CHECKING`."""
     return {
         line
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for node in statements(tree)
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
         for each in node.body
         for line in range(each.lineno, (each.end_lineno or each.lineno) + 1)
     }
@@ -71,9 +79,9 @@ def lines_for_types(source: str) -> set[int]:
 
 def faults(part: str, source: str) -> list[str]:
     """Every import of a source in this part that the layers forbid."""
-    found = []
-    unread = lines_for_types(source)
-    for module, line in imports_of(source):
+    found, tree = [], ast.parse(source)
+    unread = lines_for_types(tree)
+    for module, line in imports_of(tree):
         other = parts_of(module)
         if other == part or (part, other) in ALSO:
             continue
@@ -111,7 +119,11 @@ def test_the_package_itself_imports_no_feature_package_at_once() -> None:
     at_once = "\n".join(
         ast.unparse(node) for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)
     )
-    assert {parts_of(module) for module, _ in imports_of(at_once)} == {"core", "declaration", "errors"}
+    assert {parts_of(module) for module, _ in imports_of(ast.parse(at_once))} == {
+        "core",
+        "declaration",
+        "errors",
+    }
 
 
 def test_bundled_operators_use_public_names_only() -> None:

@@ -95,6 +95,7 @@ def test_messages(name: str) -> None:
     assert failure.where.rpartition(":")[0] == FILE
 
 
+@pytest.mark.slow
 def test_a_replay_checks_the_call_in_place() -> None:
     failure = failure_of("in_place_decay_of_a_contiguous_copy")
     assert failure.replay is not None

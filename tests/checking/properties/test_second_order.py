@@ -105,6 +105,7 @@ def test_what_was_kept_on_ctx_is_missing_from_the_second_order() -> None:
     assert failure.evidence["by grad"] == "right"
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_silently_cut_off_is_found() -> None:
     (failure,) = outcome(WithoutGraph, "second_order", (matrix(),)).failures
     assert (failure.input, failure.cause) == ("x", "second-order")

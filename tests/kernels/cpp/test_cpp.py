@@ -209,6 +209,7 @@ def test_called_by_many_threads_at_once() -> None:
     assert wrong == []
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kind", ["Half", "BFloat16"])
 def test_numbers_of_16_bits_round_as_torch_s_do(kind: str) -> None:
     dtype = {"Half": torch.float16, "BFloat16": torch.bfloat16}[kind]

@@ -62,6 +62,7 @@ def hold(name: str, found: Outcome) -> None:
     assert failure.evidence["sample"].startswith("sample ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", some(FAULTS))
 def test_a_fault_is_told_with_its_line_and_what_it_is_of(name: str) -> None:
     hold(name, outcome(FAULTS[name].operator, isolate=5))

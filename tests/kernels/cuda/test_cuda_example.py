@@ -54,6 +54,7 @@ def _needed(kernel: CudaKernel, constants: list[Any]) -> Iterator[Instance]:
     return (each for each in instances(kernel, *constants) if each.dtype in DTYPES)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("size", "stride"), SIZES)
 def test_forward_and_gradients(example: ModuleType, size: int, stride: int, dtype: torch.dtype) -> None:

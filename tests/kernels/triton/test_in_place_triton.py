@@ -191,6 +191,7 @@ def forgetful_kernel(x_ptr, y_ptr, x_numel, BLOCK: tl.constexpr):  # type: ignor
     tl.store(x_ptr + at, x + y, mask=at < x_numel - 1)
 
 
+@pytest.mark.slow
 def test_check_interprets_it() -> None:
     samples = [(torch.randn(3, 5), torch.randn(3, 5))]
     for operator in (raise_, strictly, copying):
