@@ -35,9 +35,13 @@ def assert_same(output: str, block: Any) -> None:
 def test_the_output_is_what_an_example_prints(
     block: object, path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(FOLDER)  # as Python does for a program
-    runpy.run_path(str(path), run_name=path.stem)  # one example imports another
-    assert_same(without_folder(capsys.readouterr().out), block)
+    if path.name == "rms.py":  # wrong.py imports it, and a process declares an operator in one module alone
+        output = printed(path)
+    else:
+        monkeypatch.syspath_prepend(FOLDER)  # as Python does for a program
+        runpy.run_path(str(path), run_name="__main__")
+        output = without_folder(capsys.readouterr().out)
+    assert_same(output, block)
 
 
 @pytest.mark.slow  # a process of its own imports torch, and compiles for the first time
