@@ -6,6 +6,7 @@ Each `type: ignore` is a wrong call that has to be found; where it is not, mypy 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, assert_type
 
 import torch
@@ -76,6 +77,8 @@ assert_type(linear.gradients(x=lambda grad, weight: grad @ weight, bias=opsmith.
 assert_type(total.surrogate_gradients(xs=opsmith.not_implemented("why"))([x]), Tensor)
 assert_type(linear.kernel("cpu", linear.reference)(x, weight), Tensor)
 chained = linear.gradients(weight=opsmith.non_differentiable).kernel("cpu", linear.reference)
+linear.kernel("cpu", cpp="", flags=["-O2"], include_dirs=[Path("/usr/include")], libraries=["m"])
+linear.kernel("cpu", cpp_file="", flags=["-O2"], include_dirs=("headers",), libraries=(Path("libm.so"),))
 chained(x)  # type: ignore[call-arg]
 
 
@@ -153,6 +156,7 @@ opsmith.operator("typing::a", autocast="float16")  # type: ignore[call-overload]
 opsmith.operator("typing::a", opaque="yes")  # type: ignore[call-overload]
 opsmith.operator(linear)  # type: ignore[call-overload]
 linear.kernel(0, fast_linear)  # type: ignore[call-overload]
+linear.kernel("cpu", cpp="", flags=[3])  # type: ignore[list-item]
 
 
 class Layer(torch.nn.Module):

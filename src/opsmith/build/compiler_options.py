@@ -19,6 +19,9 @@ from opsmith.build.toolchain import Toolchain, compiler_variables, file_identity
 LINKER_FOLDERS = ("/usr/local/lib", "/lib64", "/usr/lib64", "/lib", "/usr/lib")
 """Folders in which linkers search libraries, besides those of the compiler."""
 
+KEEPING, AS_BEFORE = "-Wl,--push-state,--no-as-needed", "-Wl,--pop-state"
+"""Flags around libraries that are linked although the kernel itself names nothing in them."""
+
 _WITH_WORD = re.compile(
     r"-[DULz]|-Xlinker|-Xclang|-Xassembler|-Xpreprocessor|-mllvm|--param|-isystem|-idirafter|-include|-imacros"
 )
@@ -138,7 +141,8 @@ class CompilerOptions:
             if path is not None and ".so" in path.name and not _SYSTEM_FOLDER.fullmatch(str(path.parent)):
                 folders |= dict.fromkeys(map(str, (path.parent, path.resolve().parent)))
         rpath = [word for folder in folders for word in ("-Xlinker", "-rpath", "-Xlinker", folder)]
-        return [*own, *_library_flags(self.libraries), *rpath]
+        libraries = _library_flags(self.libraries)
+        return [*own, *([KEEPING, *libraries, AS_BEFORE] if libraries else []), *rpath]
 
     def parts(self, toolchain: Toolchain) -> dict[str, str]:
         """Return the parts of a cache key for the linker and the libraries; empty if there are none."""

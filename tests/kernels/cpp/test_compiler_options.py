@@ -15,7 +15,7 @@ from torch import Tensor
 
 import opsmith
 from opsmith import errors
-from opsmith.build.compiler_options import CompilerOptions, compiler_options
+from opsmith.build.compiler_options import AS_BEFORE, KEEPING, CompilerOptions, compiler_options
 from opsmith.build.toolchain import Toolchain, find_toolchain
 from opsmith.kernels.cpp.codegen import implied_headers
 from opsmith.kernels.cpp.compiler import LIBRARY, compile_kernel, kernel_flags
@@ -185,7 +185,7 @@ def test_a_library_of_the_system_is_found_by_its_name() -> None:
         linked(torch.zeros(1))
     options = source_of("1", libraries=["m"]).options
     assert "libm." in options.parts(find_toolchain())["libraries"]
-    assert options.linking(find_toolchain()) == ["-lm"]
+    assert options.linking(find_toolchain()) == [KEEPING, "-lm", AS_BEFORE]
 
 
 def test_a_library_that_the_linker_does_not_find() -> None:
@@ -318,6 +318,41 @@ def test_a_sanitised_build_has_the_flags_and_keeps_its_own() -> None:
     assert unset_lines(
         source_of("unset(x.size(0) - VALUE)", above, flags=["-DVALUE=1"]), "options::value", ()
     )
+
+
+@pytest.mark.slow
+def test_a_sanitised_run_and_a_library_for_onnx_runtime_have_the_options(tmp_path: Path) -> None:
+    import onnxruntime  # noqa: F401  # the export runs it
+
+    import opsmith.onnx
+
+    folder = tmp_path / "parts"
+    library(folder, 2, "libnumber.so.2")
+    (folder / "one.h").write_text('#include "opsmith.h"\nconst float one = 1;\n')
+
+    @opsmith.operator("options::four", shapes="x: N -> N")
+    def four(x: Tensor) -> Tensor:
+        return x * 4
+
+    four.kernel(
+        "cpu",
+        cpp=f"""
+#include <one.h>
+{NUMBER}
+void four(Contiguous<const float, 1> x, Contiguous<float, 1> y) {{
+  for (int64_t i = 0; i < x.numel(); i++) y[i] = x[i] * (one + number() + ANOTHER);
+}}
+""",
+        flags=[f"-L{folder}", "-DANOTHER=1"],
+        include_dirs=[folder],
+        libraries=["number"],
+    )
+    x = torch.arange(3.0)
+    report = opsmith.check(four, samples=[(x,)], only=["sanitized"], sanitize=True, effort="quick")
+    assert [each.status for each in report.outcomes if each.property == "sanitized"] == ["passed"]
+    made = opsmith.export_onnx(four, (x,), tmp_path / "four.onnx", library=tmp_path / "four.so")
+    assert dict(made.native)
+    assert opsmith.onnx.load(made.path, library=made.library)(x).tolist() == [0, 4, 8]
 
 
 def test_every_function_of_cmath_is_known_to_need_it(tmp_path: Path) -> None:

@@ -122,6 +122,11 @@ def test_the_headers_of_a_package_of_cccl_are_found(
     assert result.item() == 7
 
 
+def test_clock_is_the_kernel_s_beside_the_header_of_c() -> None:
+    """CCCL's <cuda/std/cmath> includes <time.h> where it is compiled for a CPU."""
+    assert opsmith.emulate(declared("clock() >= 0", "#include <time.h>"), torch.ones(1)).item() == 1
+
+
 def test_emulation_names_the_package_of_a_header(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("opsmith.kernels.cuda.emulation.host_headers.include_directories", list)
     with pytest.raises(errors.NotEmulatedError) as caught:

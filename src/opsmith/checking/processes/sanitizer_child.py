@@ -98,7 +98,7 @@ class SanitizerChild:
         operator.kernel("cpu", cpp=job.text, entry=job.entry, dtypes=job.dtypes, strict=True, **copies)
         built = operator.specification.kernels[0].function
         assert isinstance(built, CppKernel)
-        built.source = dataclasses.replace(built.source, folder=job.folder)
+        built.source = dataclasses.replace(built.source, folder=job.folder, options=job.options)
         if job.calls:
             values = self._values(job.samples[job.calls[0].sample], job.calls[0])[0]
             operator.specification.kernels[0].consider(values)

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from opsmith import errors
+from opsmith.build.compiler_options import NO_OPTIONS, CompilerOptions
 from opsmith.build.source_text import includes_of
 from opsmith.build.symbols import Line
 from opsmith.build.toolchain import find_toolchain
@@ -97,6 +98,7 @@ class SanitizerJob:
         calls: Calls.
         written: Names of the arguments that it writes into.
         threads: Number of threads.
+        options: Options of its author for the compiler and the linker.
     """
 
     operator: str
@@ -110,6 +112,7 @@ class SanitizerJob:
     calls: tuple[SanitizedCall, ...]
     written: tuple[str, ...] = ()
     threads: int = 2
+    options: CompilerOptions = NO_OPTIONS
 
 
 START_S = 600.0

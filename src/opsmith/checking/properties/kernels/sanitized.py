@@ -111,6 +111,7 @@ def _job(subject: Subject, kernel: Kernel) -> SanitizerJob:
         tuple(samples),
         tuple(calls),
         schema.written,
+        options=built.source.options,
     )
 
 

@@ -14,6 +14,7 @@ extern "C" void* memset(void*, int, size_t) __asm__("emulated_memset");
 #define EMULATED_CUDA_VECTORS 1
 #endif
 #include <math.h>
+#include <time.h>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -194,7 +195,7 @@ EMULATED_REDUCE(min, MIN_SIGNED, int)
 EMULATED_REDUCE(max, MAX_SIGNED, int)
 
 EMULATED_INLINE long long clock64() { return (long long)emulated::emulated_clock(); }
-EMULATED_INLINE clock_t clock() { return clock_t(emulated::emulated_clock()); }
+#define clock() clock_t(emulated::emulated_clock())  // a function of this name is C's, in <time.h>
 EMULATED_INLINE void __threadfence() { emulated::emulated_fence(); }
 EMULATED_INLINE void __threadfence_block() { emulated::emulated_fence(); }
 EMULATED_INLINE void __threadfence_system() { emulated::emulated_fence(); }
