@@ -389,6 +389,10 @@ class OnnxRuntimeError(OpsmithError, RuntimeError):
     """ONNX Runtime does not load a file, or does not run it on these tensors."""
 
 
+class ServingError(OpsmithError, RuntimeError):
+    """An operator cannot be served without Python."""
+
+
 class ReportFormatError(OpsmithError, ValueError):
     """A file is not a report of a check that this version of opsmith reads."""
 
@@ -478,6 +482,7 @@ __all__ = [
     "ResultTypeError",
     "SampleError",
     "SavedTensorModifiedError",
+    "ServingError",
     "ShapeError",
     "ShapePatternError",
     "SignatureMismatchError",

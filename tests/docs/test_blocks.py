@@ -22,6 +22,7 @@ SLOW = {
     "native-kernels.md",
     "onnx.md",
     "pages.md",
+    "shipping.md",
     "triton-kernels.md",
 }
 """Pages that take longer than all others together: they build kernels, export, or start processes."""

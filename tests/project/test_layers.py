@@ -12,7 +12,16 @@ import opsmith
 
 ROOT = Path(opsmith.__file__).parent
 
-FEATURE_PACKAGES = ("checking", "exporting", "drawing", "benchmarking", "modules", "scaffolding", "ops")
+FEATURE_PACKAGES = (
+    "checking",
+    "exporting",
+    "drawing",
+    "benchmarking",
+    "modules",
+    "scaffolding",
+    "shipping",
+    "ops",
+)
 LAYERS: list[tuple[str, ...]] = [
     ("errors", "extras"),
     ("config", "init"),

@@ -35,7 +35,7 @@ from opsmith.kernels.cpp.source import CppSource
 HERE = Path(__file__).parent
 HEADER, RUNTIME = HERE / "opsmith.h", HERE / "runtime.cpp"
 RUNTIME_HEADERS = tuple(
-    HERE / name for name in ("stable_torch.h", "python_errors.h", "arguments.h", "plans.h")
+    HERE / name for name in ("stable_torch.h", "python_errors.h", "arguments.h", "plans.h", "calls.h")
 )
 LIBRARY = "kernel.so"
 OBJECT = "kernel.o"

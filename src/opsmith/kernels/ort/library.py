@@ -37,7 +37,7 @@ TABLE = "opsmith_kernel"
 """Name of the table of a kernel's instances; in a library a suffix makes it unique."""
 
 ANY_PROCESSOR = ("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-pipe")
-_THIS_PROCESSOR = tuple(flag for flag in FLAGS if not flag.startswith(("-Wl", "-g", "-shared", "-l")))
+THIS_PROCESSOR = tuple(flag for flag in FLAGS if not flag.startswith(("-Wl", "-g", "-shared", "-l")))
 """Flags without debug information, so that the library contains no paths of this machine."""
 _LINKING = (
     *("-shared", "-fPIC", "-fopenmp", "-pthread", "-Wl,--no-undefined", "-Wl,-s"),
@@ -77,7 +77,7 @@ def kernel_object(
         ToolchainError: If there is no compiler, or one of its tools is missing.
     """
     toolchain = kernel_toolchain()
-    flags = [*_THIS_PROCESSOR, *include_flags(source), *source.options.compiling, *_path_flags(source)]
+    flags = [*THIS_PROCESSOR, *include_flags(source), *source.options.compiling, *_path_flags(source)]
     if "clang" not in toolchain.identity:
         flags.append("-fno-gnu-unique")  # else equal names are merged across a process
     text = kernel_code(source, operator, dtypes, shapes)
@@ -122,12 +122,12 @@ def link_library(kernels: Sequence[KernelObject], types: Sequence[NodeType]) -> 
         _copy_headers(directory)
         (directory / "nodes.cpp").write_text(text, encoding="utf-8")
         (directory / "exported").write_text(_EXPORTED, encoding="utf-8")
-        _build(toolchain, [*_THIS_PROCESSOR, "-c", "nodes.cpp"], directory, "nodes.o")
+        _build(toolchain, [*THIS_PROCESSOR, "-c", "nodes.cpp"], directory, "nodes.o")
         objects = ["nodes.o", str(registration), *(str(each.path) for each in kernels)]
         given = [word for linking in dict.fromkeys(each.linking for each in kernels) for word in linking]
         _build(toolchain, [*_LINKING, *objects, *given, "-ldl"], directory, LIBRARY)
 
-    flags = [*_THIS_PROCESSOR, *_LINKING]
+    flags = [*THIS_PROCESSOR, *_LINKING]
     names = ", ".join(dict.fromkeys(each.operator.name for each in types))
     parts = {
         "kind": "onnx library",

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from opsmith.kernels.common.parameters import PARAMETER_TYPES
+from opsmith.kernels.cpp.literals import array, flag, text
 
 BITS = "_float64_bits"
 """Suffix of attributes that contain the bits of double-precision numbers, as 64-bit integers."""
@@ -88,26 +89,26 @@ def generated_nodes(types: Sequence[NodeType]) -> str:
         signature = f"sizes_{number}(const opsmith::Value* v, opsmith::Shape* r)"
         lines.append(f"opsmith::SizesStatus {signature} {{\n{body}\n}}")
     for number, operator in enumerate(operators):
-        lines.append(_array(f"const opsmith::Exported* const kernels_{number}", _addresses(operator.kernels)))
+        lines.append(array(f"const opsmith::Exported* const kernels_{number}", _addresses(operator.kernels)))
         lines.append(
-            _array(f"const opsmith::NodeArgument arguments_{number}", map(_argument, operator.arguments))
+            array(f"const opsmith::NodeArgument arguments_{number}", map(_argument, operator.arguments))
         )
-        lines.append(_array(f"const int32_t outputs_of_{number}", map(str, operator.output_indices)))
+        lines.append(array(f"const int32_t outputs_of_{number}", map(str, operator.output_indices)))
     lines.append(
-        _array("const opsmith::NodeOperator operators", map(_operator, range(len(operators)), operators))
+        array("const opsmith::NodeOperator operators", map(_operator, range(len(operators)), operators))
     )
     for number, each in enumerate(types):
-        lines.append(_array(f"const int32_t inputs_{number}", map(str, each.inputs)))
-        lines.append(_array(f"const bool optional_{number}", map(_flag, each.optional)))
-        lines.append(_array(f"const int32_t outputs_{number}", map(str, each.outputs)))
+        lines.append(array(f"const int32_t inputs_{number}", map(str, each.inputs)))
+        lines.append(array(f"const bool optional_{number}", map(flag, each.optional)))
+        lines.append(array(f"const int32_t outputs_{number}", map(str, each.outputs)))
     rows = [
-        f"{{{_text(each.domain)}, {_text(each.op_type)}, &operators[{operators.index(each.operator)}], "
+        f"{{{text(each.domain)}, {text(each.op_type)}, &operators[{operators.index(each.operator)}], "
         f"inputs_{number}, optional_{number}, {len(each.inputs)}, outputs_{number}, "
         f"{len(each.outputs)}, "
         f"{f'sizes_{bodies.index(each.sizes)}' if each.sizes else 'nullptr'}}}"
         for number, each in enumerate(types)
     ]
-    lines.append(_array("const opsmith::NodeType types", rows))
+    lines.append(array("const opsmith::NodeType types", rows))
     lines.append("}  // namespace")
     lines.append(f"const opsmith::NodeLibrary opsmith_nodes = {{types, {len(types)}, used_instructions}};")
     return "\n".join(lines) + "\n"
@@ -115,35 +116,17 @@ def generated_nodes(types: Sequence[NodeType]) -> str:
 
 def _operator(number: int, operator: NodeOperator) -> str:
     return (
-        f"{{{_text(operator.name)}, kernels_{number}, {len(operator.kernels)}, arguments_{number}, "
+        f"{{{text(operator.name)}, kernels_{number}, {len(operator.kernels)}, arguments_{number}, "
         f"{len(operator.arguments)}, outputs_of_{number}, {len(operator.output_indices)}, "
-        f"{_text(operator.shapes)}}}"
+        f"{text(operator.shapes)}}}"
     )
 
 
 def _argument(argument: NodeArgument) -> str:
     type = PARAMETER_TYPES.index(argument.type)
-    name, bits = _text(argument.name), _text(argument.name + BITS)
-    return f"{{{name}, {type}, {_flag(argument.optional)}, {bits}}}"
+    name, bits = text(argument.name), text(argument.name + BITS)
+    return f"{{{name}, {type}, {flag(argument.optional)}, {bits}}}"
 
 
 def _addresses(names: Iterable[str]) -> Iterable[str]:
     return (f"&{name}" for name in names)
-
-
-def _array(declared: str, items: Iterable[str]) -> str:
-    listed = list(items)
-    # C++ has no empty arrays.
-    return f"{declared}[{max(len(listed), 1)}] = {{{', '.join(listed)}}};"
-
-
-def _flag(value: bool) -> str:
-    return "true" if value else "false"
-
-
-def _text(value: str) -> str:
-    """Return a string literal of C++, in which octal escapes have three digits."""
-    plain = (
-        chr(byte) if 32 <= byte < 127 and byte not in b'"\\?' else f"\\{byte:03o}" for byte in value.encode()
-    )
-    return f'"{"".join(plain)}"'

@@ -1,0 +1,231 @@
+// A call by a plan: copies of its arguments, memory for its results, the kernel, and what it may write into.
+//
+// Of torch it uses the stable C functions alone, and nothing of Python: the library between Python and all kernels
+// and the libraries that serve without Python are made of it.
+#pragma once
+#include <algorithm>
+#include <atomic>
+
+#include "plans.h"
+
+namespace opsmith {
+
+using Signed = std::vector<Argument>;  // the arguments of an operator
+
+class WithoutGrad {
+ public:
+  WithoutGrad() : before_(aoti_torch_grad_mode_is_enabled()) { aoti_torch_grad_mode_set_enabled(false); }
+  ~WithoutGrad() { aoti_torch_grad_mode_set_enabled(before_); }
+
+ private:
+  bool before_;
+};
+
+constexpr int32_t cpu = 0;
+
+// True if new memory is filled with a pattern: see `fill_new_memory`.
+inline std::atomic<int32_t> fills_memory{0};
+
+inline size_t item_size(int32_t dtype) {
+  switch (dtype) {
+    case dtype_of<bool>::value: case dtype_of<uint8_t>::value: case dtype_of<int8_t>::value: return 1;
+    case dtype_of<int16_t>::value: case dtype_of<Half>::value: case dtype_of<BFloat16>::value: return 2;
+    case dtype_of<int32_t>::value: case dtype_of<float>::value: return 4;
+  }
+  return 8;
+}
+
+// Bytes from the first to the last element.
+inline size_t extent(int32_t dtype, int64_t dim, const int64_t* sizes, const int64_t* strides) {
+  int64_t last = 0;
+  for (int64_t at = 0; at < dim; at++) {
+    if (sizes[at] == 0) return 0;
+    last += (sizes[at] - 1) * strides[at];
+  }
+  return item_size(dtype) * size_t(last + 1);
+}
+
+inline void fill(void* data, int32_t dtype, int64_t dim, const int64_t* sizes, const int64_t* strides) {
+  // All bits set are nan in every floating dtype; a bool has but one.
+  if (size_t bytes = extent(dtype, dim, sizes, strides))
+    std::memset(data, dtype == dtype_of<bool>::value ? 1 : 0xff, bytes);
+}
+
+// Tensors that were made for a call; those that are not handed on are let go of.
+struct Made : Inline<TensorHandle, 8> {
+  ~Made() {
+    for (size_t at = 0; at < size(); at++)
+      if ((*this)[at] != nullptr) aoti_torch_delete_tensor_object((*this)[at]);
+  }
+
+  TensorHandle empty(int32_t dtype, int64_t dim, const int64_t* sizes, const int64_t* strides) {
+    TensorHandle made;
+    must(aoti_torch_empty_strided(dim, sizes, strides, dtype, cpu, 0, &made), "aoti_torch_empty_strided");
+    push(made);
+    if (fills_memory) {
+      void* data;
+      must(aoti_torch_get_data_ptr(made, &data), "aoti_torch_get_data_ptr");
+      fill(data, dtype, dim, sizes, strides);
+    }
+    return made;
+  }
+
+  // Gives tensors away, in order.
+  void hand_over(uint64_t* stack) {
+    for (size_t at = 0; at < size(); at++) stack[at] = hand_over(at);
+  }
+  uint64_t hand_over(size_t at) {
+    TensorHandle tensor = (*this)[at];
+    (*this)[at] = nullptr;
+    return reinterpret_cast<uint64_t>(tensor);
+  }
+};
+
+inline TensorHandle copy(Made& made, TensorHandle from, int32_t dtype, int64_t dim, const int64_t* sizes,
+                  const int64_t* strides) {
+  TensorHandle result = made.empty(dtype, dim, sizes, strides);
+  WithoutGrad guard;
+  must(aoti_torch_copy_(result, from, 0), "aoti_torch_copy_");
+  return result;
+}
+
+inline void* memory(TensorHandle tensor) {
+  void* data;
+  must(aoti_torch_get_data_ptr(tensor, &data), "aoti_torch_get_data_ptr");
+  return data;
+}
+
+// Copies a tensor into another layout, and makes its view one of the copy.
+inline void lay_out(const Signed& signature, const Copied& copied, Arguments& arguments, Made& made) {
+  Value& value = arguments.values[size_t(copied.argument)];
+  RawTensor* raw = &value.tensor;
+  if (signature[size_t(copied.argument)].type == TENSORS) {
+    int64_t before = 0;  // tensors of the arguments to the left
+    for (int64_t at = 0; at < copied.argument; at++) {
+      const Value& other = arguments.values[size_t(at)];
+      int32_t type = signature[size_t(at)].type;
+      before += !other.given ? 0 : type == TENSORS ? other.list.size : type == TENSOR;
+    }
+    raw = const_cast<RawTensor*>(static_cast<const RawTensor*>(value.list.data)) + (copied.tensor - before);
+  }
+  TensorHandle from = arguments.tensors[size_t(copied.tensor)];
+  int32_t dtype;
+  must(aoti_torch_get_dtype(from, &dtype), "aoti_torch_get_dtype");
+  raw->data = memory(copy(made, from, dtype, raw->dim, raw->sizes, copied.strides.data()));
+  raw->strides = copied.strides.data();
+}
+
+// Runs a kernel by a plan, and returns the results, in order.
+//
+// `counts` is called with the index of each argument that is copied into another layout; the index after the last
+// argument stands for the results. `threw` is called with the text of the kernel's exception, and throws.
+template <class Counts, class Threw>
+void run_plan(const Signed& signature, const Candidate& candidate, const Plan& plan, Arguments& arguments,
+              Made& results, Counts counts, Threw threw) {
+  Made made;
+  // An argument that is copied twice in one call, as a list may be, counts once.
+  int64_t counted = -1;
+  for (const Copied& copied : plan.copied) {
+    lay_out(signature, copied, arguments, made);
+    if (copied.argument != counted) counts(size_t(copied.argument));
+    counted = copied.argument;
+  }
+  for (const Result& result : plan.results) {
+    const int64_t dim = int64_t(result.sizes.size());
+    const int64_t* strides = (result.written.empty() ? result.strides : result.written).data();
+    TensorHandle tensor = results.empty(result.dtype, dim, result.sizes.data(), strides);
+    Value value;
+    value.given = true;
+    value.tensor = {memory(tensor), result.sizes.data(), strides, dim};
+    arguments.values.push(value);
+  }
+  char error[1000];
+  if (candidate.run(arguments.values.data(), error, sizeof error)) threw(error);
+  for (size_t at = 0; at < plan.copied.size(); at++) {
+    WithoutGrad guard;
+    if (plan.copied[at].back)
+      must(aoti_torch_copy_(arguments.tensors[size_t(plan.copied[at].tensor)], made[at], 0), "aoti_torch_copy_");
+  }
+  for (size_t at = 0; at < plan.results.size(); at++) {
+    const Result& result = plan.results[at];
+    if (!result.written.empty()) {
+      TensorHandle written = results[at];
+      made.push(written);
+      results[at] = nullptr;
+      Made one;
+      copy(one, written, result.dtype, int64_t(result.sizes.size()), result.sizes.data(), result.strides.data());
+      std::swap(results[at], one[0]);
+      counts(signature.size());
+    }
+  }
+}
+
+// True if a tensor is contiguous.
+inline bool is_contiguous(int64_t dim, const int64_t* sizes, const int64_t* strides) {
+  int64_t step = 1;
+  for (int64_t at = dim - 1; at >= 0; at--) {
+    if (sizes[at] == 0) return true;
+    if (sizes[at] != 1 && strides[at] != step) return false;
+    step *= sizes[at];
+  }
+  return true;
+}
+
+// True if a predicate holds for each tensor among the arguments, including those in lists. It takes the view, the
+// index among all tensors, and the index of the argument.
+template <class Holds>
+bool every(const Signed& signature, const Arguments& arguments, Holds holds) {
+  size_t tensor = 0;
+  for (size_t at = 0; at < signature.size(); at++) {
+    const Value& value = arguments.values[at];
+    const int32_t type = signature[at].type;
+    if (!value.given || (type != TENSOR && type != TENSORS)) continue;
+    const RawTensor* raw = type == TENSOR ? &value.tensor : static_cast<const RawTensor*>(value.list.data);
+    for (int64_t left = type == TENSOR ? 1 : value.list.size; left > 0; left--, raw++)
+      if (!holds(*raw, tensor++, at)) return false;
+  }
+  return true;
+}
+
+// Raises the versions of all tensors that the operator writes into: autograd finds them modified by that. Returns
+// false if torch refuses, as for a tensor of inference mode outside of it.
+inline bool raise_versions(const Signed& signature, const Arguments& arguments) {
+  return every(signature, arguments, [&](const RawTensor&, size_t tensor, size_t argument) {
+    if (!signature[argument].written) return true;
+    WithoutGrad guard;
+    // Torch copies nothing from a tensor to itself, and counts it as a write.
+    return aoti_torch_copy_(arguments.tensors[tensor], arguments.tensors[tensor], 0) == 0;
+  });
+}
+
+struct Extent {
+  const char *begin, *end;
+  RawTensor raw;
+  bool written, dense;
+};
+
+// True if a written tensor shares elements with another one, as far as strides tell: `shares_elements` of writes.py.
+inline bool shares_written(const Signed& signature, const Arguments& arguments) {
+  Inline<Extent, 8> extents;
+  every(signature, arguments, [&](const RawTensor& raw, size_t tensor, size_t argument) {
+    const int32_t dtype = arguments.dtypes[tensor];
+    size_t bytes = extent(dtype, raw.dim, raw.sizes, raw.strides), dense = item_size(dtype);
+    for (int64_t at = 0; at < raw.dim; at++) dense *= size_t(raw.sizes[at]);
+    const char* begin = static_cast<const char*>(raw.data);
+    if (bytes) extents.push({begin, begin + bytes, raw, signature[argument].written, bytes == dense});
+    return true;
+  });
+  Extent *first = extents.data(), *last = first + extents.size();
+  std::sort(first, last, [](const Extent& one, const Extent& other) { return one.begin < other.begin; });
+  for (Extent* one = first; one != last; ++one)
+    for (Extent* other = one + 1; other != last && other->begin < one->end; ++other) {
+      if (!one->written && !other->written) continue;
+      const RawTensor &a = one->raw, &b = other->raw;
+      const size_t bytes = 8 * size_t(a.dim);
+      const bool same = a.data == b.data && a.dim == b.dim && !std::memcmp(a.sizes, b.sizes, bytes) &&
+                        !std::memcmp(a.strides, b.strides, bytes);
+      if (same || (one->dense && other->dense)) return true;
+    }
+  return false;
+}
+}  // namespace opsmith

@@ -1,0 +1,1 @@
+"""Libraries that give kernels in C++ to torch's dispatcher without Python."""

@@ -1,0 +1,222 @@
+// Registration of a library's operators with torch's dispatcher when the library is loaded.
+//
+// Each operator `a::b` has a second one, `opsmith_libraries::a__b`, by which libraries and the Python package find
+// out who else computes it. Where several do, all must be made of the same sources:
+// - of two libraries, the second one leaves the operator to the first, or both are refused;
+// - a library that finds an operator of Python asks Python at the first call, not while it is loaded, since the
+//   system's loader is locked then, and Python may be waiting for it;
+// - Python that finds an operator of a library takes it over.
+//
+// This file is compiled for the baseline processor, so that it can report that the kernels need another one.
+#include <dlfcn.h>
+
+#include <mutex>
+
+#include "call.h"
+#include "processor.h"
+
+extern "C" {
+Status aoti_torch_library_init_fragment(const char*, const char*, uint32_t, LibraryHandle*);
+Status aoti_torch_library_def(LibraryHandle, const char*);
+Status aoti_torch_new_tensor_handle(TensorHandle, TensorHandle*);
+Status torch_new_string_handle(const char*, size_t, StringHandle*);
+// Of torch 2.13 and later; null before.
+__attribute__((weak)) const char* torch_exception_get_what_without_backtrace();
+}
+
+namespace {
+using namespace opsmith;
+
+// Torch's calling convention, as of the oldest version whose functions the library uses: a byte each for major and
+// minor.
+constexpr uint64_t abi_version = uint64_t(2) << 56 | uint64_t(11) << 48;
+constexpr const char* registry = "opsmith_libraries";
+
+enum Mode : int32_t {
+  OWN,        // the library computes the operator
+  ASKS,       // it is another's, who is asked at the first call
+  SHARED,     // the Python package computes it, which is made of the same sources
+  CONTESTED,  // two compute it in different ways
+};
+
+struct Served {
+  const ServedOperator* op;
+  Signed signature;
+  std::string full_name;
+  std::string registry_name;  // of the second operator
+  std::string defined_before;  // torch's words about who defined the operator before this library; may be empty
+  std::atomic<int32_t> mode{OWN};
+  std::once_flag once;
+  std::string contested;  // the message
+};
+
+std::string why() {
+  const char* text = torch_exception_get_what_without_backtrace ? torch_exception_get_what_without_backtrace() : nullptr;
+  return text ? text : "";
+}
+
+std::string file() {
+  Dl_info info;
+  return dladdr(reinterpret_cast<const void*>(&opsmith_served), &info) && info.dli_fname ? info.dli_fname : "?";
+}
+
+// The operators stay as long as the process: a call may be about to use one at any time.
+Served* served() {
+  static Served* const all = [] {
+    auto* made = new Served[size_t(opsmith_served.count)];
+    for (int32_t at = 0; at < opsmith_served.count; at++) {
+      const ServedOperator& op = opsmith_served.operators[at];
+      made[at].op = &op;
+      for (int32_t each = 0; each < op.argument_count; each++)
+        made[at].signature.push_back({op.arguments[each].type, op.arguments[each].optional, op.arguments[each].written});
+      made[at].full_name = std::string(op.name_space) + "::" + op.name;
+      made[at].registry_name = std::string(op.name_space) + "__" + op.name;
+    }
+    return made;
+  }();
+  return all;
+}
+
+StringHandle torch_string(const std::string& text) {
+  StringHandle made;
+  must(torch_new_string_handle(text.data(), text.size(), &made), "torch_new_string_handle");
+  return made;
+}
+
+std::string taken(uint64_t word) {
+  const StringHandle handle = reinterpret_cast<StringHandle>(word);
+  const char* text;
+  size_t length;
+  must(torch_string_c_str(handle, &text), "torch_string_c_str");
+  must(torch_string_length(handle, &length), "torch_string_length");
+  std::string found(text, length);
+  torch_delete_string(handle);
+  return found;
+}
+
+// Calls an operator of two strings, or of three, that returns a string. Returns false if there is none.
+bool call_registry(const std::string& name, std::initializer_list<std::string> given, std::string& answer) {
+  uint64_t stack[3];
+  size_t count = 0;
+  for (const std::string& each : given) stack[count++] = reinterpret_cast<uint64_t>(torch_string(each));
+  if (torch_call_dispatcher((std::string(registry) + "::" + name).c_str(), "", stack, abi_version)) return false;
+  answer = taken(stack[0]);
+  return true;
+}
+
+std::string conflict(const Served& one, const std::string& other) {
+  return one.full_name + ": two parts of the process compute it, and are made of different sources\n  expected: " +
+         "libraries and a Python package of the same kernels\n  got: " + file() + " and " + other +
+         "\n  hint: build the library anew from what the package is now, or load one of the two";
+}
+
+void contest(Served& each, const std::string& message) {
+  std::call_once(each.once, [&] { each.contested = message; });
+  each.mode = CONTESTED;
+}
+
+// Calls the operator anew: the Python package has put its kernel over the library's.
+void dispatch_again(Served& each, uint64_t* stack) {
+  thread_local const Served* dispatching = nullptr;
+  if (dispatching == &each) throw Refused(each.full_name + ": the Python package has withdrawn it");
+  const Served* const before = dispatching;
+  dispatching = &each;
+  const Status status = torch_call_dispatcher(each.full_name.c_str(), "", stack, abi_version);
+  dispatching = before;
+  if (status) throw Refused(why().empty() ? each.full_name + ": the call failed" : why());
+}
+
+// Asks the Python package, which takes the operator over if it is made of the same sources. Where it is not, the
+// arguments of the call stay where they are: they may be other ones than those of this library.
+void ask(Served& each) {
+  std::string answer;
+  const bool python = call_registry("share", {each.full_name, each.op->digest, file()}, answer);
+  if (!python) answer = each.defined_before.empty() ? "another library or program" : each.defined_before;
+  if (!answer.empty()) {
+    contest(each, conflict(each, answer));
+    throw Refused(each.contested);
+  }
+  each.mode = SHARED;
+}
+
+// The second operator: returns digest and file; for one that claims the operator, where the two differ, a message.
+void describe(Served& each, uint64_t* stack) {
+  const std::string other = taken(stack[0]), digest = taken(stack[1]);
+  std::string answer;
+  if (other.empty()) {
+    answer = std::string(each.op->digest) + "\n" + file();
+  } else if (digest != each.op->digest) {
+    contest(each, conflict(each, other));
+    answer = each.contested;
+  }
+  stack[0] = reinterpret_cast<uint64_t>(torch_string(answer));
+}
+
+// Torch copies the names, and keeps a registration until its handle is deleted, which none is.
+LibraryHandle fragment(const char* name_space) {
+  LibraryHandle made = nullptr;
+  aoti_torch_library_init_fragment(name_space, __FILE__, __LINE__, &made);
+  return made;
+}
+
+bool implement(const char* name_space, const char* key, const char* name, void (*entry)(uint64_t*, uint64_t, uint64_t)) {
+  LibraryHandle made;
+  if (aoti_torch_library_init_impl(name_space, key, __FILE__, __LINE__, &made)) return false;
+  return torch_library_impl(made, name, entry, abi_version) == 0;
+}
+
+void register_operator(Served& each) {
+  const ServedOperator& op = *each.op;
+  const bool defined = aoti_torch_library_def(fragment(op.name_space), op.schema) == 0;
+  const std::string before = defined ? "" : why();
+  const std::string described = each.registry_name + "(str file, str digest) -> str";
+  if (aoti_torch_library_def(fragment(registry), described.c_str())) {
+    std::string answer;
+    if (call_registry(each.registry_name, {file(), op.digest}, answer) && !answer.empty())
+      std::fprintf(stderr, "opsmith: %s\n", answer.c_str());
+    return;
+  }
+  implement(registry, "CompositeExplicitAutograd", each.registry_name.c_str(), op.description_entry);
+  if (!defined) {
+    each.defined_before = before;
+    each.mode = ASKS;
+  }
+  implement(op.name_space, "CPU", op.name, op.entry);
+  if (defined && op.returning != nullptr && aoti_torch_library_def(fragment(op.name_space), op.returning) == 0) {
+    const std::string name(op.returning, std::strcspn(op.returning, "("));
+    implement(op.name_space, "CompositeImplicitAutograd", name.c_str(), op.returning_entry);
+  }
+}
+
+[[maybe_unused]] const bool registered = [] {
+  for (int32_t at = 0; at < opsmith_served.count; at++) register_operator(served()[at]);
+  return true;
+}();
+}  // namespace
+
+namespace opsmith {
+void serve(int32_t index, uint64_t* stack) {
+  Served& each = served()[index];
+  if (each.mode == CONTESTED) throw Refused(each.contested);
+  if (each.mode == ASKS) ask(each);
+  if (each.mode == SHARED) return dispatch_again(each, stack);
+  ServedCall call(*each.op, each.signature, stack);
+  if (const char* missing = missing_instruction(opsmith_served.needs))
+    throw Refused(each.full_name + ": its kernel was compiled for a processor with " + missing +
+                  ", which this one lacks\n  got: " + file() + "\n  hint: build the library for this processor");
+  call.compute(stack);
+}
+
+void describe(int32_t index, uint64_t* stack) { ::describe(served()[index], stack); }
+
+void serve_returning(int32_t index, uint64_t* stack) {
+  Served& each = served()[index];
+  TensorHandle returned;
+  must(aoti_torch_new_tensor_handle(reinterpret_cast<TensorHandle>(stack[0]), &returned), "aoti_torch_new_tensor_handle");
+  if (torch_call_dispatcher(each.full_name.c_str(), "", stack, abi_version)) {
+    aoti_torch_delete_tensor_object(returned);
+    throw Refused(why().empty() ? each.full_name + ": the call failed" : why());
+  }
+  stack[0] = reinterpret_cast<uint64_t>(returned);
+}
+}  // namespace opsmith

@@ -1,0 +1,160 @@
+"""Layouts of arguments for which the reference returns contiguous results, found on the operator's samples.
+
+A kernel without Python writes contiguous results. Compiled code reads them by the strides that the reference
+gives to fake tensors. So a call must be refused where the two may differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith.core.call_arguments import tensors_in
+from opsmith.core.samples import Make, samples_of
+from opsmith.core.shape_samples import samples_for
+from opsmith.core.specification import Specification
+from opsmith.core.tensors import map_tensors
+from opsmith.kernels.common.result_layout import ResultLayout, result_layouts
+from opsmith.kernels.serving.tables import ACCEPTED
+
+LayOut = Callable[[Tensor], Tensor]
+
+
+def _into(memory: Tensor, values: Tensor) -> Tensor:
+    return memory.copy_(values)
+
+
+def _padded(x: Tensor) -> Tensor:
+    """Return rows of a wider tensor."""
+    return _into(x.new_empty((*x.shape[:-1], x.shape[-1] + 3))[..., : x.shape[-1]], x)
+
+
+def _stepped(x: Tensor) -> Tensor:
+    """Return each second element of rows."""
+    return _into(x.new_empty((*x.shape[:-1], 2 * x.shape[-1]))[..., ::2], x)
+
+
+def _spread(x: Tensor) -> Tensor:
+    """Return each second row of the outermost dimension."""
+    return _into(x.new_empty((2 * x.shape[0], *x.shape[1:]))[::2], x)
+
+
+def _permuted(order: Callable[[int], Sequence[int]]) -> LayOut:
+    """Return a function that lays dimensions out in another order in memory."""
+
+    def lay_out(x: Tensor) -> Tensor:
+        dims = list(order(x.dim()))
+        return x.permute(dims).contiguous().permute([dims.index(dim) for dim in range(x.dim())])
+
+    return lay_out
+
+
+def _expanded(dim: int) -> LayOut:
+    """Return a function that makes the elements along a dimension one in memory."""
+
+    def lay_out(x: Tensor) -> Tensor:
+        return x.narrow(dim, 0, min(1, x.shape[dim])).expand_as(x)
+
+    return lay_out
+
+
+NESTED: tuple[LayOut, ...] = (_padded, _stepped, _spread)
+"""Layouts with gaps, whose dimensions lie in one another as those of a contiguous tensor."""
+ANY: tuple[LayOut, ...] = (
+    *NESTED,
+    _permuted(lambda dim: range(dim)[::-1]),
+    _permuted(lambda dim: [*range(dim - 2), *range(max(dim - 2, 0), dim)[::-1]]),
+    _permuted(lambda dim: [0, *range(2, dim), 1][:dim]),
+    _permuted(lambda dim: [*range(1, dim), 0]),
+    _expanded(0),
+    _expanded(-1),
+)
+"""The same, with dimensions in other orders, and expanded ones."""
+_TRIED = dict(zip(ACCEPTED, (ANY, NESTED, ()), strict=True))
+
+
+def accepted_layouts(specification: Specification, dtype: torch.dtype) -> tuple[str, ...] | None:
+    """Return for each argument the widest of `ACCEPTED` for which all results are contiguous.
+
+    Each argument is laid out in other ways in each sample, by itself and then with all others.
+
+    Args:
+        specification: The operator.
+        dtype: dtype of the samples' floating tensors.
+
+    Returns:
+        None if the results are not contiguous where all arguments are, or if there are no samples.
+
+    Raises:
+        SampleError: If the samples cannot be made.
+    """
+    schema = specification.schema
+    if not schema.results:
+        return ("any",) * len(schema.arguments)
+    source = samples_for(specification)
+    made = (
+        []
+        if source is None
+        else samples_of(source, Make(dtype), schema, specification.name, specification.where)
+    )
+    calls = [map_tensors(Tensor.contiguous, schema.call_values(call.args, call.kwargs)) for call in made]
+    if not calls or not all(_contiguous_results(specification, values) for values in calls):
+        return None
+    accepted = ["any"] * len(schema.arguments)
+    for at, argument in enumerate(schema.arguments):
+        if argument.kind.is_tensor:
+            accepted[at] = next(
+                level
+                for level in ACCEPTED
+                if all(
+                    _contiguous_results(specification, _laid_out(values, {at: lay_out}))
+                    for values in calls
+                    for lay_out in _TRIED[level]
+                )
+            )
+    if _together(specification, calls, accepted):
+        return tuple(accepted)
+    return tuple("contiguous" if each.kind.is_tensor else "any" for each in schema.arguments)
+
+
+def _together(specification: Specification, calls: Sequence[list[Any]], accepted: Sequence[str]) -> bool:
+    """Return True if results are contiguous, too, where all arguments are laid out in other ways."""
+    for step in range(len(ANY)):
+        turned = {
+            at: tried[(step + at) % len(tried)]
+            for at, level in enumerate(accepted)
+            if (tried := _TRIED[level])
+        }
+        if not all(_contiguous_results(specification, _laid_out(values, turned)) for values in calls):
+            return False
+    return True
+
+
+def _laid_out(values: Sequence[Any], how: dict[int, LayOut]) -> list[Any]:
+    def changed(lay_out: LayOut) -> LayOut:
+        return lambda x: lay_out(x) if x.dim() else x
+
+    return [
+        map_tensors(changed(how[at]), [value])[0] if at in how else value for at, value in enumerate(values)
+    ]
+
+
+def _contiguous_results(specification: Specification, values: Sequence[Any]) -> bool:
+    """Return True if a call returns contiguous results; False if the reference refuses it."""
+    try:
+        results = result_layouts(specification, values)
+    except Exception:  # of the reference, which may need one layout
+        return not tensors_in(list(values))
+    return all(map(_is_contiguous, results))
+
+
+def _is_contiguous(result: ResultLayout) -> bool:
+    step = 1
+    for size, stride in zip(reversed(result.shape), reversed(result.stride), strict=True):
+        if size != 1 and stride != step:
+            return 0 in result.shape
+        step *= size
+    return True

@@ -1,0 +1,182 @@
+"""Library that gives operators with kernels in C++ to torch without Python."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from opsmith import errors
+from opsmith.core.kernels import BuiltKernel
+from opsmith.core.operator import Operator
+from opsmith.core.output_file import replacing, writable_file
+from opsmith.core.specification import Specification
+from opsmith.kernels.common.parameters import cpp_arguments
+from opsmith.kernels.cpp.compiler import kernel_toolchain
+from opsmith.kernels.cpp.kernel import CppKernel
+from opsmith.kernels.ort.library import KernelObject
+from opsmith.kernels.serving.digest import cpp_kernels, operator_digest
+from opsmith.kernels.serving.library import LIBRARY, link_library
+from opsmith.kernels.serving.tables import ServedOperator
+from opsmith.shipping.layout_rules import accepted_layouts
+from opsmith.torch_library.registration import HIDDEN_SUFFIX
+
+
+@dataclass(frozen=True, slots=True)
+class TorchLibrary:
+    """Library for torch's dispatcher, as it was written.
+
+    Attributes:
+        path: The file.
+        served: Names of the operators that it computes, as torch has them.
+        inlined: Names of operators that it leaves out: they have no kernel, and compiled code contains their
+            references.
+    """
+
+    path: Path
+    served: tuple[str, ...]
+    inlined: tuple[str, ...]
+
+
+def build_torch_library(operators: Iterable[Operator[..., Any]], path: str | PathLike[str]) -> TorchLibrary:
+    """Build a library that registers operators with torch when it is loaded, and computes them on the CPU.
+
+    Programs in C++ and packages of AOTInductor call them without Python. The library uses torch's stable C
+    functions alone: one file serves every torch from 2.11 on. Load it by `dlopen`, by
+    `torch.ops.load_library`, or link it.
+
+    Args:
+        operators: The operators.
+        path: The file to write, as `libmine.so`.
+
+    Returns:
+        The library, with the names of what it computes.
+
+    Raises:
+        ServingError: Naming every operator that cannot be in it, with the reason.
+        CompileError: If the compiler refuses a kernel.
+        ToolchainError: If there is no compiler.
+        UsageError: If no file can be written there.
+    """
+    file = writable_file(path, "libmine.so")
+    kernel_toolchain()  # report a missing compiler before anything about operators
+    given = [each.specification for each in operators]
+    reasons = {each.name: reason for each in given if (reason := _refusal(each)) is not None}
+    rules = {each.name: _accepted(each) for each in given if each.name not in reasons and cpp_kernels(each)}
+    reasons |= {name: rule for name, rule in rules.items() if isinstance(rule, str)}
+    if reasons:
+        raise _refused(given, reasons)
+    if not rules:
+        raise errors.ServingError(
+            "none of the operators has a kernel, and there is nothing to put into a library",
+            got=", ".join(each.name for each in given) or "no operators",
+            hint="give one a kernel, `op.kernel('cpu', cpp=...)`; what has none is compiled into a package "
+            "of AOTInductor as its reference",
+        )
+    served: list[ServedOperator] = []
+    objects: dict[KernelObject, None] = {}
+    for each in given:
+        if each.name in rules:
+            made = [kernel.library_object() for kernel in cpp_kernels(each)]
+            objects |= dict.fromkeys(made)
+            served += _served(each, made, rules[each.name])
+    library = link_library(tuple(objects), served).directory / LIBRARY
+    with replacing(file) as draft:
+        shutil.copyfile(library, draft)
+        draft.chmod(0o755)
+    left = tuple(each.name for each in given if each.name not in rules)
+    return TorchLibrary(file, tuple(each.name for each in served), left)
+
+
+def _refusal(specification: Specification) -> str | None:
+    """Return why an operator cannot be served; None if it can, or if no library needs it."""
+    if specification.adopted is not None or specification.library_operator is not None:
+        return "it is adopted from code that computes it already"
+    if specification.random:
+        return "it draws from torch's random state"
+    others = [
+        each
+        for each in specification.kernels
+        if each.device == "cpu" and not isinstance(each.function, CppKernel)
+    ]
+    if others:
+        function = others[0].function
+        language = function.language if isinstance(function, BuiltKernel) else "Python"
+        return f"its kernel at {others[0].where} is in {language}"
+    kernels = cpp_kernels(specification)
+    if not kernels:
+        lowering = specification.schema.lowering
+        kept = (
+            specification.opaque
+            or specification.inline is False
+            or (lowering is not None and lowering.objects)
+        )
+        return "it has no kernel in C++, and compiled code does not contain its reference" if kept else None
+    try:
+        for kernel in kernels:
+            cpp_arguments(kernel)
+            sized = kernel.computes_sizes
+            if specification.schema.results and not sized:
+                return (
+                    "the sizes of its results are known in Python alone: give it `shapes=`, or `sizes` in C++"
+                )
+    except errors.KernelSignatureError as error:
+        return error.problem
+    return None
+
+
+def _accepted(specification: Specification) -> tuple[str, ...] | str:
+    """Return the layouts that its arguments may have, or why none are known."""
+    dtypes = [dtype for kernel in cpp_kernels(specification) for dtype in kernel.dtypes or ()]
+    dtype = torch.float32 if torch.float32 in dtypes or not dtypes else dtypes[0]
+    accepted = accepted_layouts(specification, dtype)
+    if accepted is None:
+        return (
+            "no samples show that its results are contiguous: give it samples, and let its reference end in "
+            "`.contiguous()`"
+        )
+    return accepted
+
+
+def _refused(given: Sequence[Specification], reasons: dict[str, str]) -> errors.ServingError:
+    places = {each.name: each.where for each in given}
+    lines = [f"    {name}, {places[name]}: {reason}" for name, reason in reasons.items()]
+    return errors.ServingError(
+        f"{len(reasons)} of {len(given)} operators cannot be served without Python",
+        got="\n".join(lines).lstrip(),
+        hint="leave it out, by the names of the others, or give it what it lacks",
+    )
+
+
+def _served(
+    specification: Specification, objects: Sequence[KernelObject], accepted: Sequence[str]
+) -> list[ServedOperator]:
+    """Return an operator as a library has it, and what it is called by where it has hidden results."""
+    schema, kernels = specification.schema, cpp_kernels(specification)
+    every = tuple(range(len(schema.results)))
+    named = [(specification.dispatched_name, schema.visible, False)]
+    if schema.hidden:
+        named.append((specification.dispatched_name + HIDDEN_SUFFIX, every, True))
+    returning = "" if schema.returns is None else schema.text(specification.short_name)
+    return [
+        ServedOperator(
+            name=name,
+            schema=schema.void.text(name.partition("::")[2], with_hidden=hidden),
+            digest=operator_digest(specification),
+            kernels=tuple(each.table for each in objects),
+            copies_back=tuple(kernel.copies_back for kernel in kernels),
+            names=schema.names,
+            arguments=cpp_arguments(kernels[0]),
+            accepted=tuple(accepted),
+            results=len(schema.results),
+            shown=shown,
+            shapes="" if specification.shapes is None else specification.shapes.text,
+            returning=returning,
+        )
+        for name, shown, hidden in named
+    ]
