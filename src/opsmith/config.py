@@ -23,13 +23,30 @@ def conservative() -> bool:
         >>> conservative()
         False
     """
-    value = os.environ.get(CONSERVATIVE, "")
+    return _is_on(CONSERVATIVE)
+
+
+REQUIRE_KERNELS = "OPSMITH_REQUIRE_KERNELS"
+"""Variable that makes it an error that a kernel can neither be loaded nor built."""
+
+
+def kernels_required() -> bool:
+    """Return True if `OPSMITH_REQUIRE_KERNELS` is on.
+
+    Raises:
+        UsageError: If its value is neither 0 nor 1.
+    """
+    return _is_on(REQUIRE_KERNELS)
+
+
+def _is_on(variable: str) -> bool:
+    value = os.environ.get(variable, "")
     if value not in ("", "0", "1"):
         raise errors.UsageError(
-            f"the environment variable {CONSERVATIVE} has an invalid value",
+            f"the environment variable {variable} has an invalid value",
             expected="1 for on, 0 for off",
             got=repr(value),
-            hint=f"set {CONSERVATIVE}=1, or unset it",
+            hint=f"set {variable}=1, or unset it",
         )
     return value == "1"
 

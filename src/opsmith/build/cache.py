@@ -51,6 +51,13 @@ class CacheEntry:
     source: Literal["memory", "disk", "built", "private"]
     reason: str = ""
 
+    @property
+    def origin(self) -> str:
+        """Words for the origin, for reports."""
+        if self.source == "private":
+            return "compiled now, for this process alone"
+        return "compiled now" if self.source == "built" else "from the cache"
+
 
 class Cache:
     """Cache in one directory.
@@ -240,15 +247,15 @@ def seal(directory: Path, parts: Mapping[str, str]) -> None:
         if not stat.S_ISREG(path.lstat().st_mode):  # as what a compiler leaves with `-save-temps`
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
             continue
-        digests[path.name] = _digest(path)
+        digests[path.name] = digest_of(path)
         path.chmod(path.stat().st_mode & ~OTHERS)
-        _flush(path)
+        flush(path)
     manifest = {"key": key_of(parts), "parts": dict(parts), "files": digests}
     path = directory / MANIFEST
     path.write_text(json.dumps(manifest, indent=1, sort_keys=True))
     path.chmod(path.stat().st_mode & ~OTHERS)
-    _flush(path)
-    _flush(directory)
+    flush(path)
+    flush(directory)
 
 
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
@@ -258,13 +265,13 @@ _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, Recursi
 def is_sound(directory: Path, key: str) -> bool:
     """Return True if a directory is the complete and unchanged entry of this key."""
     try:
-        manifest = json.loads(_content(directory / MANIFEST))
+        manifest = json.loads(content_of(directory / MANIFEST))
         files = manifest["files"]
         return bool(
             all(_fault(path, shared=False) is None for path in (directory, *directory.iterdir()))
             and manifest["key"] == key == key_of(manifest["parts"])
             and {path.name for path in directory.iterdir()} == {*files, MANIFEST}
-            and all(_digest(directory / name) == digest for name, digest in files.items())
+            and all(digest_of(directory / name) == digest for name, digest in files.items())
         )
     except _UNREADABLE:
         return False
@@ -273,23 +280,34 @@ def is_sound(directory: Path, key: str) -> bool:
 def parts_of(directory: Path) -> dict[str, str]:
     """Return the parts of an entry; empty if its manifest cannot be read."""
     try:
-        parts = json.loads(_content(directory / MANIFEST))["parts"]
+        parts = json.loads(content_of(directory / MANIFEST))["parts"]
         return {str(name): str(value) for name, value in parts.items()}
     except _UNREADABLE:
         return {}
 
 
-def _digest(path: Path) -> str:
-    return hashlib.sha256(_content(path)).hexdigest()
+def digest_of(path: Path) -> str:
+    """Return the digest of a regular file.
+
+    Raises:
+        OSError, ValueError: See `content_of`.
+    """
+    return hashlib.sha256(content_of(path)).hexdigest()
 
 
-def _content(path: Path) -> bytes:
+def content_of(path: Path) -> bytes:
+    """Return the content of a regular file.
+
+    Raises:
+        OSError: If it cannot be read.
+        ValueError: If it is a link or a directory.
+    """
     if not stat.S_ISREG(path.lstat().st_mode):  # a link may lead to a file that anyone can change
         raise ValueError(f"{path} is not a regular file")
     return path.read_bytes()
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
     """Flush a file, or the names in a directory, to the disk."""
     if path.is_dir() and os.name == "nt":
         return  # Windows cannot open directories

@@ -211,7 +211,7 @@ def folder_of(file: str | PathLike[str] | None, declared: str | None) -> str | N
     return None if declared is None or not Path(declared).exists() else str(Path(declared).resolve().parent)
 
 
-def includes_of(text: str, folder: str | None) -> Mapping[Path, str]:
+def includes_of(text: str, folder: str | None, others: Sequence[str] = ()) -> Mapping[Path, str]:
     """Return the text of the headers that a kernel may include, transitively, by path.
 
     These are all files that a directive names: a macro may stand for one, or a condition test one. A header
@@ -220,13 +220,14 @@ def includes_of(text: str, folder: str | None) -> Mapping[Path, str]:
     Args:
         text: Text of a kernel.
         folder: Folder of its headers; None if it is unknown.
+        others: Folders that are searched after it.
     """
     found: dict[Path, str] = {}
     waiting = [(text, Path(folder) if folder else None)]
     while waiting:
         including, folder_beside = waiting.pop()
         for name in named_files(including):
-            for start in dict.fromkeys([folder_beside, Path(folder) if folder else None]):
+            for start in dict.fromkeys([folder_beside, Path(folder) if folder else None, *map(Path, others)]):
                 if start is None and not Path(name).is_absolute():
                     continue
                 with suppress(OSError, RuntimeError):  # an unreadable file, a loop of links, a name too long

@@ -14,6 +14,7 @@ from opsmith import __version__
 COMMANDS = {
     "adopt": "opsmith.cli.adopt",
     "benchmark": "opsmith.cli.benchmark",
+    "build": "opsmith.cli.build",
     "cache": "opsmith.cli.cache",
     "check": "opsmith.cli.check",
     "compile": "opsmith.cli.compile",

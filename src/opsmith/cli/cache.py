@@ -28,6 +28,7 @@ KINDS = {
     "cuda emulation": "kernel in CUDA C++, for the CPU",
     "cuda emulation header": "header of kernels in CUDA C++ on the CPU, compiled ahead",
     "cuda emulation runtime": "library that runs kernels in CUDA C++ on the CPU",
+    "cuda ptx": "kernel in CUDA C++, for later GPUs",
     "onnx kernel": "kernel in C++, for ONNX Runtime",
     "onnx library": "library of ONNX Runtime",
     "onnx registering": "registration of kernels with ONNX Runtime",

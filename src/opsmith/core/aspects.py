@@ -332,6 +332,39 @@ class Aspects:
                     kernel.function.reload()
         return self._replace()
 
+    def require_kernel(self, device: str, /) -> Self:
+        """Make it an error that its kernels for a device can neither be loaded nor built, in this process.
+
+        Otherwise the reference runs in their place, after a warning. A kernel in C++ is loaded or built now.
+        What a kernel does not take, such as another dtype, the reference still computes. The environment
+        variable `OPSMITH_REQUIRE_KERNELS=1` does so for all operators.
+
+        Args:
+            device: Device type, `cpu` or `cuda`.
+
+        Raises:
+            UsageError: If no kernel for the device is built from a source.
+            KernelRefusedError: If a kernel in C++ cannot be had here.
+
+        Example:
+            >>> opsmith.ops.involution.require_kernel("cpu") is opsmith.ops.involution
+            True
+        """
+        check_device(device, self.name)
+        given = [each.given for each in self._specification.kernels if each.device == device]
+        built = [each for each in given if isinstance(each, BuiltKernel)]
+        if not built:
+            raise self._specification.error(
+                errors.UsageError,
+                f"it has no kernel for `{device}` that is built from a source",
+                expected=f"`op.kernel({device!r}, ...)` with a source in C++, CUDA C++ or Triton",
+                got="kernels in Python" if given else "no kernel for it",
+                hint="name the device of a kernel that is built, or leave the call out",
+            )
+        for each in built:
+            each.require()
+        return self._replace()
+
     def _attach_kernel(self, kernel: Kernel) -> None:
         others = [each for each in self._specification.kernels if not kernel.supersedes(each)]
         self.replace_kernels((kernel, *others))

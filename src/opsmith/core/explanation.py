@@ -32,6 +32,7 @@ class Explanation:
         copies: Arguments that are copied: the kernel takes another layout, or they are written over.
         sizing: The source of the sizes of the results of a kernel that is built from source.
         kernel: The kernel that computes the results; None if the reference does.
+        origin: Words for where the built kernel came from; empty for one in Python.
     """
 
     operator: str
@@ -47,9 +48,11 @@ class Explanation:
     copies: tuple[str, ...] = ()
     sizing: str = ""
     kernel: Kernel | None = None
+    origin: str = ""
 
     def __str__(self) -> str:
         lines = [self.operator, f"  forward: {self.forward}"]
+        lines += [f"    origin: {self.origin}"] * bool(self.origin)
         lines += [f"    rejected: {reason}" for reason in self.rejected]
         lines += [f"    copies {copy}" for copy in self.copies]
         lines += [f"    sizes of the results: {self.sizing}"] * bool(self.sizing)
@@ -110,6 +113,7 @@ def explain(specification: Specification, values: list[Any]) -> Explanation:
         (*(built.copies(values) if isinstance(built, BuiltKernel) else ()), *written_over),
         built.sizing if isinstance(built, BuiltKernel) else "",
         accepted.kernel if accepted and specification.library_operator is None else None,
+        accepted.kernel.given.origin if accepted and isinstance(accepted.kernel.given, BuiltKernel) else "",
     )
 
 

@@ -167,6 +167,7 @@ class BuiltKernel(errors.ErrorSubject, ABC, Generic[S]):
             Otherwise the kernel does not take such a call.
         deterministic: False if it rounds otherwise from run to run. It then takes no call while torch must be
             deterministic.
+        declared: File that declares it, in whose package it may lie built.
 
     Attributes:
         operator: The operator that the kernel computes.
@@ -179,6 +180,8 @@ class BuiltKernel(errors.ErrorSubject, ABC, Generic[S]):
         by_context: True if the context of a call decides whether the kernel takes it: the choice is made for
             each call, and none is made by its signature.
         manner: Words for how the kernel runs on its device, for messages; empty if there is nothing to say.
+        required: True if it is an error that it can neither be loaded nor built.
+        origin: Words for where the built kernel came from; empty before it is there.
     """
 
     language: ClassVar[str]
@@ -186,6 +189,8 @@ class BuiltKernel(errors.ErrorSubject, ABC, Generic[S]):
     traced: Callable[..., Any] | None = None
     by_context: ClassVar[bool] = False
     manner: str = ""
+    required = False
+    origin: str = ""
 
     def __init__(
         self,
@@ -195,10 +200,12 @@ class BuiltKernel(errors.ErrorSubject, ABC, Generic[S]):
         strict: bool,
         copies_back: bool = False,
         deterministic: bool = True,
+        declared: str | None = None,
     ) -> None:
         self.operator = operator
         self.source = read()
         self.strict, self.copies_back, self.deterministic = strict, copies_back, deterministic
+        self.declared = declared
         self.__name__ = operator.specification.short_name
         self._read = read
         self._lock = lock_of(self, "_lock")
@@ -268,7 +275,15 @@ class BuiltKernel(errors.ErrorSubject, ABC, Generic[S]):
         source = self._read()
         with self._lock:
             self._forget()
-            self.source = source
+            self.source, self.origin = source, ""
+
+    def require(self) -> None:
+        """Make it an error that the kernel can neither be loaded nor built, from now on.
+
+        Raises:
+            KernelRefusedError: If this is known now.
+        """
+        self.required = True
 
     @abstractmethod
     def _forget(self) -> None:

@@ -207,7 +207,14 @@ def _cpp_kernel(
             raise _not_a_template(source, "C++", "void")
         return source
 
-    return CppKernel(operator, read, dtypes, strict=declaration.strict, copies_back=declaration.copies_back)
+    return CppKernel(
+        operator,
+        read,
+        dtypes,
+        strict=declaration.strict,
+        copies_back=declaration.copies_back,
+        declared=declared,
+    )
 
 
 def _cuda_kernel(
@@ -250,6 +257,7 @@ def _cuda_kernel(
         strict=declaration.strict,
         copies_back=declaration.copies_back,
         deterministic=declaration.deterministic,
+        declared=declared,
     )
 
 
@@ -294,6 +302,7 @@ def _triton_kernel(declaration: _Declaration, triton: Any) -> BuiltKernel[Any]:
         strict=declaration.strict,
         copies_back=declaration.copies_back,
         deterministic=declaration.deterministic,
+        declared=declaration.declared,
     )
 
 

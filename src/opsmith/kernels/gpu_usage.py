@@ -63,7 +63,7 @@ def cuda_usage(
     """
     calls = calls or partial(sample_values, kernel.operator)
     for architecture in architectures:
-        for instance, geometry in _instances(kernel, architecture, calls).items():
+        for instance, geometry in needed_instances(kernel, architecture, calls).items():
             yield _cuda_usage(kernel, instance, geometry, architecture)
 
 
@@ -94,8 +94,20 @@ def _cuda_usage(
     return replace(usage, kernel=source.entry, where=source.where)
 
 
-def _instances(kernel: CudaKernel, architecture: str, calls: SampleValues) -> dict[Instance, Geometry | None]:
-    """Return the instances that samples need, each with its largest launch."""
+def needed_instances(
+    kernel: CudaKernel, architecture: str, calls: SampleValues
+) -> dict[Instance, Geometry | None]:
+    """Return the instances that samples need, each with its largest launch.
+
+    Args:
+        kernel: The kernel.
+        architecture: As `sm_90`.
+        calls: Returns argument values in a dtype.
+
+    Raises:
+        CompileError, ToolchainError, MissingSamplesError, KernelSignatureError, LaunchError, SampleError: See
+            `cuda_usage`.
+    """
     found: dict[Instance, Geometry | None] = {}
     for dtype in kernel.dtypes or CPP_TYPES:
         for values in calls(dtype):

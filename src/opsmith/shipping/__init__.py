@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
+from opsmith.shipping.builder import PackageBuild, build_package, staged_build
+from opsmith.shipping.source_package import SourcePackage
+from opsmith.shipping.targets import BuildTargets
 from opsmith.shipping.torch_library import TorchLibrary, build_torch_library
 
-__all__ = ["TorchLibrary", "build_torch_library"]
+__all__ = [
+    "BuildTargets",
+    "PackageBuild",
+    "SourcePackage",
+    "TorchLibrary",
+    "build_package",
+    "build_torch_library",
+    "staged_build",
+]

@@ -14,6 +14,7 @@ from torch import Tensor
 import opsmith
 from opsmith import errors
 from opsmith.build import toolchain
+from opsmith.core import missing_kernels
 
 HERE = Path(__file__)
 
@@ -233,6 +234,7 @@ def test_dtypes_that_it_cannot_have() -> None:
 
 @pytest.fixture
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(missing_kernels, "_warned", False)
     monkeypatch.setenv("CXX", "no-such-compiler -O1")
     toolchain._toolchain.cache_clear()
 
@@ -243,12 +245,67 @@ CORRECT = "void f(View<const float, 1> x, double by, View<float, 1> y) { y(0) = 
 @pytest.mark.usefixtures("no_compiler")
 def test_without_a_compiler_the_reference_runs_and_explain_says_so() -> None:
     operator = declared("no_compiler").kernel("cpu", entry="f", cpp=CORRECT)
-    assert operator(torch.ones(1)).item() == 2
+    with pytest.warns(RuntimeWarning) as warned:
+        assert operator(torch.ones(1)).item() == 2
+    assert [str(each.message) for each in warned] == [
+        "cpp_messages::no_compiler: the reference runs in place of its kernel in C++, "
+        f"{kernel_where(operator)}: there is no C++ compiler: none of that name in PATH. `opsmith doctor` "
+        "shows what is missing here, and OPSMITH_REQUIRE_KERNELS=1 makes this an error. Other kernels may be "
+        "missing, too: this is said once in a process"
+    ]
+    other = declared("no_compiler_again").kernel("cpu", entry="f", cpp=CORRECT)
+    assert other(torch.ones(1)).item() == 2  # and says nothing
     (reason,) = operator.explain(torch.ones(1)).rejected
     assert reason.endswith(
         "there is no C++ compiler: none of that name in PATH; install one, on Debian or Ubuntu by "
         "`apt-get install g++`, or name yours in CXX; until then the reference computes the operator"
     )
+
+
+def kernel_where(operator: Any) -> str:
+    (kernel,) = operator.specification.kernels
+    where: str = kernel.where
+    return where
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_a_kernel_that_is_required_and_cannot_be_had_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    operator = declared("required").kernel("cpu", entry="f", cpp=CORRECT)
+    monkeypatch.setenv("OPSMITH_REQUIRE_KERNELS", "1")
+    with pytest.raises(errors.KernelRefusedError) as caught:
+        operator(torch.ones(1))
+    assert str(caught.value).splitlines() == [
+        "cpp_messages::required: its kernel in C++ is required by OPSMITH_REQUIRE_KERNELS=1, and cannot be "
+        "had here",
+        "  expected: a built kernel in its package that fits this machine, one in the cache, or a compiler",
+        "  got: there is no C++ compiler: none of that name in PATH",
+        f"  where: {kernel_where(operator)}",
+        "  hint: install a package with built kernels for this machine, or a compiler; `opsmith doctor` "
+        "shows what is here",
+    ]
+    monkeypatch.setenv("OPSMITH_REQUIRE_KERNELS", "yes")
+    with pytest.raises(errors.UsageError, match="OPSMITH_REQUIRE_KERNELS has an invalid value"):
+        operator(torch.ones(1))
+    monkeypatch.delenv("OPSMITH_REQUIRE_KERNELS")
+    with pytest.raises(errors.KernelRefusedError, match="is required by `require_kernel`, and cannot be had"):
+        operator.require_kernel("cpu")
+    with pytest.raises(errors.KernelRefusedError, match="is required by `require_kernel`"):
+        operator(torch.ones(1))
+
+
+def test_only_what_is_built_can_be_required() -> None:
+    operator = declared("unbuilt")
+    for got in ("no kernel for it", "kernels in Python"):
+        with pytest.raises(
+            errors.UsageError, match="no kernel for `cpu` that is built from a source"
+        ) as caught:
+            operator.require_kernel("cpu")
+        assert caught.value.got == got
+        operator.kernel("cpu", lambda x, by: x * 2)
+    operator.kernel("cpu", entry="f", cpp=CORRECT)
+    assert operator.require_kernel("cpu") is operator
+    assert operator.explain(torch.ones(1)).origin in ("from the cache", "compiled now")
+    assert operator(torch.ones(1)).item() == 7
 
 
 @pytest.mark.usefixtures("no_compiler")
@@ -345,16 +402,16 @@ def test_a_strict_kernel_is_not_passed_over_on_its_device(mode: Any) -> None:
 
 def test_a_library_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
     from opsmith.build.cache import CacheEntry
-    from opsmith.kernels.cpp.library import LIBRARY, CppLibrary
+    from opsmith.kernels.cpp.library import LIBRARY, TABLE, loadable
 
     (tmp_path / LIBRARY).write_text("no library")
     with pytest.raises(errors.CompileError, match=r"the compiled kernel cannot be loaded\n  got: .*"):
-        CppLibrary(lambda: CacheEntry(tmp_path, "built"))
+        loadable(lambda: CacheEntry(tmp_path, "built"), TABLE)
 
 
 def test_a_stored_library_that_does_not_load_is_built_again_once(tmp_path: Path) -> None:
     from opsmith.build.cache import CacheEntry
-    from opsmith.kernels.cpp.library import LIBRARY, CppLibrary
+    from opsmith.kernels.cpp.library import LIBRARY, TABLE, loadable
 
     sources = iter(["disk", "built"])
     entries = []
@@ -366,7 +423,7 @@ def test_a_stored_library_that_does_not_load_is_built_again_once(tmp_path: Path)
         return entries[-1]
 
     with pytest.raises(errors.CompileError, match="the compiled kernel cannot be loaded"):
-        CppLibrary(obtain)
+        loadable(obtain, TABLE)
     assert [each.source for each in entries] == ["disk", "built"]
 
 
@@ -387,9 +444,10 @@ def test_a_disk_that_runs_no_programs_is_not_used(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(library.ctypes, "CDLL", load)
     with pytest.warns(RuntimeWarning, match="for this process alone, .*noexec"):
-        path = library.loadable(lambda: cache.obtain({"a": "b"}, lambda at: (at / "c").touch()), "strip")
-    assert places == [places[0], Path(path).parent]
-    assert not Path(path).is_relative_to(cache.directory)
+        file = library.loadable(lambda: cache.obtain({"a": "b"}, lambda at: (at / "c").touch()), "strip")
+    assert places == [places[0], Path(file.path).parent]
+    assert not Path(file.path).is_relative_to(cache.directory)
+    assert file.origin == "compiled now, for this process alone"
 
 
 def test_a_full_directory_for_temporary_files_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

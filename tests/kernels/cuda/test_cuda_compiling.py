@@ -19,7 +19,7 @@ from opsmith.kernels.common.parameters import LAYOUTS, PARAMETER_TYPES
 from opsmith.kernels.cuda import compiler as compiling
 from opsmith.kernels.cuda import driver, nvrtc
 from opsmith.kernels.cuda.compiler import Instance, diagnostics, name_expression
-from opsmith.kernels.cuda.parameters import MAX_DIM
+from opsmith.kernels.cuda.parameters import MAX_DIM, VERSION
 from opsmith.kernels.cuda.source import cuda_source
 
 SPILLING = """
@@ -148,6 +148,7 @@ def test_another_architecture_of_the_same_family_runs_what_the_older_one_does() 
 def test_the_header_and_python_say_the_same() -> None:
     text = compiling.header()
     assert f"constexpr int max_dim = {MAX_DIM};" in text
+    assert f"constexpr int version = {VERSION};" in text
     listed = re.search(r"enum ParameterType : int \{(.*?)\}", text)
     assert listed is not None
     assert len(listed[1].split(",")) == len(PARAMETER_TYPES)

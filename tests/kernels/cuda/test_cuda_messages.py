@@ -14,6 +14,7 @@ from torch._subclasses import FakeTensorMode
 
 import opsmith
 from opsmith import errors
+from opsmith.core import missing_kernels
 from opsmith.kernels.cuda import limits, nvrtc
 from opsmith.kernels.cuda.driver import TorchCuda
 from opsmith.torch_library import capabilities
@@ -341,8 +342,10 @@ def test_without_nvrtc_the_reference_runs_and_explain_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(nvrtc, "nvrtc_files", lambda: ())
+    monkeypatch.setattr(missing_kernels, "_warned", False)
     operator, strict = given("missing"), given("missing_strictly", strict=True)
-    assert torch.equal(operator(torch.ones(2)), torch.full((2,), 2.0))
+    with pytest.warns(RuntimeWarning, match="the reference runs in place of its kernel in CUDA, .*no NVRTC"):
+        assert torch.equal(operator(torch.ones(2)), torch.full((2,), 2.0))
     reason = operator.explain(torch.ones(2)).rejected[0].partition(": ")[2]
     assert reason == (
         "there is no NVRTC, which compiles CUDA C++: none is found; pip install '.[cuda]' in a checkout of "

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import opsmith
 from opsmith import errors
+from opsmith.core import missing_kernels
 from opsmith.kernels.triton.interpreter import missing_interpreter
 
 WHERE = f"{__file__}:"
@@ -225,14 +226,17 @@ def _no_triton(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_no_triton")
-def test_without_triton_the_reference_runs_and_the_reason_is_told() -> None:
+def test_without_triton_the_reference_runs_and_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     operator = declared("missing").kernel("cuda", triton=plain_kernel, grid=1, constants={"N": 1})
     operator.samples(lambda make: [(make(3),)])
-    reason = (
-        "Triton is not installed: pip install '.[triton]' in a checkout of opsmith; until then the reference "
-        "computes the operator"
-    )
-    assert kernel_of(operator).refusal([torch.ones(3), 2.0, None]) == reason
+    hint = "pip install '.[triton]' in a checkout of opsmith; until then the reference computes the operator"
+    monkeypatch.setattr(missing_kernels, "_warned", False)
+    with pytest.warns(RuntimeWarning, match="the reference runs in place of its kernel in Triton"):
+        refusal = kernel_of(operator).refusal([torch.ones(3), 2.0, None])
+    assert refusal is not None
+    assert refusal.startswith("Triton is not installed: ")
+    assert refusal.endswith(hint)
+    reason = f"Triton is not installed: {hint}"
     assert missing_interpreter() == reason
     report = opsmith.check(operator, only=["triton"])
     [outcome] = [each for each in report.outcomes if each.property == "triton"]

@@ -58,6 +58,11 @@ def build_flags() -> Sequence[str]:
     return (*first, *last)
 
 
+def builds_as_usual() -> bool:
+    """Return True if kernels are built with `FLAGS` in this context."""
+    return _build_flags.get() == (FLAGS, ())
+
+
 def kernel_flags(source: CppSource) -> list[str]:
     """Return the compiler's flags for a kernel in this context, its author's among them."""
     first, last = _build_flags.get()
@@ -231,9 +236,13 @@ def compile_runtime() -> CacheEntry:
                 )
         toolchain.refuse_incomplete(directory / LIBRARY)
 
-    text = "".join(path.read_text(encoding="utf-8") for path in (RUNTIME, *RUNTIME_HEADERS))
-    parts = {"kind": "runtime", "text": text, **build_parts(toolchain, FLAGS)}
+    parts = {"kind": "runtime", "text": runtime_text(), **build_parts(toolchain, FLAGS)}
     return cache_on_disk().obtain(parts, build)
+
+
+def runtime_text() -> str:
+    """Return the source of the library between torch and all kernels."""
+    return "".join(path.read_text(encoding="utf-8") for path in (RUNTIME, *RUNTIME_HEADERS))
 
 
 def include_flags(source: CppSource) -> list[str]:

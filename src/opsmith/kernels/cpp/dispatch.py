@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from opsmith import errors
+from opsmith.build.packaged import RUNTIME, digest_of_parts, package_of, search
 from opsmith.core.forked_locks import lock_of
 from opsmith.kernels.common.parameters import PARAMETER_TYPES, Parameter
-from opsmith.kernels.cpp.compiler import compile_runtime
-from opsmith.kernels.cpp.library import CppLibrary, loadable
+from opsmith.kernels.cpp.compiler import HEADER, compile_runtime, runtime_text
+from opsmith.kernels.cpp.library import VERSION, CppLibrary, loadable, packaged_library
 
 NAMESPACE = "opsmith_kernels"
 OWN, SERVED = 0, 1
@@ -298,7 +299,14 @@ def fill_new_memory(on: bool) -> bool:
 
 @cache
 def _runtime_path() -> str:
-    return loadable(compile_runtime, "opsmith_hold")
+    found = search(package_of(__file__), RUNTIME, "", runtime_digest, VERSION)
+    file = packaged_library(found, "opsmith_hold") or loadable(compile_runtime, "opsmith_hold")
+    return file.path
+
+
+def runtime_digest() -> str:
+    """Return the digest of the source of the runtime, by which it is found built in opsmith's package."""
+    return digest_of_parts({"text": runtime_text(), "header": HEADER.read_text(encoding="utf-8")})
 
 
 @cache

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from opsmith import errors
+from opsmith.build.cache import CacheEntry
+from opsmith.build.packaged import Found, digest_of_parts, package_of, search
 from opsmith.core.argument_types import NUMBERED
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.kernels import BuiltKernel
+from opsmith.core.missing_kernels import missing_reason, with_reason
 from opsmith.core.operator import Operator
 from opsmith.kernels.common.parameters import (
     Parameter,
@@ -24,10 +26,10 @@ from opsmith.kernels.common.parameters import (
     dtype_refusal,
 )
 from opsmith.kernels.common.result_layout import ResultLayout, has_layout, result_layouts
-from opsmith.kernels.cpp.codegen import DEFAULT_DTYPES, shapes_in_cpp
-from opsmith.kernels.cpp.compiler import compile_kernel
+from opsmith.kernels.cpp.codegen import DEFAULT_DTYPES, OUT_TABLE, TABLE, shapes_in_cpp
+from opsmith.kernels.cpp.compiler import builds_as_usual, compile_kernel
 from opsmith.kernels.cpp.dispatch import DispatchedKernel, dispatched_kernel
-from opsmith.kernels.cpp.library import CppLibrary
+from opsmith.kernels.cpp.library import VERSION, CppLibrary, loadable, packaged_library
 from opsmith.kernels.cpp.source import CppSource
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.validation import refuse_shapes
@@ -94,6 +96,8 @@ class CppKernel(BuiltKernel[CppSource]):
         strict: True if a missing compiler, or a call that the kernel does not take, is an error. Otherwise
             the reference runs.
         copies_back: See `BuiltKernel`.
+        declared: See `BuiltKernel`.
+        out_of: The kernel whose library it shares, if it is that of an operator's out form.
     """
 
     language = "C++"
@@ -108,9 +112,11 @@ class CppKernel(BuiltKernel[CppSource]):
         *,
         strict: bool,
         copies_back: bool = False,
+        declared: str | None = None,
+        out_of: CppKernel | None = None,
     ) -> None:
-        super().__init__(operator, read, strict=strict, copies_back=copies_back)
-        self._dtypes = dtypes
+        super().__init__(operator, read, strict=strict, copies_back=copies_back, declared=declared)
+        self._dtypes, self._out_of = dtypes, out_of
         self._calls = self._without_plan, self._failed  # the same objects for each library
         self.manner = str(self.source.options)
 
@@ -194,7 +200,11 @@ class CppKernel(BuiltKernel[CppSource]):
 
     def into_results(self, operator: Operator[..., Any]) -> CppKernel:
         """Return the kernel for the out form, whose sizes are those of the tensors that it writes."""
-        return CppKernel(operator, lambda: replace(self._read(), sizes=None), self._dtypes, strict=False)
+
+        def read() -> CppSource:
+            return replace(self._read(), sizes=None)
+
+        return CppKernel(operator, read, self._dtypes, strict=False, out_of=self)
 
     def withdraw(self) -> None:
         """Take no calls from the dispatcher any more, and drop all plans."""
@@ -216,13 +226,44 @@ class CppKernel(BuiltKernel[CppSource]):
         try:
             loaded = self._load()
         except errors.ToolchainError as error:
-            if self.strict:
-                raise
-            return f"{error.problem}: {error.got}; {error.hint}"
+            return missing_reason(self, error)
         if not tensors_in(list(values)):
             return "the arguments contain no tensor, and torch chooses a kernel by the device of one"
         choice = self._choose(loaded, values)
         return choice if isinstance(choice, str) else None
+
+    def require(self) -> None:
+        """Make it an error that the kernel can neither be loaded nor built, from now on, and load it.
+
+        Raises:
+            KernelRefusedError: If it can neither be loaded nor built.
+            CompileError: If the compiler refuses the source.
+        """
+        super().require()
+        try:
+            self._load()
+        except errors.ToolchainError as error:
+            missing_reason(self, error)
+
+    def digest(self) -> str:
+        """Return the digest of what its author wrote, by which it is found built in a package."""
+        specification = self.operator.specification
+        return digest_of_parts(
+            {
+                **self.source.authored(package_of(self.declared)),
+                "dtypes": list(map(str, self.dtypes or ())),
+                "schema": specification.schema.void.text("", with_hidden=True),
+                "shapes": "" if specification.shapes is None else specification.shapes.text,
+            }
+        )
+
+    def compile(self) -> CacheEntry:
+        """Compile the library of the kernel, or find it in the cache.
+
+        Raises:
+            CompileError, ToolchainError: See `compile_kernel`.
+        """
+        return compile_kernel(self.source, self.operator.name, self.dtypes or (), self._shapes_in_cpp())
 
     def copies(self, values: Sequence[Any]) -> tuple[str, ...]:
         """Return the arguments that the kernel copies into another layout."""
@@ -261,8 +302,7 @@ class CppKernel(BuiltKernel[CppSource]):
         schema = specification.schema
         arguments = cpp_arguments(self)
         try:
-            built = self.source, specification.name, self.dtypes or (), self._shapes_in_cpp()
-            library = CppLibrary(partial(compile_kernel, *built))
+            library = self._library()
             wanted = [*arguments, *(Parameter("Tensor", written=True) for _ in schema.results)]
             names = [*schema.names, *(result.name for result in schema.results)]
             check_parameters(self, library.candidates, wanted, names)
@@ -270,11 +310,28 @@ class CppKernel(BuiltKernel[CppSource]):
             text = schema.void.text("", with_hidden=True)
             results = len(schema.results)
             name = specification.dispatched_name
-            return dispatched_kernel(library, name, text, arguments, results, *self._calls)
+            loaded = dispatched_kernel(library, name, text, arguments, results, *self._calls)
+            self.origin = library.origin
+            return loaded
         except (errors.CompileError, errors.KernelSignatureError, errors.ToolchainError) as error:
             # Until `reload`: a call looks at no file.
             self._refused = error
             raise
+
+    def _library(self) -> CppLibrary:
+        """Load the library: built in the package of the kernel, from the cache, or compiled now."""
+        whole, table = (self, TABLE) if self._out_of is None else (self._out_of, OUT_TABLE)
+        found = Found()
+        if builds_as_usual():  # a sanitised build, for example, is another library
+            package = package_of(whole.declared)
+            found = search(package, self.language, whole.operator.name, whole.digest, VERSION)
+        file = packaged_library(found, table)
+        if file is not None:
+            return CppLibrary(file, table)
+        try:
+            return CppLibrary(loadable(whole.compile, table), table)
+        except errors.ToolchainError as error:
+            raise with_reason(error, found.reason) from None
 
     def _check_sizes(self, library: CppLibrary) -> None:
         count = len(self.operator.specification.schema.results)

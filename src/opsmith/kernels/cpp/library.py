@@ -1,4 +1,4 @@
-"""Library of a C++ kernel, loaded from the cache, and the table that it exports."""
+"""Library of a C++ kernel, loaded from a package or the cache, and the tables that it exports."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import ctypes
 import os
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from opsmith import errors
 from opsmith.build.cache import CacheEntry, cache_on_disk
+from opsmith.build.packaged import Found, warn_unusable
 from opsmith.core.argument_types import NUMBERED
 from opsmith.kernels.common.parameters import PARAMETER_TYPES, Parameter
 from opsmith.kernels.common.result_layout import LAYOUTS
+from opsmith.kernels.cpp.codegen import TABLE
 from opsmith.kernels.cpp.compiler import LIBRARY
 
 VERSION = 4
@@ -45,26 +48,38 @@ class _Exported(ctypes.Structure):
     ]
 
 
-TABLE = "opsmith_kernel"
-"""Name of the table that a kernel's library exports."""
+@dataclass(frozen=True, slots=True)
+class LibraryFile:
+    """File of a library that loads.
+
+    Attributes:
+        path: Its path.
+        origin: Words for where it came from.
+    """
+
+    path: str
+    origin: str
 
 
 class CppLibrary:
     """Loaded library of a kernel.
 
     Args:
-        obtain: Returns the entry of the library; see `compile_kernel`.
+        file: The file.
+        table: Name of the table to read: `TABLE`, or `OUT_TABLE`.
 
     Attributes:
+        origin: Words for where it came from.
         exported: Table of what it exports.
         candidates: Parameters of each instance of the kernel.
         computes_sizes: True if it computes the sizes of the results.
         sized: Number of results whose sizes the author's `sizes` returns; None if there is no such function.
     """
 
-    def __init__(self, obtain: Callable[[], CacheEntry]) -> None:
+    def __init__(self, file: LibraryFile, table: str = TABLE) -> None:
         # It is never unloaded: a call in another thread may be in its code.
-        self.exported = _Exported.in_dll(ctypes.CDLL(loadable(obtain, TABLE)), TABLE)
+        self.origin = file.origin
+        self.exported = _Exported.in_dll(ctypes.CDLL(file.path), table)
         first = self.exported.candidates[0]
         self.computes_sizes = bool(first.sizes)
         self.sized: int | None = None if first.sized < 0 else first.sized
@@ -74,8 +89,25 @@ class CppLibrary:
         )
 
 
-def loadable(obtain: Callable[[], CacheEntry], exported: str) -> str:
-    """Return the path of an entry's library; one from the cache that does not load is built again once.
+def packaged_library(found: Found, exported: str) -> LibraryFile | None:
+    """Return the best library among built kernels of a package that loads; None if there is none.
+
+    Args:
+        found: Result of the search.
+        exported: Name that the library exports.
+    """
+    for built, path, _ in found.usable():
+        try:
+            getattr(ctypes.CDLL(str(path)), exported)
+        except (OSError, AttributeError) as error:
+            warn_unusable(path, f"it cannot be loaded: {error}")
+            continue
+        return LibraryFile(str(path), f"built into the package for {built.target}")
+    return None
+
+
+def loadable(obtain: Callable[[], CacheEntry], exported: str) -> LibraryFile:
+    """Return an entry's library; one from the cache that does not load is built again once.
 
     Args:
         obtain: Returns the entry.
@@ -103,7 +135,7 @@ def loadable(obtain: Callable[[], CacheEntry], exported: str) -> str:
             if absent
             else "see that every library it needs is installed, and that CXX is this machine's compiler",
         ) from error
-    return path
+    return LibraryFile(path, entry.origin)
 
 
 def _runs_nothing(directory: Path) -> bool:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from os import PathLike
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from opsmith.build.compiler_options import NO_OPTIONS, CompilerOptions
-from opsmith.build.source_text import SourceLanguage, find_function, folder_of
+from opsmith.build.source_text import SourceLanguage, find_function, folder_of, includes_of
 
 _FUNCTION = r"""
     (?P<template> template \s* < [^;{{}}]*? > \s* )?
@@ -49,6 +51,29 @@ class CppSource:
     def where(self) -> str:
         """`file:line` of the function."""
         return f"{self.path}:{self.at}"
+
+    def authored(self, package: Path | None) -> dict[str, Any]:
+        """Return what the author wrote, by name, without the place of the files.
+
+        Args:
+            package: Folder of the package, whose headers count wherever in it they are.
+        """
+        inside = [
+            each
+            for each in self.options.include_dirs
+            if package and Path(each).resolve().is_relative_to(package)
+        ]
+        headers = includes_of(self.text, self.folder, inside)
+        return {
+            "text": self.text,
+            "entry": self.entry,
+            "headers": {
+                Path(os.path.relpath(path, self.folder or os.curdir)).as_posix(): text
+                for path, text in headers.items()
+            },
+            "flags": [each for each in self.options.flags if not each.startswith("-L")],
+            "libraries": [os.path.basename(each) for each in self.options.libraries],
+        }
 
     def quoted(self, line: int) -> str:
         """Return a line of the file; empty for a line outside of the text."""

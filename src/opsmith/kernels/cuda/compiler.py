@@ -90,25 +90,34 @@ class Cubin:
         name: Name of the kernel in it.
         resources: Resources that the kernel uses.
         architecture: For example `sm_90`.
+        max_threads: Most threads of a block, by `__launch_bounds__`; None without it.
+        origin: Words for where it came from.
     """
 
     image: bytes
     name: str
     resources: Resources
     architecture: str
+    max_threads: int | None
+    origin: str
 
-    @property
-    def max_threads(self) -> int | None:
-        """Most threads of a block, by `__launch_bounds__`; None without it."""
-        attributes, at = section(self.image, f".nv.info.{self.name}"), 0
-        while at < len(attributes):
-            form, attribute, size = struct.unpack_from("<BBH", attributes, at)
-            at += 4
-            if form == _SIZED and attribute == _MAX_THREADS:
-                x, y, z = struct.unpack_from("<3I", attributes, at)
-                return int(x * y * z)
-            at += size if form == _SIZED else 0
-        return None
+
+def launch_bound(cubin: bytes, name: str) -> int | None:
+    """Return the most threads of a block that `__launch_bounds__` of a kernel allows; None without it.
+
+    Args:
+        cubin: Content of the cubin.
+        name: Name of the kernel in it.
+    """
+    attributes, at = section(cubin, f".nv.info.{name}"), 0
+    while at < len(attributes):
+        form, attribute, size = struct.unpack_from("<BBH", attributes, at)
+        at += 4
+        if form == _SIZED and attribute == _MAX_THREADS:
+            x, y, z = struct.unpack_from("<3I", attributes, at)
+            return int(x * y * z)
+        at += size if form == _SIZED else 0
+    return None
 
 
 @cache
@@ -203,7 +212,8 @@ def compile_instance(source: CudaSource, operator: str, instance: Instance, arch
         (directory / REPORT).write_text(json.dumps(report), encoding="utf-8")
 
     parts = _parts("cuda", operator, text, options) | {"instance": name, "architecture": architecture}
-    directory = obtain_with_headers(parts, source, build).directory
+    entry = obtain_with_headers(parts, source, build)
+    directory = entry.directory
     report = json.loads((directory / REPORT).read_text(encoding="utf-8"))
     used = read_resources(report["log"], report["name"])
     if used is None:
@@ -214,7 +224,37 @@ def compile_instance(source: CudaSource, operator: str, instance: Instance, arch
             got=report["log"].strip() or "nothing",
             hint="use NVRTC of CUDA 12 or 13",
         )
-    return Cubin((directory / CUBIN).read_bytes(), report["name"], used, architecture)
+    image = (directory / CUBIN).read_bytes()
+    bound = launch_bound(image, report["name"])
+    return Cubin(image, report["name"], used, architecture, bound, entry.origin)
+
+
+def compile_to_ptx(source: CudaSource, operator: str, instance: Instance, architecture: str) -> bytes:
+    """Compile an instance to PTX, which drivers of later GPUs compile to the end, or find it in the cache.
+
+    Args:
+        source: The author's source.
+        operator: Name of the operator.
+        instance: The instance.
+        architecture: The oldest GPU that it is for, for example `sm_90`.
+
+    Returns:
+        Text of the PTX, which ends in a zero byte, as the driver takes it.
+
+    Raises:
+        CompileError, ToolchainError: See `compile_instance`.
+    """
+    source = source.kernel(instance.entry)
+    text, name = instance_code(source, operator), name_expression(source, instance)
+    target = f"--gpu-architecture={architecture.replace('sm_', 'compute_')}"
+
+    def build(directory: Path) -> None:
+        (directory / SOURCE).write_text(text, encoding="utf-8")
+        result = _compile(text, source, operator, [*OPTIONS, target], names=(name,), ptx=True)
+        (directory / PTX).write_bytes(result.image.rstrip(b"\0") + b"\0")
+
+    parts = _parts("cuda ptx", operator, text, OPTIONS) | {"instance": name, "architecture": architecture}
+    return (obtain_with_headers(parts, source, build).directory / PTX).read_bytes()
 
 
 def known_architectures() -> tuple[str, ...]:

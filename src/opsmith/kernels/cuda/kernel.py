@@ -12,18 +12,28 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
+from opsmith.build.packaged import Found, digest_of_parts, package_of, search
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.kernels import BuiltKernel
+from opsmith.core.missing_kernels import missing_reason, with_reason
 from opsmith.core.operator import Operator
 from opsmith.core.specification import Specification
 from opsmith.kernels.common.call_cache import CallCache, call_signature, is_symbolic
 from opsmith.kernels.common.parameters import copy_reason, device_refusal, dtype_refusal
 from opsmith.kernels.cpp.codegen import DEFAULT_DTYPES
-from opsmith.kernels.cuda.compiler import Cubin, Instance, compile_instance, describe_instances
+from opsmith.kernels.cuda.compiler import (
+    Cubin,
+    Instance,
+    compile_instance,
+    describe_instances,
+    name_expression,
+)
 from opsmith.kernels.cuda.driver import DEFAULT_MAX_SHARED, DriverError, TorchCuda
 from opsmith.kernels.cuda.launch import Geometry
 from opsmith.kernels.cuda.limits import LaunchLimits
+from opsmith.kernels.cuda.packaged import PackagedImages, gpu_misfit, gpu_rank
 from opsmith.kernels.cuda.parameters import (
+    VERSION,
     CudaParameter,
     check_cuda_parameters,
     choose_cuda_candidate,
@@ -65,6 +75,7 @@ class CudaKernel(BuiltKernel[CudaSource]):
             reference runs.
         copies_back: See `BuiltKernel`.
         deterministic: See `BuiltKernel`.
+        declared: See `BuiltKernel`.
 
     Attributes:
         copied: Number of copies for their layout, of each argument and of the results.
@@ -82,8 +93,16 @@ class CudaKernel(BuiltKernel[CudaSource]):
         strict: bool,
         copies_back: bool = False,
         deterministic: bool = True,
+        declared: str | None = None,
     ) -> None:
-        super().__init__(operator, read, strict=strict, copies_back=copies_back, deterministic=deterministic)
+        super().__init__(
+            operator,
+            read,
+            strict=strict,
+            copies_back=copies_back,
+            deterministic=deterministic,
+            declared=declared,
+        )
         self._dtypes = dtypes
         self._machine = TorchCuda()
         self.rules = rules
@@ -98,6 +117,7 @@ class CudaKernel(BuiltKernel[CudaSource]):
         self._functions: dict[tuple[Instance, int], _LoadedFunction] = {}
         self._choices: CallCache[CudaChoice | str] = CallCache()
         self._plans: CallCache[CudaPlan] = CallCache()
+        self._images: dict[str, PackagedImages] = {}
         self.copied: Counter[str] = Counter()
 
     @property
@@ -122,9 +142,7 @@ class CudaKernel(BuiltKernel[CudaSource]):
         try:
             choice = self._cached_choice(specification, with_defaults(specification, values))
         except errors.ToolchainError as error:
-            if self.strict:
-                raise
-            return f"{error.problem}: {error.got}; {error.hint}"
+            return missing_reason(self, error)
         return choice if isinstance(choice, str) else None
 
     def copies(self, values: Sequence[Any]) -> tuple[str, ...]:
@@ -233,7 +251,11 @@ class CudaKernel(BuiltKernel[CudaSource]):
             plan = self._plans.obtain(specification, signature, functools.partial(self.plan, choice, values))
         call = self.prepare(plan, values, device)
         if plan.launches:
-            self._launch(plan, call.tensors, device.index or 0)
+            try:
+                self._launch(plan, call.tensors, device.index or 0)
+            except errors.ToolchainError as error:  # built kernels that the driver does not load
+                missing_reason(self, error)
+                return specification.computed_by(*args, **kwargs)
         return self.finish(call)
 
     def prepare(self, plan: CudaPlan, values: list[Any], device: torch.device) -> PreparedCall:
@@ -312,11 +334,7 @@ class CudaKernel(BuiltKernel[CudaSource]):
                         got="the first call of " + (f"its instance {instance}" if str(instance) else "it"),
                         hint="call the operator once with such arguments before the capture",
                     )
-                architecture = self._machine.architecture(index)
-                cubin = self.compile(instance, architecture)
-                limits = LaunchLimits.of(cubin, architecture)
-                function = _LoadedFunction(driver.load(cubin.image, cubin.name), cubin, limits)
-                self._functions[instance, index] = function
+                function = self._functions[instance, index] = self._loaded(instance, index)
             if not function.limits.allow(geometry):
                 raise function.limits.refused(self, geometry)
             total = function.limits.static + geometry.shared
@@ -324,6 +342,61 @@ class CudaKernel(BuiltKernel[CudaSource]):
                 driver.allow_shared(function.handle, geometry.shared)
                 function.shared = geometry.shared
             return function
+
+    def _loaded(self, instance: Instance, index: int) -> _LoadedFunction:
+        """Load an instance: built in the package of the kernel, from the cache, or compiled now.
+
+        Raises:
+            CompileError, ToolchainError: If NVRTC refuses the source, or is missing.
+            DriverError: If the driver refuses what was compiled here.
+        """
+        driver, architecture = self._machine.driver(), self._machine.architecture(index)
+        packaged = self._packaged(architecture)
+        for path, image in packaged.images(name_expression(self.source, instance)):
+            try:
+                handle = driver.load(image.cubin.image, image.cubin.name)
+            except DriverError as error:  # one that is older than what built it
+                packaged.drop(path, f"the driver does not load it: {error}")
+                self._described.clear()
+                self._choices = CallCache()
+                continue
+            return self._function_of(handle, image.cubin)
+        try:
+            cubin = self.compile(instance, architecture)
+        except errors.ToolchainError as error:
+            self._missing = error
+            raise
+        return self._function_of(driver.load(cubin.image, cubin.name), cubin)
+
+    def _function_of(self, handle: int, cubin: Cubin) -> _LoadedFunction:
+        self.origin = cubin.origin
+        return _LoadedFunction(handle, cubin, LaunchLimits.of(cubin, cubin.architecture))
+
+    def digest(self) -> str:
+        """Return the digest of what its author wrote, by which it is found built in a package."""
+        schema = self.operator.specification.schema
+        return digest_of_parts(
+            {
+                **self.source.authored(package_of(self.declared)),
+                "dtypes": list(map(str, self.dtypes)),
+                "schema": schema.void.text("", with_hidden=True),
+            }
+        )
+
+    def _packaged(self, architecture: str) -> PackagedImages:
+        """Return what the package of the kernel has for a GPU, looked up once until `reload`."""
+        if architecture not in self._images:
+            found = search(
+                package_of(self.declared),
+                self.language,
+                self.operator.name,
+                self.digest,
+                VERSION,
+                functools.partial(gpu_misfit, architecture=architecture),
+                gpu_rank,
+            )
+            self._images[architecture] = PackagedImages(found, architecture)
+        return self._images[architecture]
 
     def candidates(
         self, instances: Sequence[Instance], architecture: str
@@ -336,13 +409,17 @@ class CudaKernel(BuiltKernel[CudaSource]):
         """
         key = (*instances, architecture)
         with self._lock:
-            if self._missing is not None:
-                raise self._missing.with_traceback(None)
             if key in self._wrong:
                 raise self._wrong[key].with_traceback(None)
             if key not in self._described:
+                packaged = self._packaged(architecture)
+                names = [name_expression(self.source, each) for each in instances]
+                found = packaged.described(names)
                 try:
-                    found = describe_instances(self.source, self.operator.name, instances, architecture)
+                    if found is None:
+                        found = self._describe(instances, architecture, packaged.found)
+                    elif instances:
+                        self.origin = next(packaged.images(names[0]))[1].cubin.origin
                     self.check_parameters(dict(zip(instances, found, strict=True)))
                 except errors.ToolchainError as error:
                     self._missing = error
@@ -352,6 +429,26 @@ class CudaKernel(BuiltKernel[CudaSource]):
                     raise
                 self._described[key] = found
             return self._described[key]
+
+    def _describe(
+        self, instances: Sequence[Instance], architecture: str, packaged: Found
+    ) -> tuple[tuple[CudaParameter, ...], ...]:
+        """Return the parameters of each instance, by NVRTC.
+
+        Args:
+            instances: The instances.
+            architecture: As `sm_90`.
+            packaged: Result of the search in the package, for the error.
+        """
+        if self._missing is not None:
+            raise self._missing.with_traceback(None)
+        try:
+            return describe_instances(self.source, self.operator.name, instances, architecture)
+        except errors.ToolchainError as error:
+            reason = packaged.reason
+            if packaged.files:
+                reason = f"what its package has built is not for {', '.join(map(str, instances))}"
+            raise with_reason(error, reason) from None
 
     def check_parameters(self, described: Mapping[Instance, Sequence[CudaParameter]]) -> None:
         """Check the parameters of instances against what the launches give them.

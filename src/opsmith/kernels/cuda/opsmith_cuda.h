@@ -81,6 +81,7 @@ template <> struct dtype_of<BFloat16> { static constexpr int value = 15; };
 // ---- Views.
 
 constexpr int any_dim = -1;
+constexpr int version = 1;  // of `Parameter`, and of what parameters hold: built kernels are used by it
 constexpr int max_dim = 8;  // of a view that has any number of dimensions
 
 // A tensor with any strides. `x(i, j)` is an element; `x.data` is a plain pointer.

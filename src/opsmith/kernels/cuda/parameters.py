@@ -34,6 +34,8 @@ TABLE = "opsmith_table_"
 
 FIELDS = 10
 """Numbers of a parameter in a table."""
+VERSION = 1
+"""Version of the tables and of how parameters lie in memory; a test compares it with the header's."""
 _BYTES = {"Tensor": 0, "int": 8, "float": 8, "bool": 1}
 """Types of arguments that a kernel takes, with the bytes of a number."""
 _FORMATS = {"int": {4: "i", 8: "q"}, "float": {4: "f", 8: "d"}, "bool": {1: "?"}}

@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
+from pathlib import Path
+from typing import Any
 
 from opsmith import errors
 from opsmith.build.source_text import FoundFunction, SourceLanguage, find_functions, folder_of
@@ -61,6 +63,11 @@ class CudaSource(CppSource):
     def over_dtype(self) -> bool:
         """True if the kernel is a template over the dtype."""
         return any(each.is_type for each in self.parameters)
+
+    def authored(self, package: Path | None) -> dict[str, Any]:
+        """Return what the author wrote, by name, without the place of the files."""
+        entries = [self.entry, *(each.entry for each in self.others)]
+        return {**CppSource.authored(self, package), "entry": entries}
 
     def kernel(self, entry: str) -> CudaSource:
         """Return the source with one of its kernels as the entry.

@@ -14,7 +14,7 @@ from opsmith import errors
 from opsmith.build.cache import CacheEntry, cache_on_disk, key_of
 from opsmith.build.compiler_options import refuse_missing_library
 from opsmith.build.toolchain import FLAGS, LIMIT_S, Toolchain
-from opsmith.kernels.cpp.codegen import kernel_code
+from opsmith.kernels.cpp.codegen import TABLE, kernel_code
 from opsmith.kernels.cpp.compiler import (
     HEADER,
     KernelCompiler,
@@ -33,8 +33,6 @@ HEADERS = tuple(
 LIBRARY = "nodes.so"
 OBJECT = "kernel.o"
 KIND = "onnx kernel"
-TABLE = "opsmith_kernel"
-"""Name of the table of a kernel's instances; in a library a suffix makes it unique."""
 
 ANY_PROCESSOR = ("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-pipe")
 THIS_PROCESSOR = tuple(flag for flag in FLAGS if not flag.startswith(("-Wl", "-g", "-shared", "-l")))

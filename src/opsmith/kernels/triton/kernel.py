@@ -14,6 +14,7 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.core.call_arguments import shown, tensors_in
 from opsmith.core.kernels import BuiltKernel
+from opsmith.core.missing_kernels import missing_reason
 from opsmith.core.operator import Operator
 from opsmith.kernels.common.call_cache import CallCache, call_signature, is_symbolic
 from opsmith.kernels.common.parameters import copy_reason, device_refusal, dtype_name, layout_refusal
@@ -22,7 +23,7 @@ from opsmith.kernels.cuda.launch import MOST_GRID
 from opsmith.kernels.triton.binding import Binding, bind, names_of_call
 from opsmith.kernels.triton.compiler import launch_error
 from opsmith.kernels.triton.interpreter import interpret
-from opsmith.kernels.triton.source import TritonSource, compiler_options, missing_triton, triton_module
+from opsmith.kernels.triton.source import TritonSource, compiler_options, triton_module
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 """Default floating-point dtypes of a kernel."""
@@ -65,6 +66,7 @@ class TritonKernel(BuiltKernel[TritonSource]):
             reference runs.
         copies_back: See `BuiltKernel`.
         deterministic: See `BuiltKernel`.
+        declared: See `BuiltKernel`.
 
     Attributes:
         copied: Number of copies for their layout, of each argument and result.
@@ -84,11 +86,17 @@ class TritonKernel(BuiltKernel[TritonSource]):
         strict: bool,
         copies_back: bool = False,
         deterministic: bool = True,
+        declared: str | None = None,
     ) -> None:
         schema = operator.specification.schema
         # A function in Python is read again by declaring it again.
         super().__init__(
-            operator, lambda: source, strict=strict, copies_back=copies_back, deterministic=deterministic
+            operator,
+            lambda: source,
+            strict=strict,
+            copies_back=copies_back,
+            deterministic=deterministic,
+            declared=declared,
         )
         self._dtypes = dtypes
         self.binding: Binding = bind(self, constants, layouts)
@@ -114,7 +122,7 @@ class TritonKernel(BuiltKernel[TritonSource]):
         return lambda values: value(**{name: values[name] for name in names})
 
     def _forget(self) -> None:
-        self._missing: str | None = None
+        self._missing: errors.ToolchainError | None = None
         self._checked_triton = False
         self._layouts: CallCache[tuple[ResultLayout, ...]] = CallCache()
         self.copied: Counter[str] = Counter()
@@ -126,10 +134,14 @@ class TritonKernel(BuiltKernel[TritonSource]):
             ToolchainError: If Triton is missing, and the kernel is strict.
         """
         if not self._checked_triton:
-            if self.strict:
+            try:
                 triton_module()
-            self._missing, self._checked_triton = missing_triton(), True
-        return self._missing or device_refusal(values) or self.value_refusal(values)
+            except errors.ToolchainError as error:
+                self._missing = error
+            self._checked_triton = True
+        if self._missing is not None:
+            return missing_reason(self, self._missing)
+        return device_refusal(values) or self.value_refusal(values)
 
     def value_refusal(self, values: Sequence[Any]) -> str | None:
         """Return why the kernel does not take these values, even if Triton is installed; None if it does."""

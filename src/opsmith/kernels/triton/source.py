@@ -76,15 +76,6 @@ def compiler_options() -> dict[str, Any]:
     return {"enable_fp_fusion": bool(triton_module().knobs.language.default_fp_fusion)}
 
 
-def missing_triton() -> str | None:
-    """Return why Triton cannot be used here; None if it can."""
-    try:
-        triton_module()
-    except errors.ToolchainError as error:
-        return f"{error.problem}: {error.hint}"
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class TritonParameter:
     """Parameter of a Triton kernel.

@@ -1,0 +1,391 @@
+"""Built kernels that lie in a package: their manifest, and the search for one that fits.
+
+`opsmith build` writes them to the folder `_kernels` of a package. One is used only where it was built from
+what the author's source says now, fits the processor or GPU, and is as it was written. What cannot be used
+never stops a call: the cache, a compiler or the reference serve it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import stat
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from opsmith.build.cache import MANIFEST, OTHERS, content_of, digest_of, flush
+from opsmith.build.processor import cpu_features, machine
+
+FOLDER = "_kernels"
+VERSION = 1
+"""Version of the manifest."""
+RUNTIME = "runtime"
+"""Language of the library between torch and all kernels, which opsmith's own package has."""
+
+_NAME = re.compile(r"\w[\w.+-]*")
+
+
+class UnusableError(Exception):
+    """A manifest or a file that it names cannot be used.
+
+    Attributes:
+        path: The file.
+        reason: The reason.
+    """
+
+    def __init__(self, path: Path, reason: str) -> None:
+        self.path, self.reason = path, reason
+        super().__init__(f"{path}: {reason}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltFile:
+    """File with a built kernel.
+
+    Attributes:
+        operator: Name of the operator; empty for opsmith's own library.
+        language: Language of the kernel, or `RUNTIME`.
+        digest: Digest of what the author wrote; see `digest_of_parts`.
+        abi: Version of the structures between the kernel and opsmith.
+        target: What it was built for: `x86-64-v3`, `sm_90`, or `compute_90` for PTX.
+        machine: Machine that it runs on, as `linux-x86_64`; empty for code of a GPU.
+        features: Features that the processor must have.
+        libraries: Libraries that the author names, which must be installed.
+        file: Name of the file, in the folder of the manifest.
+        sha256: Digest of its content.
+        bytes: Its size.
+        instances: For code of a GPU, what is known of each instance, by its name.
+    """
+
+    operator: str
+    language: str
+    digest: str
+    abi: int
+    target: str
+    machine: str = ""
+    features: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
+    file: str = ""
+    sha256: str = ""
+    bytes: int = 0
+    instances: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, held: Mapping[str, Any]) -> BuiltFile:
+        """Return a file from its form in JSON.
+
+        Raises:
+            ValueError, KeyError, TypeError: If it has another form, or its name leads elsewhere.
+        """
+        texts = {name: str(held[name]) for name in ("operator", "language", "digest", "target", "machine")}
+        name = str(held["file"])
+        if _NAME.fullmatch(name) is None:
+            raise ValueError(f"`{name}` is not the name of a file in this folder")
+        return cls(
+            **texts,
+            abi=int(held["abi"]),
+            features=tuple(map(str, held["features"])),
+            libraries=tuple(map(str, held["libraries"])),
+            file=name,
+            sha256=str(held["sha256"]),
+            bytes=int(held["bytes"]),
+            instances={str(key): {**each} for key, each in held["instances"].items()},
+        )
+
+    @property
+    def misfit(self) -> str | None:
+        """Return why the processor cannot run it; None if it can."""
+        if self.machine and self.machine != machine():
+            return f"`{self.file}` is for {self.machine}, and this is {machine()}"
+        missing = [each for each in self.features if each not in cpu_features()]
+        return f"{self.target} needs {', '.join(missing)}, which this processor lacks" if missing else None
+
+
+@dataclass(frozen=True, slots=True)
+class KernelFolder:
+    """Folder of built kernels.
+
+    Attributes:
+        directory: The folder.
+        files: The files that its manifest names.
+        beside: Owner, group and mode of the package's own file: no file may be open to more users.
+    """
+
+    directory: Path
+    files: tuple[BuiltFile, ...]
+    beside: os.stat_result
+
+    def content(self, built: BuiltFile) -> bytes:
+        """Return the content of a file, if it is as it was written.
+
+        Raises:
+            UnusableError: If it is not, or others could have written it.
+        """
+        path = self.directory / built.file
+        refuse_open(path, self.beside)
+        try:
+            content = content_of(path)
+        except (OSError, ValueError) as error:
+            raise UnusableError(path, str(error)) from None
+        if hashlib.sha256(content).hexdigest() != built.sha256:
+            size = f"it has {len(content)} of {built.bytes} bytes"
+            changed = "its content is not that of the build"
+            raise UnusableError(path, changed if len(content) == built.bytes else size)
+        return content
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Result of a search.
+
+    Attributes:
+        folder: The folder; None if the package has no built kernels.
+        files: Files that fit, the best first.
+        reason: Reason why there is none; empty if the package has no built kernels.
+    """
+
+    folder: KernelFolder | None = None
+    files: tuple[BuiltFile, ...] = ()
+    reason: str = ""
+
+    def usable(self) -> Iterator[tuple[BuiltFile, Path, bytes]]:
+        """Yield the files that are as they were written, with path and content; warn of the others once."""
+        for built in self.files:
+            assert self.folder is not None
+            try:
+                content = self.folder.content(built)
+            except UnusableError as error:
+                warn_unusable(error.path, error.reason)
+                continue
+            yield built, self.folder.directory / built.file, content
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """Where kernels are looked for in this context.
+
+    Attributes:
+        instead: Folder by package, in place of its own.
+        targets: The only targets that are used; None for all.
+    """
+
+    instead: Mapping[Path, Path] = field(default_factory=dict)
+    targets: Collection[str] | None = None
+
+
+_search: ContextVar[_Search | None] = ContextVar("packaged_search", default=None)
+
+
+@contextmanager
+def looking_in(package: Path, directory: Path, targets: Collection[str]) -> Iterator[None]:
+    """Context manager in which the kernels of a package are looked for elsewhere, to try them.
+
+    Args:
+        package: Folder of the package.
+        directory: Folder with built kernels.
+        targets: The only targets that are used.
+    """
+    token = _search.set(_Search({package: directory}, targets))
+    try:
+        yield
+    finally:
+        _search.reset(token)
+
+
+@contextmanager
+def nothing_packaged() -> Iterator[None]:
+    """Context manager in which no built kernels of packages are used."""
+    token = _search.set(_Search(targets=()))
+    try:
+        yield
+    finally:
+        _search.reset(token)
+
+
+def package_of(file: str | None) -> Path | None:
+    """Return the folder of the outermost package that a Python file belongs to; None if there is none.
+
+    Args:
+        file: Path of the file.
+    """
+    if file is None or not os.path.isfile(os.path.join(os.path.dirname(file), "__init__.py")):
+        return None
+    folder = Path(file).resolve().parent
+    while (folder.parent / "__init__.py").is_file():
+        folder = folder.parent
+    return folder if (folder / "__init__.py").is_file() else None
+
+
+def search(
+    package: Path | None,
+    language: str,
+    operator: str,
+    digest: Callable[[], str],
+    abi: int,
+    misfit: Callable[[BuiltFile], str | None] = lambda built: built.misfit,
+    rank: Callable[[BuiltFile], Any] = lambda built: -len(built.features),
+) -> Found:
+    """Search the built kernels of a package for those of a source.
+
+    Args:
+        package: Folder of the package that declares the kernel; see `package_of`.
+        language: Language of the kernel.
+        operator: Name of the operator.
+        digest: Returns the digest of what its author wrote; called only if the package has such a kernel.
+        abi: Version of the structures that this opsmith takes.
+        misfit: Returns why a file does not fit here; None if it does.
+        rank: Returns the place of a file among those that fit, the best first.
+    """
+    where = _search.get() or _Search()
+    if package is None or where.targets == ():
+        return Found()
+    directory = where.instead.get(package, package / FOLDER)
+    try:
+        folder = _folder(directory, package / "__init__.py")
+    except UnusableError as error:
+        warn_unusable(error.path, error.reason)
+        return Found(reason=f"{error.path} is not used: {error.reason}")
+    if folder is None:
+        return Found()
+    named = [
+        each
+        for each in folder.files
+        if (each.language, each.operator) == (language, operator)
+        and (where.targets is None or each.target in where.targets)
+    ]
+    if not named:
+        return Found(folder, reason=f"{directory} has no built kernel of it in {language}")
+    wanted = digest()
+    same = [each for each in named if each.digest == wanted]
+    if not same:
+        return Found(folder, reason=f"the source is not that of the kernels in {directory}")
+    fresh = [each for each in same if each.abi == abi]
+    if not fresh:
+        reason = f"built for version {same[0].abi} of opsmith's kernels, and this opsmith has {abi}"
+        warn_unusable(directory / same[0].file, reason)
+        return Found(folder, reason=f"what {directory} has is {reason}")
+    misfits = [misfit(each) for each in fresh]
+    fitting = [each for each, reason in zip(fresh, misfits, strict=True) if reason is None]
+    reasons = "; ".join(dict.fromkeys(each for each in misfits if each is not None))
+    return Found(folder, tuple(sorted(fitting, key=rank)), reasons)
+
+
+_warned: set[Path] = set()
+
+
+def warn_unusable(path: Path, reason: str) -> None:
+    """Warn, once for each file, that a built kernel of a package is not used."""
+    if path not in _warned:
+        _warned.add(path)
+        warnings.warn(
+            f"the built kernels of {path} are not used: {reason}; install the package again, or build them "
+            "again by `opsmith build`",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+_folders: dict[tuple[Path, int, int], KernelFolder] = {}
+"""Folders by path, inode and time of the manifest."""
+
+
+def _folder(directory: Path, beside: Path) -> KernelFolder | None:
+    """Return a folder of built kernels; None if there is none.
+
+    Raises:
+        UnusableError: If others can write into it, or its manifest is damaged or of another version.
+    """
+    manifest = directory / MANIFEST
+    try:
+        state = manifest.lstat()
+        trusted = beside.stat()
+    except OSError:
+        return None
+    key = directory, state.st_ino, state.st_mtime_ns
+    if key not in _folders:
+        for path in (directory, manifest):
+            refuse_open(path, trusted)
+        try:
+            held = json.loads(content_of(manifest))
+            version = held["version"]
+            if version == VERSION:
+                files = tuple(map(BuiltFile.read, held["files"]))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise UnusableError(manifest, f"it is damaged: {error}") from None
+        if version != VERSION:
+            raise UnusableError(manifest, f"it has version {version}, and this opsmith reads {VERSION}")
+        _folders[key] = KernelFolder(directory, files, trusted)
+    return _folders[key]
+
+
+def refuse_open(path: Path, beside: os.stat_result) -> None:
+    """Refuse a file or folder that is a link, or that users can change who cannot change the package's code.
+
+    Args:
+        path: The file or folder.
+        beside: State of the package's own file.
+
+    Raises:
+        UnusableError: If it is one.
+    """
+    try:
+        state = path.lstat()
+        root = Path(os.sep).lstat().st_uid
+    except OSError as error:
+        raise UnusableError(path, error.strerror or str(error)) from None
+    if stat.S_ISLNK(state.st_mode):
+        raise UnusableError(path, "it is a link")
+    if os.name == "nt":  # it has no permission bits
+        return
+    if state.st_uid not in (os.geteuid(), 0, root, beside.st_uid):
+        raise UnusableError(path, f"it belongs to user {state.st_uid}, and the package to {beside.st_uid}")
+    shared = stat.S_IWGRP if state.st_gid == beside.st_gid else 0  # as files are under a umask of 002
+    if state.st_mode & OTHERS & ~(beside.st_mode & shared):
+        mode = stat.S_IMODE(state.st_mode)
+        raise UnusableError(path, f"its mode is {mode:o}, so others can write into it")
+
+
+def digest_of_parts(parts: Mapping[str, Any]) -> str:
+    """Return the digest of what an author wrote: text, headers, dtypes, options and others, by name.
+
+    Example:
+        >>> digest_of_parts({"text": "a"}) == digest_of_parts({"text": "b"})
+        False
+    """
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def sealed(directory: Path, built: BuiltFile) -> BuiltFile:
+    """Return a file with the digest and size of its content, flushed to the disk, and open to no others."""
+    path = directory / built.file
+    _close(path, 0o644)
+    held = {**asdict(built), "sha256": digest_of(path), "bytes": path.stat().st_size}
+    return BuiltFile.read(held)
+
+
+def write_manifest(directory: Path, files: Sequence[BuiltFile], opsmith: str) -> None:
+    """Write the manifest of the files in a folder.
+
+    Args:
+        directory: The folder.
+        files: Its files; see `sealed`.
+        opsmith: Version of opsmith, for readers.
+    """
+    held = {"version": VERSION, "opsmith": opsmith, "files": [asdict(each) for each in files]}
+    path = directory / MANIFEST
+    path.write_text(json.dumps(held, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    _close(path, 0o644)
+    directory.chmod(0o755)
+    flush(directory)
+
+
+def _close(path: Path, mode: int) -> None:
+    path.chmod(mode)
+    flush(path)

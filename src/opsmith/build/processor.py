@@ -1,0 +1,60 @@
+"""Features of this processor, and the levels of processors that libraries are built for."""
+
+from __future__ import annotations
+
+import functools
+import platform
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+CPU_INFO = Path("/proc/cpuinfo")
+_FIRST_BYTES = 1 << 14
+"""Bytes that describe the first processor; the system takes long to describe all of a large machine."""
+
+_X86_64_V2 = ("cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3")
+_X86_64_V3 = (*_X86_64_V2, "abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave")
+_X86_64_V4 = (*_X86_64_V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")
+_ARMV8 = ("asimd", "fp")
+_ARMV8_2 = (*_ARMV8, "asimdrdm", "atomics", "crc32", "dcpop")
+_ARMV9 = (*_ARMV8_2, "asimddp", "fcma", "flagm", "ilrcpc", "jscvt", "lrcpc", "sb", "sve", "sve2", "uscat")
+
+LEVELS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "x86_64": {"x86-64-v2": _X86_64_V2, "x86-64-v3": _X86_64_V3, "x86-64-v4": _X86_64_V4},
+    "aarch64": {"armv8-a": _ARMV8, "armv8.2-a": _ARMV8_2, "armv9-a": _ARMV9},
+}
+"""Features of each level of a machine, in Linux's words, by the names that `-march=` of g++ and clang takes.
+
+Those of x86-64 are the levels of its psABI; those of Arm are what the architecture makes mandatory.
+"""
+
+
+def machine() -> str:
+    """Return the machine that libraries run on, as `linux-x86_64`."""
+    return f"{sys.platform}-{platform.machine()}"
+
+
+def levels() -> Mapping[str, tuple[str, ...]]:
+    """Return the features of each level of this machine; empty for a machine without levels."""
+    return LEVELS.get(platform.machine(), {})
+
+
+@functools.cache
+def cpu_features() -> frozenset[str]:
+    """Return the features of this processor that the system allows; empty where they are unknown."""
+    try:
+        with CPU_INFO.open("rb") as described:
+            text = described.read(_FIRST_BYTES).decode(errors="replace")
+    except OSError:
+        return frozenset()
+    for line in text.splitlines():
+        name, _, listed = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return frozenset(listed.split())
+    return frozenset()
+
+
+def best_level() -> str:
+    """Return the highest level that this processor has; empty if it has none, or they are unknown."""
+    found = [name for name, needed in levels().items() if cpu_features().issuperset(needed)]
+    return found[-1] if found else ""

@@ -1,0 +1,158 @@
+"""`opsmith build`: compile the kernels of a package for named targets, into the package."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import redirect_stdout
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from opsmith.cli.guard import FAILED, guarded
+from opsmith.cli.options import AsJson, Traceback, named_as_options
+from opsmith.cli.output import Output, progress_bar
+from opsmith.cli.verification import Verification, verified
+from opsmith.shipping import BuildTargets, PackageBuild, SourcePackage, staged_build
+
+SCHEMA = 1
+"""Version of the JSON output; it rises when a key is renamed, removed or changes its meaning."""
+
+
+def build(
+    package: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[PACKAGE]",
+            help="Name of a package, or its folder; by default that of the project in this directory.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="DIR",
+            help="Folder of the built kernels; by default `_kernels` in the package, where they are found.",
+            show_default=False,
+        ),
+    ] = None,
+    cpu: Annotated[
+        str | None,
+        typer.Option(
+            "--cpu",
+            metavar="LEVELS",
+            help="Levels of processors, with commas between, or `none`; by default all "
+            "of this machine: `x86-64-v2`, `x86-64-v3`, `x86-64-v4`; or `armv8-a`, `armv8.2-a`, `armv9-a`.",
+            show_default=False,
+        ),
+    ] = None,
+    cuda: Annotated[
+        str | None,
+        typer.Option(
+            "--cuda",
+            metavar="ARCHS",
+            help="Architectures of GPUs, with commas between, or `none`; by default `sm_80`, `sm_90` and "
+            "`sm_100`. PTX of the newest is for later ones.",
+            show_default=False,
+        ),
+    ] = None,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify",
+            help="First compare what this machine can run with the references.",
+        ),
+    ] = False,
+    as_json: AsJson = False,
+    traceback: Traceback = False,
+) -> None:
+    """Compile the kernels of a package, so that its users need no compiler.
+
+    Kernels in C++ are compiled for levels of processors, kernels in CUDA C++ for architectures of GPUs and
+    for the operator's samples; neither needs a GPU. Kernels in Triton ship as source. The result lies in the
+    package, with a manifest, and is used where the source is the same and the machine fits.
+
+    `--verify` runs each library that this machine can run on the samples of its operator, beside the
+    reference, and the kernels in CUDA C++ on the CPU. If one differs, nothing is written.
+
+    **Examples**
+
+    - `opsmith build mypackage`
+
+    - `opsmith build --cpu x86-64-v3 --cuda none`
+
+    - `opsmith build mypackage --verify`
+
+    Exit status: 0 built; 1 a kernel does not compile, or differs from its reference; 2 nothing could be
+    built.
+    """
+    out = sys.stdout
+    failures = ("CompileError", "KernelSignatureError", "LaunchError", "MissingSamplesError")
+    with guarded(traceback=traceback, failures=failures), redirect_stdout(sys.stderr):
+        printer = Output(out)
+        with named_as_options(build):
+            targets = BuildTargets.of(cpu, cuda)
+            found = SourcePackage.of(package)
+            with progress_bar() as advance, staged_build(found, targets, output, advance) as made:
+                verification = verified(made, advance) if verify else None
+                wrong = verification is not None and bool(verification.differences)
+                if not wrong:
+                    made.write()
+        if as_json:
+            printer.write_json(_to_dict(made, verification))
+        else:
+            _show(printer.console(), made, verification)
+        printer.close()
+    raise typer.Exit(FAILED if wrong else 0)
+
+
+def _show(console: Console, made: PackageBuild, verification: Verification | None) -> None:
+    rows = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    for heading in ("kernel", "in", "for", "instances", "kB", "s"):
+        rows.add_column(
+            heading, overflow="fold", justify="left" if heading in ("kernel", "in", "for") else "right"
+        )
+    for each in made.rows:
+        built = bool(each.bytes)
+        rows.add_row(
+            each.operator or "opsmith",
+            each.language,
+            each.target,
+            str(each.instances or ""),
+            f"{each.bytes / 1000:.0f}" if built else "",
+            f"{each.seconds:.1f}" if built else "",
+        )
+    console.print(rows)
+    for file in {each.operator: each for each in made.files if each.libraries}.values():
+        linked = ", ".join(file.libraries)
+        console.print(f"{file.operator} links {linked}, which its users must have", soft_wrap=True)
+    size = sum(each.bytes for each in made.rows) / 1e6
+    count = f"{len(made.files)} file{'' if len(made.files) == 1 else 's'}, {size:.1f} MB"
+    if verification is not None:
+        for text in verification.unverified:
+            console.print(Text(f"not verified: {text}", style="yellow"), soft_wrap=True)
+        for text in verification.differences:
+            console.print(Text(text, style="red"), soft_wrap=True)
+        if verification.differences:
+            console.print("nothing is written: kernels differ from their references", soft_wrap=True)
+            return
+        console.print(f"verified: {', '.join(verification.verified) or 'nothing'}", soft_wrap=True)
+    console.print(f"{count} in {made.output}", soft_wrap=True)
+
+
+def _to_dict(made: PackageBuild, verification: Verification | None) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "package": made.package.name,
+        "directory": str(made.output),
+        "written": verification is None or not verification.differences,
+        "kernels": [asdict(each) for each in made.rows],
+        "verification": None if verification is None else asdict(verification),
+    }

@@ -1,0 +1,106 @@
+"""Comparison of built kernels with the references of their operators, before they are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from opsmith import errors
+from opsmith.build.packaged import looking_in
+from opsmith.checking import Report, check
+from opsmith.core.operator import Operator
+from opsmith.kernels.cpp.kernel import CppKernel
+from opsmith.kernels.cuda.kernel import CudaKernel
+from opsmith.shipping import PackageBuild
+
+COMPARED = ("forward", "values")
+"""Properties that compare the kernels of the CPU with the reference, on samples and at special values."""
+EMULATED = ("cuda",)
+"""The property that compares kernels in CUDA C++, on the CPU."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Result of the comparison.
+
+    Attributes:
+        verified: What agrees with its reference, as `demo::scale for x86-64-v3`.
+        unverified: What could not be run here, with the reason.
+        differences: What differs, with the finding.
+    """
+
+    verified: list[str] = field(default_factory=list)
+    unverified: list[str] = field(default_factory=list)
+    differences: list[str] = field(default_factory=list)
+
+
+def verified(made: PackageBuild, advance: Callable[[str, int, int], None]) -> Verification:
+    """Run each built library that this machine can run on the samples of its operator.
+
+    Args:
+        made: The build.
+        advance: Called with the current activity, the number of finished ones and their total.
+    """
+    result = Verification()
+    operators: dict[Operator[..., Any], list[CppKernel | CudaKernel]] = {}
+    for kernel in made.package.kernels:
+        if isinstance(kernel, CppKernel | CudaKernel):
+            operators.setdefault(kernel.operator, []).append(kernel)
+    levels = {file.target: file.misfit for file in made.files if file.features}
+    for level, misfit in levels.items():
+        if misfit is not None:
+            result.unverified.append(f"libraries for {level}: {misfit}")
+    runnable = [level for level, misfit in levels.items() if misfit is None]
+    steps: list[tuple[str, Operator[..., Any], list[Any], str]] = []
+    for operator, kernels in operators.items():
+        cpp = [each for each in kernels if isinstance(each, CppKernel)]
+        steps += [(f"{operator.name} for {level}", operator, cpp, level) for level in runnable if cpp]
+        if len(cpp) < len(kernels) and any(each.language == "CUDA" for each in made.files):
+            steps.append((f"{operator.name} for CUDA, on the CPU", operator, [], ""))
+    for done, (name, operator, cpp, level) in enumerate(steps):
+        advance(f"checking {name}", done, len(steps))
+        _compare(made, result, name, operator, cpp, level)
+    return result
+
+
+def _compare(
+    made: PackageBuild,
+    result: Verification,
+    name: str,
+    operator: Operator[..., Any],
+    kernels: list[CppKernel],
+    level: str,
+) -> None:
+    """Compare one operator with its reference, by the libraries for one level or by the emulation."""
+    asked = COMPARED if level else EMULATED
+    try:
+        with looking_in(made.package.root, made.directory, (level,)):
+            operator.reload()
+            report = check(operator, only=asked)
+    except errors.MissingSamplesError as error:
+        result.differences.append(f"{name}: it has no samples to compare on; {error.hint}")
+        return
+    finally:
+        origins = {each.origin for each in kernels}
+        operator.reload()
+    wanted = f"built into the package for {level}"
+    found = _findings(report)
+    skipped = [each for each in report.outcomes if each.property == asked[0] and each.status == "skipped"]
+    if found:
+        result.differences.extend(f"{name}: {each}" for each in found)
+    elif skipped:
+        result.unverified.append(f"{name}: {skipped[0].reason}")
+    elif origins - {wanted}:
+        others = ", ".join(each or "none" for each in sorted(origins - {wanted}))
+        result.differences.append(f"{name}: the samples were not run by it; the kernel that ran is {others}")
+    else:
+        result.verified.append(name)
+
+
+def _findings(report: Report) -> list[str]:
+    return [
+        f"{each.property}, {each.cause}: {each.message}"
+        for each in report.failures
+        if each.severity == "error"
+    ]

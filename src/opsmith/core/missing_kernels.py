@@ -1,0 +1,60 @@
+"""Kernels that can neither be loaded nor built: the reference runs after a warning, or it is an error."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from opsmith import config, errors
+
+if TYPE_CHECKING:
+    from opsmith.core.kernels import BuiltKernel
+
+_warned = False
+
+
+def missing_reason(kernel: BuiltKernel[Any], error: errors.ToolchainError) -> str:
+    """Return the reason for which a kernel does not take calls here; the first one of a process is warned of.
+
+    Args:
+        kernel: A kernel that no built library serves, and that cannot be built.
+        error: Reason why it cannot be built.
+
+    Raises:
+        ToolchainError: If the kernel is declared with `strict=True`.
+        KernelRefusedError: If `require_kernel` or `OPSMITH_REQUIRE_KERNELS` requires it.
+    """
+    global _warned
+    if kernel.strict:
+        raise error
+    reason = f"{error.problem}: {error.got}; {error.hint}"
+    by_environment = config.kernels_required()
+    if kernel.required or by_environment:
+        requiring = f"{config.REQUIRE_KERNELS}=1" if by_environment else "`require_kernel`"
+        raise kernel.error(
+            errors.KernelRefusedError,
+            f"its kernel in {kernel.language} is required by {requiring}, and cannot be had here",
+            expected="a built kernel in its package that fits this machine, one in the cache, or a compiler",
+            got=f"{error.problem}: {error.got}",
+            hint="install a package with built kernels for this machine, or a compiler; `opsmith doctor` "
+            "shows what is here",
+        ) from error
+    if not _warned:
+        _warned = True
+        warnings.warn(
+            f"{kernel.operator.name}: the reference runs in place of its kernel in {kernel.language}, "
+            f"{kernel.where}: {error.problem}: {error.got}. `opsmith doctor` shows what is missing here, and "
+            f"{config.REQUIRE_KERNELS}=1 makes this an error. Other kernels may be missing, too: this is "
+            "said once in a process",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return reason
+
+
+def with_reason(error: errors.ToolchainError, reason: str) -> errors.ToolchainError:
+    """Return an error that also says why no built kernel of the package is used, if there is a reason."""
+    if not reason:
+        return error
+    got = f"{error.got}; {reason}"
+    return errors.ToolchainError(error.problem, expected=error.expected, got=got, hint=error.hint)

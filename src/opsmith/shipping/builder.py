@@ -1,0 +1,366 @@
+"""Compilation of the kernels of a package for every target, into a folder that replaces the built ones."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import opsmith
+from opsmith import errors
+from opsmith.build.cache import MANIFEST
+from opsmith.build.packaged import (
+    FOLDER,
+    RUNTIME,
+    BuiltFile,
+    nothing_packaged,
+    package_of,
+    sealed,
+    write_manifest,
+)
+from opsmith.build.processor import levels, machine
+from opsmith.build.toolchain import FLAGS
+from opsmith.kernels.cpp.compiler import LIBRARY, building_with, compile_runtime
+from opsmith.kernels.cpp.dispatch import runtime_digest
+from opsmith.kernels.cpp.kernel import CppKernel
+from opsmith.kernels.cpp.library import VERSION as CPP_VERSION
+from opsmith.kernels.cuda.compiler import Instance, compile_to_ptx, name_expression
+from opsmith.kernels.cuda.kernel import CudaKernel
+from opsmith.kernels.cuda.packaged import MAGIC, BuiltImage
+from opsmith.kernels.cuda.parameters import VERSION as CUDA_VERSION
+from opsmith.kernels.gpu_usage import needed_instances, sample_values
+from opsmith.kernels.triton.kernel import TritonKernel
+from opsmith.shipping.source_package import SourcePackage
+from opsmith.shipping.targets import BuildTargets
+
+Advance = Callable[[str, int, int], None]
+"""Function of the current activity, the number of finished ones, and their total."""
+SOURCE_TARGET = "source"
+"""Target of a kernel that ships as source."""
+ANY_TARGET = "any"
+"""Target of a library for every processor of a machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltRow:
+    """What was built of one kernel for one target.
+
+    Attributes:
+        operator: Name of the operator; empty for opsmith's own library.
+        language: Language of the kernel.
+        target: The target; `source` for a kernel that ships as source.
+        instances: Number of instances of a CUDA kernel; 0 for others.
+        bytes: Size of the file.
+        seconds: Seconds that it took; near 0 where the cache had it.
+    """
+
+    operator: str
+    language: str
+    target: str
+    instances: int
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class PackageBuild:
+    """Finished build, in a folder of its own until it is written.
+
+    Attributes:
+        package: The package.
+        directory: The folder.
+        files: The files that its manifest names.
+        rows: What was built, in the order of the kernels and targets.
+        output: Folder that it replaces when it is written.
+    """
+
+    package: SourcePackage
+    directory: Path
+    files: tuple[BuiltFile, ...]
+    rows: tuple[BuiltRow, ...]
+    output: Path
+
+    def write(self) -> Path:
+        """Put the build in the place of an earlier one, at once; processes that use that go on with it.
+
+        Returns:
+            Folder of the built kernels.
+
+        Raises:
+            UsageError: If the folder cannot be written.
+        """
+        try:
+            before = Path(tempfile.mkdtemp(prefix=f".{FOLDER}-", dir=self.output.parent))
+            if self.output.exists():
+                self.output.rename(before / FOLDER)
+            self.directory.rename(self.output)
+            shutil.rmtree(before, ignore_errors=True)
+        except OSError as error:
+            raise _unwritable(self.output, error) from error
+        return self.output
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """Compilation of one kernel for one target."""
+
+    kernel: CppKernel | CudaKernel | None
+    target: str
+    build: Callable[[Path], BuiltFile]
+
+    @property
+    def name(self) -> str:
+        """Words for what is compiled."""
+        return f"{'opsmith' if self.kernel is None else self.kernel.operator.name} for {self.target}"
+
+
+def build_package(
+    package: str, *, cpu: str | None = None, cuda: str | None = None, output: Path | None = None
+) -> PackageBuild:
+    """Build the kernels of a package into its folder, without a check.
+
+    The kernels of opsmith's own operators are those of `opsmith.ops`; with them is the library between torch
+    and all kernels.
+
+    Args:
+        package: Name of a module, or path of a package's folder.
+        cpu: Levels of processors; see `BuildTargets.of`.
+        cuda: Architectures of GPUs.
+        output: Folder of the built kernels; `_kernels` in the package by default.
+
+    Raises:
+        UsageError, OperatorNotFoundError, ModuleImportError: See `SourcePackage.of` and `BuildTargets.of`.
+        CompileError, ToolchainError, MissingSamplesError: See `staged_build`.
+    """
+    with staged_build(SourcePackage.of(package), BuildTargets.of(cpu, cuda), output) as build:
+        build.write()
+    return build
+
+
+@contextmanager
+def staged_build(
+    package: SourcePackage,
+    targets: BuildTargets,
+    output: Path | None = None,
+    advance: Advance = lambda activity, done, total: None,
+) -> Iterator[PackageBuild]:
+    """Context manager that builds every kernel of a package; `PackageBuild.write` keeps the result.
+
+    As many kernels are compiled at a time as the process has cores.
+
+    Args:
+        package: The package.
+        targets: The targets.
+        output: Folder of the built kernels; `_kernels` in the package by default.
+        advance: Called with the current activity, the number of finished ones and their total.
+
+    Raises:
+        CompileError: If a compiler refuses a kernel.
+        ToolchainError: If there is no compiler, or it does not know a target.
+        MissingSamplesError: If the constants of a CUDA kernel depend on sizes, and no sample gives them.
+        UsageError: If the folder cannot be written, or holds something else.
+    """
+    place = (output or package.root / FOLDER).absolute()
+    _refuse_other(place)
+    cpp, cuda = package.of_language(CppKernel), package.of_language(CudaKernel)
+    if cpp and targets.cpu:
+        for each in cpp:
+            _refuse_instructions(each)
+        targets.refuse_unknown_to_compiler()
+    if cuda and targets.cuda:
+        targets.refuse_unknown_to_nvrtc()
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        directory = Path(tempfile.mkdtemp(prefix=f".{FOLDER}-", dir=place.parent))
+    except OSError as error:
+        raise _unwritable(place, error) from error
+    try:
+        files, rows = _compiled(_jobs(package, targets), directory, advance)
+        write_manifest(directory, files, opsmith.__version__)
+        for kernel in package.of_language(TritonKernel):
+            rows.append(BuiltRow(kernel.operator.name, kernel.language, SOURCE_TARGET, 0, 0, 0.0))
+        yield PackageBuild(package, directory, tuple(files), tuple(rows), place)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _jobs(package: SourcePackage, targets: BuildTargets) -> list[_Job]:
+    jobs = []
+    if package.root == package_of(opsmith.__file__) and targets.cpu:
+        jobs.append(_Job(None, ANY_TARGET, build_runtime))
+    for level in reversed(targets.cpu):
+        jobs += [
+            _Job(kernel, level, partial(_build_cpp, kernel, level, package.root))
+            for kernel in package.of_language(CppKernel)
+        ]
+    for kernel in package.of_language(CudaKernel):
+        jobs += [_Job(kernel, each, partial(_build_cuda, kernel, each, False)) for each in targets.cuda]
+        if targets.ptx is not None:
+            target = targets.ptx.replace("sm_", "compute_")
+            jobs.append(_Job(kernel, target, partial(_build_cuda, kernel, targets.ptx, True)))
+    return jobs
+
+
+def _compiled(jobs: list[_Job], directory: Path, advance: Advance) -> tuple[list[BuiltFile], list[BuiltRow]]:
+    """Run the jobs, and return the files and rows in the order of the jobs."""
+    finished: dict[_Job, tuple[BuiltFile, float]] = {}
+    pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2)
+    try:
+        waiting = {pool.submit(_timed, job, directory): job for job in jobs}
+        for done in as_completed(waiting):
+            finished[waiting[done]] = done.result()
+            advance(waiting[done].name, len(finished), len(jobs))
+    finally:
+        pool.shutdown(cancel_futures=True)
+    ordered = [(job, *finished[job]) for job in jobs]
+    rows = [
+        BuiltRow(file.operator, file.language, job.target, len(file.instances), file.bytes, seconds)
+        for job, file, seconds in ordered
+    ]
+    return [file for _, file, _ in ordered], rows
+
+
+def _timed(job: _Job, directory: Path) -> tuple[BuiltFile, float]:
+    started = time.perf_counter()
+    with nothing_packaged():  # what an earlier build left there
+        built = job.build(directory)
+    return built, time.perf_counter() - started
+
+
+def build_runtime(directory: Path) -> BuiltFile:
+    """Build the library between torch and all kernels, for every processor of this machine.
+
+    Args:
+        directory: Folder that gets the file.
+    """
+    built = BuiltFile(
+        operator="",
+        language=RUNTIME,
+        digest=runtime_digest(),
+        abi=CPP_VERSION,
+        target=ANY_TARGET,
+        machine=machine(),
+    )
+    return _kept(built, (compile_runtime().directory / LIBRARY).read_bytes(), directory, "so")
+
+
+def _build_cpp(kernel: CppKernel, level: str, root: Path, directory: Path) -> BuiltFile:
+    """Build a kernel in C++ for a level of processors, without debug information and paths."""
+    kept = [flag for flag in FLAGS if not flag.startswith(("-march", "-g"))]
+    last = (f"-march={level}", "-g0", "-Wl,-s", f"-ffile-prefix-map={root.parent}{os.sep}=")
+    with building_with(kept, last):
+        entry = kernel.compile()
+    built = BuiltFile(
+        operator=kernel.operator.name,
+        language=kernel.language,
+        digest=kernel.digest(),
+        abi=CPP_VERSION,
+        target=level,
+        machine=machine(),
+        features=levels()[level],
+        libraries=tuple(map(os.path.basename, kernel.source.options.libraries)),
+    )
+    return _kept(built, (entry.directory / LIBRARY).read_bytes(), directory, "so")
+
+
+def _build_cuda(kernel: CudaKernel, architecture: str, as_ptx: bool, directory: Path) -> BuiltFile:
+    """Build every instance of a CUDA kernel that samples need, for one architecture, into one file."""
+    instances = _instances(kernel, architecture)
+    content, described = bytearray(MAGIC), {}
+    for instance, parameters in zip(instances, kernel.candidates(instances, architecture), strict=True):
+        cubin = kernel.compile(instance, architecture)
+        if as_ptx:
+            ptx = compile_to_ptx(kernel.source, kernel.operator.name, instance, architecture)
+            cubin = replace(cubin, image=ptx)
+        image = BuiltImage(cubin, parameters)
+        described[name_expression(kernel.source, instance)] = image.describe(len(content))
+        content += cubin.image
+    built = BuiltFile(
+        operator=kernel.operator.name,
+        language=kernel.language,
+        digest=kernel.digest(),
+        abi=CUDA_VERSION,
+        target=architecture.replace("sm_", "compute_") if as_ptx else architecture,
+        instances=described,
+    )
+    return _kept(built, bytes(content), directory, "images")
+
+
+def _instances(kernel: CudaKernel, architecture: str) -> list[Instance]:
+    """Return the instances of samples: those that they need, and those that are considered for them."""
+    calls = partial(sample_values, kernel.operator)
+    found = dict.fromkeys(needed_instances(kernel, architecture, calls))
+    for dtype in kernel.dtypes:
+        for values in calls(dtype):
+            found |= dict.fromkeys(each for variant in kernel.variants(values) for each in variant)
+    return list(found)
+
+
+def _kept(built: BuiltFile, content: bytes, directory: Path, suffix: str) -> BuiltFile:
+    """Write a file under a name that no other content has: a process loads a path once."""
+    named = (built.operator or "opsmith").replace("::", ".")
+    digest = hashlib.sha256(content).hexdigest()[:16]
+    file = f"{named}.{built.target}.{digest}.{suffix}"
+    (directory / file).write_bytes(content)
+    return sealed(directory, replace(built, file=file))
+
+
+_INSTRUCTIONS = re.compile(r"-m(?!arch=|tune=|prefer-vector-width=|no-|cmodel=|llvm$).*")
+"""Flags by which a compiler uses more instructions than those of a level."""
+
+
+def _refuse_instructions(kernel: CppKernel) -> None:
+    """Refuse flags of the author's by which a library needs more than its level.
+
+    Raises:
+        UsageError: If there is one.
+    """
+    flag = next((each for each in kernel.source.options.flags if _INSTRUCTIONS.fullmatch(each)), None)
+    if flag is not None:
+        raise kernel.error(
+            errors.UsageError,
+            f"its kernel in C++ has the flag `{flag}`, which not every processor of a level has",
+            argument="flags",
+            expected="the instructions of the levels that `opsmith build` is given",
+            got=flag,
+            hint="leave it out; `-march=` of a kernel is replaced by the level",
+        )
+
+
+def _refuse_other(place: Path) -> None:
+    """Refuse a folder that holds something else than built kernels, which the build would remove."""
+    if place.is_symlink() or (place.exists() and not place.is_dir()):
+        raise errors.UsageError(
+            f"the built kernels cannot be written to `{place}`",
+            argument="output",
+            expected="a folder for built kernels alone",
+            got="a link" if place.is_symlink() else "a file",
+            hint="name another folder",
+        )
+    if place.is_dir() and any(place.iterdir()) and not (place / MANIFEST).is_file():
+        raise errors.UsageError(
+            f"`{place}` holds something else than built kernels",
+            argument="output",
+            expected=f"a new or empty folder, or one with the `{MANIFEST}` of an earlier build",
+            got=", ".join(sorted(each.name for each in place.iterdir())[:3]),
+            hint="name another folder, or empty this one",
+        )
+
+
+def _unwritable(place: Path, error: OSError) -> errors.UsageError:
+    return errors.UsageError(
+        f"the built kernels cannot be written to `{place}`",
+        argument="output",
+        expected="a folder in which this user can make files",
+        got=error.strerror or str(error),
+        hint="name another folder",
+    )

@@ -1,0 +1,132 @@
+"""Targets that kernels are built for: levels of processors, and architectures of GPUs."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from opsmith import errors
+from opsmith.build.processor import levels, machine
+from opsmith.kernels.cpp.compiler import kernel_toolchain
+from opsmith.kernels.cuda.compiler import known_architectures
+
+NONE = "none"
+"""Text for no target."""
+DEFAULT_CUDA = ("sm_80", "sm_90", "sm_100")
+
+
+@dataclass(frozen=True, slots=True)
+class BuildTargets:
+    """Targets of a build.
+
+    Attributes:
+        cpu: Levels of processors, as `x86-64-v3`.
+        cuda: Architectures of GPUs, as `sm_90`.
+    """
+
+    cpu: tuple[str, ...]
+    cuda: tuple[str, ...]
+
+    @classmethod
+    def of(cls, cpu: str | None = None, cuda: str | None = None) -> BuildTargets:
+        """Parse targets.
+
+        Args:
+            cpu: Levels with commas between, or `none`; None for all levels of this machine.
+            cuda: Architectures with commas between, or `none`; None for `sm_80`, `sm_90` and `sm_100`.
+
+        Raises:
+            UsageError: If a text names no target, or one that is not known.
+
+        Example:
+            >>> BuildTargets.of(cpu="none", cuda="sm_90,sm_80").cuda
+            ('sm_80', 'sm_90')
+        """
+        known = tuple(levels())
+        wanted = known if cpu is None else _parts(cpu, "cpu", f"levels as {', '.join(known) or 'none'}")
+        unknown = [each for each in wanted if each not in known]
+        if unknown:
+            raise errors.UsageError(
+                f"there is no level `{unknown[0]}` of processors of {machine()}",
+                argument="cpu",
+                expected=", ".join(known) or f"`{NONE}`: libraries for this machine cannot be built ahead",
+                got=", ".join(wanted),
+                hint="name some of these levels, or build on a machine of the other kind",
+            )
+        gpus = DEFAULT_CUDA if cuda is None else _parts(cuda, "cuda", "architectures as sm_80,sm_90")
+        wrong = [each for each in gpus if re.fullmatch(r"sm_\d+[af]?", each) is None]
+        if wrong:
+            raise errors.UsageError(
+                f"`{wrong[0]}` is not an architecture of GPUs",
+                argument="cuda",
+                expected="`sm_` and the compute capability, as sm_80, sm_90 or sm_100",
+                got=", ".join(gpus),
+                hint="PTX for later GPUs is built for the newest of them",
+            )
+        return cls(tuple(each for each in known if each in wanted), tuple(sorted(gpus, key=capability_of)))
+
+    def refuse_unknown_to_compiler(self) -> None:
+        """Refuse levels that the C++ compiler does not know.
+
+        Raises:
+            ToolchainError: If there is one, or no compiler.
+        """
+        toolchain = kernel_toolchain()
+        with tempfile.TemporaryDirectory(prefix="opsmith-") as scratch:
+            for level in self.cpu:
+                arguments = [f"-march={level}", "-fsyntax-only", "-x", "c++", os.devnull]
+                tried = toolchain.run(arguments, Path(scratch))
+                if tried.status:
+                    raise errors.ToolchainError(
+                        f"the C++ compiler does not know the processors `{level}`",
+                        expected="a compiler that takes `-march=" + level + "`, as g++ 11 or clang 12",
+                        got=" ".join(tried.printed.split()),
+                        hint="name another compiler in CXX, or levels that this one knows",
+                    )
+
+    def refuse_unknown_to_nvrtc(self) -> None:
+        """Refuse architectures that NVRTC does not know.
+
+        Raises:
+            ToolchainError: If there is one, or no NVRTC.
+        """
+        known = known_architectures()
+        unknown = [each for each in self.cuda if each.rstrip("af") not in known]
+        if unknown:
+            raise errors.ToolchainError(
+                f"NVRTC does not compile for `{unknown[0]}`",
+                expected=f"some of {', '.join(known)}",
+                got=", ".join(self.cuda),
+                hint="name some of these, or install another NVRTC: `pip install -U nvidia-cuda-nvrtc`",
+            )
+
+    @property
+    def ptx(self) -> str | None:
+        """The newest architecture whose PTX later GPUs run; None if there is none."""
+        return next((each for each in reversed(self.cuda) if each[-1] not in "af"), None)
+
+
+def capability_of(architecture: str) -> int:
+    """Return the compute capability of an architecture as a number.
+
+    Example:
+        >>> capability_of("sm_90a")
+        90
+    """
+    return int(re.sub(r"\D", "", architecture))
+
+
+def _parts(text: str, option: str, expected: str) -> tuple[str, ...]:
+    parts = tuple(dict.fromkeys(each.strip() for each in text.split(",") if each.strip()))
+    if not parts:
+        raise errors.UsageError(
+            f"`{option}` names no target",
+            argument=option,
+            expected=f"{expected}, with commas between; or `{NONE}`",
+            got=repr(text),
+            hint="leave it out for the usual ones",
+        )
+    return () if parts == (NONE,) else parts

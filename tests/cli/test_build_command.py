@@ -1,0 +1,181 @@
+"""`opsmith build` compiles the kernels of a package into it; what cannot be built is said in one message."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from packaged_kernels import PACKAGE, RUNNABLE
+from typer.testing import Result
+
+from opsmith.build import toolchain
+from opsmith.build.processor import levels
+
+BEST = RUNNABLE[-1] if RUNNABLE else "none"
+Command = Callable[..., Result]
+pytestmark = pytest.mark.skipif(not RUNNABLE, reason="no level of this machine's processors is known")
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def test_what_is_built_is_shown_and_lies_in_the_folder(opsmith: Command, tmp_path: Path) -> None:
+    folder = tmp_path / "made" / "_kernels"
+    for _ in range(2):  # the second replaces what the first has written
+        done = opsmith("build", str(PACKAGE), "-o", str(folder), "--cpu", BEST, "--cuda", "sm_80")
+        assert done.exit_code == 0, done.output
+    rows = [
+        re.split(r"\s{2,}", line.strip()) for line in done.stdout.splitlines() if "scaled_package" in line
+    ]
+    assert [row[:3] for row in rows] == [
+        ["scaled_package::scaled", "C++", BEST],
+        ["scaled_package::scaled", "CUDA", "sm_80"],
+        ["scaled_package::scaled", "CUDA", "compute_80"],
+        ["scaled_package::shifted", "CUDA", "sm_80"],
+        ["scaled_package::shifted", "CUDA", "compute_80"],
+    ]
+    assert [row[3] for row in rows[1:]] == ["2", "2", "1", "1"]
+    assert f"5 files, 0.1 MB in {folder}" in done.stdout
+    assert len([*folder.iterdir()]) == 6
+    assert [each.name for each in folder.parent.iterdir()] == ["_kernels"]
+
+
+def test_a_verified_build(opsmith: Command, tmp_path: Path) -> None:
+    folder = tmp_path / "_kernels"
+    done = opsmith(
+        "build", str(PACKAGE), "-o", str(folder), "--cpu", BEST, "--cuda", "none", "--verify", "--json"
+    )
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    assert report["written"]
+    assert [(each["operator"], each["target"]) for each in report["kernels"]] == [
+        ("scaled_package::scaled", BEST)
+    ]
+    assert report["verification"] == {
+        "verified": [f"scaled_package::scaled for {BEST}"],
+        "unverified": [],
+        "differences": [],
+    }
+    assert (folder / "manifest.json").exists()
+
+
+def test_of_kernels_that_differ_nothing_is_written(opsmith: Command, tmp_path: Path) -> None:
+    package = PACKAGE.with_name("wrong_package")
+    done = opsmith("build", str(package), "-o", str(tmp_path / "_kernels"), "--cpu", BEST, "--verify")
+    assert done.exit_code == 1, done.output
+    found = (
+        f"wrong_package::squared for {BEST}: forward, kernel-mismatch: `result` from the kernel for cpu is"
+    )
+    assert found in done.stdout
+    assert "nothing is written: kernels differ from their references" in done.stdout
+    assert [*tmp_path.iterdir()] == []
+
+
+PLAIN = """
+import opsmith
+from torch import Tensor
+
+@opsmith.operator("{space}::plain")
+def plain(x: Tensor) -> Tensor:
+    return x * 2
+"""
+
+
+def refused(done: Result, status: int, *lines: str) -> None:
+    assert done.exit_code == status, done.output
+    for line in lines:
+        assert line in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_what_is_no_package_with_kernels(opsmith: Command, write: Callable[..., Path], space: str) -> None:
+    file = write(PLAIN, f"{space}_alone.py")
+    refused(opsmith("build", "no_such_package_here"), 2, "there is no module `no_such_package_here`")
+    refused(opsmith("build", str(file)), 2, "is not a package", "got: a file")
+    refused(
+        opsmith("build", "torch:add"), 2, "`torch:add` is not a package", "got: the operator `add` of one"
+    )
+    package = write(PLAIN, f"{space}_pure/__init__.py").parent
+    refused(opsmith("build", str(package)), 2, f"`{package.name}` declares no kernel from a source")
+    broken = write("import no_such_module_at_all", f"{space}_broken/__init__.py").parent
+    refused(
+        opsmith("build", str(broken)), 2, "cannot be imported: ModuleNotFoundError", "no_such_module_at_all"
+    )
+    refused(opsmith("build", str(file.parent)), 2, "is not a package", "a folder without `__init__.py`")
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--cpu", "x86-64-v9"], "there is no level `x86-64-v9` of processors of linux-"),
+        (["--cpu", ","], "`--cpu` names no target"),
+        (["--cuda", "gfx90a"], "`gfx90a` is not an architecture of GPUs"),
+        (["--cuda", "sm_999"], "NVRTC does not compile for `sm_999`"),
+    ],
+    ids=str,
+)
+def test_targets_that_are_not_known(
+    options: list[str], problem: str, opsmith: Command, tmp_path: Path
+) -> None:
+    done = opsmith("build", str(PACKAGE), "-o", str(tmp_path / "_kernels"), *options)
+    refused(done, 2, problem)
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_level_that_the_compiler_does_not_know(
+    opsmith: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "old-g++"
+    program.write_text("#!/bin/sh\necho \"error: bad value for '-march=' switch\"\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("CXX", str(program))
+    toolchain._toolchain.cache_clear()
+    done = opsmith("build", str(PACKAGE), "-o", str(tmp_path / "_kernels"), "--cuda", "none")
+    first = next(iter(levels()))
+    refused(
+        done, 2, f"the C++ compiler does not know the processors `{first}`", "bad value for '-march=' switch"
+    )
+
+
+def test_a_folder_with_something_else_is_left_alone(opsmith: Command, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").touch()
+    refused(opsmith("build", str(PACKAGE), "-o", str(tmp_path)), 2, "holds something else", "got: mine.txt")
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path)
+    refused(opsmith("build", str(PACKAGE), "-o", str(link)), 2, "cannot be written to", "got: a link")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["link", "mine.txt"]
+
+
+def test_a_kernel_that_does_not_compile(
+    opsmith: Command, write: Callable[..., Path], space: str, tmp_path: Path
+) -> None:
+    kernel = 'plain.kernel("cpu", cpp="void plain(View<const float> x, View<float> y) { nothing(); }")'
+    package = write(PLAIN + kernel, f"{space}_wrong/__init__.py").parent
+    done = opsmith("build", str(package), "-o", str(tmp_path / "_kernels"), "--cpu", BEST)
+    refused(done, 1, f"{space}::plain: the C++ compiler refuses the kernel", "nothing")
+    assert not (tmp_path / "_kernels").exists()
+
+
+def test_flags_beyond_a_level_are_refused(opsmith: Command, write: Callable[..., Path], space: str) -> None:
+    kernel = 'plain.kernel("cpu", flags=["-march=native", "-mavx2"], cpp="void plain(View<float> x);")'
+    package = write(PLAIN + kernel, f"{space}_flags/__init__.py").parent
+    done = opsmith("build", str(package), "--cpu", BEST)
+    refused(done, 2, f"{space}::plain: its kernel in C++ has the flag `-mavx2`", "replaced by the level")
+
+
+def test_the_package_of_the_project_in_the_current_directory(
+    opsmith: Command, write: Callable[..., Path], space: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = tmp_path / "project"
+    write(PLAIN, f"project/src/{space}_named/__init__.py")
+    monkeypatch.chdir(project)
+    refused(opsmith("build"), 2, f"`{space}_named` declares no kernel from a source")  # the only one
+    write(PLAIN.replace("plain", "other"), f"project/src/{space}_other/__init__.py")
+    refused(opsmith("build"), 2, "no package is named", f"got: `{space}_named`, `{space}_other`")
+    (project / "pyproject.toml").write_text(f'[project]\nname = "{space}-other"\n')
+    refused(opsmith("build"), 2, f"`{space}_other` declares no kernel from a source")
