@@ -8,14 +8,19 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from importlib import import_module, metadata
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from packaged_kernels import PACKAGE, RUNNABLE, build_into, scaled
 from typer.testing import Result
 
 from opsmith import config
+from opsmith.build import toolchain
+from opsmith.build.packaged import BuiltFile, looking_in
 from opsmith.cli import doctor
+from opsmith.kernels.cuda import nvrtc
 from opsmith.torch_library.capabilities.capability import CAPABILITIES, capability_statuses
 
 Run = Callable[..., Result]
@@ -26,6 +31,7 @@ NAMES = [
     "rich",
     "typer",
     "C++ compiler",
+    "built kernels",
     "GPU",
     "NVRTC",
     "Triton",
@@ -249,3 +255,44 @@ def test_ctrl_c_has_status_130(opsmith: Run, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(doctor, "ENTRIES", (interrupted,))
     done = opsmith("doctor")
     assert (done.exit_code, done.stderr) == (130, "opsmith: interrupted\n")
+
+
+@pytest.mark.usefixtures("listed_once")
+def test_of_a_package_it_says_where_each_kernel_comes_from(
+    opsmith: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    level = RUNNABLE[0]
+    build_into(tmp_path / "_kernels", cpu=level, cuda="sm_80")
+    with looking_in(PACKAGE, tmp_path / "_kernels", (level, "sm_80", "compute_80")):
+        scaled().reload()
+        done = opsmith("doctor", str(PACKAGE), "--json")
+        shown = opsmith("doctor", str(PACKAGE)).stdout
+    rows = [
+        (each["operator"], each["origin"], each["missing"]) for each in json.loads(done.stdout)["kernels"]
+    ]
+    in_cuda = "built into the package for sm_80, compute_80"
+    assert rows == [
+        ("scaled_package::scaled", in_cuda, False),
+        ("scaled_package::scaled", f"built into the package for {level}", False),
+        ("scaled_package::shifted", in_cuda, False),
+    ]
+    assert f"built into the package for {level}" in shown
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    toolchain._toolchain.cache_clear()
+    monkeypatch.setattr(nvrtc, "nvrtc_files", lambda: ())
+    scaled().reload()
+    shown = " ".join(opsmith("doctor", str(PACKAGE)).stdout.split())
+    assert "the reference runs: there is no C++ compiler: none of that name in PATH" in shown
+    assert "the reference runs: there is no NVRTC, which compiles CUDA C++: none is found" in shown
+    toolchain._toolchain.cache_clear()
+    scaled().reload()
+
+
+@pytest.mark.usefixtures("listed_once")
+def test_opsmith_s_own_built_kernels_are_listed(opsmith: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    level = RUNNABLE[-1]
+    built = BuiltFile(operator="opsmith::rope_", language="C++", digest="", abi=1, target=level)
+    monkeypatch.setattr(doctor, "packaged_in", lambda package: (built,))
+    found = entries(opsmith("doctor", "--json"))["built kernels"]["found"]
+    assert found == f"for {level}; this processor has {RUNNABLE[-1]}"

@@ -277,6 +277,18 @@ def search(
     return Found(folder, tuple(sorted(fitting, key=rank)), reasons)
 
 
+def packaged_in(package: Path | None) -> tuple[BuiltFile, ...]:
+    """Return the built kernels of a package; none if it has none, or they cannot be used."""
+    if package is None:
+        return ()
+    try:
+        folder = _folder(package / FOLDER, package / "__init__.py")
+    except UnusableError as error:
+        warn_unusable(error.path, error.reason)
+        return ()
+    return () if folder is None else folder.files
+
+
 _warned: set[Path] = set()
 
 

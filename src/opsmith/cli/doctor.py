@@ -11,9 +11,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -22,8 +22,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+import opsmith
 from opsmith import __version__
+from opsmith.build.packaged import package_of, packaged_in
+from opsmith.build.processor import best_level
 from opsmith.cli.guard import FAILED, guarded, waiting
+from opsmith.cli.kernel_origins import KernelOrigin, kernel_origins
 from opsmith.cli.options import AsJson
 from opsmith.cli.output import Output
 from opsmith.extras import install
@@ -34,13 +38,26 @@ SCHEMA = 2
 
 
 def doctor(
+    package: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[PACKAGE]",
+            help="A package: also show where each of its kernels comes from on this machine.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show installed and missing packages, the features that need them, and how to install them.
 
+    Of a package it also shows where each kernel comes from: built into the package, from the cache, compiled
+    now, or missing, so that the reference runs.
+
     **Examples**
 
     - `opsmith doctor`
+
+    - `opsmith doctor mypackage`
 
     - `opsmith doctor --json`
 
@@ -50,6 +67,7 @@ def doctor(
         printer = Output(sys.stdout)
         with waiting("looking at this machine"):
             entries, capabilities = inventory(), capability_statuses()
+            kernels = None if package is None else kernel_origins(package)
         works = all(entry.found for entry in entries if entry.required)
         works = works and not any(each.fatal for each in capabilities)
         if as_json:
@@ -59,10 +77,15 @@ def doctor(
                 "works": works,
                 "entries": [entry.to_dict() for entry in entries],
                 "capabilities": [each.to_dict() for each in capabilities],
+                "kernels": None if kernels is None else [asdict(each) for each in kernels],
             }
             printer.write_json(answer)
         else:
-            _show(printer.console(), entries, capabilities, works=works)
+            console = printer.console()
+            if kernels is not None:
+                console.print(_kernels(kernels))
+                console.print()
+            _show(console, entries, capabilities, works=works)
         printer.close()
     raise typer.Exit(0 if works else FAILED)
 
@@ -97,6 +120,17 @@ def _table(entries: list[InventoryItem]) -> Table:
         rows.add_row(
             Text(entry.name), status, Text(entry.serves, style="dim"), Text("" if entry.found else entry.hint)
         )
+    return rows
+
+
+def _kernels(listed: list[KernelOrigin]) -> Table:
+    rows = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    for heading in ("kernel", "in", "comes from"):
+        rows.add_column(heading, overflow="fold")
+    for each in listed:
+        style = "bold red" if each.missing else "green"
+        words = f"the reference runs: {each.origin}" if each.missing else each.origin
+        rows.add_row(Text(each.operator), each.language, Text(words, style=style))
     return rows
 
 
@@ -178,6 +212,18 @@ def _compiler() -> InventoryItem:
     )
 
 
+def _built_kernels() -> InventoryItem:
+    found = sorted(each.target for each in packaged_in(package_of(opsmith.__file__)) if each.operator)
+    level = best_level()
+    here = f"this processor has {level}" if level else "no level of this processor is known"
+    return InventoryItem(
+        "built kernels",
+        f"for {', '.join(dict.fromkeys(found))}; {here}" if found else None,
+        "kernels of opsmith's own operators without a C++ compiler",
+        "install opsmith's wheel for this platform; with a C++ compiler they are built when called",
+    )
+
+
 def _cuda() -> InventoryItem:
     found = None
     if torch.cuda.is_available():
@@ -212,6 +258,7 @@ ENTRIES: tuple[Callable[[], InventoryItem], ...] = (
     _of_package("rich", "rich", "the command line; check", install("cli")),
     _of_package("typer", "typer", "the command line", install("cli")),
     _compiler,
+    _built_kernels,
     _cuda,
     _nvrtc,
     _of_package("Triton", "triton", "Triton kernels; torch.compile on the GPU", install("triton")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -147,6 +148,11 @@ class CppKernel(BuiltKernel[CppSource]):
         return self.copies_back or all(each.layout == "any" for each in arguments if each.written)
 
     @property
+    def package(self) -> Path | None:
+        """Folder of the package that declares it, in which it may lie built; None if there is none."""
+        return package_of(self.declared)
+
+    @property
     def copied(self) -> dict[str, int]:
         """Number of copies for their layout, of each argument and of `result`, without zeros."""
         loaded = self._loaded
@@ -241,16 +247,25 @@ class CppKernel(BuiltKernel[CppSource]):
         """
         super().require()
         try:
-            self._load()
+            self.load()
         except errors.ToolchainError as error:
             missing_reason(self, error)
+
+    def load(self) -> None:
+        """Load the kernel: built in its package, from the cache, or compiled now.
+
+        Raises:
+            CompileError, KernelSignatureError: If the source is wrong.
+            ToolchainError: If it can neither be loaded nor built.
+        """
+        self._load()
 
     def digest(self) -> str:
         """Return the digest of what its author wrote, by which it is found built in a package."""
         specification = self.operator.specification
         return digest_of_parts(
             {
-                **self.source.authored(package_of(self.declared)),
+                **self.source.authored(self.package),
                 "dtypes": list(map(str, self.dtypes or ())),
                 "schema": specification.schema.void.text("", with_hidden=True),
                 "shapes": "" if specification.shapes is None else specification.shapes.text,
@@ -323,8 +338,7 @@ class CppKernel(BuiltKernel[CppSource]):
         whole, table = (self, TABLE) if self._out_of is None else (self._out_of, OUT_TABLE)
         found = Found()
         if builds_as_usual():  # a sanitised build, for example, is another library
-            package = package_of(whole.declared)
-            found = search(package, self.language, whole.operator.name, whole.digest, VERSION)
+            found = search(whole.package, self.language, whole.operator.name, whole.digest, VERSION)
         file = packaged_library(found, table)
         if file is not None:
             return CppLibrary(file, table)

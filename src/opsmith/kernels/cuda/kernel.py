@@ -6,6 +6,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -125,6 +126,11 @@ class CudaKernel(BuiltKernel[CudaSource]):
         """The dtypes that its templates are instantiated for; empty if none is a template over the dtype."""
         sources = [self.source.kernel(launch.entry) for launch in self.rules.launches]
         return tuple(self._dtypes or DEFAULT_DTYPES) if any(each.over_dtype for each in sources) else ()
+
+    @property
+    def package(self) -> Path | None:
+        """Folder of the package that declares it, in which it may lie built; None if there is none."""
+        return package_of(self.declared)
 
     def refusal(self, values: Sequence[Any]) -> str | None:
         """Return why the kernel does not take a call with these argument values; None if it does.
@@ -377,7 +383,7 @@ class CudaKernel(BuiltKernel[CudaSource]):
         schema = self.operator.specification.schema
         return digest_of_parts(
             {
-                **self.source.authored(package_of(self.declared)),
+                **self.source.authored(self.package),
                 "dtypes": list(map(str, self.dtypes)),
                 "schema": schema.void.text("", with_hidden=True),
             }
@@ -387,7 +393,7 @@ class CudaKernel(BuiltKernel[CudaSource]):
         """Return what the package of the kernel has for a GPU, looked up once until `reload`."""
         if architecture not in self._images:
             found = search(
-                package_of(self.declared),
+                self.package,
                 self.language,
                 self.operator.name,
                 self.digest,

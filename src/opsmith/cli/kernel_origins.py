@@ -1,0 +1,82 @@
+"""Kernels of a package, and where each comes from on this machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from opsmith import errors
+from opsmith.build.packaged import search
+from opsmith.core.kernels import BuiltKernel
+from opsmith.kernels.cpp.kernel import CppKernel
+from opsmith.kernels.cuda.kernel import CudaKernel
+from opsmith.kernels.cuda.nvrtc import find_nvrtc
+from opsmith.kernels.cuda.packaged import gpu_misfit
+from opsmith.kernels.cuda.parameters import VERSION
+from opsmith.shipping import SourcePackage
+
+
+@dataclass(frozen=True, slots=True)
+class KernelOrigin:
+    """Where a kernel comes from.
+
+    Attributes:
+        operator: Name of the operator.
+        language: Language of the kernel.
+        where: `file:line` of it.
+        origin: Words for where it comes from, or for the reason why the reference runs.
+        missing: True if the reference runs in its place.
+    """
+
+    operator: str
+    language: str
+    where: str
+    origin: str
+    missing: bool
+
+
+def kernel_origins(package: str) -> list[KernelOrigin]:
+    """Return where each kernel of a package comes from; those in C++ are loaded, or built, now.
+
+    Args:
+        package: Name of the package, or its folder.
+
+    Raises:
+        UsageError, OperatorNotFoundError, ModuleImportError: See `SourcePackage.of`.
+    """
+    return [_origin(kernel) for kernel in SourcePackage.of(package).kernels]
+
+
+def _origin(kernel: BuiltKernel[Any]) -> KernelOrigin:
+    missing = False
+    try:
+        if isinstance(kernel, CppKernel):
+            kernel.load()
+            origin = kernel.origin
+        elif isinstance(kernel, CudaKernel):
+            origin = _of_cuda(kernel)
+        else:
+            origin = "compiled when it is first called"
+    except (errors.ToolchainError, errors.CompileError, errors.KernelSignatureError) as error:
+        origin, missing = f"{error.problem}: {error.got}", True
+    return KernelOrigin(kernel.operator.name, kernel.language, kernel.where, origin, missing)
+
+
+def _of_cuda(kernel: CudaKernel) -> str:
+    """Return what a package has for the GPU that is here, or for any, else what NVRTC does."""
+    available = torch.cuda.is_available()
+    gpu = "sm_{}{}".format(*torch.cuda.get_device_capability()) if available else ""
+    found = search(
+        kernel.package,
+        kernel.language,
+        kernel.operator.name,
+        kernel.digest,
+        VERSION,
+        lambda built: gpu_misfit(built, gpu) if gpu else None,
+    )
+    if found.files:
+        return f"built into the package for {', '.join(each.target for each in found.files)}"
+    find_nvrtc()
+    return "compiled when it is first called"
