@@ -12,7 +12,7 @@ RUN_PARTS := $(VENV)/bin/python ci/run_parts.py
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup tour test test-all test-browser lint bench gpu-test clean
+.PHONY: help setup tour test test-all test-browser lint bench gpu-test dist clean
 
 help:  ## what you are reading
 	@echo "opsmith: a PyTorch operator, declared once."
@@ -57,6 +57,15 @@ gpu-test: $(if $(filter $(VENV)/bin/python,$(PYTHON)),$(SET_UP))  ## the tests t
 	@$(PYTHON) -c 'import torch; torch.cuda.is_available() or exit("gpu-test: the torch of $(PYTHON) sees no GPU")'
 	PYTHONPATH=src $(PYTHON) -m pytest -m gpu
 
+# The pure wheel builds kernels where they are needed; the other one has those of opsmith.ops, and its name says for which systems.
+dist: $(SET_UP) .venv-dist/.set-up  ## source distribution, pure wheel and wheel with built kernels, checked, in dist/
+	rm -rf dist
+	$(VENV)/bin/python -m hatchling build --target sdist --target wheel
+	HATCH_BUILD_HOOKS_ENABLE=1 $(VENV)/bin/python -m hatchling build --target wheel
+	.venv-dist/bin/twine check --strict dist/*
+	@ls -l dist
+	@echo "To publish: .venv-dist/bin/twine upload dist/*"
+
 clean:  ## remove builds, caches and out/, but not the environments
 	rm -rf build dist out .mypy_cache .pytest_cache .ruff_cache
 	find . -path './.venv*' -prune -o -path ./.git -prune -o \( -name __pycache__ -o -name '*.egg-info' \) -exec rm -rf {} +
@@ -67,6 +76,11 @@ clean:  ## remove builds, caches and out/, but not the environments
 $(SET_UP): requirements/dev.txt requirements/tests.txt pyproject.toml
 	$(call make_environment,$(VENV),requirements/dev.txt)
 	$(VENV)/bin/python -c 'from opsmith.tour.operators import build_kernels; build_kernels()'
+
+.venv-dist/.set-up: requirements/dist.txt
+	test -x .venv-dist/bin/python || $(BASE_PYTHON) -m venv .venv-dist
+	.venv-dist/bin/python -m pip install --quiet --requirement $<
+	@touch $@
 
 .venv-torch-%/.set-up: requirements/torch-%.txt requirements/tests.txt pyproject.toml
 	@sed -n 's/^# /torch-$*: /p' $<

@@ -131,12 +131,12 @@ def test_the_template_names_the_versions_that_opsmith_has() -> None:
 @pytest.mark.parametrize(
     ("source", "dev", "told", "in_workflow"),
     [
-        (INDEX, "opsmith[cli,test]", None, False),
-        (CHECKOUT, "opsmith[cli,test]", "needs it in the environment", True),
-        (FOLDER, f"opsmith[cli,test] @ {FOLDER.reference}", f"takes it from {FOLDER.reference}", True),
+        (INDEX, "opsmith[cli,cuda,test]", None, False),
+        (CHECKOUT, "opsmith[cli,cuda,test]", "needs it in the environment", True),
+        (FOLDER, f"opsmith[cli,cuda,test] @ {FOLDER.reference}", f"takes it from {FOLDER.reference}", True),
         (
             REPOSITORY,
-            f"opsmith[cli,test] @ {REPOSITORY.reference}",
+            f"opsmith[cli,cuda,test] @ {REPOSITORY.reference}",
             f"takes it from {REPOSITORY.reference}",
             False,
         ),

@@ -92,13 +92,16 @@ def new_package(
         "unreachable": not source.reachable,
         "uninstallable": not (source.reference or source.indexed),
     }
+    versions = version_range(opsmith.__version__)
+    origin = f" @ {source.reference}" if source.reference else ""
     words = {
         MODULE: module,
         DISTRIBUTION: name,
         "LICENCE": licence,
         "REFERENCE": source.reference,
-        "opsmith>=0.1,<0.2": f"opsmith{version_range(opsmith.__version__)}",
-        "opsmith[cli,test]": f"opsmith[cli,test]{f' @ {source.reference}' if source.reference else ''}",
+        "opsmith>=0.1,<0.2": f"opsmith{versions}",
+        "opsmith[cli,cuda]": f"opsmith[cli{',cuda' if cuda else ''}]{origin or versions}",
+        "opsmith[cli,cuda,test]": f"opsmith[cli,{'cuda,' if cuda else ''}test]{origin}",
     }
     files = {
         _renamed(path, module): _filled(path.read_text(encoding="utf-8"), parts, words)

@@ -1,0 +1,139 @@
+"""Platform tag of a wheel, from what its libraries need of the system."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from opsmith.build.elf import section
+
+SYSTEM = frozenset(
+    {
+        *("libc.so.6", "libm.so.6", "libmvec.so.1", "libdl.so.2", "libpthread.so.0", "librt.so.1"),
+        *("libgcc_s.so.1", "libstdc++.so.6", "libatomic.so.1"),
+        *("ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"),
+    }
+)
+"""Libraries that every system with glibc has: those of the policies of auditwheel that kernels may need."""
+OF_TORCH = frozenset({"libgomp.so.1", "libtorch_cpu.so"})
+"""Libraries that torch brings along, and loads first. A copy in a wheel would be a second OpenMP runtime."""
+
+_POLICIES = (
+    ("2.28", "3.4.24", "1.3.11", "7.0.0"),
+    ("2.31", "3.4.28", "1.3.12", "7.0.0"),
+    ("2.34", "3.4.29", "1.3.13", "7.0.0"),
+    ("2.35", "3.4.30", "1.3.13", "12.0.0"),
+    ("2.38", "3.4.30", "1.3.13", "12.0.0"),
+    ("2.39", "3.4.33", "1.3.15", "14.0.0"),
+    ("2.41", "3.4.33", "1.3.15", "14.0.0"),
+)
+"""Newest GLIBC, GLIBCXX, CXXABI and GCC of the systems of each tag, as auditwheel 6.8 has them.
+
+Older systems are left out: wheels of torch need glibc 2.28.
+"""
+_NAMES = ("GLIBC", "GLIBCXX", "CXXABI", "GCC")
+_MACHINES = {62: "x86_64", 183: "aarch64"}
+_NEEDED, _ENTRY = 1, struct.Struct("<qQ")
+_FILE, _VERSION = struct.Struct("<HHIII"), struct.Struct("<IHHII")
+
+
+@dataclass(frozen=True, slots=True)
+class PlatformTag:
+    """Platform tag of a wheel.
+
+    Attributes:
+        tag: The tag, as `manylinux_2_28_x86_64`; `linux_x86_64` where no other system is known to run it.
+        reason: Reason why it is not a tag of manylinux; empty if it is one.
+    """
+
+    tag: str
+    reason: str = ""
+
+
+def platform_tag(libraries: Iterable[Path]) -> PlatformTag:
+    """Return the tag of the systems that run these libraries, as `auditwheel show` finds it.
+
+    Args:
+        libraries: ELF files of one machine, complete, little-endian, of 64 bits.
+
+    Raises:
+        ValueError: If there are none, or they are not for one machine that torch has wheels for.
+    """
+    needs = {path: SystemNeeds.of(path.read_bytes()) for path in libraries}
+    machines = {each.machine for each in needs.values()}
+    if len(machines) != 1 or not machines <= {*_MACHINES.values()}:
+        raise ValueError(f"libraries of one machine are needed, and these are of: {sorted(machines)}")
+    machine = machines.pop()
+    for path, each in needs.items():
+        foreign = sorted(each.libraries - SYSTEM - OF_TORCH)
+        if foreign:
+            return PlatformTag(f"linux_{machine}", f"{path.name} needs {', '.join(foreign)}")
+    for newest in _POLICIES:
+        limits = dict(zip(_NAMES, map(_numbers, newest), strict=True))
+        if all(each.fits(limits) for each in needs.values()):
+            return PlatformTag(f"manylinux_{newest[0].replace('.', '_')}_{machine}")
+    symbols = sorted({name for each in needs.values() for name in each.versions if not _fits(name, limits)})
+    return PlatformTag(f"linux_{machine}", f"they need {', '.join(symbols)}, newer than any known system")
+
+
+@dataclass(frozen=True, slots=True)
+class SystemNeeds:
+    """What a library needs of the system.
+
+    Attributes:
+        machine: Machine that it is for.
+        libraries: Names of other libraries.
+        versions: Versions of the symbols of the system's libraries, as `GLIBC_2.29`.
+    """
+
+    machine: str
+    libraries: frozenset[str]
+    versions: frozenset[str]
+
+    @classmethod
+    def of(cls, content: bytes) -> SystemNeeds:
+        """Read the needs from a library's content."""
+        (number,) = struct.unpack_from("<H", content, 18)
+        names = section(content, ".dynstr")
+        libraries = {
+            _text(names, value)
+            for tag, value in _ENTRY.iter_unpack(section(content, ".dynamic"))
+            if tag == _NEEDED
+        }
+        versions = {name for file, name in _versions(content, names) if file not in OF_TORCH}
+        return cls(_MACHINES.get(number, f"machine {number}"), frozenset(libraries), frozenset(versions))
+
+    def fits(self, limits: dict[str, tuple[int, ...]]) -> bool:
+        """Return True if the system has every symbol."""
+        return all(_fits(name, limits) for name in self.versions)
+
+
+def _versions(content: bytes, names: bytes) -> Iterable[tuple[str, str]]:
+    """Yield library and version of the symbols that a library needs, from `.gnu.version_r`."""
+    table, at = section(content, ".gnu.version_r"), 0
+    while table:
+        _, count, file, first, following = _FILE.unpack_from(table, at)
+        inner = at + first
+        for _ in range(count):
+            _, _, _, name, step = _VERSION.unpack_from(table, inner)
+            yield _text(names, file), _text(names, name)
+            inner += step
+        if not following:
+            return
+        at += following
+
+
+def _text(names: bytes, at: int) -> str:
+    return names[at : names.index(b"\0", at)].decode()
+
+
+def _fits(symbol: str, limits: dict[str, tuple[int, ...]]) -> bool:
+    name, _, version = symbol.partition("_")
+    return name not in limits or re.fullmatch(r"[\d.]+", version) is None or _numbers(version) <= limits[name]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
