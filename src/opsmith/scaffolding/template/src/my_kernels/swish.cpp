@@ -1,5 +1,4 @@
-// swish for the CPU. The parameters are those of the operator, and then its result; `opsmith.h` is included already.
-#include <cmath>
+// swish for the CPU. The parameters are those of the operator, and then its result; `opsmith.h` and <cmath> are included.
 
 template <class T>
 void swish(Contiguous<const T> x, Contiguous<const T, 1> beta, Contiguous<T> y) {
