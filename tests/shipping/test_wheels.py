@@ -10,10 +10,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from opsmith.build.processor import best_level
 
 import opsmith
 from opsmith.build.platform_tag import platform_tag
+from opsmith.build.processor import best_level
 from opsmith.scaffolding import new_package
 
 SRC = Path(opsmith.__file__).parents[1]
