@@ -328,7 +328,10 @@ def _refuse_other_place(old: Specification, new: Specification) -> None:
 def _refuse_taken(specification: Specification) -> None:
     from opsmith.torch_library import capabilities
     from opsmith.torch_library.registration import HIDDEN_SUFFIX
+    from opsmith.torch_library.served_libraries import library_of
 
+    if library_of(specification.dispatched_name) is not None:
+        return  # a library without Python has defined it, and the two compare their sources at the first call
     suffixes = ["", *[HIDDEN_SUFFIX] * bool(specification.schema.hidden)]
     suffixes += [FUNCTIONAL_SUFFIX] * bool(specification.schema.written)
     suffixes += [VOID_SUFFIX] * (specification.schema.returns is not None)

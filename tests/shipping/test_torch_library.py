@@ -86,8 +86,11 @@ def call_in_child(
     command = [python, str(CALLER), str(library), str(folder / "cases.pt"), str(folder / "outcomes.pt")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
     version, outcomes = torch.load(folder / "outcomes.pt")
+    if not version.startswith(
+        ("2.11", "2.12")
+    ):  # these print each exception that passes through a C function
+        assert done.stderr == ""
     return version, outcomes
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -269,6 +270,10 @@ class BuiltKernel(errors.ErrorSubject, ABC, Generic[S]):
     @property
     def _subject(self) -> tuple[str, str]:
         return self.operator.name, self.where
+
+    def digest(self) -> str:
+        """Return the digest of what its author wrote."""
+        return hashlib.sha256(f"{self.source.entry}\n{self.source.text}".encode()).hexdigest()
 
     def reload(self) -> None:
         """Read the source again. If it has changed, it is compiled at the next call."""

@@ -20,11 +20,11 @@ from opsmith.kernels.common.parameters import cpp_arguments
 from opsmith.kernels.cpp.compiler import kernel_toolchain
 from opsmith.kernels.cpp.kernel import CppKernel
 from opsmith.kernels.ort.library import KernelObject
-from opsmith.kernels.serving.digest import cpp_kernels, operator_digest
 from opsmith.kernels.serving.library import LIBRARY, link_library
 from opsmith.kernels.serving.tables import ServedOperator
 from opsmith.shipping.layout_rules import accepted_layouts
 from opsmith.torch_library.registration import HIDDEN_SUFFIX
+from opsmith.torch_library.served_libraries import operator_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def build_torch_library(operators: Iterable[Operator[..., Any]], path: str | Pat
     kernel_toolchain()  # report a missing compiler before anything about operators
     given = [each.specification for each in operators]
     reasons = {each.name: reason for each in given if (reason := _refusal(each)) is not None}
-    rules = {each.name: _accepted(each) for each in given if each.name not in reasons and cpp_kernels(each)}
+    rules = {each.name: _accepted(each) for each in given if each.name not in reasons and _cpp_kernels(each)}
     reasons |= {name: rule for name, rule in rules.items() if isinstance(rule, str)}
     if reasons:
         raise _refused(given, reasons)
@@ -82,7 +82,7 @@ def build_torch_library(operators: Iterable[Operator[..., Any]], path: str | Pat
     objects: dict[KernelObject, None] = {}
     for each in given:
         if each.name in rules:
-            made = [kernel.library_object() for kernel in cpp_kernels(each)]
+            made = [kernel.library_object() for kernel in _cpp_kernels(each)]
             objects |= dict.fromkeys(made)
             served += _served(each, made, rules[each.name])
     library = link_library(tuple(objects), served).directory / LIBRARY
@@ -91,6 +91,11 @@ def build_torch_library(operators: Iterable[Operator[..., Any]], path: str | Pat
         draft.chmod(0o755)
     left = tuple(each.name for each in given if each.name not in rules)
     return TorchLibrary(file, tuple(each.name for each in served), left)
+
+
+def _cpp_kernels(specification: Specification) -> list[CppKernel]:
+    """Return the kernels in C++ of an operator, in the order in which they are tried."""
+    return [each.function for each in specification.kernels if isinstance(each.function, CppKernel)]
 
 
 def _refusal(specification: Specification) -> str | None:
@@ -108,7 +113,7 @@ def _refusal(specification: Specification) -> str | None:
         function = others[0].function
         language = function.language if isinstance(function, BuiltKernel) else "Python"
         return f"its kernel at {others[0].where} is in {language}"
-    kernels = cpp_kernels(specification)
+    kernels = _cpp_kernels(specification)
     if not kernels:
         lowering = specification.schema.lowering
         kept = (
@@ -132,7 +137,7 @@ def _refusal(specification: Specification) -> str | None:
 
 def _accepted(specification: Specification) -> tuple[str, ...] | str:
     """Return the layouts that its arguments may have, or why none are known."""
-    dtypes = [dtype for kernel in cpp_kernels(specification) for dtype in kernel.dtypes or ()]
+    dtypes = [dtype for kernel in _cpp_kernels(specification) for dtype in kernel.dtypes or ()]
     dtype = torch.float32 if torch.float32 in dtypes or not dtypes else dtypes[0]
     accepted = accepted_layouts(specification, dtype)
     if accepted is None:
@@ -157,7 +162,7 @@ def _served(
     specification: Specification, objects: Sequence[KernelObject], accepted: Sequence[str]
 ) -> list[ServedOperator]:
     """Return an operator as a library has it, and what it is called by where it has hidden results."""
-    schema, kernels = specification.schema, cpp_kernels(specification)
+    schema, kernels = specification.schema, _cpp_kernels(specification)
     every = tuple(range(len(schema.results)))
     named = [(specification.dispatched_name, schema.visible, False)]
     if schema.hidden:

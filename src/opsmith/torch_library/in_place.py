@@ -118,7 +118,7 @@ class InPlaceRegistration(DispatcherRegistration):
         if schema.returns is not None and not hidden:
             # torch's functionalization loses what is written into a view by way of what an operator returned.
             tags = [torch.Tag.pt2_compliant_tag, *([] if IN_PLACE is None else [IN_PLACE])]
-            self._library.define(schema.text(name), tags=tuple(tags))
+            self._define_text(schema.text(name), tags)
             for key in ("CompositeImplicitAutograd", TRANSFORM_KEY):
                 self._library.impl(name, partial(_returning, overload), key)
         return overload

@@ -20,7 +20,7 @@ from opsmith.core.operator import Operator, OutForm
 from opsmith.core.reachable import refuse_captured_tensors
 from opsmith.core.schema import REQUIRED
 from opsmith.core.specification import Specification
-from opsmith.torch_library import autocast, capabilities
+from opsmith.torch_library import autocast, capabilities, served_libraries
 from opsmith.torch_library.adopted.node import AdoptedNode, adopted_call, computed_by_class
 from opsmith.torch_library.autograd.node import OperatorNode, OperatorPrimitive, differentiate
 from opsmith.torch_library.compilation import CompiledCode, inline_reference, traced_results
@@ -83,6 +83,7 @@ class DispatcherRegistration:
         for make in (type(self).make_out_form, type(self).make_functional):
             capabilities.run_in_traces(make)
         self._packets: list[Any] = []
+        self._announced: list[str] = []
         self.out_form: OutForm | None = None
         self.functional: Operator[..., Any] | None = None
         self._library: Any = None
@@ -144,6 +145,8 @@ class DispatcherRegistration:
             self._deregister.pop()()
         for packet in self._packets:
             unregister_flops(packet)
+        while self._announced:
+            served_libraries.withdraw(self._announced.pop())
         self._compiled.drop()
         if self._library is not None:
             capabilities.destroy(self._library)
@@ -169,7 +172,7 @@ class DispatcherRegistration:
         if not self.specification.deterministic and BITWISE is not None:
             tags.append(BITWISE)
         try:
-            self._library.define(text, tags=tuple(tags))
+            self._define_text(text, tags)
         except (RuntimeError, ValueError, IndexError):
             self._raise_default_error()
             raise
@@ -178,6 +181,11 @@ class DispatcherRegistration:
         overload, returned = packet.default, partial(self._returned, hidden=hidden)
         by_reference = self._kernel(self._by_reference, hidden=hidden)
         self._library.impl(name, self._kernel(self._run, hidden=hidden), "CompositeExplicitAutograd")
+        full_name = f"{self.specification.namespace}::{name}"
+        if served_libraries.library_of(full_name) is not None:
+            self._take_over(name, hidden=hidden)
+        served_libraries.announce(full_name, partial(self._share, name, hidden))
+        self._announced.append(full_name)
         autograd = partial(self._autograd, overload, returned)
         self._library.impl(name, autograd, "Autograd", with_keyset=True)
         self._register_transforms(overload, name, returned)
@@ -196,6 +204,43 @@ class DispatcherRegistration:
         self._add_placements(overload, returned)
         self._count_flops(packet)
         return overload
+
+    def _define_text(self, text: str, tags: list[Any]) -> None:
+        """Define an operator of torch's, unless a library has defined it, which Python takes over."""
+        try:
+            self._library.define(text, tags=tuple(tags))
+        except RuntimeError:
+            if served_libraries.library_of(self.specification.dispatched_name) is None:
+                raise
+
+    def _take_over(self, name: str, *, hidden: bool) -> None:
+        """Put the kernel over that of a library."""
+        self._library.impl(name, self._kernel(self._run, hidden=hidden), "CPU", allow_override=True)
+
+    def _share(self, name: str, hidden: bool, library: served_libraries.ServedLibrary) -> str:
+        """Take an operator over from a library of the same sources; else return where it is declared."""
+        specification = self.specification
+        if library.digest != served_libraries.operator_digest(specification):
+            return specification.where
+        self._take_over(name, hidden=hidden)
+        return ""
+
+    def _refuse_other_library(self) -> None:
+        """Refuse to compute an operator that a library computes in another way.
+
+        Raises:
+            NameTakenError: With the file of the library.
+        """
+        specification = self.specification
+        library = served_libraries.library_of(specification.dispatched_name)
+        if library is not None and library.digest != served_libraries.operator_digest(specification):
+            raise specification.error(
+                errors.NameTakenError,
+                "a library in this process computes it, too, and is made of other sources",
+                expected="a library of the same kernels",
+                got=library.file,
+                hint="build the library anew from what the package is now, or load one of the two",
+            )
 
     def _kernel(
         self, compute: Callable[[list[Any]], tuple[Any, ...]], *, hidden: bool = False
@@ -337,6 +382,7 @@ class DispatcherRegistration:
         specification = self.specification
         if not self.validated:
             refuse_captured_tensors(specification.reference, specification.name)
+            self._refuse_other_library()
         try:
             values = specification.schema.received(args, kwargs)
         except errors.ArgumentError as error:  # raised by a value, which does not know the operator
@@ -382,6 +428,7 @@ class DispatcherRegistration:
         """Let a kernel take calls without Python, if it is the first of its device."""
         first = next(each for each in specification.kernels if each.device == kernel.device)
         plain = specification.adopted is None and not specification.schema.hidden
+        plain &= served_libraries.library_of(specification.dispatched_name) is None
         if first is kernel and plain and specification.rounds_alike:  # else a call may be refused in Python
             with self._lock:
                 current = self.specification is specification

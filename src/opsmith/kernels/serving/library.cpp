@@ -50,9 +50,19 @@ struct Served {
   std::string contested;  // the message
 };
 
+// The last exception of the library in this thread: up to torch 2.12 an exception that passes through torch's C
+// functions is printed, and lost.
+thread_local std::string thrown;
+
 std::string why() {
   const char* text = torch_exception_get_what_without_backtrace ? torch_exception_get_what_without_backtrace() : nullptr;
-  return text ? text : "";
+  return text ? text : thrown;
+}
+
+// Raises what a call by the dispatcher has thrown.
+[[noreturn]] void rethrow(const std::string& name) {
+  const std::string text = why();
+  throw Refused(text.empty() ? name + ": the call failed, and torch has printed why" : text);
 }
 
 std::string file() {
@@ -121,9 +131,10 @@ void dispatch_again(Served& each, uint64_t* stack) {
   if (dispatching == &each) throw Refused(each.full_name + ": the Python package has withdrawn it");
   const Served* const before = dispatching;
   dispatching = &each;
+  thrown.clear();
   const Status status = torch_call_dispatcher(each.full_name.c_str(), "", stack, abi_version);
   dispatching = before;
-  if (status) throw Refused(why().empty() ? each.full_name + ": the call failed" : why());
+  if (status) rethrow(each.full_name);
 }
 
 // Asks the Python package, which takes the operator over if it is made of the same sources. Where it is not, the
@@ -137,6 +148,17 @@ void ask(Served& each) {
     throw Refused(each.contested);
   }
   each.mode = SHARED;
+}
+
+void compute(Served& each, uint64_t* stack) {
+  if (each.mode == CONTESTED) throw Refused(each.contested);
+  if (each.mode == ASKS) ask(each);
+  if (each.mode == SHARED) return dispatch_again(each, stack);
+  ServedCall call(*each.op, each.signature, stack);
+  if (const char* missing = missing_instruction(opsmith_served.needs))
+    throw Refused(each.full_name + ": its kernel was compiled for a processor with " + missing +
+                  ", which this one lacks\n  got: " + file() + "\n  hint: build the library for this processor");
+  call.compute(stack);
 }
 
 // The second operator: returns digest and file; for one that claims the operator, where the two differ, a message.
@@ -197,14 +219,12 @@ void register_operator(Served& each) {
 namespace opsmith {
 void serve(int32_t index, uint64_t* stack) {
   Served& each = served()[index];
-  if (each.mode == CONTESTED) throw Refused(each.contested);
-  if (each.mode == ASKS) ask(each);
-  if (each.mode == SHARED) return dispatch_again(each, stack);
-  ServedCall call(*each.op, each.signature, stack);
-  if (const char* missing = missing_instruction(opsmith_served.needs))
-    throw Refused(each.full_name + ": its kernel was compiled for a processor with " + missing +
-                  ", which this one lacks\n  got: " + file() + "\n  hint: build the library for this processor");
-  call.compute(stack);
+  try {
+    compute(each, stack);
+  } catch (const std::exception& error) {
+    thrown = error.what();
+    throw;
+  }
 }
 
 void describe(int32_t index, uint64_t* stack) { ::describe(served()[index], stack); }
@@ -213,9 +233,10 @@ void serve_returning(int32_t index, uint64_t* stack) {
   Served& each = served()[index];
   TensorHandle returned;
   must(aoti_torch_new_tensor_handle(reinterpret_cast<TensorHandle>(stack[0]), &returned), "aoti_torch_new_tensor_handle");
+  thrown.clear();
   if (torch_call_dispatcher(each.full_name.c_str(), "", stack, abi_version)) {
     aoti_torch_delete_tensor_object(returned);
-    throw Refused(why().empty() ? each.full_name + ": the call failed" : why());
+    rethrow(each.full_name);
   }
   stack[0] = reinterpret_cast<uint64_t>(returned);
 }

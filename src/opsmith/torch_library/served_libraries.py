@@ -1,0 +1,100 @@
+"""Operators that a library without Python computes, too: Python takes over what is made of the same sources.
+
+The other side is `kernels/serving/library.cpp`. A library that is loaded after an operator was declared asks
+`share` at the first call. One that was loaded before is found when the operator is declared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from opsmith.core.kernels import BuiltKernel
+from opsmith.core.specification import Specification
+from opsmith.torch_library import capabilities
+
+REGISTRY = "opsmith_libraries"
+"""Namespace with an operator for each one that a library computes, which describes the library."""
+DEVICE = "cpu"
+"""Device of the kernels that a library may hold."""
+
+_owners: dict[str, Callable[[ServedLibrary], str]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class ServedLibrary:
+    """Library that computes an operator.
+
+    Attributes:
+        digest: See `operator_digest`.
+        file: Path of the library.
+    """
+
+    digest: str
+    file: str
+
+
+def operator_digest(specification: Specification) -> str:
+    """Return the digest of what an author wrote: schema, shapes and kernels for the CPU.
+
+    It has no part of what opsmith generates, so that another release of opsmith makes no other operator.
+    """
+    shapes = "" if specification.shapes is None else specification.shapes.text
+    parts = [specification.schema.text(specification.name, with_hidden=True), shapes]
+    for kernel in specification.kernels:
+        if kernel.device == DEVICE:
+            given = kernel.given
+            parts.append(
+                f"{given.digest()} {given.copies_back}" if isinstance(given, BuiltKernel) else kernel.where
+            )
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+def library_of(name: str) -> ServedLibrary | None:
+    """Return the library in this process that computes `namespace::name`; None if there is none."""
+    described = name.replace("::", "__")
+    if "." in name or not capabilities.operator_exists(f"{REGISTRY}::{described}"):
+        return None
+    describe: Any = getattr(getattr(torch.ops, REGISTRY), described)
+    return ServedLibrary(*describe("", "").split("\n", 1))
+
+
+def announce(name: str, owner: Callable[[ServedLibrary], str]) -> None:
+    """Let a library that is loaded from now on ask for an operator.
+
+    Args:
+        name: `namespace::name`.
+        owner: Takes the operator over, and returns an empty text; or returns the place of its declaration, if
+            the library is made of other sources.
+    """
+    _owners[name] = owner
+    _asked()
+
+
+def withdraw(name: str) -> None:
+    """Let no library ask for an operator any more."""
+    _owners.pop(name, None)
+
+
+@cache
+def _asked() -> torch.library.Library:
+    """Register what libraries ask."""
+    library = torch.library.Library(REGISTRY, "FRAGMENT")
+    library.define("share(str name, str digest, str file) -> str")
+    library.impl("share", _share, "CompositeExplicitAutograd")
+    return library
+
+
+def _share(name: str, digest: str, file: str) -> str:
+    owner = _owners.get(name)
+    return (
+        "Python code that does not declare it by opsmith"
+        if owner is None
+        else owner(ServedLibrary(digest, file))
+    )
