@@ -29,9 +29,8 @@ def test_what_is_built_is_shown_and_lies_in_the_folder(opsmith: Command, tmp_pat
     for _ in range(2):  # the second replaces what the first has written
         done = opsmith("build", str(PACKAGE), "-o", str(folder), "--cpu", BEST, "--cuda", "sm_80")
         assert done.exit_code == 0, done.output
-    rows = [
-        re.split(r"\s{2,}", line.strip()) for line in done.stdout.splitlines() if "scaled_package" in line
-    ]
+    lines = [re.split(r"\s{2,}", line.strip()) for line in done.stdout.splitlines()]
+    rows = [line for line in lines if line[0].startswith("scaled_package::") and len(line) > 3]
     assert [row[:3] for row in rows] == [
         ["scaled_package::scaled", "C++", BEST],
         ["scaled_package::scaled", "CUDA", "sm_80"],
@@ -40,6 +39,7 @@ def test_what_is_built_is_shown_and_lies_in_the_folder(opsmith: Command, tmp_pat
         ["scaled_package::shifted", "CUDA", "compute_80"],
     ]
     assert [row[3] for row in rows[1:]] == ["2", "2", "1", "1"]
+    assert "scaled_package::scaled links m, which its users must have" in done.stdout
     assert f"5 files, 0.1 MB in {folder}" in done.stdout
     assert len([*folder.iterdir()]) == 6
     assert [each.name for each in folder.parent.iterdir()] == ["_kernels"]
@@ -93,10 +93,14 @@ def refused(done: Result, status: int, *lines: str) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_what_is_no_package_with_kernels(opsmith: Command, write: Callable[..., Path], space: str) -> None:
-    file = write(PLAIN, f"{space}_alone.py")
+def test_what_is_no_package_with_kernels(
+    opsmith: Command, write: Callable[..., Path], space: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(PLAIN.replace("plain", "lonely"), f"{space}_alone.py")
     refused(opsmith("build", "no_such_package_here"), 2, "there is no module `no_such_package_here`")
     refused(opsmith("build", str(file)), 2, "is not a package", "got: a file")
+    monkeypatch.chdir(file.parent)
+    refused(opsmith("build", file.stem), 2, "is not a package", f"got: a single file, {file}")
     refused(
         opsmith("build", "torch:add"), 2, "`torch:add` is not a package", "got: the operator `add` of one"
     )
@@ -148,6 +152,13 @@ def test_a_folder_with_something_else_is_left_alone(opsmith: Command, tmp_path: 
     link = tmp_path / "link"
     link.symlink_to(tmp_path)
     refused(opsmith("build", str(PACKAGE), "-o", str(link)), 2, "cannot be written to", "got: a link")
+    below = str(tmp_path / "mine.txt" / "_kernels")
+    refused(
+        opsmith("build", str(PACKAGE), "-o", below, "--cpu", "none", "--cuda", "none"),
+        2,
+        "cannot be written to",
+        "expected: a folder in which this user can make files",
+    )
     assert sorted(each.name for each in tmp_path.iterdir()) == ["link", "mine.txt"]
 
 

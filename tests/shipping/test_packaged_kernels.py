@@ -76,7 +76,8 @@ def test_the_out_form_shares_the_library(folder: Path) -> None:
         said = operator.out_operator.explain(X, 3.0, out=out)
     operator.reload()
     assert torch.equal(out, X * 3)
-    assert said.origin.startswith("built into the package for")
+    assert said.origin == f"built into the package for {RUNNABLE[:2][-1]}"
+    assert f"\n    origin: {said.origin}\n" in str(said)
 
 
 def test_a_build_with_other_flags_uses_no_package(folder: Path) -> None:

@@ -19,7 +19,7 @@ def _(make: opsmith.Make) -> list[tuple[Tensor, float]]:
     return [(make(5), 3.0), (make(1), -1.0)]
 
 
-scaled.kernel("cpu", cpp_file="scaled.cpp")
+scaled.kernel("cpu", cpp_file="scaled.cpp", libraries=["m"])
 scaled.kernel("cuda", cuda_file="scaled.cu", grid="ceil(result.numel / 256)", block=256)
 
 

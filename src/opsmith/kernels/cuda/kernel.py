@@ -363,16 +363,20 @@ class CudaKernel(BuiltKernel[CudaSource]):
                 handle = driver.load(image.cubin.image, image.cubin.name)
             except DriverError as error:  # one that is older than what built it
                 packaged.drop(path, f"the driver does not load it: {error}")
-                self._described.clear()
-                self._choices = CallCache()
+                self._forget_choices()
                 continue
             return self._function_of(handle, image.cubin)
         try:
             cubin = self.compile(instance, architecture)
         except errors.ToolchainError as error:
             self._missing = error
+            self._forget_choices()
             raise
         return self._function_of(driver.load(cubin.image, cubin.name), cubin)
+
+    def _forget_choices(self) -> None:
+        self._described.clear()
+        self._choices = CallCache()
 
     def _function_of(self, handle: int, cubin: Cubin) -> _LoadedFunction:
         self.origin = cubin.origin
