@@ -15,7 +15,7 @@ from torch import Tensor
 
 import opsmith
 from opsmith import errors
-from opsmith.benchmarking import Benchmark, machine, measurement
+from opsmith.benchmarking import Benchmark, benchmarker, machine, measurement
 from opsmith.benchmarking.contenders import fresh_compiled
 from opsmith.benchmarking.timing import Call, ProcessorClock
 from opsmith.checking import Outcome, Report
@@ -199,7 +199,7 @@ def test_larger_sizes_are_left_out_where_a_call_takes_too_long(measure: Measure)
 
 def test_a_busy_machine_is_remarked(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "load", lambda: 3.0)
-    monkeypatch.setattr(machine, "processors", lambda: 2)
+    monkeypatch.setattr(benchmarker, "processors", lambda: 2)
     busy = measure(gate)
     assert busy.load == {"processors": 2.0, "before": 3.0, "after": 3.0}
     assert busy.remarks[-1] == "the machine was busy: a load of 3 on 2 processors before it began"

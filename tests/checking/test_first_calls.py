@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from torch import Tensor
 import opsmith
 from opsmith import errors
 from opsmith.build.toolchain import Toolchain
+from opsmith.checking import first_calls
 from opsmith.kernels.cpp.compiler import LIBRARY
+from opsmith.kernels.cpp.kernel import CppKernel
 
 FITTING = (torch.randn(3, 4), torch.randn(4, 5))
 MISFIT = (torch.randn(3, 4), torch.randn(5, 4))
@@ -107,3 +110,28 @@ def test_a_kernel_that_is_not_built_is_one_failure_and_is_compiled_once(
             twice(torch.ones(2))
         assert len(caught.traceback) < 30, "a remembered error does not collect the lines of every call"
     assert len(compiled) == 1
+
+
+def test_kernels_in_cpp_are_compiled_at_once_before_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    both, main = threading.Barrier(2, timeout=60), threading.main_thread()
+    threads: list[threading.Thread] = []
+
+    def refused(kernel: CppKernel) -> Any:
+        threads.append(threading.current_thread())
+        if threads[-1] is not main:
+            both.wait()
+        raise errors.ToolchainError("there is no C++ compiler", got="none", hint="install one")
+
+    @opsmith.operator("first_calls::twice")
+    def twice(x: Tensor) -> Tensor:
+        return x * 2
+
+    twice.samples(lambda make: [(make(3),)])
+    for dtype in (torch.float32, torch.float64):
+        text = "template <class T> void twice(Contiguous<const T> x, Contiguous<T> y) {}"
+        twice.kernel("cpu", cpp=text, entry="twice", dtypes=[dtype])
+    monkeypatch.setattr(CppKernel, "compile", refused)
+    monkeypatch.setattr(first_calls, "processors", lambda: 2)
+    assert not opsmith.check(twice, only=["forward"], effort="quick").failures
+    assert main not in threads[:2]
+    assert set(threads[2:]) <= {main}

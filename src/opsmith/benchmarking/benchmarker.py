@@ -15,6 +15,7 @@ from opsmith.benchmarking.measurement import Request, measure
 from opsmith.benchmarking.result import DIRECTIONS, Benchmark, BenchmarkCase
 from opsmith.benchmarking.sizes import Samples, SizedCall, Sizes, sizes_of
 from opsmith.benchmarking.timing import BenchmarkEffort, Level, effort_named
+from opsmith.build.toolchain import processors
 from opsmith.checking import Report, check
 from opsmith.checking.side_effects.global_settings import thread_count
 from opsmith.core.call_arguments import CallArguments, shown, tensors_in
@@ -111,7 +112,7 @@ def _run(
     remarks: list[str],
     progress: Progress | None,
 ) -> Benchmark:
-    load = {"processors": float(machine.processors())}
+    load = {"processors": float(processors())}
     _note_load(load, "before", remarks)
     cases: list[BenchmarkCase] = []
     with thread_count(count), torch.enable_grad(), torch.random.fork_rng():

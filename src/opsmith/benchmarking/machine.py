@@ -11,6 +11,7 @@ import torch
 
 from opsmith.benchmarking.result import Ceiling
 from opsmith.benchmarking.timing import Clock, clock_of
+from opsmith.build.toolchain import processors
 from opsmith.checking.checker import environment
 
 FOOTPRINTS = tuple(1 << power for power in range(12, 29, 2))
@@ -44,11 +45,6 @@ def processor() -> str:
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     name = models[0] if models else platform.processor() or platform.machine()
     return f"{name}, {processors()} of them"
-
-
-def processors() -> int:
-    """Return the number of processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def load() -> float | None:

@@ -288,3 +288,8 @@ def cpu_model() -> str:
         lines = described.read_text(errors="replace").partition("\n\n")[0].splitlines()
         return "; ".join(" ".join(line.split()) for line in lines if line.startswith(wanted))
     return f"{platform.machine()} {platform.processor()}"
+
+
+def processors() -> int:
+    """Return the number of processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

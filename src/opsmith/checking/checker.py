@@ -14,7 +14,13 @@ import torch
 from opsmith import errors
 from opsmith.checking.accepting import Accepting, accepted_findings, mark_accepted, unused_remarks
 from opsmith.checking.effort import Effort, Level, effort_named
-from opsmith.checking.first_calls import runnable_samples, tried_inputs, unrunnable, without_calls
+from opsmith.checking.first_calls import (
+    compile_kernels,
+    runnable_samples,
+    tried_inputs,
+    unrunnable,
+    without_calls,
+)
 from opsmith.checking.output.cause_replays import with_replays
 from opsmith.checking.processes.fork import limit_of, refuse_isolation
 from opsmith.checking.processes.watchdog import forget_calls
@@ -115,6 +121,7 @@ def check(
     if not limit_s and schedule.damages():
         schedule.skip(PROCESS_DAMAGED)
     else:
+        compile_kernels(given)
         subject, refused = runnable_samples(given, limit_s)
         if subject.samples:
             loading = load_compiler() if only is None else 0.0  # a single property may need no compiler

@@ -5,11 +5,13 @@ What cannot run is reported once, and not by every property in the same words.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from opsmith.build.toolchain import processors
 from opsmith.checking.effort import Effort
 from opsmith.checking.exceptions import refuse_own, watched_calls
 from opsmith.checking.processes.fork import run_isolated
@@ -23,10 +25,11 @@ from opsmith.checking.samples.selection import sample_subset
 from opsmith.checking.samples.symmetric import among_symmetric
 from opsmith.checking.samples.variations import Variations, failure_of, variations
 from opsmith.checking.side_effects.global_settings import without_warnings
-from opsmith.checking.subject import Subject
+from opsmith.checking.subject import CPU, Subject
 from opsmith.checking.subject_kinds import ForwardRaisedError, GivenSamples, subject_of
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
+from opsmith.kernels.cpp.kernel import CppKernel
 
 PROPERTY = "forward"
 """Property that reports what a call raises."""
@@ -53,6 +56,20 @@ def unrunnable(operator: Any, samples: GivenSamples, seed: int, level: Effort, l
     forward = getattr(operator, "forward", None)
     location = operator.specification.where if isinstance(operator, Operator) else where(forward or operator)
     return run_isolated(PROPERTY, begin, where=location, limit_s=limit_s)
+
+
+def compile_kernels(subject: Subject) -> None:
+    """Compile the kernels in C++ for the CPU at once, as derived inputs are tried on all of them.
+
+    Errors come up where a kernel is called.
+
+    Args:
+        subject: The subject of the check.
+    """
+    kernels = [each.given for each in subject.kernels_on(CPU) if isinstance(each.given, CppKernel)]
+    if len(kernels) > 1:
+        with ThreadPoolExecutor(processors()) as threads:
+            wait([threads.submit(kernel.compile_ahead) for kernel in dict.fromkeys(kernels)])
 
 
 def runnable_samples(subject: Subject, limit_s: float) -> tuple[Subject, tuple[Failure, ...]]:

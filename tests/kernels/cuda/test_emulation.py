@@ -14,6 +14,7 @@ from torch import Tensor
 
 import opsmith
 from opsmith import errors
+from opsmith.kernels.cuda.compiler import Instance
 from opsmith.kernels.cuda.emulation import compiler
 from opsmith.kernels.cuda.emulation.call import KernelEmulation
 from opsmith.kernels.cuda.emulation.launch import Order, extent_of, guarded
@@ -147,6 +148,25 @@ __global__ void rounded(Contiguous<const float> x, Contiguous<Half> y) {
     got, expected = opsmith.emulate(operator, x), x.half()
     assert torch.equal(got.view(torch.int16)[:-1], expected.view(torch.int16)[:-1])
     assert got[-1].isnan()
+
+
+@pytest.mark.parametrize(
+    ("count", "processors", "sizes"),
+    [
+        (1, 2, [1]),
+        (4, 2, [2, 2]),
+        (12, 2, [6, 6]),
+        (20, 2, [5, 5, 5, 5]),
+        (3, 16, [1, 1, 1]),
+        (7, 1, [3, 4]),
+        (0, 2, []),
+    ],
+)
+def test_libraries_have_about_as_many_instances(count: int, processors: int, sizes: list[int]) -> None:
+    instances = [Instance(constants=(("K", at),)) for at in range(count)]
+    groups = compiler.in_groups(instances, processors)
+    assert [len(each) for each in groups] == sizes
+    assert [each for group in groups for each in group] == instances
 
 
 def test_an_operator_in_place_writes_into_its_argument() -> None:

@@ -25,7 +25,7 @@ from opsmith import errors
 from opsmith.build.compiler_options import NO_OPTIONS, CompilerOptions
 from opsmith.build.source_text import includes_of
 from opsmith.build.symbols import Line
-from opsmith.build.toolchain import find_toolchain
+from opsmith.build.toolchain import find_toolchain, processors
 from opsmith.checking.exceptions import UncheckableError
 from opsmith.checking.samples.memory_layouts import Layout
 from opsmith.kernels.common.result_layout import ResultLayout
@@ -215,7 +215,7 @@ def run_jobs(jobs: Iterable[SanitizerJob], limit_s: float) -> Iterator[JobOutcom
         processes: deque[_SanitizerProcess] = deque()
         for job in jobs:
             processes.append(running.enter_context(_SanitizerProcess(job, libraries)))
-            if len(processes) == len(os.sched_getaffinity(0)):
+            if len(processes) == processors():
                 yield processes.popleft().outcome(limit_s)
         while processes:
             yield processes.popleft().outcome(limit_s)

@@ -280,6 +280,16 @@ class CppKernel(BuiltKernel[CppSource]):
         """
         return compile_kernel(self.source, self.operator.name, self.dtypes or (), self._shapes_in_cpp())
 
+    def compile_ahead(self) -> None:
+        """Compile the library without loading it, unless the package of the kernel has one that fits.
+
+        Raises:
+            CompileError, ToolchainError: See `compile_kernel`.
+        """
+        whole = self._out_of or self
+        if not whole._built_in_package().files:
+            whole.compile()
+
     def copies(self, values: Sequence[Any]) -> tuple[str, ...]:
         """Return the arguments that the kernel copies into another layout."""
         loaded = self._load()
@@ -336,9 +346,7 @@ class CppKernel(BuiltKernel[CppSource]):
     def _library(self) -> CppLibrary:
         """Load the library: built in the package of the kernel, from the cache, or compiled now."""
         whole, table = (self, TABLE) if self._out_of is None else (self._out_of, OUT_TABLE)
-        found = Found()
-        if builds_as_usual():  # a sanitised build, for example, is another library
-            found = search(whole.package, self.language, whole.operator.name, whole.digest, VERSION)
+        found = whole._built_in_package()
         file = packaged_library(found, table)
         if file is not None:
             return CppLibrary(file, table)
@@ -346,6 +354,12 @@ class CppKernel(BuiltKernel[CppSource]):
             return CppLibrary(loadable(whole.compile, table), table)
         except errors.ToolchainError as error:
             raise with_reason(error, found.reason) from None
+
+    def _built_in_package(self) -> Found:
+        """Search the package of the kernel for built libraries; a sanitised build, for example, is another."""
+        if not builds_as_usual():
+            return Found()
+        return search(self.package, self.language, self.operator.name, self.digest, VERSION)
 
     def _check_sizes(self, library: CppLibrary) -> None:
         count = len(self.operator.specification.schema.results)

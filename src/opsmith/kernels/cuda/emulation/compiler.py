@@ -17,7 +17,7 @@ from typing import Any
 from opsmith import errors
 from opsmith.build.cache import CacheEntry, cache_on_disk
 from opsmith.build.elf import defined_thread_locals, undefined_thread_locals
-from opsmith.build.toolchain import Toolchain, compiler_variables
+from opsmith.build.toolchain import Toolchain, compiler_variables, processors
 from opsmith.kernels.cpp.codegen import cpp_path
 from opsmith.kernels.cpp.compiler import kernel_toolchain
 from opsmith.kernels.cuda.compiler import HEADER, Instance, header, name_expression, obtain_with_headers
@@ -51,7 +51,7 @@ PREFIX = "cuda_on_cpu.h"
 SOURCE, OBJECT, LIBRARY, RUNTIME_OBJECT = "kernel.cpp", "kernel.o", "kernel.so", "runtime.o"
 BEGIN, END = "begin.s", "end.s"
 GROUP = 6
-"""Instances in one library: a text is read once for all of them, and the cores share the libraries."""
+"""Most instances in one library: a text is read once for all of them, and the cores share the libraries."""
 MAX_SHARED = 227 * 1024
 """Most bytes of shared memory of a block, on any GPU so far."""
 
@@ -71,6 +71,11 @@ _GCC_FLAGS = (
         "-fno-thread-jumps",
     ),  # requests are those of the text: requests.h
     "-fno-gnu-unique",  # else two libraries share the shared memory of a template
+    # Behind the calls of the sanitizer, whose time a kernel takes, nothing is worth the compiler's.
+    *("-fno-var-tracking", "-fno-var-tracking-assignments", "-fno-tree-loop-optimize", "-fno-tree-ter"),
+    *("-fno-forward-propagate", "-fno-dce", "-fno-dse", "-fno-if-conversion", "-fno-if-conversion2"),
+    *("-fno-split-wide-types", "-fno-combine-stack-adjustments", "-fno-cprop-registers"),
+    *("-fno-compare-elim", "-fno-shrink-wrap"),
     *("--param", "tsan-distinguish-volatile=1", "--param", "tsan-instrument-func-entry-exit=0"),
 )
 _CLANG_FLAGS = (
@@ -79,7 +84,7 @@ _CLANG_FLAGS = (
 )
 _FILLED_LOCALS = "-ftrivial-auto-var-init=pattern"
 """Flag by which a local variable that is read before it is written has a value that shows."""
-_RUNTIME_FLAGS = ("-std=c++17", "-O2", "-g1", "-fPIC", "-fvisibility=hidden", "-fno-exceptions")
+_RUNTIME_FLAGS = ("-std=c++17", "-O1", "-g1", "-fPIC", "-fvisibility=hidden", "-fno-exceptions")
 _LINK_FLAGS = ("-shared", "-Wl,-Bsymbolic,-z,defs")
 
 _FILE = """\
@@ -175,15 +180,27 @@ def emulated_libraries(
             hint="run them under Linux, as in a container",
         )
     toolchain = kernel_toolchain()
-    ordered = sorted(instances, key=str)
-    groups = [tuple(ordered[at : at + GROUP]) for at in range(0, len(ordered), GROUP)]
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+    groups = in_groups(sorted(instances, key=str), processors())
+    with ThreadPoolExecutor(processors()) as threads:
         prefix = threads.submit(_prefix, toolchain)
         runtime = threads.submit(_runtime, toolchain)
         built = threads.map(
             lambda group: _library(toolchain, source, operator, group, runtime.result, prefix.result), groups
         )
         return [_loaded(entry, group) for entry, group in zip(built, groups, strict=True)]
+
+
+def in_groups(instances: Sequence[Instance], processors: int) -> list[tuple[Instance, ...]]:
+    """Part instances into libraries of about the same size, as many as let each processor compile as much.
+
+    Args:
+        instances: The instances.
+        processors: Number of processors.
+    """
+    rounds = -(-len(instances) // (processors * GROUP))
+    count = min(len(instances), processors * rounds)
+    begins = [len(instances) * number // count for number in range(count)] if count else []
+    return [tuple(instances[at:to]) for at, to in zip(begins, [*begins[1:], len(instances)], strict=True)]
 
 
 def _loaded(entry: CacheEntry, instances: tuple[Instance, ...]) -> EmulatedLibrary:
