@@ -11,12 +11,11 @@ events; before each call the L2 cache is written over. Run it with nothing else 
 from __future__ import annotations
 
 import argparse
-import statistics
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 import torch.nn.functional as F
+from timing_cuda import is_ours, milliseconds
 from torch import Tensor
 
 from opsmith import ops
@@ -26,28 +25,6 @@ TOKENS, HEADS, WIDTH, SLOTS = 4096, 32, 128, 16
 Call = Callable[[], object]
 Row = tuple[str, Call, Call, int]
 """An operator, our call, torch's, and the bytes that it has to read and write."""
-
-
-def milliseconds(call: Call, rounds: int, scratch: Tensor) -> float:
-    """The median time of a call, from one event to another, with nothing of its data in the cache."""
-    taken = []
-    for number in range(rounds + 5):
-        scratch.zero_()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in "ab")
-        start.record()
-        call()
-        end.record()
-        end.synchronize()
-        if number >= 5:
-            taken.append(start.elapsed_time(end))
-    return statistics.median(taken)
-
-
-def is_ours(operator: Any, *arguments: Any) -> None:
-    """Nothing is timed that a reference computes."""
-    found = operator.explain(*arguments)
-    if found.kernel is None or found.kernel.device != "cuda":
-        raise SystemExit(f"{operator.name} runs no CUDA kernel here: {found.forward}")
 
 
 def norms(dtype: torch.dtype) -> Iterator[Row]:

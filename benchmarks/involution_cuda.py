@@ -11,7 +11,6 @@ each call the L2 cache is written over. Run it with nothing else on the GPU:
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from timing_cuda import is_ours, milliseconds
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
@@ -42,28 +42,6 @@ def unfold(x: Tensor, weight: Tensor) -> Tensor:
     (B, C, H, W), G = x.shape, weight.shape[1]
     windows = F.unfold(x, K, 1, PADDING, 1).view(B, G, C // G, K * K, H, W)
     return (weight.view(B, G, 1, K * K, H, W) * windows).sum(3).view(B, C, H, W)
-
-
-def milliseconds(call: Callable[[], object], rounds: int, scratch: Tensor) -> float:
-    """The median time of a call, from one event to another, with nothing of its data in the cache."""
-    taken = []
-    for number in range(rounds + 5):
-        scratch.zero_()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in "ab")
-        start.record()
-        call()
-        end.record()
-        end.synchronize()
-        if number >= 5:
-            taken.append(start.elapsed_time(end))
-    return statistics.median(taken)
-
-
-def is_ours(operator: Any, *arguments: Any) -> None:
-    """Nothing is timed that a reference computes."""
-    found = operator.explain(*arguments)
-    if found.kernel is None or found.kernel.device != "cuda":
-        raise SystemExit(f"{operator.name} runs no CUDA kernel here: {found.forward}")
 
 
 def held(found: Tensor, right: Tensor) -> None:

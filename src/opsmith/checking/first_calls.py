@@ -61,8 +61,6 @@ def unrunnable(operator: Any, samples: GivenSamples, seed: int, level: Effort, l
 def compile_kernels(subject: Subject) -> None:
     """Compile the kernels in C++ for the CPU at once, as derived inputs are tried on all of them.
 
-    Errors come up where a kernel is called.
-
     Args:
         subject: The subject of the check.
     """

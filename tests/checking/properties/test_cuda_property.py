@@ -15,6 +15,8 @@ from torch import Tensor
 
 import opsmith
 from opsmith import errors
+from opsmith.build.cache import Cache
+from opsmith.kernels.cuda import compiler as cuda_compiler
 from opsmith.kernels.cuda.emulation import compiler
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="kernels are emulated on Linux")
@@ -240,7 +242,9 @@ def test_a_full_disk_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     ).returncode:
         pytest.skip("this user may not mount a small disk")
     try:
-        monkeypatch.setenv("OPSMITH_CACHE", str(tmp_path / "cache"))
+        small = Cache(tmp_path / "cache")
+        monkeypatch.setattr(compiler, "cache_on_disk", lambda: small)
+        monkeypatch.setattr(cuda_compiler, "cache_on_disk", lambda: small)
         monkeypatch.setenv("TMPDIR", str(tmp_path))
         monkeypatch.setattr(tempfile, "tempdir", None)
         outcome = outcome_of(row_sums("full"))

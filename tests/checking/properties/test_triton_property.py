@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 import opsmith
+from opsmith import errors
 from opsmith.checking.effort import EFFORTS
 from opsmith.kernels.triton.interpreter import missing_interpreter
+from opsmith.kernels.triton.kernel import TritonKernel
 
 triton = pytest.importorskip("triton", reason="Triton is not installed: no part of a torch for the CPU")
 
@@ -169,3 +171,22 @@ def test_calls_with_too_many_programs_are_left_out_and_told() -> None:
     outcome = outcome_of(copied)
     assert outcome.status == "passed"
     assert any("too many programs for a check" in note for note in outcome.notes)
+
+
+def test_a_kernel_of_which_some_calls_ran_is_unverified(monkeypatch: pytest.MonkeyPatch) -> None:
+    programs, calls = TritonKernel.programs, []
+
+    def of_some(kernel: TritonKernel, values: Any) -> int:
+        calls.append(values)
+        if len(calls) == 2:
+            raise errors.ToolchainError("the interpreter does not run it", got="an operation", hint="none")
+        return programs(kernel, values)
+
+    monkeypatch.setattr(TritonKernel, "programs", of_some)
+    report = opsmith.check(row_sums("partly", right), only=["triton"], effort="quick")
+    (outcome,) = [each for each in report.outcomes if each.property == "triton"]
+    assert outcome.status == "skipped"
+    assert outcome.reason.startswith("1 call not interpreted: the interpreter does not run it: an operation")
+    assert any("interpreted on the CPU, not on a GPU" in note for note in outcome.notes)
+    assert any("Triton" in each for each in report.unverified)
+    assert not report.failures

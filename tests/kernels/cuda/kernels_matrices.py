@@ -609,7 +609,7 @@ WRONG = [
         "(c * K * K) * (H * W) + h * W + w + W",
     ),
     wrong("pool", "window_behind_the_image", "out-of-bounds", "h < x.size(2) && w < x.size(3) && x(n", "x(n"),
-    wrong("pool", "best_not_started", "wrong values", "T best = -INFINITY;", "T best;"),
+    wrong("pool", "best_of_zero", "wrong values", "T best = -INFINITY;", "T best = 0;"),
     wrong(
         "pool",
         "indices_of_some",

@@ -221,6 +221,6 @@ def test_what_is_known_is_counted(name: str) -> None:
     known = KNOWN[name]
     found = lines_of(declared(name, known), known.x)
     for mark, expected in known.lines.items():
-        told = [each for each in found if each.line.endswith(f"// {mark.strip()}")]
-        (line,) = (each for each in told if each.words == expected[0])
+        marked = [each for each in found if each.line.endswith(f"// {mark.strip()}")]
+        (line,) = (each for each in marked if each.words == expected[0])
         assert (line.requests, line.lanes, line.taken, line.fewest) == expected[1:], line

@@ -73,7 +73,7 @@ def test_a_fault_is_found_with_its_cause(case: KernelCase, order: str) -> None:
 @pytest.mark.parametrize(("case", "order"), in_orders([each for each in WRONG if each.cause == VALUES], 6))
 def test_wrong_values_are_those_of_the_kernel(case: KernelCase, order: str) -> None:
     got = opsmith.emulate(case.operator(), *case.arguments, order=order)
-    with pytest.raises(AssertionError, match="not close"):
+    with pytest.raises(AssertionError, match=r"not (close|equal)"):
         close(got, case)
 
 
@@ -159,7 +159,6 @@ __global__ void rounded(Contiguous<const float> x, Contiguous<Half> y) {
         (20, 2, [5, 5, 5, 5]),
         (3, 16, [1, 1, 1]),
         (7, 1, [3, 4]),
-        (0, 2, []),
     ],
 )
 def test_libraries_have_about_as_many_instances(count: int, processors: int, sizes: list[int]) -> None:

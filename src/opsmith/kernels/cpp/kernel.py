@@ -283,12 +283,18 @@ class CppKernel(BuiltKernel[CppSource]):
     def compile_ahead(self) -> None:
         """Compile the library without loading it, unless the package of the kernel has one that fits.
 
-        Raises:
-            CompileError, ToolchainError: See `compile_kernel`.
+        An error is kept for the first call.
         """
         whole = self._out_of or self
-        if not whole._built_in_package().files:
+        found = whole._built_in_package()
+        if found.files:
+            return
+        try:
             whole.compile()
+        except errors.CompileError as error:
+            self._refused = error
+        except errors.ToolchainError as error:
+            self._refused = with_reason(error, found.reason)
 
     def copies(self, values: Sequence[Any]) -> tuple[str, ...]:
         """Return the arguments that the kernel copies into another layout."""
@@ -356,7 +362,7 @@ class CppKernel(BuiltKernel[CppSource]):
             raise with_reason(error, found.reason) from None
 
     def _built_in_package(self) -> Found:
-        """Search the package of the kernel for built libraries; a sanitised build, for example, is another."""
+        """Search the package of the kernel for libraries; a sanitised build, for example, is another."""
         if not builds_as_usual():
             return Found()
         return search(self.package, self.language, self.operator.name, self.digest, VERSION)

@@ -100,3 +100,8 @@ def unwritable(specification: Specification, values: list[Any]) -> str | None:
 def copy_with_strides(tensor: Tensor) -> Tensor:
     """Copy a tensor with its strides, which a kernel that writes into it takes."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).copy_(tensor)
+
+
+def calls_text(number: int) -> str:
+    """Return a number of calls as reports show it."""
+    return "1 call" if number == 1 else f"{number} calls"

@@ -15,6 +15,7 @@ from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.output.replay import check_again
 from opsmith.checking.processes.fork import announce
 from opsmith.checking.properties.kernels.calls_on_cpu import (
+    calls_text,
     copy_with_strides,
     kernel_calls,
     unwritable,
@@ -266,29 +267,29 @@ class Emulated:
 
     def _summary(self) -> Findings:
         """Yield notes on the calls that ran, or a reason or a failure if some or all did not."""
-        ran = f"{_calls(self.ran.total())} in {', '.join(map(dtype_name, self.ran))}"
-        too_large = f"{_calls(self.left_out)} not run: too many threads for a check"
+        ran = f"{calls_text(self.ran.total())} in {', '.join(map(dtype_name, self.ran))}"
+        too_large = f"{calls_text(self.left_out)} not run: too many threads for a check"
         if self.ran:
             yield Note(f"run on the CPU, not on a GPU: {ran}")
             if self.left_out:
                 yield Note(too_large)
             if self.unordered:
                 yield Note(
-                    f"{_calls(self.unordered)} not judged: they have equal indices, of which the reference "
-                    "keeps one value, and the samples have distinct ones"
+                    f"{calls_text(self.unordered)} not judged: they have equal indices, of which the "
+                    "reference keeps one value, and the samples have distinct ones"
                 )
         elif self.left_out and not self.limits:
             yield Skipped(too_large)
             return
         if self.limits:  # what is unverified in part must not pass
-            given_up = [f"{_calls(times)} given up: {limit}" for limit, times in self.limits.items()]
+            given_up = [f"{calls_text(times)} given up: {limit}" for limit, times in self.limits.items()]
             if self.untried:
-                given_up.append(f"{_calls(self.untried)} behind not run")
+                given_up.append(f"{calls_text(self.untried)} behind not run")
             yield Skipped("; ".join(given_up))
         elif not self.ran:
             reasons = sorted(self.unfit)
             if self.empty:
-                reasons.append(f"{_calls(self.empty)} without a launch")
+                reasons.append(f"{calls_text(self.empty)} without a launch")
             message = f"the kernel in CUDA C++ was run on none of the samples ({'; '.join(reasons)}): "
             yield Failure(NAME, None, "not-exercised", f"{message}add one that it takes", self.where)
             return
@@ -298,10 +299,6 @@ class Emulated:
 def _skipped(error: errors.OpsmithError) -> Skipped:
     hint = f"; {error.hint}" if error.hint else ""
     return Skipped(f"{error.problem}: {error.got}{hint}")
-
-
-def _calls(number: int) -> str:
-    return "1 call" if number == 1 else f"{number} calls"
 
 
 def run(subject: Subject) -> Findings:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -194,13 +195,13 @@ def in_groups(instances: Sequence[Instance], processors: int) -> list[tuple[Inst
     """Part instances into libraries of about the same size, as many as let each processor compile as much.
 
     Args:
-        instances: The instances.
+        instances: The instances; at least one.
         processors: Number of processors.
     """
     rounds = -(-len(instances) // (processors * GROUP))
     count = min(len(instances), processors * rounds)
-    begins = [len(instances) * number // count for number in range(count)] if count else []
-    return [tuple(instances[at:to]) for at, to in zip(begins, [*begins[1:], len(instances)], strict=True)]
+    ends = [len(instances) * number // count for number in range(count + 1)]
+    return [tuple(instances[begin:end]) for begin, end in pairwise(ends)]
 
 
 def _loaded(entry: CacheEntry, instances: tuple[Instance, ...]) -> EmulatedLibrary:

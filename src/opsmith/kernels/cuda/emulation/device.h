@@ -103,11 +103,6 @@ constexpr int warpSize = 32;
 
 namespace emulated {
 
-enum WarpKind : int {
-  SYNC, SHUFFLE, SHUFFLE_UP, SHUFFLE_DOWN, SHUFFLE_XOR, ANY, ALL, BALLOT, MATCH_ANY, MATCH_ALL,
-  ADD, MIN, MAX, AND, OR, XOR, MIN_SIGNED, MAX_SIGNED, ACTIVE
-};
-
 extern "C" {
 int emulated_barrier(const char* file, int line, int kind, int value);  // 0 plain, 1 count, 2 and, 3 or
 void emulated_warp(int kind, unsigned mask, const void* value, int size, int argument, int width, void* result,

@@ -267,18 +267,18 @@ def guarded(tensor: Tensor, *, filled: bool = True) -> Tensor:
     lead = tensor.storage_offset() * item % ALIGNED // item
     extent = extent_of(tensor)
     page = mmap.PAGESIZE
-    room = -(-(lead + extent) * item // page) * page
-    memory = mmap.mmap(-1, room + 2 * page)
+    size = -(-(lead + extent) * item // page) * page
+    memory = mmap.mmap(-1, size + 2 * page)
     begin = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    for at in (begin, begin + page + room):
+    for at in (begin, begin + page + size):
         _libc().mprotect(ctypes.c_void_p(at), ctypes.c_size_t(page), 0)
-    whole = torch.frombuffer(memory, dtype=torch.uint8, offset=page, count=max(room, 1)) if room else None
+    whole = torch.frombuffer(memory, dtype=torch.uint8, offset=page, count=max(size, 1)) if size else None
     if whole is None:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
     if not filled:
         whole.fill_(0xFF)
     # The end lies at the end of a page, as far as the alignment allows.
-    slack = (room - (lead + extent) * item) // ALIGNED * ALIGNED // item
+    slack = (size - (lead + extent) * item) // ALIGNED * ALIGNED // item
     elements = whole.view(tensor.dtype)[slack + lead : slack + lead + extent]
     if filled:
         elements.copy_(tensor.as_strided((extent,), (1,)))
@@ -307,8 +307,8 @@ def run_launches(
     kinds: Sequence[Any] = (_Outcome, Report * MAX_REPORTS, Requests * (MAX_REQUESTS if counted else 0))
     begins = [0, *itertools.accumulate(map(ctypes.sizeof, kinds))]
     memory = mmap.mmap(-1, max(begins[-1] * len(launches), 1))
-    rooms = [
-        _Room(
+    records = [
+        _LaunchRecord(
             *(
                 kind.from_buffer(memory, at * begins[-1] + begin)
                 for kind, begin in zip(kinds, begins, strict=False)
@@ -325,20 +325,20 @@ def run_launches(
     while at < len(launches):
         if in_process:
             with _libraries_lock:
-                prepared[at].run(rooms[at], handle_faults=False)
+                prepared[at].run(records[at], handle_faults=False)
             at += 1
             continue
-        status = _run_in_child(prepared[at:], rooms[at:])
-        ended = next((n for n, room in enumerate(rooms[at:], at) if not room.outcome.finished), None)
+        status = _run_in_child(prepared[at:], records[at:])
+        ended = next((n for n, record in enumerate(records[at:], at) if not record.outcome.finished), None)
         if ended is None:
             break
         statuses[ended] = status
         at = ended + 1
     results = []
-    for number, room in enumerate(rooms):
-        outcome = room.outcome
-        copied = tuple(Report.from_buffer_copy(each) for each in room.reports[: outcome.reports])
-        requests = tuple(Requests.from_buffer_copy(each) for each in room.requests[: outcome.requests])
+    for number, record in enumerate(records):
+        outcome = record.outcome
+        copied = tuple(Report.from_buffer_copy(each) for each in record.reports[: outcome.reports])
+        requests = tuple(Requests.from_buffer_copy(each) for each in record.requests[: outcome.requests])
         results.append(LaunchResult(copied, statuses.get(number), requests))
     return results
 
@@ -353,7 +353,7 @@ def _first_of_their_call(launches: Iterable[EmulatedLaunch]) -> Iterator[bool]:
             seen.clear()
 
 
-class _Room(NamedTuple):
+class _LaunchRecord(NamedTuple):
     """Memory into which the runtime writes about a launch."""
 
     outcome: Any
@@ -361,7 +361,7 @@ class _Room(NamedTuple):
     requests: Any
 
 
-def _run_in_child(prepared: Sequence[_PreparedLaunch], rooms: Sequence[_Room]) -> int:
+def _run_in_child(prepared: Sequence[_PreparedLaunch], records: Sequence[_LaunchRecord]) -> int:
     """Run launches in a forked process, which calls the libraries and nothing else; return its status."""
     _libc().fflush(None)  # what this process has printed, the child must not print again
     with _libraries_lock, warnings.catch_warnings():
@@ -376,8 +376,8 @@ def _run_in_child(prepared: Sequence[_PreparedLaunch], rooms: Sequence[_Room]) -
             ) from error
     if child == 0:
         try:
-            for each, room in zip(prepared, rooms, strict=True):
-                each.run(room, handle_faults=True)
+            for each, record in zip(prepared, records, strict=True):
+                each.run(record, handle_faults=True)
         finally:
             os._exit(0)
     try:
@@ -414,12 +414,12 @@ class _PreparedLaunch:
         offsets = launch.packed.offsets
         self.parameters = (ctypes.c_void_p * max(len(offsets), 1))(*(base + offset for offset in offsets))
 
-    def run(self, room: _Room, *, handle_faults: bool) -> None:
+    def run(self, record: _LaunchRecord, *, handle_faults: bool) -> None:
         """Run the launch in this process."""
         launch = self.launch
         number = ORDERS.index(launch.order.name)
         limits = (THREAD_STEPS, BLOCK_STEPS, STEPS)
-        counted = len(room.requests)
+        counted = len(record.requests)
         options = _Options(
             number,
             MAX_REPORTS,
@@ -429,7 +429,7 @@ class _PreparedLaunch:
             counted,
             int(self.first),
             0,
-            ctypes.addressof(room.requests) if counted else None,
+            ctypes.addressof(record.requests) if counted else None,
         )
         launch.library.handle.emulated_run(
             ctypes.c_int(launch.entry),
@@ -440,8 +440,8 @@ class _PreparedLaunch:
             self.regions,
             ctypes.c_int(len(launch.tensors)),
             ctypes.byref(options),
-            room.reports,
-            ctypes.byref(room.outcome),
+            record.reports,
+            ctypes.byref(record.outcome),
         )
 
 

@@ -37,6 +37,12 @@ enum Kind : int32_t {
   OUT_OF_MEMORY,         // the CPU has none for the launch
 };
 
+// Operations of a warp.
+enum WarpKind : int32_t {
+  SYNC, SHUFFLE, SHUFFLE_UP, SHUFFLE_DOWN, SHUFFLE_XOR, ANY, ALL, BALLOT, MATCH_ANY, MATCH_ALL,
+  ADD, MIN, MAX, AND, OR, XOR, MIN_SIGNED, MAX_SIGNED, ACTIVE
+};
+
 enum : int32_t { IN_SHARED = -1, NOWHERE = -2, IN_GLOBAL_VARIABLE = -3 };  // values of `region`
 
 struct Index { uint32_t x, y, z; };

@@ -6,7 +6,7 @@
 
 namespace emulated {
 
-constexpr int ACTIVE = 18;  // the kind of `__activemask()`
+static bool is_shuffle(int kind) { return kind >= SHUFFLE && kind <= SHUFFLE_XOR; }
 
 extern "C" void emulated_warp(int kind, unsigned mask, const void* value, int size, int argument, int width,
                               void* result, const char* file, int line) {
@@ -17,7 +17,7 @@ extern "C" void emulated_warp(int kind, unsigned mask, const void* value, int si
     if (Report* made = report(NOT_IN_MASK, 0, 0, file, line)) made->size = running->tid % WARP;
   running->state = AT_WARP;
   leave();
-  if (result) memcpy(result, running->warp.result, kind >= 5 ? 4 : size);
+  if (result) memcpy(result, running->warp.result, is_shuffle(kind) ? size : 4);
 }
 
 // A shuffle, as in the PTX manual (shfl.sync).
@@ -26,10 +26,10 @@ static void shuffle(int first, unsigned members, Fiber& mine) {
   const int lane = mine.tid % WARP, width = own.width, segment = lane & ~(width - 1), last = segment + width - 1;
   int from = lane;
   bool moves = true;
-  if (own.kind == 1) from = segment + (own.argument & (width - 1));
-  if (own.kind == 2) from = lane - own.argument, moves = from >= segment;
-  if (own.kind == 3) from = lane + own.argument, moves = from <= last;
-  if (own.kind == 4) from = lane ^ own.argument, moves = from <= last;
+  if (own.kind == SHUFFLE) from = segment + (own.argument & (width - 1));
+  if (own.kind == SHUFFLE_UP) from = lane - own.argument, moves = from >= segment;
+  if (own.kind == SHUFFLE_DOWN) from = lane + own.argument, moves = from <= last;
+  if (own.kind == SHUFFLE_XOR) from = lane ^ own.argument, moves = from <= last;
   if (!moves) from = lane;
   if (members >> from & 1) {
     memcpy(own.result, fibers[first + from].warp.value, own.size);
@@ -57,22 +57,22 @@ static void vote(int first, unsigned members, Fiber& mine) {
     if (!memcmp(each.value, own.value, own.size)) same |= 1u << at;
     if (at == mine.tid % WARP) continue;
     switch (own.kind) {
-      case 10: folded += value; break;
-      case 11: folded = std::min(folded, value); break;
-      case 12: folded = std::max(folded, value); break;
-      case 13: folded &= value; break;
-      case 14: folded |= value; break;
-      case 15: folded ^= value; break;
-      case 16: folded = uint32_t(std::min(int32_t(folded), int32_t(value))); break;
-      case 17: folded = uint32_t(std::max(int32_t(folded), int32_t(value))); break;
+      case ADD: folded += value; break;
+      case MIN: folded = std::min(folded, value); break;
+      case MAX: folded = std::max(folded, value); break;
+      case AND: folded &= value; break;
+      case OR: folded |= value; break;
+      case XOR: folded ^= value; break;
+      case MIN_SIGNED: folded = uint32_t(std::min(int32_t(folded), int32_t(value))); break;
+      case MAX_SIGNED: folded = uint32_t(std::max(int32_t(folded), int32_t(value))); break;
     }
   }
   switch (own.kind) {
-    case 5: folded = given != 0; break;
-    case 6: folded = given == members; break;
-    case 7: folded = given; break;
-    case 8: folded = same; break;
-    case 9: folded = same == members ? members : 0; break;
+    case ANY: folded = given != 0; break;
+    case ALL: folded = given == members; break;
+    case BALLOT: folded = given; break;
+    case MATCH_ANY: folded = same; break;
+    case MATCH_ALL: folded = same == members ? members : 0; break;
   }
   memcpy(own.result, &folded, sizeof folded);
 }
@@ -111,16 +111,16 @@ static bool release_warp(int first) {
     unsigned members = 0;
     for (unsigned rest = wanted & waits; rest; rest &= rest - 1) {
       const WarpOperation& other = fibers[first + __builtin_ctz(rest)].warp;
-      if (other.mask == one.mask && other.kind == one.kind && (!one.kind || other.line == one.line))
+      if (other.mask == one.mask && other.kind == one.kind && (one.kind == SYNC || other.line == one.line))
         members |= 1u << __builtin_ctz(rest);
     }
     if (members != wanted) continue;
     for (unsigned rest = members; rest; rest &= rest - 1) {
       Fiber& mine = fibers[first + __builtin_ctz(rest)];
-      if (one.kind >= 1 && one.kind <= 4) shuffle(first, members, mine);
-      else if (one.kind) vote(first, members, mine);
+      if (is_shuffle(one.kind)) shuffle(first, members, mine);
+      else if (one.kind != SYNC) vote(first, members, mine);
     }
-    if (!one.kind) order_warp(first, members);  // __syncwarp orders memory; shuffles do not
+    if (one.kind == SYNC) order_warp(first, members);  // __syncwarp orders memory; shuffles do not
     for (unsigned rest = members; rest; rest &= rest - 1) fibers[first + __builtin_ctz(rest)].state = READY;
     progress++;
     return true;
