@@ -63,6 +63,8 @@ dist: $(SET_UP) .venv-dist/.set-up  ## source distribution, pure wheel and wheel
 	$(VENV)/bin/python -m hatchling build --target sdist --target wheel
 	HATCH_BUILD_HOOKS_ENABLE=1 $(VENV)/bin/python -m hatchling build --target wheel
 	.venv-dist/bin/twine check --strict dist/*
+	@echo "libgomp.so.1 and libtorch_cpu.so are torch's, whatever this says of linux_x86_64:"
+	.venv-dist/bin/auditwheel show dist/*linux*.whl
 	@ls -l dist
 	@echo "To publish: .venv-dist/bin/twine upload dist/*"
 
