@@ -70,7 +70,8 @@ def new_package(
             or there is no such licence. Nothing is written then.
 
     Example:
-        >>>         >>> package = new_package("fast-math", Path(tempfile.mkdtemp()) / "fast-math", cuda=False)
+        >>> import tempfile
+        >>> package = new_package("fast-math", Path(tempfile.mkdtemp()) / "fast-math", cuda=False)
         >>> package.module, package.files[-2:]
         ('fast_math', ('src/fast_math/swish.cpp', 'tests/test_ops.py'))
     """
