@@ -32,7 +32,7 @@ def compile_program(folder: Path) -> Path:
         f"-L{TORCH / 'lib'}",
         f"-Wl,-rpath,{TORCH / 'lib'}",
     ]
-    libraries = ["-ltorch_cpu", "-lc10", "-ldl"]
+    libraries = ["-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-lc10", "-ldl"]
     run(*find_toolchain().command, EXAMPLE / "serve.cpp", "-o", program, *flags, *libraries)
     return program
 

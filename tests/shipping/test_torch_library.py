@@ -15,6 +15,9 @@ from torch import Tensor
 
 import opsmith
 from opsmith import errors
+from opsmith.core.samples import Make, samples_of
+from opsmith.core.shape_samples import samples_for
+from opsmith.core.tensors import map_tensors
 from opsmith.shipping import TorchLibrary, build_torch_library
 from opsmith.torch_library.registration import HIDDEN_SUFFIX
 
@@ -249,3 +252,52 @@ def test_the_library_needs_torch_alone(library: TorchLibrary) -> None:
     assert b"_Py" not in content
     assert b"_ZN3c10" not in content
     assert b"_ZN2at" not in content
+
+
+BUNDLED = [
+    opsmith.ops.involution,
+    opsmith.ops.rms_norm,
+    opsmith.ops.add_rms_norm_,
+    opsmith.ops.rope_,
+    opsmith.ops.swiglu_,
+    opsmith.ops.write_kv_cache,
+    opsmith.ops.paged_attention,
+    opsmith.ops.adamw_,
+]
+
+
+@pytest.mark.slow
+def test_bundled_operators_compute_what_their_references_do(tmp_path: Path) -> None:
+    library = build_torch_library(BUNDLED, tmp_path / "libbundled.so")
+    cases: list[Any] = []
+    expected: list[Any] = []
+    for operator in BUNDLED:
+        schema = operator.specification.schema
+        source = samples_for(operator.specification)
+        for call in samples_of(source, Make(torch.float32), schema, operator.name):
+            values = schema.call_values(call.args, call.kwargs)
+            for lay_out in (Tensor.contiguous, lambda x: x.mT.contiguous().mT if x.dim() > 1 else x):
+                laid = map_tensors(lay_out, values)
+                given = schema.dispatched(laid)
+                cases.append((operator.specification.dispatched_name, *given))
+                written = copy.deepcopy(laid)
+                positional, named = schema.split(written)
+                results = operator.reference(*positional, **named)
+                expected.append((results, written))
+    _, outcomes = call_in_child(library.path, cases, tmp_path)
+    refused = 0
+    for case, outcome, (results, written) in zip(cases, outcomes, expected, strict=True):
+        if isinstance(outcome, str):
+            refused += 1
+            assert "the layout of its results follows from this argument's" in outcome, case[0]
+            continue
+        operator = opsmith.find_operator(case[0].removesuffix("_void"))
+        schema = operator.specification.schema
+        listed = list(results) if isinstance(results, tuple) else [results]
+        found, args = outcome
+        if schema.results:
+            for one, position in zip(found, schema.visible, strict=True):
+                torch.testing.assert_close(one, listed[position])
+                assert one.is_contiguous()
+        torch.testing.assert_close(args, schema.split(written)[0])
+    assert refused < len(cases) / 4

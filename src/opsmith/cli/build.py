@@ -14,11 +14,20 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from opsmith import errors
 from opsmith.cli.guard import FAILED, guarded
 from opsmith.cli.options import AsJson, Traceback, named_as_options
 from opsmith.cli.output import Output, progress_bar
 from opsmith.cli.verification import Verification, verified
-from opsmith.shipping import BuildTargets, PackageBuild, SourcePackage, staged_build
+from opsmith.shipping import (
+    BuildTargets,
+    PackageBuild,
+    SourcePackage,
+    TorchLibrary,
+    build_torch_library,
+    staged_build,
+)
+from opsmith.targets import Target
 
 SCHEMA = 1
 """Version of the JSON output; it rises when a key is renamed, removed or changes its meaning."""
@@ -26,10 +35,11 @@ SCHEMA = 1
 
 def build(
     package: Annotated[
-        str | None,
+        list[str] | None,
         typer.Argument(
-            metavar="[PACKAGE]",
-            help="Name of a package, or its folder; by default that of the project in this directory.",
+            metavar="[PACKAGE]...",
+            help="Name of a package, or its folder; by default that of the project in this directory. With "
+            "`--torch-library`: `FILE_OR_MODULE[:NAME]`, one or several.",
             show_default=False,
         ),
     ] = None,
@@ -63,6 +73,16 @@ def build(
             show_default=False,
         ),
     ] = None,
+    torch_library: Annotated[
+        Path | None,
+        typer.Option(
+            "--torch-library",
+            metavar="FILE",
+            help="Write one library instead, `libNAME.so`, which gives operators to torch without Python, "
+            "as in programs in C++; for this machine's processor, or for one level of `--cpu`.",
+            show_default=False,
+        ),
+    ] = None,
     verify: Annotated[
         bool,
         typer.Option(
@@ -90,16 +110,31 @@ def build(
 
     - `opsmith build mypackage --verify`
 
+    - `opsmith build mypackage.ops:scaled --torch-library libmine.so`
+
     Exit status: 0 built; 1 a kernel does not compile, or differs from its reference; 2 nothing could be
     built.
     """
     out = sys.stdout
-    failures = ("CompileError", "KernelSignatureError", "LaunchError", "MissingSamplesError")
+    failures = ("CompileError", "KernelSignatureError", "LaunchError", "MissingSamplesError", "ServingError")
+    wrong = False
     with guarded(traceback=traceback, failures=failures), redirect_stdout(sys.stderr):
         printer = Output(out)
+        if torch_library is not None:
+            with named_as_options(build):
+                for option, given in (("output", output), ("cuda", cuda), ("verify", verify)):
+                    if given:
+                        raise _unfit(option)
+                served = _serve(package or [], torch_library, cpu)
+            if as_json:
+                printer.write_json(_library_to_dict(served))
+            else:
+                _show_library(printer.console(), served)
+            printer.close()
+            raise typer.Exit(0)
         with named_as_options(build):
             targets = BuildTargets.of(cpu, cuda)
-            found = SourcePackage.of(package)
+            found = SourcePackage.of(_only(package or []))
             with progress_bar() as advance, staged_build(found, targets, output, advance) as made:
                 verification = verified(made, advance) if verify else None
                 wrong = verification is not None and bool(verification.differences)
@@ -111,6 +146,53 @@ def build(
             _show(printer.console(), made, verification)
         printer.close()
     raise typer.Exit(FAILED if wrong else 0)
+
+
+def _only(packages: list[str]) -> str | None:
+    """Return the only package; None for that of the project in this directory."""
+    if len(packages) > 1:
+        raise errors.UsageError(
+            "one package is built at a time",
+            expected="one package, or its folder",
+            got=", ".join(packages),
+            hint="build one after the other; `--torch-library` takes several",
+        )
+    return packages[0] if packages else None
+
+
+def _unfit(option: str) -> errors.UsageError:
+    return errors.UsageError(
+        f"`{option}` is not for a library for torch",
+        argument=option,
+        expected="operators, `--torch-library` and one level of `--cpu`",
+        hint=f"leave `{option}` out",
+    )
+
+
+def _serve(targets: list[str], path: Path, cpu: str | None) -> TorchLibrary:
+    """Build the library of all operators that the targets name."""
+    if not targets:
+        raise errors.UsageError(
+            "a library for torch is made of operators that are named",
+            expected="`FILE_OR_MODULE[:NAME]`, one or several",
+            got="none",
+            hint="write `opsmith build mypackage.ops --torch-library libmine.so`",
+        )
+    operators = [each for text in targets for each in Target.of(text).operators()]
+    unique = {each.name: each for each in operators}.values()
+    return build_torch_library(unique, path, processor=cpu or "native")
+
+
+def _show_library(console: Console, made: TorchLibrary) -> None:
+    for name in made.served:
+        console.print(name, soft_wrap=True)
+    for name in made.inlined:
+        console.print(f"{name} is left out: compiled code contains its reference", soft_wrap=True)
+    console.print(f"{made.path.stat().st_size / 1000:.0f} kB in {made.path}", soft_wrap=True)
+
+
+def _library_to_dict(made: TorchLibrary) -> dict[str, Any]:
+    return {"schema": SCHEMA, "library": str(made.path), "served": made.served, "inlined": made.inlined}
 
 
 def _show(console: Console, made: PackageBuild, verification: Verification | None) -> None:

@@ -23,6 +23,7 @@ from opsmith.kernels.ort.library import KernelObject
 from opsmith.kernels.serving.library import LIBRARY, link_library
 from opsmith.kernels.serving.tables import ServedOperator
 from opsmith.shipping.layout_rules import accepted_layouts
+from opsmith.shipping.targets import BuildTargets
 from opsmith.torch_library.registration import HIDDEN_SUFFIX
 from opsmith.torch_library.served_libraries import operator_digest
 
@@ -43,7 +44,9 @@ class TorchLibrary:
     inlined: tuple[str, ...]
 
 
-def build_torch_library(operators: Iterable[Operator[..., Any]], path: str | PathLike[str]) -> TorchLibrary:
+def build_torch_library(
+    operators: Iterable[Operator[..., Any]], path: str | PathLike[str], *, processor: str = "native"
+) -> TorchLibrary:
     """Build a library that registers operators with torch when it is loaded, and computes them on the CPU.
 
     Programs in C++ and packages of AOTInductor call them without Python. The library uses torch's stable C
@@ -53,6 +56,8 @@ def build_torch_library(operators: Iterable[Operator[..., Any]], path: str | Pat
     Args:
         operators: The operators.
         path: The file to write, as `libmine.so`.
+        processor: Level of processors that it is compiled for, as `x86-64-v3`; by default the one of this
+            machine.
 
     Returns:
         The library, with the names of what it computes.
@@ -61,9 +66,11 @@ def build_torch_library(operators: Iterable[Operator[..., Any]], path: str | Pat
         ServingError: Naming every operator that cannot be in it, with the reason.
         CompileError: If the compiler refuses a kernel.
         ToolchainError: If there is no compiler.
-        UsageError: If no file can be written there.
+        UsageError: If no file can be written there, or the level is not known.
     """
     file = writable_file(path, "libmine.so")
+    if processor != "native":
+        _refuse_levels(processor)
     kernel_toolchain()  # report a missing compiler before anything about operators
     given = [each.specification for each in operators]
     reasons = {each.name: reason for each in given if (reason := _refusal(each)) is not None}
@@ -82,15 +89,29 @@ def build_torch_library(operators: Iterable[Operator[..., Any]], path: str | Pat
     objects: dict[KernelObject, None] = {}
     for each in given:
         if each.name in rules:
-            made = [kernel.library_object() for kernel in _cpp_kernels(each)]
+            made = [kernel.library_object(processor) for kernel in _cpp_kernels(each)]
             objects |= dict.fromkeys(made)
             served += _served(each, made, rules[each.name])
-    library = link_library(tuple(objects), served).directory / LIBRARY
+    library = link_library(tuple(objects), served, processor).directory / LIBRARY
     with replacing(file) as draft:
         shutil.copyfile(library, draft)
         draft.chmod(0o755)
     left = tuple(each.name for each in given if each.name not in rules)
     return TorchLibrary(file, tuple(each.name for each in served), left)
+
+
+def _refuse_levels(processor: str) -> None:
+    """Refuse what is not one level of processors that the compiler knows."""
+    targets = BuildTargets.of(processor, "none")
+    if len(targets.cpu) != 1:
+        raise errors.UsageError(
+            "a library for torch is compiled for one level of processors",
+            argument="cpu",
+            expected="one level, as `x86-64-v3`",
+            got=processor,
+            hint="name the level that all machines have which load it, or leave it out",
+        )
+    targets.refuse_unknown_to_compiler()
 
 
 def _cpp_kernels(specification: Specification) -> list[CppKernel]:

@@ -184,8 +184,11 @@ class CppKernel(BuiltKernel[CppSource]):
         """True if C++ computes the sizes of the results."""
         return self._load().computes_sizes
 
-    def library_object(self) -> KernelObject:
-        """Compile the kernel as an object for a library without torch.
+    def library_object(self, processor: str = "native") -> KernelObject:
+        """Compile the kernel as an object for a library without Python.
+
+        Args:
+            processor: `native`, or one that `-march=` takes.
 
         Raises:
             CompileError: If the compiler refuses the source.
@@ -193,7 +196,8 @@ class CppKernel(BuiltKernel[CppSource]):
         """
         from opsmith.kernels.ort.library import kernel_object
 
-        return kernel_object(self.source, self.operator.name, self.dtypes or (), self._shapes_in_cpp())
+        shapes = self._shapes_in_cpp()
+        return kernel_object(self.source, self.operator.name, self.dtypes or (), shapes, processor)
 
     def serve(self, fallback: Callable[..., Any]) -> Callable[[], None] | None:
         """Take the dispatcher's calls of the operator; those without a plan go to `fallback`."""

@@ -59,8 +59,17 @@ class KernelObject:
     linking: tuple[str, ...] = ()
 
 
+def flags_for(processor: str) -> tuple[str, ...]:
+    """Return the flags for a processor, `native` or one that `-march=` takes."""
+    return tuple(f"-march={processor}" if flag == "-march=native" else flag for flag in THIS_PROCESSOR)
+
+
 def kernel_object(
-    source: CppSource, operator: str, dtypes: tuple[torch.dtype, ...], shapes: str = ""
+    source: CppSource,
+    operator: str,
+    dtypes: tuple[torch.dtype, ...],
+    shapes: str = "",
+    processor: str = "native",
 ) -> KernelObject:
     """Compile a kernel for a library, or find it in the cache.
 
@@ -69,13 +78,14 @@ def kernel_object(
         operator: Name of the operator.
         dtypes: The dtypes that a template is instantiated for.
         shapes: See `shapes_in_cpp`.
+        processor: See `flags_for`.
 
     Raises:
         CompileError: If the compiler refuses the source.
         ToolchainError: If there is no compiler, or one of its tools is missing.
     """
     toolchain = kernel_toolchain()
-    flags = [*THIS_PROCESSOR, *include_flags(source), *source.options.compiling, *_path_flags(source)]
+    flags = [*flags_for(processor), *include_flags(source), *source.options.compiling, *_path_flags(source)]
     if "clang" not in toolchain.identity:
         flags.append("-fno-gnu-unique")  # else equal names are merged across a process
     text = kernel_code(source, operator, dtypes, shapes)

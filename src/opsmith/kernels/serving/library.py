@@ -11,7 +11,7 @@ from opsmith.build.toolchain import Toolchain
 from opsmith.kernels.cpp import compiler
 from opsmith.kernels.cpp.compiler import HEADER, STUB, build_parts, kernel_toolchain
 from opsmith.kernels.ort import library as ort
-from opsmith.kernels.ort.library import ANY_PROCESSOR, THIS_PROCESSOR, KernelObject
+from opsmith.kernels.ort.library import ANY_PROCESSOR, KernelObject, flags_for
 from opsmith.kernels.serving.tables import ServedOperator, served_tables
 
 HERE = Path(__file__).parent
@@ -33,12 +33,15 @@ _LINKING = (
 _EXPORTED = "{ local: *; };\n"
 
 
-def link_library(kernels: Sequence[KernelObject], operators: Sequence[ServedOperator]) -> CacheEntry:
+def link_library(
+    kernels: Sequence[KernelObject], operators: Sequence[ServedOperator], processor: str = "native"
+) -> CacheEntry:
     """Link kernels into a library that gives operators to torch's dispatcher.
 
     Args:
         kernels: All kernels of the operators.
         operators: The operators, at least one.
+        processor: The one that the kernels were compiled for.
 
     Returns:
         Entry whose directory holds `LIBRARY`.
@@ -48,7 +51,7 @@ def link_library(kernels: Sequence[KernelObject], operators: Sequence[ServedOper
     """
     toolchain = kernel_toolchain()
     registration = _registration(toolchain) / OBJECT
-    text = served_tables(operators)
+    text, flags = served_tables(operators), flags_for(processor)
 
     def build(directory: Path) -> None:
         _copy_headers(directory)
@@ -57,7 +60,7 @@ def link_library(kernels: Sequence[KernelObject], operators: Sequence[ServedOper
         (directory / "empty.cpp").write_text("", encoding="utf-8")
         soname = f"-Wl,-soname,{STUB}"
         _build(toolchain, ["-shared", "-fPIC", soname, "empty.cpp"], directory, STUB)
-        _build(toolchain, [*THIS_PROCESSOR, "-c", "tables.cpp"], directory, "tables.o")
+        _build(toolchain, [*flags, "-c", "tables.cpp"], directory, "tables.o")
         objects = ["tables.o", str(registration), *(str(each.path) for each in kernels)]
         given = [word for linking in dict.fromkeys(each.linking for each in kernels) for word in linking]
         _build(toolchain, [*_LINKING, *objects, *given, STUB, "-ldl"], directory, LIBRARY)
@@ -68,7 +71,7 @@ def link_library(kernels: Sequence[KernelObject], operators: Sequence[ServedOper
         "text": text,
         "glue": _glue(),
         "objects": " ".join(each.path.parent.name for each in kernels),
-        **build_parts(toolchain, [*THIS_PROCESSOR, *_LINKING]),
+        **build_parts(toolchain, [*flags, *_LINKING]),
     }
     return cache_on_disk().obtain(parts, build)
 
