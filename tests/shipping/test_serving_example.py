@@ -48,9 +48,9 @@ def test_a_program_computes_what_pytorch_does(tmp_path: Path) -> None:
     printed = run(program, tmp_path)
     assert printed.count("image ") == 3
     assert float(re.search(r"largest difference: (\S+)", printed)[1]) < 1e-5
-    loaded = run("ldd", program)
-    assert "libtorch_cpu" in loaded
-    assert "python" not in loaded
+    loaded = [Path(line.split()[0]).name for line in run("ldd", program).splitlines()]
+    assert "libtorch_cpu.so" in loaded
+    assert not [name for name in loaded if "python" in name]
 
     (tmp_path / "liboperators.so").unlink()
     missing = subprocess.run([program, tmp_path], capture_output=True, text=True, check=False)
