@@ -17,7 +17,7 @@ import opsmith
 from opsmith import errors
 from opsmith.build.cache import Cache
 from opsmith.kernels.cuda import compiler as cuda_compiler
-from opsmith.kernels.cuda.emulation import compiler
+from opsmith.kernels.cuda.emulation import compiler, unseen
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="kernels are emulated on Linux")
 
@@ -211,6 +211,13 @@ def test_calls_with_too_many_threads_are_counted() -> None:
     outcome = outcome_of(operator)
     noted = [*outcome.notes, outcome.reason]
     assert any(re.fullmatch(r"\d+ calls? not run: too many threads for a check", each) for each in noted)
+
+
+def test_what_clang_does_not_see_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unseen, "is_clang", lambda toolchain: True)
+    outcome = outcome_of(row_sums("cast", "x(row, j)", "*(const T*)&x(row, j)"))
+    assert outcome.status == "skipped"
+    assert outcome.reason.startswith("clang does not show whether a whole struct")
 
 
 def test_without_a_compiler_it_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,7 +169,7 @@ def test_a_local_variable_without_a_value_shows() -> None:
     got = opsmith.emulate(operator.kernel("cuda", cuda=text, entry="unset", grid=1, block=32), torch.ones(4))
     if not compiler._fills_locals(cpp_compiler.kernel_toolchain()):
         pytest.skip("the compiler cannot fill local variables")
-    assert bool((got < -1e30).all())
+    assert bool(((got < -1e30) | got.isnan()).all())  # g++ and clang
 
 
 def test_every_part_of_a_library_counts_and_it_alone_is_kept(

@@ -267,6 +267,8 @@ class Emulated:
 
     def _summary(self) -> Findings:
         """Yield notes on the calls that ran, or a reason or a failure if some or all did not."""
+        from opsmith.kernels.cuda.emulation.unseen import unseen_faults
+
         ran = f"{calls_text(self.ran.total())} in {', '.join(map(dtype_name, self.ran))}"
         too_large = f"{calls_text(self.left_out)} not run: too many threads for a check"
         if self.ran:
@@ -293,6 +295,9 @@ class Emulated:
             message = f"the kernel in CUDA C++ was run on none of the samples ({'; '.join(reasons)}): "
             yield Failure(NAME, None, "not-exercised", f"{message}add one that it takes", self.where)
             return
+        unseen = unseen_faults(self.emulation.kernel.source)
+        if unseen:
+            yield Skipped(unseen)
         yield from map(Note, self.doubtful)
 
 

@@ -80,8 +80,9 @@ _GCC_FLAGS = (
     *("--param", "tsan-distinguish-volatile=1", "--param", "tsan-instrument-func-entry-exit=0"),
 )
 _CLANG_FLAGS = (
+    "-fno-delete-null-pointer-checks",  # else an access by a null pointer is no code at all
     *("-mllvm", "-tsan-distinguish-volatile=1", "-mllvm", "-tsan-instrument-func-entry-exit=0"),
-    *("-mllvm", "-tsan-handle-cxx-exceptions=0"),
+    *("-mllvm", "-tsan-handle-cxx-exceptions=0", "-mllvm", "-tsan-instrument-read-before-write=1"),
 )
 _FILLED_LOCALS = "-ftrivial-auto-var-init=pattern"
 """Flag by which a local variable that is read before it is written has a value that shows."""
@@ -311,7 +312,7 @@ def _library(
 
 def _flags(toolchain: Toolchain) -> list[str]:
     filling = (_FILLED_LOCALS,) if _fills_locals(toolchain) else ()
-    return [*_FLAGS, *(_CLANG_FLAGS if _is_clang(toolchain) else _GCC_FLAGS), *filling]
+    return [*_FLAGS, *(_CLANG_FLAGS if is_clang(toolchain) else _GCC_FLAGS), *filling]
 
 
 @cache
@@ -340,7 +341,7 @@ def _prefix(toolchain: Toolchain) -> CacheEntry:
 
     def build(directory: Path) -> None:
         _write_prefix(directory)
-        if not _is_clang(toolchain):
+        if not is_clang(toolchain):
             toolchain.run([*flags, "-x", "c++-header", PREFIX, "-o", f"{PREFIX}.gch"], directory)
 
     parts = {
@@ -386,5 +387,6 @@ def _own_text() -> str:
     return "".join(path.read_text(encoding="utf-8") for path in paths)
 
 
-def _is_clang(toolchain: Toolchain) -> bool:
+def is_clang(toolchain: Toolchain) -> bool:
+    """Return True if a compiler is clang."""
     return "clang" in toolchain.identity

@@ -1,11 +1,34 @@
 // CUDA C++ for a compiler of the CPU: stands before an unmodified kernel. runtime/ has the other half.
 #pragma once
 #include <stddef.h>
-#ifdef __GNUC__
+// Attributes stand on the first declaration, as clang wants it: before the headers of C.
 // Also the copies that the compiler makes by itself are checked.
-extern "C" void* memcpy(void*, const void*, size_t) __asm__("emulated_memcpy");
-extern "C" void* memmove(void*, const void*, size_t) __asm__("emulated_memmove");
-extern "C" void* memset(void*, int, size_t) __asm__("emulated_memset");
+extern "C" void* memcpy(void*, const void*, size_t) noexcept __asm__("emulated_memcpy");
+extern "C" void* memmove(void*, const void*, size_t) noexcept __asm__("emulated_memmove");
+extern "C" void* memset(void*, int, size_t) noexcept __asm__("emulated_memset");
+#ifdef __clang__
+// It copies structs by calls of C's functions whatever their declarations say: in a kernel's object, these are them.
+extern "C" void* emulated_copy(void*, const void*, size_t, void* pc, void* stack);
+extern "C" void* emulated_fill(void*, int, size_t, void* pc, void* stack);
+#define EMULATED_OF_C(name, T, function)                                                              \
+  static void* emulated_own_##name(void*, T, size_t) __asm__(#name);                                  \
+  __attribute__((used, noinline, no_sanitize("thread", "undefined", "coverage")))                     \
+  static void* emulated_own_##name(void* to, T from, size_t size) {                                   \
+    return function(to, from, size, __builtin_return_address(0), __builtin_dwarf_cfa());    \
+  }
+EMULATED_OF_C(memcpy, const void*, emulated_copy)
+EMULATED_OF_C(memmove, const void*, emulated_copy)
+EMULATED_OF_C(memset, int, emulated_fill)
+#endif
+// A kernel has the heap of a GPU, which is not emulated. To clang `new` is declared from the first line on.
+#define EMULATED_NO_HEAP(attribute) __attribute__((attribute("the heap of a GPU is not emulated")))
+extern "C" void* malloc(size_t) noexcept EMULATED_NO_HEAP(error);
+#ifdef __clang__
+void* operator new(size_t) EMULATED_NO_HEAP(unavailable);
+void* operator new[](size_t) EMULATED_NO_HEAP(unavailable);
+#else
+void* operator new(size_t) EMULATED_NO_HEAP(error);
+void* operator new[](size_t) EMULATED_NO_HEAP(error);
 #endif
 #undef _GLIBCXX_USE_STD_SPEC_FUNCS  // half of the time that <cmath> takes
 #if __has_include("vector_functions.h")  // CUDA's own vector types, which its other headers need
@@ -56,6 +79,11 @@ extern "C" void* memset(void*, int, size_t) __asm__("emulated_memset");
 #define __align__(n) __attribute__((aligned(n)))
 #define EMULATED_INLINE inline __attribute__((always_inline))
 #define EMULATED_UNCHECKED __attribute__((no_sanitize_thread, no_sanitize_undefined, noinline))
+#ifdef __clang__
+#define EMULATED_UNCOUNTED __attribute__((no_sanitize("coverage")))  // no step of the kernel: see instrumentation.h
+#else
+#define EMULATED_UNCOUNTED
+#endif
 
 #ifndef EMULATED_CUDA_VECTORS
 struct uint3 { unsigned x, y, z; };
@@ -124,10 +152,13 @@ EMULATED_INLINE R warp(int kind, unsigned mask, const T& value, int argument, in
 
 template <class F, F f> struct Call;
 template <class... P, void (*f)(P...)> struct Call<void (*)(P...), f> {
-  template <size_t... at> EMULATED_UNCHECKED static void unpack(void** parameters, std::index_sequence<at...>) {
+  template <size_t... at>
+  EMULATED_UNCHECKED EMULATED_UNCOUNTED static void unpack(void** parameters, std::index_sequence<at...>) {
     f(*static_cast<std::remove_const_t<P>*>(parameters[at])...);
   }
-  EMULATED_UNCHECKED static void call(void** parameters) { unpack(parameters, std::index_sequence_for<P...>()); }
+  EMULATED_UNCHECKED EMULATED_UNCOUNTED static void call(void** parameters) {
+    unpack(parameters, std::index_sequence_for<P...>());
+  }
 };
 
 }  // namespace emulated
@@ -204,16 +235,6 @@ EMULATED_UNCHECKED inline void __nanosleep(unsigned) { emulated::emulated_spin(_
 #endif
 #undef assert
 #define assert(...) EMULATED_ASSERT(#__VA_ARGS__, __VA_ARGS__)
-
-// ---- The heap of a GPU, which a kernel has, and which is not emulated.
-
-#ifndef __THROW
-#define __THROW
-#endif
-#define EMULATED_NO_HEAP __attribute__((error("the heap of a GPU is not emulated")))
-extern "C" void* malloc(size_t) __THROW EMULATED_NO_HEAP;
-void* operator new(size_t) EMULATED_NO_HEAP;
-void* operator new[](size_t) EMULATED_NO_HEAP;
 
 // ---- Atomics. All threads of a launch are fibers of one thread of the CPU, so that plain code is atomic.
 

@@ -75,14 +75,18 @@ _TARGET = """\
 """<nv/target> of CCCL as a CPU has it, which <cuda_fp16.h> includes, and NVIDIA's package does not bring."""
 
 
-def _texts(source: CudaSource) -> list[str]:
-    """Return the text of a kernel, and those of the author's headers."""
+def kernel_texts(source: CudaSource) -> list[str]:
+    """Return the text of a kernel, and those of the author's headers.
+
+    Args:
+        source: The kernel.
+    """
     return [source.text, *includes_of(source.text, source.folder).values()]
 
 
 def nvidia_folders(source: CudaSource) -> list[Path]:
     """Return the folders of NVIDIA's headers if a kernel includes one of these; a plain kernel needs none."""
-    names = {match["name"] for text in _texts(source) for match in _INCLUDED.finditer(text)}
+    names = {match["name"] for text in kernel_texts(source) for match in _INCLUDED.finditer(text)}
     names -= {*UNSUPPORTED, *_EMPTY}
     folders = include_directories()
     return [*folders] if any((folder / name).is_file() for folder in folders for name in names) else []

@@ -11,11 +11,14 @@ from opsmith.kernels.cuda.source import CudaSource
 from opsmith.kernels.cuda.standard_library import missing_hint
 
 _IN_UNSUPPORTED = re.compile(
-    r"unsupported/(?P<name>[^:\n]+):\d+(?::\d+)?: (?:fatal )?error: #error (?P<text>.*)$", re.MULTILINE
+    r"unsupported/(?P<name>[^:\n]+):\d+(?::\d+)?: (?:fatal )?error: (?:#error )?(?P<text>.* not emulated)$",
+    re.MULTILINE,
 )
 _INLINE_PTX = "opsmith_inline_ptx"
-_ATTRIBUTE = re.compile(r"call to '[^\n]*' declared with (?:attribute error|'error' attribute): ")
-"""Words that compilers put before the text of a function's attribute `error`."""
+_ATTRIBUTE = re.compile(
+    r"(?:call to '[^\n]*' declared with (?:attribute error|'error' attribute)|'[^'\n]*' is unavailable): "
+)
+"""Words that compilers put before the text of a function's attribute `error` or `unavailable`."""
 
 
 def refused(printed: str, source: CudaSource, operator: str) -> errors.NotEmulatedError:

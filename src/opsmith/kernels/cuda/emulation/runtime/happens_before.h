@@ -127,7 +127,7 @@ static inline Conflict enter_access(Cell& cell, bool write, bool atomic, bool wi
   const auto enter = [&](Group& group) {
     if (!counts(group.last) || is_before(group)) {
       // Those that come before this one need not be remembered.
-      group = {{}, bit, 0, 0, 0, group.last.epoch == epoch ? group.clocks : 0};
+      group = {{}, bit, 0, 0, 0, group.last.epoch == epoch ? uint32_t(group.clocks) : 0};
       if (group.clocks) lane_accesses[group.clocks - 1][running->tid % WARP] = running->clock;
     } else if (foreign(group.last)) {
       group.blocks = 1;

@@ -45,6 +45,13 @@ static void* fill(void* to, int value, size_t size, uint64_t pc) {
   if (size) access((uint64_t)to, int(size), true, false, pc);
   return memset(to, value, size);
 }
+void* emulated_copy(void* to, const void* from, size_t size, void* return_address, void* stack) {
+  if (!running || !running->steps) return memmove(to, from, size);  // parameters, before the kernel begins
+  return copy(to, from, size, caller(return_address, stack));
+}
+void* emulated_fill(void* to, int value, size_t size, void* return_address, void* stack) {
+  return fill(to, value, size, caller(return_address, stack));
+}
 void* emulated_memcpy(void* to, const void* from, size_t size) { return copy(to, from, size, PC); }
 void* emulated_memmove(void* to, const void* from, size_t size) { return copy(to, from, size, PC); }
 void* emulated_memset(void* to, int value, size_t size) { return fill(to, value, size, PC); }
