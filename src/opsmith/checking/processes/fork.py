@@ -31,6 +31,7 @@ import torch
 from opsmith import errors
 from opsmith.checking.processes.watchdog import POLL_S, beat
 from opsmith.checking.report import Failure, Outcome, plain
+from opsmith.core.forked_child import end_with_parent
 from opsmith.kernels.cpp.crash_trace import BEGINNING, location_in, trace, tracer
 from opsmith.kernels.cpp.source import CppSource
 
@@ -175,6 +176,7 @@ def run_isolated(
     with tempfile.TemporaryFile() as stderr_file:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 and later: threads and fork
+            parent = os.getpid()
             try:
                 child = os.fork()
             except OSError as error:
@@ -187,6 +189,7 @@ def run_isolated(
                 ) from error
         if child == 0:
             os.close(reading)
+            end_with_parent(parent)
             _run(run, room, stderr_file, writing, crash_tracer)
         os.close(writing)
         try:

@@ -32,6 +32,7 @@ from opsmith.checking.processes.sanitizer_parent import (
 )
 from opsmith.checking.samples.sample import replica
 from opsmith.core.call_arguments import tensors_in
+from opsmith.core.forked_child import end_with_parent
 from opsmith.kernels.common.result_layout import ResultLayout
 from opsmith.kernels.cpp.crash_trace import trace_exit, tracer
 from opsmith.kernels.cpp.dispatch import fill_new_memory
@@ -111,8 +112,10 @@ class SanitizerChild:
 
     def _forked(self, start: int) -> int:
         """Run the calls from one on in a fork; return its exit status."""
+        parent = os.getpid()
         child = os.fork()
         if child == 0:
+            end_with_parent(parent)
             self._run(start)
         return os.waitpid(child, 0)[1]
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
+from opsmith.core.forked_child import end_with_parent
 from opsmith.core.forked_locks import lock_of
 from opsmith.kernels.cuda.emulation.compiler import EmulatedLibrary
 from opsmith.kernels.cuda.launch import Geometry
@@ -366,6 +367,7 @@ def _run_in_child(prepared: Sequence[_PreparedLaunch], records: Sequence[_Launch
     _libc().fflush(None)  # what this process has printed, the child must not print again
     with _libraries_lock, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 and later: threads and fork
+        parent = os.getpid()
         try:
             child = os.fork()
         except OSError as error:
@@ -376,6 +378,7 @@ def _run_in_child(prepared: Sequence[_PreparedLaunch], records: Sequence[_Launch
             ) from error
     if child == 0:
         try:
+            end_with_parent(parent)
             for each, record in zip(prepared, records, strict=True):
                 each.run(record, handle_faults=True)
         finally:

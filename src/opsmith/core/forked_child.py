@@ -1,0 +1,24 @@
+"""End of a forked child with its parent, which may be killed during a call that never returns."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+"""Number of the request in Linux's `prctl`, from `linux/prctl.h`."""
+
+
+def end_with_parent(parent: int) -> None:
+    """Let the system kill this forked child when the thread that forked it ends; on Linux alone.
+
+    Args:
+        parent: Process that forked the child.
+    """
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it ended before
+        os._exit(1)
