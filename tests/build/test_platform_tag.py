@@ -80,6 +80,7 @@ def test_a_foreign_library_is_named(libraries: dict[str, Path]) -> None:
         (("CXXABI_1.3.12",), "manylinux_2_31_x86_64"),
         (("GCC_12.0.0",), "manylinux_2_35_x86_64"),
         (("GLIBC_2.36", "GLIBCXX_3.4.9"), "manylinux_2_38_x86_64"),
+        (("GLIBC_ABI_DT_RELR",), "manylinux_2_38_x86_64"),
         (("CXXABI_TM_1", "CXXABI_FLOAT128", "LIBATOMIC_1.0"), "manylinux_2_28_x86_64"),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, tuple) else None,
@@ -98,6 +99,10 @@ def tag_of(monkeypatch: pytest.MonkeyPatch, path: Path, versions: tuple[str, ...
 
 def test_symbols_of_no_known_system(monkeypatch: pytest.MonkeyPatch, libraries: dict[str, Path]) -> None:
     found = tag_of(monkeypatch, libraries["plain"], ("GLIBC_2.2.5", "GLIBC_2.99", "GLIBCXX_3.5.1"))
+    for word in ("GLIBC_PRIVATE", "GLIBC_ABI_FUTURE"):
+        assert tag_of(monkeypatch, libraries["plain"], (word,)).reason == (
+            f"they need {word}, newer than any known system"
+        )
     assert found == PlatformTag(
         "linux_x86_64", "they need GLIBCXX_3.5.1, GLIBC_2.99, newer than any known system"
     )

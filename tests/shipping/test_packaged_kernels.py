@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import packaged_kernels
 import pytest
 import torch
 from packaged_kernels import (
@@ -195,7 +196,17 @@ def test_what_is_damaged_is_not_used_and_named_once(damage: Callable[[Path], str
     ]
     another = damage in OF_ONE_FILE and len(RUNNABLE) > 1
     assert found in ((f"built into the package for {RUNNABLE[0]}",) if another else ELSEWHERE)
+    assert {each.filename for each in warned} == {packaged_kernels.__file__}  # the line of the call
     assert origin_in(folder) == (found if another else "from the cache")  # and says no more
+
+
+def test_a_warning_that_is_an_error_is_raised_by_each_call(folder: Path) -> None:
+    damage_manifest(folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            with pytest.raises(RuntimeWarning, match="it is damaged"):
+                origin_in(folder)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +275,7 @@ def test_other_files_of_a_package_are_no_more_open_than_its_code(tmp_path: Path)
             packaged.refuse_open(file, code.stat())
 
 
-def test_only_a_file_in_a_package_has_a_package(tmp_path: Path) -> None:
+def test_only_a_file_in_a_package_has_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inner = tmp_path / "outer" / "inner"
     inner.mkdir(parents=True)
     for name in ("ops.py", "__init__.py"):
@@ -273,6 +284,8 @@ def test_only_a_file_in_a_package_has_a_package(tmp_path: Path) -> None:
     (inner.parent / "__init__.py").touch()
     assert packaged.package_of(str(inner / "ops.py")) == inner.parent
     assert packaged.package_of(str(tmp_path / "alone.py")) is None
+    monkeypatch.chdir(inner)
+    assert packaged.package_of("ops.py") == inner.parent
     assert packaged.package_of("<stdin>") is None
     assert packaged.package_of(None) is None
 

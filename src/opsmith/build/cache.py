@@ -16,7 +16,6 @@ import os
 import shutil
 import stat
 import tempfile
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from filelock import FileLock, Timeout
 
 from opsmith import config, errors
 from opsmith.config import CACHE
+from opsmith.core.caller_warning import warn_caller
 
 LOCKS = "locks"
 MANIFEST = "manifest.json"
@@ -108,12 +108,10 @@ class Cache:
 
     def _warn(self, reason: str) -> None:
         if not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"kernels are built for this process alone, and not kept in {self.directory}: {reason}",
-                RuntimeWarning,
-                stacklevel=2,
+            warn_caller(
+                f"kernels are built for this process alone, and not kept in {self.directory}: {reason}"
             )
+            self._warned = True
 
     def entries(self) -> list[Path]:
         """Return the directories of all entries on disk, in order of their names.

@@ -12,7 +12,6 @@ import json
 import os
 import re
 import stat
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -22,6 +21,7 @@ from typing import Any
 
 from opsmith.build.cache import MANIFEST, OTHERS, content_of, digest_of, flush
 from opsmith.build.processor import cpu_features, machine
+from opsmith.core.caller_warning import warn_caller
 
 FOLDER = "_kernels"
 VERSION = 1
@@ -215,12 +215,14 @@ def package_of(file: str | None) -> Path | None:
     Args:
         file: Path of the file.
     """
-    if file is None or not os.path.isfile(os.path.join(os.path.dirname(file), "__init__.py")):
+    if file is None or not os.path.isfile(file):  # as `<stdin>`, beside which no package lies
         return None
     folder = Path(file).resolve().parent
+    if not (folder / "__init__.py").is_file():
+        return None
     while (folder.parent / "__init__.py").is_file():
         folder = folder.parent
-    return folder if (folder / "__init__.py").is_file() else None
+    return folder
 
 
 def search(
@@ -295,13 +297,11 @@ _warned: set[Path] = set()
 def warn_unusable(path: Path, reason: str) -> None:
     """Warn, once for each file, that a built kernel of a package is not used."""
     if path not in _warned:
-        _warned.add(path)
-        warnings.warn(
+        warn_caller(
             f"the built kernels of {path} are not used: {reason}; install the package again, or build them "
-            "again by `opsmith build`",
-            RuntimeWarning,
-            stacklevel=2,
+            "again by `opsmith build`"
         )
+        _warned.add(path)  # last: a filter may make the warning an error
 
 
 _folders: dict[tuple[Path, int, int], KernelFolder] = {}

@@ -34,6 +34,8 @@ _POLICIES = (
 
 Older systems are left out: wheels of torch need glibc 2.28.
 """
+_WORDS = {"GLIBC_ABI_DT_RELR": "2.36", "CXXABI_TM_1": "1.3", "CXXABI_FLOAT128": "1.3"}
+"""Versions that are words, and the version with which each came. Others are newer than any known system."""
 _NAMES = ("GLIBC", "GLIBCXX", "CXXABI", "GCC")
 _MACHINES = {62: "x86_64", 183: "aarch64"}
 _NEEDED, _ENTRY = 1, struct.Struct("<qQ")
@@ -81,7 +83,7 @@ def platform_tag(libraries: Iterable[Path]) -> PlatformTag:
 
 @dataclass(frozen=True, slots=True)
 class SystemNeeds:
-    """What a library needs of the system.
+    """Needs of a library: machine, other libraries, and versions of the system's symbols.
 
     Attributes:
         machine: Machine that it is for.
@@ -132,7 +134,10 @@ def _text(names: bytes, at: int) -> str:
 
 def _fits(symbol: str, limits: dict[str, tuple[int, ...]]) -> bool:
     name, _, version = symbol.partition("_")
-    return name not in limits or re.fullmatch(r"[\d.]+", version) is None or _numbers(version) <= limits[name]
+    if name not in limits:
+        return True
+    version = _WORDS.get(symbol, version)
+    return re.fullmatch(r"[\d.]+", version) is not None and _numbers(version) <= limits[name]
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from opsmith.core.call_arguments import tensors_in
 from opsmith.core.formula import Formula, NonDifferentiable
 from opsmith.core.kernels import BuiltKernel, Kernel, choose
 from opsmith.core.location import where
+from opsmith.core.missing_kernels import in_silence
 from opsmith.core.specification import Specification
 
 
@@ -68,6 +69,7 @@ class Explanation:
         return "\n".join(lines)
 
 
+@in_silence()
 def explain(specification: Specification, values: list[Any]) -> Explanation:
     """Explain a call with these argument values."""
     accepted, rejected = choose(specification.kernels, values)

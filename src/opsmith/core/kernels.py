@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, Typ
 
 import torch
 
-from opsmith import errors
+from opsmith import config, errors
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.forked_locks import lock_of
 from opsmith.core.location import where
@@ -358,7 +358,10 @@ class Kernel:
                 return Rejected(self, f"it does not take {tensor.dtype}")
         if not self.deterministic and torch.are_deterministic_algorithms_enabled():
             return Rejected(self, NONDETERMINISTIC)
-        reason = self.given.refusal(values) if isinstance(self.given, BuiltKernel) else None
+        reason = None
+        if isinstance(self.given, BuiltKernel):
+            config.kernels_required()  # a typing error in it shows before the first kernel is missing
+            reason = self.given.refusal(values)
         return Accepted(self) if reason is None else Rejected(self, reason)
 
 

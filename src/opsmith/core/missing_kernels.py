@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from opsmith import config, errors
+from opsmith.core.caller_warning import warn_caller
 
 if TYPE_CHECKING:
     from opsmith.core.kernels import BuiltKernel
 
 _warned = False
+_in_silence: ContextVar[bool] = ContextVar("missing_kernels_in_silence", default=False)
+
+
+@contextmanager
+def in_silence() -> Iterator[None]:
+    """Context manager in which nothing is warned of, as where a report names the reason."""
+    token = _in_silence.set(True)
+    try:
+        yield
+    finally:
+        _in_silence.reset(token)
 
 
 def missing_reason(kernel: BuiltKernel[Any], error: errors.ToolchainError) -> str:
@@ -39,16 +53,14 @@ def missing_reason(kernel: BuiltKernel[Any], error: errors.ToolchainError) -> st
             hint="install a package with built kernels for this machine, or a compiler; `opsmith doctor` "
             "shows what is here",
         ) from error
-    if not _warned:
-        _warned = True
-        warnings.warn(
+    if not _warned and not _in_silence.get():
+        warn_caller(
             f"{kernel.operator.name}: the reference runs in place of its kernel in {kernel.language}, "
             f"{kernel.where}: {error.problem}: {error.got}. `opsmith doctor` shows what is missing here, and "
-            f"{config.REQUIRE_KERNELS}=1 makes this an error. Other kernels may be missing, too: this is "
-            "said once in a process",
-            RuntimeWarning,
-            stacklevel=2,
+            f"{config.REQUIRE_KERNELS}=1 makes this an error. Other kernels may be missing, too: this "
+            "warning appears once in a process"
         )
+        _warned = True  # last: a filter may make the warning an error, which each call then raises
     return reason
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -251,8 +252,9 @@ def test_without_a_compiler_the_reference_runs_and_explain_says_so() -> None:
         "cpp_messages::no_compiler: the reference runs in place of its kernel in C++, "
         f"{kernel_where(operator)}: there is no C++ compiler: none of that name in PATH. `opsmith doctor` "
         "shows what is missing here, and OPSMITH_REQUIRE_KERNELS=1 makes this an error. Other kernels may be "
-        "missing, too: this is said once in a process"
+        "missing, too: this warning appears once in a process"
     ]
+    assert warned[0].filename == __file__
     other = declared("no_compiler_again").kernel("cpu", entry="f", cpp=CORRECT)
     assert other(torch.ones(1)).item() == 2  # and says nothing
     (reason,) = operator.explain(torch.ones(1)).rejected
@@ -260,6 +262,17 @@ def test_without_a_compiler_the_reference_runs_and_explain_says_so() -> None:
         "there is no C++ compiler: none of that name in PATH; install one, on Debian or Ubuntu by "
         "`apt-get install g++`, or name yours in CXX; until then the reference computes the operator"
     )
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_explain_leaves_the_warning_to_a_call_and_one_that_is_an_error_is_raised_by_each_call() -> None:
+    operator = declared("warned").kernel("cpu", entry="f", cpp=CORRECT)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert operator.explain(torch.ones(1)).rejected
+        for _ in range(2):
+            with pytest.raises(RuntimeWarning, match="the reference runs in place of its kernel"):
+                operator(torch.ones(1))
 
 
 def kernel_where(operator: Any) -> str:
@@ -290,6 +303,13 @@ def test_a_kernel_that_is_required_and_cannot_be_had_is_an_error(monkeypatch: py
     with pytest.raises(errors.KernelRefusedError, match="is required by `require_kernel`, and cannot be had"):
         operator.require_kernel("cpu")
     with pytest.raises(errors.KernelRefusedError, match="is required by `require_kernel`"):
+        operator(torch.ones(1))
+
+
+def test_a_wrong_value_is_an_error_although_no_kernel_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    operator = declared("all_there").kernel("cpu", entry="f", cpp=CORRECT)
+    monkeypatch.setenv("OPSMITH_REQUIRE_KERNELS", "yes")
+    with pytest.raises(errors.UsageError, match="OPSMITH_REQUIRE_KERNELS has an invalid value"):
         operator(torch.ones(1))
 
 
