@@ -155,6 +155,11 @@ def lead_away(folder: Path) -> str:
     return f"it is damaged: `{library(folder)}` is not the name of a file in this folder"
 
 
+def lead_headers_out(folder: Path) -> str:
+    edit_manifest(folder, lambda held: held["files"][0].update(headers={"../other.h": "0"}))
+    return "it is damaged: `../other.h` is not the path of a header in this package"
+
+
 def older_structures(folder: Path) -> str:
     edit_manifest(folder, lambda held: [each.update(abi=3) for each in held["files"]])
     return "are not used: built for version 3 of opsmith's kernels, and this opsmith has "
@@ -182,6 +187,7 @@ OF_ALL = (
     renew_manifest,
     lead_up,
     lead_away,
+    lead_headers_out,
     older_structures,
 )
 
@@ -256,7 +262,8 @@ def test_the_digest_is_of_all_that_the_author_wrote_and_of_no_place(tmp_path: Pa
         digest(5, flags=["-ffast-math"]),
     ]
     assert len({same, *changed}) == 5
-    assert digest(6, flags=[f"-L{tmp_path}"]) == same  # of this machine
+    machine = [f"-L{tmp_path}", f"--sysroot={tmp_path}", f"-B{tmp_path}"]
+    assert digest(6, flags=machine) == same
 
 
 def test_other_files_of_a_package_are_no_more_open_than_its_code(tmp_path: Path) -> None:

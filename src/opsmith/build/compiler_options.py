@@ -22,14 +22,16 @@ LINKER_FOLDERS = ("/usr/local/lib", "/lib64", "/usr/lib64", "/lib", "/usr/lib")
 KEEPING, AS_BEFORE = "-Wl,--push-state,--no-as-needed", "-Wl,--pop-state"
 """Flags around libraries that are linked although the kernel itself names nothing in them."""
 
-_WITH_WORD = re.compile(
-    r"-[DULz]|-Xlinker|-Xclang|-Xassembler|-Xpreprocessor|-mllvm|--param|-isystem|-idirafter|-include|-imacros"
-)
+_WITH_WORD = re.compile(r"-[DULz]|-Xlinker|-Xclang|-Xassembler|-Xpreprocessor|-mllvm|--param")
 """Flags whose value may be the next word."""
 _FOR_LINKER = re.compile(r"-L.*|-Wl,.*|-Xlinker|-z|-fuse-ld=.*|-static-lib\S+")
 _FOR_BOTH = re.compile(r"-B.*|-stdlib=.*|-fopenmp.*|-pthread|--sysroot=.*|--gcc-toolchain=.*")
 """Flags for the compiler and the linker. All others are for the compiler alone: by `-ffast-math`, a linker
 adds code to a library that flushes denormal numbers of the process to zero when it is loaded."""
+_OF_MACHINE = re.compile(r"-L.*|-B.*|--sysroot=.*|--gcc-toolchain=.*")
+"""Flags that name folders of the machine: where the linker and the compiler find what the author means."""
+_PASSED_ON = re.compile(r"-Xclang|-Xpreprocessor")
+"""Flags whose value is a flag of the compiler proper."""
 _FILE = re.compile(r".*\.(?:a|so(?:\.\d+)*)")
 _SYSTEM_FOLDER = re.compile(r"(?:/usr)?/lib(?:32|64)?(?:/[^/]+-linux-[^/]+)?")
 """Folders in which every process finds libraries."""
@@ -82,7 +84,16 @@ _REFUSED = (
     ),
     _Refusal(re.compile(r"-flto.*"), "a kernel is one file, which the compiler sees whole"),
     _Refusal(
-        re.compile(r"-I.*|-iquote.*"), "folders of headers have an argument", 'write `include_dirs=["..."]`'
+        re.compile(
+            r"-(cxx-)?(I|iquote|isystem|idirafter|iprefix|iwithprefix|isysroot).*|--include-directory.*"
+        ),
+        "folders of headers have an argument",
+        'write `include_dirs=["..."]`',
+    ),
+    _Refusal(
+        re.compile(r"--?(include|imacros).*"),
+        "the text of a kernel names the headers that it includes",
+        'write `#include "..."` into the source',
     ),
     _Refusal(
         re.compile(r"-l.*"), "libraries have an argument", 'write `libraries=["openblas"]` for -lopenblas'
@@ -103,7 +114,7 @@ class CompilerOptions:
     """Options of a C++ kernel for the compiler and the linker.
 
     Attributes:
-        flags: Flags, in the author's order; folders in them are absolute.
+        flags: Flags, in the author's order; folders of `-L` in them are absolute.
         include_dirs: Absolute folders of headers.
         libraries: Names of libraries, as `openblas`, and absolute paths of their files.
     """
@@ -130,23 +141,53 @@ class CompilerOptions:
         beside = ["-iquote", "."] if self.include_dirs else []  # for headers that include opsmith.h
         return [*own, *beside, *_folder_flags(self.include_dirs)]
 
-    def linking(self, toolchain: Toolchain) -> list[str]:
+    @property
+    def portable_flags(self) -> list[str]:
+        """Flags without those that name folders of this machine."""
+        return [
+            word for group in _grouped(self.flags) if not _OF_MACHINE.fullmatch(group[0]) for word in group
+        ]
+
+    def linking(self, toolchain: Toolchain, home: Path | None = None) -> list[str]:
         """Return the arguments of the linker, which stand behind the kernel's object.
 
-        A process finds a library again in the folder where the linker found it, by an rpath.
+        A process finds a library again in the folder where the linker found it, by an rpath. What ships in a
+        package names no such folder: it finds libraries of the package by their place in it, and others
+        where the process does.
+
+        Args:
+            toolchain: The compiler.
+            home: Folder of a package that the kernel will lie in; None for this machine alone.
         """
         own = [word for group in _grouped(self.flags) if _is_linked(group[0]) for word in group]
         folders: dict[str, None] = {}
         for path in self._files(toolchain):
-            if path is not None and ".so" in path.name and not _SYSTEM_FOLDER.fullmatch(str(path.parent)):
+            if path is None or ".so" not in path.name or _SYSTEM_FOLDER.fullmatch(str(path.parent)):
+                continue
+            if home is None:
                 folders |= dict.fromkeys(map(str, (path.parent, path.resolve().parent)))
+            elif _is_inside(path, home):
+                folders[os.path.join("$ORIGIN", os.path.relpath(path.parent.resolve(), home))] = None
         rpath = [word for folder in folders for word in ("-Xlinker", "-rpath", "-Xlinker", folder)]
-        libraries = _library_flags(self.libraries)
+        libraries = _library_flags(self.libraries) if home is None else _by_file_name(self.libraries)
         return [*own, *([KEEPING, *libraries, AS_BEFORE] if libraries else []), *rpath]
 
-    def parts(self, toolchain: Toolchain) -> dict[str, str]:
+    def foreign(self, toolchain: Toolchain, home: Path) -> tuple[str, ...]:
+        """Return the names of the libraries that those who use a package must have.
+
+        Args:
+            toolchain: The compiler.
+            home: Folder of the package that the kernel will lie in.
+        """
+        return tuple(
+            os.path.basename(name)
+            for name, path in zip(self.libraries, self._files(toolchain), strict=True)
+            if path is None or (path.suffix != ".a" and not _is_inside(path, home))
+        )
+
+    def parts(self, toolchain: Toolchain, home: Path | None = None) -> dict[str, str]:
         """Return the parts of a cache key for the linker and the libraries; empty if there are none."""
-        linking = self.linking(toolchain)
+        linking = self.linking(toolchain, home)
         if not linking:
             return {}
         identities = [file_identity(path) if path else "not found" for path in self._files(toolchain)]
@@ -200,6 +241,24 @@ def _folder_flags(folders: Sequence[str]) -> list[str]:
 
 def _library_flags(libraries: Sequence[str]) -> list[str]:
     return [each if os.path.isabs(each) else f"-l{each}" for each in libraries]
+
+
+def _by_file_name(libraries: Sequence[str]) -> list[str]:
+    """Return the flags of libraries, so that the linked file names none of their folders."""
+    return [
+        word
+        for each in libraries
+        for word in (
+            [f"-L{os.path.dirname(each)}", f"-l:{os.path.basename(each)}"]
+            if os.path.isabs(each)
+            else [f"-l{each}"]
+        )
+    ]
+
+
+def _is_inside(path: Path, home: Path) -> bool:
+    """Return True for a file of the package that has the folder `home`."""
+    return path.parent.resolve().is_relative_to(home.parent)
 
 
 def _grouped(flags: Sequence[str]) -> Iterator[tuple[str, ...]]:
@@ -273,9 +332,10 @@ def _listed(argument: str, given: Any, kinds: str, types: Any, example: str) -> 
 def _flags(given: list[str], declared: str | None) -> tuple[str, ...]:
     found: list[str] = []
     for flag, *values in _grouped(given):
-        refusal = next((each for each in _REFUSED if each.pattern.fullmatch(flag)), None)
-        if refusal is not None:
-            raise _refused(flag, refusal.reason, refusal.hint)
+        for each in _compiler_flags(flag, values):
+            refusal = next((known for known in _REFUSED if known.pattern.fullmatch(each)), None)
+            if refusal is not None:
+                raise _refused(each, refusal.reason, refusal.hint)
         if not flag.startswith("-"):
             raise _refused(
                 flag, "a flag begins with `-`", "write sources and libraries into their own arguments"
@@ -285,6 +345,13 @@ def _flags(given: list[str], declared: str | None) -> tuple[str, ...]:
         else:
             found += [flag, *values]
     return tuple(found)
+
+
+def _compiler_flags(flag: str, values: list[str]) -> list[str]:
+    """Return a flag with those that it passes on to the compiler proper."""
+    if flag.startswith("-Wp,"):
+        return [flag, *flag.split(",")[1:]]
+    return [flag, *(values if _PASSED_ON.fullmatch(flag) else [])]
 
 
 def _refused(flag: str, reason: str, hint: str) -> errors.UsageError:

@@ -7,6 +7,7 @@ changed since an earlier run, its text is known without it.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
@@ -153,7 +154,16 @@ def preprocess(toolchain: Toolchain, flags: Sequence[str], files: Mapping[str, s
 def obtain_compiled(
     cache: Cache, parts: Mapping[str, str], preprocessed: Callable[[], PreprocessedText], build: Build
 ) -> CacheEntry:
-    """Return the entry for a text with its headers: from the cache, or compiled now.
+    """Return the entry for a text with its headers; see `obtain_with_dependencies`."""
+    return obtain_with_dependencies(cache, parts, preprocessed, build)[0]
+
+
+def obtain_with_dependencies(
+    cache: Cache, parts: Mapping[str, str], preprocessed: Callable[[], PreprocessedText], build: Build
+) -> tuple[CacheEntry, Dependencies | None]:
+    """Return the entry for a text with its headers: from the cache, or compiled now; and its dependencies.
+
+    The dependencies are None if they changed while the text was made.
 
     Args:
         cache: The cache.
@@ -188,14 +198,14 @@ def obtain_compiled(
 
     if digest is not None:
         with suppress(_OtherTextError):  # a header was saved just now, or what was remembered is wrong
-            return cache.obtain({**parts, "preprocessed": digest}, fill)
+            return cache.obtain({**parts, "preprocessed": digest}, fill), known[digest]
     made = made or preprocessed()
     digest = made.digest
     entry = cache.obtain({**parts, "preprocessed": digest}, fill)
     if made.dependencies is not None:
         known.pop(digest, None)  # the text is the same, as after an edit of a comment
         _remember(cache, key, {digest: made.dependencies, **known})
-    return entry
+    return entry, made.dependencies
 
 
 def own_headers(text: str) -> list[str]:
@@ -222,6 +232,19 @@ def _dependencies(text: str, source: str, searched: Sequence[str]) -> Dependenci
         beside |= {os.path.dirname(name) for name in named_files(each)}  # a condition may test for them
     folders = {os.path.normpath(os.path.join(start, each)) for start in starts for each in ("", *beside)}
     return Dependencies.now(files, sorted(folders))
+
+
+@functools.cache
+def system_folders(toolchain: Toolchain, flags: tuple[str, ...], variables: str) -> tuple[str, ...]:
+    """Return the folders of the system's headers.
+
+    Args:
+        toolchain: The compiler.
+        flags: Its flags, without folders of headers.
+        variables: See `compiler_variables`.
+    """
+    searched = _searched(toolchain, flags)
+    return tuple(dict.fromkeys([*map(os.path.normpath, searched), *map(os.path.realpath, searched)]))
 
 
 def _searched(toolchain: Toolchain, flags: Sequence[str]) -> tuple[str, ...]:

@@ -9,6 +9,9 @@ _MAGIC = b"\x7fELF"
 _NO_BITS = 8
 """Type of a section that takes no room in the file."""
 
+NEEDED, RPATH, RUNPATH = 1, 15, 29
+"""Tags of the dynamic section: name of another library, and folders in which the loader looks for these."""
+_ENTRY = struct.Struct("<qQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 _THREAD_LOCAL = 6
 """Type of the symbol of a thread-local variable."""
@@ -61,6 +64,18 @@ def section(content: bytes, name: str) -> bytes:
         if content[start : content.index(b"\0", start)] == name.encode():
             return content[offset : offset + length]
     return b""
+
+
+def dynamic_texts(content: bytes, *tags: int) -> list[str]:
+    """Return the texts that a library gives to the loader, in its order.
+
+    Args:
+        content: Content of the file, of 64 bits, complete and little-endian.
+        tags: Numbers of the kinds of texts, as `NEEDED`.
+    """
+    names = section(content, ".dynstr")
+    entries = _ENTRY.iter_unpack(section(content, ".dynamic"))
+    return [names[at : names.index(b"\0", at)].decode() for tag, at in entries if tag in tags]
 
 
 def undefined_thread_locals(content: bytes) -> list[str]:

@@ -57,6 +57,7 @@ class BuiltFile:
         target: What it was built for: `x86-64-v3`, `sm_90`, or `compute_90` for PTX.
         machine: Machine that it runs on, as `linux-x86_64`; empty for code of a GPU.
         features: Features that the processor must have.
+        headers: Digest of each header of the package in it, by its path in the package.
         libraries: Libraries that the author names, which must be installed.
         file: Name of the file, in the folder of the manifest.
         sha256: Digest of its content.
@@ -71,6 +72,7 @@ class BuiltFile:
     target: str
     machine: str = ""
     features: tuple[str, ...] = ()
+    headers: Mapping[str, str] = field(default_factory=dict)
     libraries: tuple[str, ...] = ()
     file: str = ""
     sha256: str = ""
@@ -88,10 +90,15 @@ class BuiltFile:
         name = str(held["file"])
         if _NAME.fullmatch(name) is None:
             raise ValueError(f"`{name}` is not the name of a file in this folder")
+        headers = {str(path): str(digest) for path, digest in held["headers"].items()}
+        for path in headers:
+            if path.startswith("/") or {"", "..", "."} & {*path.split("/")}:
+                raise ValueError(f"`{path}` is not the path of a header in this package")
         return cls(
             **texts,
             abi=int(held["abi"]),
             features=tuple(map(str, held["features"])),
+            headers=headers,
             libraries=tuple(map(str, held["libraries"])),
             file=name,
             sha256=str(held["sha256"]),
@@ -106,6 +113,24 @@ class BuiltFile:
             return f"`{self.file}` is for {self.machine}, and this is {machine()}"
         missing = [each for each in self.features if each not in cpu_features()]
         return f"{self.target} needs {', '.join(missing)}, which this processor lacks" if missing else None
+
+    def edited_header(self, package: Path) -> str | None:
+        """Return a header that is not as it was at the build; None if all are.
+
+        Args:
+            package: Folder of the package.
+        """
+        return next(
+            (path for path, digest in self.headers.items() if _digest(package / path) != digest), None
+        )
+
+
+def _digest(header: Path) -> str:
+    """Return the digest of a header; empty if it cannot be read."""
+    try:
+        return hashlib.sha256(header.read_bytes()).hexdigest()
+    except (OSError, ValueError):
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +194,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """Where kernels are looked for in this context.
+    """Search of the kernels of packages in a context.
 
     Attributes:
         instead: Folder by package, in place of its own.
@@ -268,6 +293,10 @@ def search(
     same = [each for each in named if each.digest == wanted]
     if not same:
         return Found(folder, reason=f"the source is not that of the kernels in {directory}")
+    edited = [each.edited_header(package) for each in same]
+    same = [each for each, header in zip(same, edited, strict=True) if header is None]
+    if not same:
+        return Found(folder, reason=f"the header {edited[0]} is not that of the kernels in {directory}")
     fresh = [each for each in same if each.abi == abi]
     if not fresh:
         reason = f"built for version {same[0].abi} of opsmith's kernels, and this opsmith has {abi}"

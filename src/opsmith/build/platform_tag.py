@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from opsmith.build.elf import section
+from opsmith.build.elf import NEEDED, dynamic_texts, section
 
 SYSTEM = frozenset(
     {
@@ -38,7 +38,6 @@ _WORDS = {"GLIBC_ABI_DT_RELR": "2.36", "CXXABI_TM_1": "1.3", "CXXABI_FLOAT128": 
 """Versions that are words, and the version with which each came. Others are newer than any known system."""
 _NAMES = ("GLIBC", "GLIBCXX", "CXXABI", "GCC")
 _MACHINES = {62: "x86_64", 183: "aarch64"}
-_NEEDED, _ENTRY = 1, struct.Struct("<qQ")
 _FILE, _VERSION = struct.Struct("<HHIII"), struct.Struct("<IHHII")
 
 
@@ -100,11 +99,7 @@ class SystemNeeds:
         """Read the needs from a library's content."""
         (number,) = struct.unpack_from("<H", content, 18)
         names = section(content, ".dynstr")
-        libraries = {
-            _text(names, value)
-            for tag, value in _ENTRY.iter_unpack(section(content, ".dynamic"))
-            if tag == _NEEDED
-        }
+        libraries = dynamic_texts(content, NEEDED)
         versions = {name for file, name in _versions(content, names) if file not in OF_TORCH}
         return cls(_MACHINES.get(number, f"machine {number}"), frozenset(libraries), frozenset(versions))
 

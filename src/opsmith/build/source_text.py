@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import linecache
 import os
 import re
@@ -248,6 +249,11 @@ def named_files(text: str) -> list[str]:
     joined = text.replace("\\\r\n", "").replace("\\\n", "")
     plain = _COMMENT.sub(lambda match: match[0] if match[0].startswith('"') else " ", joined)
     return [name for line in _DIRECTIVE.findall(plain) for name in _NAMED_FILE.findall(line)]
+
+
+def header_digests(text: str, folder: str | None) -> dict[str, str]:
+    """Return the digest of each header that a kernel may include, by its absolute path; see `includes_of`."""
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in includes_of(text, folder)}
 
 
 def include_parts(text: str, folder: str | None) -> dict[str, str]:

@@ -236,5 +236,6 @@ def _to_dict(made: PackageBuild, verification: Verification | None) -> dict[str,
         "directory": str(made.output),
         "written": verification is None or not verification.differences,
         "kernels": [asdict(each) for each in made.rows],
+        "libraries": {each.operator: list(each.libraries) for each in made.files if each.libraries},
         "verification": None if verification is None else asdict(verification),
     }

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from opsmith import errors
-from opsmith.build.packaged import looking_in
+from opsmith.build.packaged import FOLDER, looking_in
 from opsmith.checking import Report, check
 from opsmith.core.operator import Operator
 from opsmith.kernels.cpp.kernel import CppKernel
@@ -58,14 +62,30 @@ def verified(made: PackageBuild, advance: Callable[[str, int, int], None]) -> Ve
         steps += [(f"{operator.name} for {level}", operator, cpp, level) for level in runnable if cpp]
         if len(cpp) < len(kernels) and any(each.language == "CUDA" for each in made.files):
             steps.append((f"{operator.name} for CUDA, on the CPU", operator, [], ""))
-    for done, (name, operator, cpp, level) in enumerate(steps):
-        advance(f"checking {name}", done, len(steps))
-        _compare(made, result, name, operator, cpp, level)
+    with _in_place(made) as folder:
+        for done, (name, operator, cpp, level) in enumerate(steps):
+            advance(f"checking {name}", done, len(steps))
+            _compare(made, folder, result, name, operator, cpp, level)
     return result
+
+
+@contextmanager
+def _in_place(made: PackageBuild) -> Iterator[Path]:
+    """Context manager with the built kernels beside the package's files, where libraries find those."""
+    root = made.package.root
+    if made.directory.parent == root:
+        yield made.directory
+        return
+    with tempfile.TemporaryDirectory(prefix="opsmith-") as scratch:
+        for path in root.iterdir():
+            if path.name != FOLDER:
+                (Path(scratch) / path.name).symlink_to(path)
+        yield Path(shutil.copytree(made.directory, Path(scratch) / FOLDER))
 
 
 def _compare(
     made: PackageBuild,
+    folder: Path,
     result: Verification,
     name: str,
     operator: Operator[..., Any],
@@ -75,7 +95,7 @@ def _compare(
     """Compare one operator with its reference, by the libraries for one level or by the emulation."""
     asked = COMPARED if level else EMULATED
     try:
-        with looking_in(made.package.root, made.directory, (level,)):
+        with looking_in(made.package.root, folder, (level,)):
             operator.reload()
             report = check(operator, only=asked)
     except errors.MissingSamplesError as error:

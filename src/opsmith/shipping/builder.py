@@ -28,8 +28,9 @@ from opsmith.build.packaged import (
     write_manifest,
 )
 from opsmith.build.processor import levels, machine
+from opsmith.build.source_text import header_digests
 from opsmith.build.toolchain import FLAGS
-from opsmith.kernels.cpp.compiler import LIBRARY, building_with, compile_runtime
+from opsmith.kernels.cpp.compiler import LIBRARY, building_with, compile_runtime, kernel_toolchain
 from opsmith.kernels.cpp.dispatch import runtime_digest
 from opsmith.kernels.cpp.kernel import CppKernel
 from opsmith.kernels.cpp.library import VERSION as CPP_VERSION
@@ -39,6 +40,7 @@ from opsmith.kernels.cuda.packaged import MAGIC, BuiltImage
 from opsmith.kernels.cuda.parameters import VERSION as CUDA_VERSION
 from opsmith.kernels.gpu_usage import needed_instances, sample_values
 from opsmith.kernels.triton.kernel import TritonKernel
+from opsmith.shipping.package_limits import refuse_folders, shipped_headers
 from opsmith.shipping.source_package import SourcePackage
 from opsmith.shipping.targets import BuildTargets
 
@@ -203,10 +205,13 @@ def _jobs(package: SourcePackage, targets: BuildTargets) -> list[_Job]:
             for kernel in package.of_language(CppKernel)
         ]
     for kernel in package.of_language(CudaKernel):
-        jobs += [_Job(kernel, each, partial(_build_cuda, kernel, each, False)) for each in targets.cuda]
+        jobs += [
+            _Job(kernel, each, partial(_build_cuda, kernel, each, False, package.root))
+            for each in targets.cuda
+        ]
         if targets.ptx is not None:
             target = targets.ptx.replace("sm_", "compute_")
-            jobs.append(_Job(kernel, target, partial(_build_cuda, kernel, targets.ptx, True)))
+            jobs.append(_Job(kernel, target, partial(_build_cuda, kernel, targets.ptx, True, package.root)))
     return jobs
 
 
@@ -257,8 +262,10 @@ def _build_cpp(kernel: CppKernel, level: str, root: Path, directory: Path) -> Bu
     """Build a kernel in C++ for a level of processors, without debug information and paths."""
     kept = [flag for flag in FLAGS if not flag.startswith(("-march", "-g"))]
     last = (f"-march={level}", "-g0", "-Wl,-s", f"-ffile-prefix-map={root.parent}{os.sep}=")
-    with building_with(kept, last):
-        entry = kernel.compile()
+    with building_with(kept, last, home=root / FOLDER):
+        entry, headers = kernel.compile_with_headers()
+    content = (entry.directory / LIBRARY).read_bytes()
+    refuse_folders(kernel, content)
     built = BuiltFile(
         operator=kernel.operator.name,
         language=kernel.language,
@@ -267,15 +274,19 @@ def _build_cpp(kernel: CppKernel, level: str, root: Path, directory: Path) -> Bu
         target=level,
         machine=machine(),
         features=levels()[level],
-        libraries=tuple(map(os.path.basename, kernel.source.options.libraries)),
+        headers=shipped_headers(kernel, root, headers),
+        libraries=kernel.source.options.foreign(kernel_toolchain(), root / FOLDER),
     )
-    return _kept(built, (entry.directory / LIBRARY).read_bytes(), directory, "so")
+    return _kept(built, content, directory, "so")
 
 
-def _build_cuda(kernel: CudaKernel, architecture: str, as_ptx: bool, directory: Path) -> BuiltFile:
+def _build_cuda(
+    kernel: CudaKernel, architecture: str, as_ptx: bool, root: Path, directory: Path
+) -> BuiltFile:
     """Build every instance of a CUDA kernel that samples need, for one architecture, into one file."""
     instances = _instances(kernel, architecture)
     content, described = bytearray(MAGIC), {}
+    headers = shipped_headers(kernel, root, header_digests(kernel.source.text, kernel.source.folder))
     for instance, parameters in zip(instances, kernel.candidates(instances, architecture), strict=True):
         cubin = kernel.compile(instance, architecture)
         if as_ptx:
@@ -290,6 +301,7 @@ def _build_cuda(kernel: CudaKernel, architecture: str, as_ptx: bool, directory: 
         digest=kernel.digest(),
         abi=CUDA_VERSION,
         target=architecture.replace("sm_", "compute_") if as_ptx else architecture,
+        headers=headers,
         instances=described,
     )
     return _kept(built, bytes(content), directory, "images")

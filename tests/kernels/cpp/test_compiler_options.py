@@ -250,6 +250,14 @@ REFUSED = {
     "-fsanitize=address": "a process loads sanitizers before everything else",
     "-flto": "a kernel is one file",
     "-I/usr/include": "folders of headers have an argument",
+    "-iquote": "folders of headers have an argument",
+    "-isystem/usr/include": "folders of headers have an argument",
+    "-idirafter": "folders of headers have an argument",
+    "-isysroot": "folders of headers have an argument",
+    "-include": "the text of a kernel names the headers",
+    "--include=before.h": "the text of a kernel names the headers",
+    "-imacros": "the text of a kernel names the headers",
+    "-Wp,-DA,-include,before.h": "the text of a kernel names the headers",
     "-lopenblas": "libraries have an argument",
     "@flags.txt": "the content of a file is no part of the key",
     "-O2 -ffast-math": "it is more than one flag",
@@ -266,6 +274,14 @@ def test_a_flag_that_changes_what_opsmith_needs(flag: str) -> None:
     assert caught.value.argument == "flags"
     assert caught.value.hint
     assert REFUSED[flag] in caught.value.problem
+
+
+@pytest.mark.parametrize("flag", ["-Xclang", "-Xpreprocessor"])
+def test_a_flag_that_is_passed_on_is_refused_as_well(flag: str) -> None:
+    with pytest.raises(errors.UsageError, match="cannot have the flag `-include`") as caught:
+        compiler_options([flag, "-include"], declared=None)
+    assert caught.value.hint == 'write `#include "..."` into the source'
+    assert compiler_options([flag, "-DA"], declared=None).flags == (flag, "-DA")
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import linecache
+import os
 import re
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -22,10 +23,12 @@ from opsmith.build.compiler_options import refuse_missing_library
 from opsmith.build.dependencies import (
     PREPROCESSED,
     SOURCE,
+    Dependencies,
     PreprocessedText,
     PreprocessorError,
-    obtain_compiled,
+    obtain_with_dependencies,
     preprocess,
+    system_folders,
 )
 from opsmith.build.source_text import has_includes, includes_of
 from opsmith.build.toolchain import FLAGS, Toolchain, compiler_variables, cpu_model, find_toolchain
@@ -49,39 +52,56 @@ MAX_LINES, MAX_LENGTH = 20, 500
 _UNDEFINED = re.compile(r"undefined (?:reference to|symbol:) [`']?(?P<name>[^'`\n]+?)'?$", re.MULTILINE)
 _LINE = re.compile(r"^(?P<file>.+?):(?P<line>\d+)(?::(?P<column>\d+))?: +(?P<text>.*)$")
 
-_build_flags: ContextVar[tuple[Sequence[str], Sequence[str]]] = ContextVar("build_flags", default=(FLAGS, ()))
+
+@dataclass(frozen=True, slots=True)
+class _Manner:
+    """Manner in which kernels are built in a context.
+
+    Attributes:
+        first: Flags that the author's may override.
+        last: Flags that override the author's.
+        home: Folder of a package that they will lie in; None for this machine alone.
+    """
+
+    first: Sequence[str] = FLAGS
+    last: Sequence[str] = ()
+    home: Path | None = None
+
+
+_USUAL = _Manner()
+_manner: ContextVar[_Manner] = ContextVar("build_manner", default=_USUAL)
 
 
 def build_flags() -> Sequence[str]:
     """Return the compiler's flags for all kernels in this context."""
-    first, last = _build_flags.get()
-    return (*first, *last)
+    return (*_manner.get().first, *_manner.get().last)
 
 
 def builds_as_usual() -> bool:
-    """Return True if kernels are built with `FLAGS` in this context."""
-    return _build_flags.get() == (FLAGS, ())
+    """Return True if kernels are built with `FLAGS` in this context, for this machine."""
+    return _manner.get() == _USUAL
 
 
 def kernel_flags(source: CppSource) -> list[str]:
     """Return the compiler's flags for a kernel in this context, its author's among them."""
-    first, last = _build_flags.get()
-    return [*first, *include_flags(source), *source.options.compiling, *last]
+    manner = _manner.get()
+    return [*manner.first, *include_flags(source), *source.options.compiling, *manner.last]
 
 
 @contextmanager
-def building_with(flags: Sequence[str], last: Sequence[str] = ()) -> Iterator[None]:
+def building_with(flags: Sequence[str], last: Sequence[str] = (), home: Path | None = None) -> Iterator[None]:
     """Context manager in which kernels are built with these flags instead of `FLAGS`.
 
     Args:
         flags: Flags that the author's may override.
         last: Flags that override the author's.
+        home: Folder of a package that they will lie in; None for this machine alone.
     """
-    before = _build_flags.set((flags, last))
+    before = _manner.set(_Manner(flags, last, home))
     try:
         yield
     finally:
-        _build_flags.reset(before)
+        _manner.reset(before)
 
 
 def compile_kernel(
@@ -102,9 +122,59 @@ def compile_kernel(
         CompileError: If the compiler refuses the source, with its errors at the author's lines.
         ToolchainError: If there is no compiler, or kernels are not built on this system.
     """
+    return _kernel_compiler(source, operator, dtypes, shapes).obtain("cpp", KernelCompiler.build_library)
+
+
+def compile_with_headers(
+    source: CppSource, operator: str, dtypes: tuple[torch.dtype, ...], shapes: str = ""
+) -> tuple[CacheEntry, Mapping[str, str]]:
+    """Compile a kernel as `compile_kernel`.
+
+    Returns:
+        The entry, and the digest of each header that is not the system's, by its absolute path.
+
+    Raises:
+        CompileError: Also if the headers change each time that they are read.
+        ToolchainError: See `compile_kernel`.
+    """
+    compiler = _kernel_compiler(source, operator, dtypes, shapes)
+    entry, read = compiler.obtain_with_dependencies("cpp", KernelCompiler.build_library)
+    if read is None:
+        raise changing_headers(source, operator, dependencies.ATTEMPTS)
+    folders = compiler.system_folders()
+    return entry, {
+        path: digest
+        for path, (_, digest) in read.files.items()
+        if not any(
+            Path(form(path)).is_relative_to(each)
+            for each in folders
+            for form in (os.path.normpath, os.path.realpath)  # a header may be a link out of its folder
+        )
+    }
+
+
+def _kernel_compiler(
+    source: CppSource, operator: str, dtypes: tuple[torch.dtype, ...], shapes: str
+) -> KernelCompiler:
     text = kernel_code(source, operator, dtypes, shapes)
-    compiler = KernelCompiler(kernel_toolchain(), source, operator, text, kernel_flags(source))
-    return compiler.obtain("cpp", KernelCompiler.build_library)
+    return KernelCompiler(kernel_toolchain(), source, operator, text, kernel_flags(source))
+
+
+def changing_headers(source: CppSource, operator: str, attempts: int) -> errors.CompileError:
+    """Return the error for headers that change while a compiler reads them.
+
+    Args:
+        source: The author's source.
+        operator: Name of the operator.
+        attempts: Number of attempts.
+    """
+    return errors.CompileError(
+        "the headers of the kernel change while it is compiled",
+        operator=operator,
+        got=f"another text in each of {attempts} attempts",
+        where=source.where,
+        hint="let nothing write the headers during a build",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +198,22 @@ class KernelCompiler:
     def parts(self, kind: str) -> dict[str, str]:
         """Return the parts of a cache key, without headers."""
         parts = {"kind": kind, "operator": self.operator, "text": self.text}
-        options = self.source.options.parts(self.toolchain)
+        options = self.source.options.parts(self.toolchain, _manner.get().home)
         return parts | build_parts(self.toolchain, self.flags) | options
 
+    def system_folders(self) -> tuple[str, ...]:
+        """Return the folders of the system's headers."""
+        flags = (*build_flags(), *self.source.options.flags)
+        return system_folders(self.toolchain, flags, compiler_variables())
+
     def obtain(self, kind: str, build: Callable[[KernelCompiler, Path], None]) -> CacheEntry:
-        """Return the entry of the kernel: from the cache, or built now.
+        """Return the entry of the kernel; see `obtain_with_dependencies`."""
+        return self.obtain_with_dependencies(kind, build)[0]
+
+    def obtain_with_dependencies(
+        self, kind: str, build: Callable[[KernelCompiler, Path], None]
+    ) -> tuple[CacheEntry, Dependencies | None]:
+        """Return the entry of the kernel: from the cache, or built now; and what its text depends on.
 
         Args:
             kind: Kind of the entry.
@@ -149,7 +230,7 @@ class KernelCompiler:
 
         with errors.about(self.operator, self.source.where):
             self.source.options.refuse_missing()
-        return obtain_compiled(cache_on_disk(), self.parts(kind), self._preprocessed, fill)
+        return obtain_with_dependencies(cache_on_disk(), self.parts(kind), self._preprocessed, fill)
 
     def run(self, arguments: Sequence[str], directory: Path) -> None:
         """Run the compiler on the preprocessed text.
@@ -171,7 +252,7 @@ class KernelCompiler:
         """
         self.run(["-c", "-o", OBJECT], directory)
         self.toolchain.refuse_incomplete(directory / OBJECT)
-        linking = self.source.options.linking(self.toolchain)
+        linking = self.source.options.linking(self.toolchain, _manner.get().home)
         done = self.toolchain.run([*build_flags(), OBJECT, *linking, "-o", LIBRARY], directory)
         if done.status:
             with errors.about(self.operator, self.source.where):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ from opsmith.kernels.common.parameters import (
 )
 from opsmith.kernels.common.result_layout import ResultLayout, has_layout, result_layouts
 from opsmith.kernels.cpp.codegen import DEFAULT_DTYPES, OUT_TABLE, TABLE, shapes_in_cpp
-from opsmith.kernels.cpp.compiler import builds_as_usual, compile_kernel
+from opsmith.kernels.cpp.compiler import builds_as_usual, compile_kernel, compile_with_headers
 from opsmith.kernels.cpp.dispatch import DispatchedKernel, dispatched_kernel
 from opsmith.kernels.cpp.library import VERSION, CppLibrary, loadable, packaged_library
 from opsmith.kernels.cpp.source import CppSource
@@ -283,6 +283,14 @@ class CppKernel(BuiltKernel[CppSource]):
             CompileError, ToolchainError: See `compile_kernel`.
         """
         return compile_kernel(self.source, self.operator.name, self.dtypes or (), self._shapes_in_cpp())
+
+    def compile_with_headers(self) -> tuple[CacheEntry, Mapping[str, str]]:
+        """Compile the library, and return also the digests of its headers by path.
+
+        Raises:
+            CompileError, ToolchainError: See `compile_with_headers`.
+        """
+        return compile_with_headers(self.source, self.operator.name, self.dtypes or (), self._shapes_in_cpp())
 
     def compile_ahead(self) -> None:
         """Compile the library without loading it, unless the package of the kernel has one that fits.

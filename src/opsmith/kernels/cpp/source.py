@@ -71,7 +71,7 @@ class CppSource:
                 Path(os.path.relpath(path, self.folder or os.curdir)).as_posix(): text
                 for path, text in headers.items()
             },
-            "flags": [each for each in self.options.flags if not each.startswith("-L")],
+            "flags": self.options.portable_flags,
             "libraries": [os.path.basename(each) for each in self.options.libraries],
         }
 

@@ -19,7 +19,14 @@ from opsmith.build.elf import section
 from opsmith.build.source_text import has_includes, include_parts
 from opsmith.kernels.common.gpu_resources import Resources, read_resources
 from opsmith.kernels.cpp.codegen import CPP_TYPES, cpp_path
-from opsmith.kernels.cpp.compiler import Diagnostic, add_diagnostic, compile_error, own_headers, quote
+from opsmith.kernels.cpp.compiler import (
+    Diagnostic,
+    add_diagnostic,
+    changing_headers,
+    compile_error,
+    own_headers,
+    quote,
+)
 from opsmith.kernels.cuda.nvrtc import (
     NvrtcResult,
     find_nvrtc,
@@ -329,13 +336,7 @@ def obtain_with_headers(parts: Mapping[str, str], source: CudaSource, build: Bui
 
         with suppress(_ChangedError):
             return cache_on_disk().obtain({**parts, **headers}, fill)
-    raise errors.CompileError(
-        "the headers of the kernel change while it is compiled",
-        operator=parts["operator"],
-        got=f"another text in each of {ATTEMPTS} attempts",
-        where=source.where,
-        hint="let nothing write the headers during a build",
-    )
+    raise changing_headers(source, parts["operator"], ATTEMPTS)
 
 
 def _parts(kind: str, operator: str, text: str, options: Sequence[str]) -> dict[str, str]:
