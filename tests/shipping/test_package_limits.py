@@ -97,6 +97,7 @@ def test_a_shipped_library_finds_those_of_its_package_wherever_that_lies(
     (package / "away.so").rename(package / "parts" / "libpart.so")
 
 
+@pytest.mark.slow
 def test_a_wheel_s_kernels_are_verified_as_they_will_lie(package: Path, tmp_path: Path) -> None:
     found = SourcePackage.of(str(package))
     with staged_build(found, BuildTargets.of(RUNNABLE[0], "none"), tmp_path / "_kernels") as made:
