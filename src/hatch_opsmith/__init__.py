@@ -28,6 +28,8 @@ OF_HATCHLING = (
 OPTIONS = {"package": str, "cpu": str, "cuda": str, "verify": bool, "pure": bool}
 """Options of the table `[tool.hatch.build.targets.wheel.hooks.opsmith]`, and the type of each."""
 BUILD_FOLDER = "_kernels"
+BUILT = tuple(f"**/{BUILD_FOLDER}/{name}" for name in ("manifest.json", f"*.{'[0-9a-f]' * 16}.*"))
+"""Patterns of what `opsmith build` writes into a package: a wheel holds what this build makes, or nothing."""
 
 
 class OpsmithBuildHook(BuildHookInterface[Any]):
@@ -46,7 +48,10 @@ class OpsmithBuildHook(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Build the kernels; an editable install and a pure wheel have none."""
         self._refuse_unknown_options()
-        if version == "editable" or self.target_name != "wheel" or self._pure():
+        if version == "editable" or self.target_name != "wheel":
+            return
+        self._leave_out_earlier_builds()
+        if self._pure() or self._has_no_targets():
             return
         self._scratch = tempfile.TemporaryDirectory(prefix="opsmith-wheel-")  # until the wheel is written
         folder = Path(self._scratch.name) / BUILD_FOLDER
@@ -78,6 +83,26 @@ class OpsmithBuildHook(BuildHookInterface[Any]):
         if variable not in ("", "0", "1"):
             self._abort(f"the environment variable {PURE} must be 1 or 0, and is {variable!r}")
         return variable == "1" or (variable == "" and bool(self.config.get("pure", False)))
+
+    def _leave_out_earlier_builds(self) -> None:
+        """Exclude the built kernels that lie in the working tree, above the project's own patterns."""
+        ours, project = self.build_config.target_config, self.build_config.build_config
+        ours["exclude"] = [*ours.get("exclude", project.get("exclude", [])), *BUILT]
+        artifacts = ours.get("artifacts", project.get("artifacts", []))
+        if artifacts:
+            ours["artifacts"] = [*artifacts, *(f"!{each}" for each in BUILT)]
+
+    def _has_no_targets(self) -> bool:
+        """Return whether libraries for this system cannot be built ahead; the wheel is pure then."""
+        from opsmith.build import processor  # imports torch
+
+        if processor.levels():
+            return False
+        self.app.display_warning(
+            f"opsmith: kernels are not built ahead on {processor.machine()}: the wheel is pure, and they are "
+            "built where they are first needed"
+        )
+        return True
 
     def _run_build(self, folder: Path) -> dict[str, Any]:
         """Run `opsmith build` in a process of its own; its progress and messages go to stderr."""

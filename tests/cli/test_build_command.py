@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from opsmith.build import toolchain
 from opsmith.build.processor import levels
 
 BEST = RUNNABLE[-1] if RUNNABLE else "none"
+FIRST, SECOND = ([*levels()] or ["none"] * 2)[:2]
 Command = Callable[..., Result]
 pytestmark = pytest.mark.skipif(not RUNNABLE, reason="no level of this machine's processors is known")
 
@@ -100,7 +102,9 @@ def test_what_is_no_package_with_kernels(
     refused(opsmith("build", "no_such_package_here"), 2, "there is no module `no_such_package_here`")
     refused(opsmith("build", str(file)), 2, "is not a package", "got: a file")
     monkeypatch.chdir(file.parent)
-    refused(opsmith("build", file.stem), 2, "is not a package", f"got: a single file, {file}")
+    refused(
+        opsmith("build", file.stem), 2, "is not a package", f"got: the file {file}, which is in no package"
+    )
     refused(
         opsmith("build", "torch:add"), 2, "`torch:add` is not a package", "got: the operator `add` of one"
     )
@@ -131,6 +135,90 @@ def test_targets_that_are_not_known(
     assert [*tmp_path.iterdir()] == []
 
 
+def test_a_build_for_no_target_leaves_the_earlier_one(
+    opsmith: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = str(tmp_path / "_kernels")
+    assert opsmith("build", str(PACKAGE), "-o", folder, "--cpu", BEST, "--cuda", "none").exit_code == 0
+    before = contents(tmp_path / "_kernels")
+    refused(
+        opsmith("build", str(PACKAGE), "-o", folder, "--cpu", "none", "--cuda", "none"),
+        2,
+        "no target is left for the kernels of `scaled_package`",
+        "argument: --cpu",
+        "expected: a target for its kernels in C++ or CUDA",
+        "got: none\n",
+        "hint: name targets as `--cpu x86-64-v3` or `--cuda sm_90`, or ship the sources alone",
+    )
+    monkeypatch.setattr(sys, "platform", "darwin")  # it has no levels, whatever its processor
+    refused(
+        opsmith("build", str(PACKAGE), "-o", folder, "--cuda", "none"),
+        2,
+        "no target is left for the kernels of `scaled_package`",
+        "got: none; libraries for darwin-",
+    )
+    assert contents(tmp_path / "_kernels") == before
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {each.name: each.read_bytes() for each in folder.iterdir()}
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["a library", "the manifest"])
+def test_a_build_that_cannot_be_written_leaves_the_earlier_one(
+    last: bool, opsmith: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "_kernels"
+    command = ("build", str(PACKAGE), "-o", str(folder), "--cuda", "none", "--cpu")
+    assert opsmith(*command, FIRST).exit_code == 0
+    before = contents(folder)
+    replace = Path.replace
+
+    def fail(path: Path, target: Path) -> Path:
+        if path.parent.parent == tmp_path and (path.name == "manifest.json") is last:
+            raise OSError(28, "No space left on device")
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", fail)
+    refused(opsmith(*command, SECOND), 2, "cannot be written to", "got: No space left on device")
+    assert contents(folder) == before
+    assert [*tmp_path.iterdir()] == [folder]
+    monkeypatch.undo()
+    assert opsmith(*command, SECOND).exit_code == 0
+    after = contents(folder)
+    assert after != before
+    assert sorted(name.split(".")[-1] for name in after) == ["json", "so"]  # nothing of the earlier one
+
+
+def test_a_part_of_a_package_keeps_what_was_built_of_the_others(
+    opsmith: Command, write: Callable[..., Path], space: str
+) -> None:
+    kernel = (
+        '{name}.kernel("cpu", entry="k", cpp="void k(View<const float, 1> x, View<float, 1> y) '
+        '{{ for (long i = 0; i < x.size(0); i++) y(i) = 2 * x(i); }}")\n'
+    )
+    package = write(f"from {space}_parts import first, second", f"{space}_parts/__init__.py").parent
+    for name in ("first", "second"):
+        text = PLAIN.replace("plain", name) + kernel.format(name=name)
+        write(text, f"{space}_parts/{name}.py")
+
+    def built(named: str, level: str, *said: str) -> list[str]:
+        done = opsmith("build", named, "--cpu", level)
+        assert done.exit_code == 0, done.output
+        assert [line for line in done.stdout.splitlines() if line.startswith("kept")] == [*said]
+        names = {each.name for each in (package / "_kernels").iterdir()}
+        held = json.loads((package / "_kernels" / "manifest.json").read_text())["files"]
+        assert names == {"manifest.json", *(each["file"] for each in held)}
+        return sorted(f"{each['operator'].rpartition('::')[2]} {each['target']}" for each in held)
+
+    assert built(str(package), FIRST) == [f"first {FIRST}", f"second {FIRST}"]
+    kept = "kept there: 1 file of other modules of the package"
+    assert built(f"{space}_parts.first", SECOND, kept) == [f"first {SECOND}", f"second {FIRST}"]
+    (library,) = (package / "_kernels").glob("*first*.so")
+    library.write_bytes(b"")  # it is not sound
+    assert built(f"{space}_parts.second", FIRST) == [f"second {FIRST}"]
+
+
 def test_a_level_that_the_compiler_does_not_know(
     opsmith: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,7 +242,7 @@ def test_a_folder_with_something_else_is_left_alone(opsmith: Command, tmp_path: 
     refused(opsmith("build", str(PACKAGE), "-o", str(link)), 2, "cannot be written to", "got: a link")
     below = str(tmp_path / "mine.txt" / "_kernels")
     refused(
-        opsmith("build", str(PACKAGE), "-o", below, "--cpu", "none", "--cuda", "none"),
+        opsmith("build", str(PACKAGE), "-o", below, "--cpu", "none", "--cuda", "sm_80"),
         2,
         "cannot be written to",
         "expected: a folder in which this user can make files",

@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 from hatchling.bridge.app import Application
+from hatchling.builders.wheel import WheelBuilder
 
 import hatch_opsmith
 from hatch_opsmith import PURE, OpsmithBuildHook
 from opsmith.build import platform_tag as of_platform_tag
+from opsmith.build import processor
 from opsmith.build.platform_tag import PlatformTag
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,11 +26,13 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(autouse=True)
 def _not_pure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(PURE, raising=False)
+    monkeypatch.setattr(processor, "levels", lambda: {"x86-64-v3": ()})
 
 
-def hook(root: Path, target: str = "wheel", **config: Any) -> OpsmithBuildHook:
+def hook(root: Path, target: str = "wheel", of: Any = None, **config: Any) -> OpsmithBuildHook:
     unused: Any = None
-    return OpsmithBuildHook(str(root), config, unused, unused, str(root), target, Application())
+    builder = of or SimpleNamespace(target_config={}, build_config={})
+    return OpsmithBuildHook(str(root), config, builder, unused, str(root), target, Application())
 
 
 class Builds:
@@ -118,6 +122,50 @@ def test_nothing_is_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, way: 
     subject.initialize("editable" if way == "editable" else "standard", data)
     assert data == {"force_include": {}}
     subject.finalize("standard", data, "wheel")
+
+
+PROJECT = """
+[project]
+name = "fast-math"
+version = "0"
+[tool.hatch.build]
+artifacts = ["*.so"]
+[tool.hatch.build.targets.wheel]
+packages = ["src/fast_math"]
+{settings}
+"""
+
+
+@pytest.mark.parametrize("settings", ["", 'exclude = ["*.txt"]'])
+@pytest.mark.parametrize("pure", [True, False])
+def test_an_earlier_build_in_the_tree_is_in_no_wheel(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pure: bool, settings: str
+) -> None:
+    folder = tmp_path / "src" / "fast_math" / "_kernels"
+    folder.mkdir(parents=True)
+    (tmp_path / "pyproject.toml").write_text(PROJECT.format(settings=settings))
+    ours = [f"fast.x.x86-64-v3.{'0a' * 8}.so", f"fast.x.sm_90.{'1b' * 8}.images", "manifest.json"]
+    others = ["own.so", "own.cpp", "own.json"]
+    for name in (*ours, *others, "notes.txt"):
+        (folder / name).touch()
+    config = WheelBuilder(str(tmp_path)).config
+    subject = hook(tmp_path, of=config, pure=pure, package="src/fast_math")
+    data = run(monkeypatch, Builds("manifest.json"), subject)
+    found = {Path(each.path).name for each in config.builder.recurse_selected_project_files()}
+    assert found == {*others, *([] if settings else ["notes.txt"])}
+    assert len(data["force_include"]) == (0 if pure else 1)
+
+
+def test_where_nothing_is_built_ahead_the_wheel_is_pure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(processor, "levels", dict)
+    monkeypatch.setattr(processor, "machine", lambda: "darwin-arm64")
+    builds = Builds()
+    data = run(monkeypatch, builds, hook(tmp_path))
+    assert (data["force_include"], data["pure_python"], builds.commands) == ({}, True, [])
+    said = "kernels are not built ahead on darwin-arm64: the wheel is pure, and they are built where they are"
+    assert said in " ".join("".join(capsys.readouterr()).split())
 
 
 def test_the_variable_stands_above_the_option(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -107,6 +107,23 @@ def test_a_wheel_with_built_kernels(project: Path, platform_wheel: Path, tmp_pat
     assert str(project).encode() not in libraries[0].read_bytes(), "no path of this machine"
 
 
+def test_what_was_built_in_the_tree_is_in_no_wheel_but_what_the_hook_builds(
+    project: Path, tmp_path: Path
+) -> None:
+    for part in ("wheeled", "hook"):
+        shutil.copytree(project.parent / part, tmp_path / part)
+    command = [sys.executable, "-m", "opsmith", "build", "wheeled", "--cpu", best_level()]
+    place = tmp_path / "wheeled" / "src"
+    environment = {**os.environ, "PYTHONPATH": f"{SRC}{os.pathsep}{place}"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len([*(place / "wheeled" / "_kernels").iterdir()]) == 2
+    with_hook = {"HATCH_BUILD_HOOKS_ENABLE": "1"}
+    for variables, count in (({}, 0), ({**with_hook, "OPSMITH_PURE_WHEEL": "1"}, 0), (with_hook, 2)):
+        held = zipfile.ZipFile(built(tmp_path / "wheeled", **variables)).namelist()
+        assert len([name for name in held if "_kernels" in name]) == count
+
+
 def test_a_wrong_kernel_makes_no_wheel(project: Path, tmp_path: Path) -> None:
     wrong = tmp_path / "wheeled"
     shutil.copytree(project, wrong)

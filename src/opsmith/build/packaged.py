@@ -275,7 +275,7 @@ def search(
         return Found()
     directory = where.instead.get(package, package / FOLDER)
     try:
-        folder = _folder(directory, package / "__init__.py")
+        folder = kernel_folder(directory, package / "__init__.py")
     except UnusableError as error:
         warn_unusable(error.path, error.reason)
         return Found(reason=f"{error.path} is not used: {error.reason}")
@@ -313,7 +313,7 @@ def packaged_in(package: Path | None) -> tuple[BuiltFile, ...]:
     if package is None:
         return ()
     try:
-        folder = _folder(package / FOLDER, package / "__init__.py")
+        folder = kernel_folder(package / FOLDER, package / "__init__.py")
     except UnusableError as error:
         warn_unusable(error.path, error.reason)
         return ()
@@ -337,8 +337,12 @@ _folders: dict[tuple[Path, int, int], KernelFolder] = {}
 """Folders by path, inode and time of the manifest."""
 
 
-def _folder(directory: Path, beside: Path) -> KernelFolder | None:
+def kernel_folder(directory: Path, beside: Path) -> KernelFolder | None:
     """Return a folder of built kernels; None if there is none.
+
+    Args:
+        directory: The folder.
+        beside: The package's own file.
 
     Raises:
         UnusableError: If others can write into it, or its manifest is damaged or of another version.

@@ -35,8 +35,8 @@ def machine() -> str:
 
 
 def levels() -> Mapping[str, tuple[str, ...]]:
-    """Return the features of each level of this machine; empty for a machine without levels."""
-    return LEVELS.get(platform.machine(), {})
+    """Return the features of each level of this machine; empty where libraries are not built ahead."""
+    return LEVELS.get(platform.machine(), {}) if sys.platform == "linux" else {}
 
 
 @functools.cache

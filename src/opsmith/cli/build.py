@@ -38,8 +38,8 @@ def build(
         list[str] | None,
         typer.Argument(
             metavar="[PACKAGE]...",
-            help="Name of a package, or its folder; by default that of the project in this directory. With "
-            "`--torch-library`: `FILE_OR_MODULE[:NAME]`, one or several.",
+            help="Name of a package or of a module in it, or its folder; by default the package of the "
+            "project in this directory. With `--torch-library`: `FILE_OR_MODULE[:NAME]`, one or several.",
             show_default=False,
         ),
     ] = None,
@@ -227,6 +227,9 @@ def _show(console: Console, made: PackageBuild, verification: Verification | Non
             return
         console.print(f"verified: {', '.join(verification.verified) or 'nothing'}", soft_wrap=True)
     console.print(f"{count} in {made.output}", soft_wrap=True)
+    if made.kept:
+        others = f"{len(made.kept)} file{'' if len(made.kept) == 1 else 's'}"
+        console.print(f"kept there: {others} of other modules of the package", soft_wrap=True)
 
 
 def _to_dict(made: PackageBuild, verification: Verification | None) -> dict[str, Any]:
@@ -237,5 +240,6 @@ def _to_dict(made: PackageBuild, verification: Verification | None) -> dict[str,
         "written": verification is None or not verification.differences,
         "kernels": [asdict(each) for each in made.rows],
         "libraries": {each.operator: list(each.libraries) for each in made.files if each.libraries},
+        "kept": [each.file for each in made.kept],
         "verification": None if verification is None else asdict(verification),
     }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from opsmith.shipping.builder import PackageBuild, build_package, staged_build
+from opsmith.shipping.builder import build_package, staged_build
+from opsmith.shipping.package_build import PackageBuild
 from opsmith.shipping.source_package import SourcePackage
 from opsmith.shipping.targets import BuildTargets
 from opsmith.shipping.torch_library import TorchLibrary, build_torch_library

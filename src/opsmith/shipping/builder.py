@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,19 +16,17 @@ from pathlib import Path
 
 import opsmith
 from opsmith import errors
-from opsmith.build.cache import MANIFEST
 from opsmith.build.packaged import (
     FOLDER,
     RUNTIME,
     BuiltFile,
     nothing_packaged,
     package_of,
-    sealed,
     write_manifest,
 )
 from opsmith.build.processor import levels, machine
 from opsmith.build.source_text import header_digests
-from opsmith.build.toolchain import FLAGS
+from opsmith.build.toolchain import FLAGS, processors
 from opsmith.kernels.cpp.compiler import LIBRARY, building_with, compile_runtime, kernel_toolchain
 from opsmith.kernels.cpp.dispatch import runtime_digest
 from opsmith.kernels.cpp.kernel import CppKernel
@@ -40,6 +37,14 @@ from opsmith.kernels.cuda.packaged import MAGIC, BuiltImage
 from opsmith.kernels.cuda.parameters import VERSION as CUDA_VERSION
 from opsmith.kernels.gpu_usage import needed_instances, sample_values
 from opsmith.kernels.triton.kernel import TritonKernel
+from opsmith.shipping.package_build import (
+    BuiltRow,
+    PackageBuild,
+    files_of_other_modules,
+    refuse_other_folder,
+    unwritable,
+    write_named_by_content,
+)
 from opsmith.shipping.package_limits import refuse_folders, shipped_headers
 from opsmith.shipping.source_package import SourcePackage
 from opsmith.shipping.targets import BuildTargets
@@ -50,65 +55,6 @@ SOURCE_TARGET = "source"
 """Target of a kernel that ships as source."""
 ANY_TARGET = "any"
 """Target of a library for every processor of a machine."""
-
-
-@dataclass(frozen=True, slots=True)
-class BuiltRow:
-    """What was built of one kernel for one target.
-
-    Attributes:
-        operator: Name of the operator; empty for opsmith's own library.
-        language: Language of the kernel.
-        target: The target; `source` for a kernel that ships as source.
-        instances: Number of instances of a CUDA kernel; 0 for others.
-        bytes: Size of the file.
-        seconds: Seconds that it took; near 0 where the cache had it.
-    """
-
-    operator: str
-    language: str
-    target: str
-    instances: int
-    bytes: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class PackageBuild:
-    """Finished build, in a folder of its own until it is written.
-
-    Attributes:
-        package: The package.
-        directory: The folder.
-        files: The files that its manifest names.
-        rows: What was built, in the order of the kernels and targets.
-        output: Folder that it replaces when it is written.
-    """
-
-    package: SourcePackage
-    directory: Path
-    files: tuple[BuiltFile, ...]
-    rows: tuple[BuiltRow, ...]
-    output: Path
-
-    def write(self) -> Path:
-        """Put the build in the place of an earlier one, at once; processes that use that go on with it.
-
-        Returns:
-            Folder of the built kernels.
-
-        Raises:
-            UsageError: If the folder cannot be written.
-        """
-        try:
-            before = Path(tempfile.mkdtemp(prefix=f".{FOLDER}-", dir=self.output.parent))
-            if self.output.exists():
-                self.output.rename(before / FOLDER)
-            self.directory.rename(self.output)
-            shutil.rmtree(before, ignore_errors=True)
-        except OSError as error:
-            raise _unwritable(self.output, error) from error
-        return self.output
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +103,8 @@ def staged_build(
 ) -> Iterator[PackageBuild]:
     """Context manager that builds every kernel of a package; `PackageBuild.write` keeps the result.
 
-    As many kernels are compiled at a time as the process has cores.
+    As many kernels are compiled at a time as the process has cores. Where a part of a package is built, what
+    an earlier build has of its other modules is kept.
 
     Args:
         package: The package.
@@ -169,11 +116,14 @@ def staged_build(
         CompileError: If a compiler refuses a kernel.
         ToolchainError: If there is no compiler, or it does not know a target.
         MissingSamplesError: If the constants of a CUDA kernel depend on sizes, and no sample gives them.
-        UsageError: If the folder cannot be written, or holds something else.
+        UsageError: If no target is left, or the folder cannot be written, or holds something else.
     """
     place = (output or package.root / FOLDER).absolute()
-    _refuse_other(place)
+    refuse_other_folder(place)
     cpp, cuda = package.of_language(CppKernel), package.of_language(CudaKernel)
+    jobs = _jobs(package, targets)
+    if (cpp or cuda) and not jobs:
+        raise _no_target(package, ["C++"] * bool(cpp) + ["CUDA"] * bool(cuda))
     if cpp and targets.cpu:
         for each in cpp:
             _refuse_instructions(each)
@@ -184,13 +134,14 @@ def staged_build(
         place.parent.mkdir(parents=True, exist_ok=True)
         directory = Path(tempfile.mkdtemp(prefix=f".{FOLDER}-", dir=place.parent))
     except OSError as error:
-        raise _unwritable(place, error) from error
+        raise unwritable(place, error) from error
     try:
-        files, rows = _compiled(_jobs(package, targets), directory, advance)
-        write_manifest(directory, files, opsmith.__version__)
+        files, rows = _compiled(jobs, directory, advance)
+        kept = () if package.whole else files_of_other_modules(package, files, place, directory)
+        write_manifest(directory, [*files, *kept], opsmith.__version__)
         for kernel in package.of_language(TritonKernel):
             rows.append(BuiltRow(kernel.operator.name, kernel.language, SOURCE_TARGET, 0, 0, 0.0))
-        yield PackageBuild(package, directory, tuple(files), tuple(rows), place)
+        yield PackageBuild(package, directory, tuple(files), tuple(rows), place, kept)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -218,7 +169,7 @@ def _jobs(package: SourcePackage, targets: BuildTargets) -> list[_Job]:
 def _compiled(jobs: list[_Job], directory: Path, advance: Advance) -> tuple[list[BuiltFile], list[BuiltRow]]:
     """Run the jobs, and return the files and rows in the order of the jobs."""
     finished: dict[_Job, tuple[BuiltFile, float]] = {}
-    pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2)
+    pool = ThreadPoolExecutor(processors())
     try:
         waiting = {pool.submit(_timed, job, directory): job for job in jobs}
         for done in as_completed(waiting):
@@ -255,7 +206,9 @@ def build_runtime(directory: Path) -> BuiltFile:
         target=ANY_TARGET,
         machine=machine(),
     )
-    return _kept(built, (compile_runtime().directory / LIBRARY).read_bytes(), directory, "so")
+    return write_named_by_content(
+        built, (compile_runtime().directory / LIBRARY).read_bytes(), directory, "so"
+    )
 
 
 def _build_cpp(kernel: CppKernel, level: str, root: Path, directory: Path) -> BuiltFile:
@@ -277,7 +230,7 @@ def _build_cpp(kernel: CppKernel, level: str, root: Path, directory: Path) -> Bu
         headers=shipped_headers(kernel, root, headers),
         libraries=kernel.source.options.foreign(kernel_toolchain(), root / FOLDER),
     )
-    return _kept(built, content, directory, "so")
+    return write_named_by_content(built, content, directory, "so")
 
 
 def _build_cuda(
@@ -304,7 +257,7 @@ def _build_cuda(
         headers=headers,
         instances=described,
     )
-    return _kept(built, bytes(content), directory, "images")
+    return write_named_by_content(built, bytes(content), directory, "images")
 
 
 def _instances(kernel: CudaKernel, architecture: str) -> list[Instance]:
@@ -315,15 +268,6 @@ def _instances(kernel: CudaKernel, architecture: str) -> list[Instance]:
         for values in calls(dtype):
             found |= dict.fromkeys(each for variant in kernel.variants(values) for each in variant)
     return list(found)
-
-
-def _kept(built: BuiltFile, content: bytes, directory: Path, suffix: str) -> BuiltFile:
-    """Write a file under a name that no other content has: a process loads a path once."""
-    named = (built.operator or "opsmith").replace("::", ".")
-    digest = hashlib.sha256(content).hexdigest()[:16]
-    file = f"{named}.{built.target}.{digest}.{suffix}"
-    (directory / file).write_bytes(content)
-    return sealed(directory, replace(built, file=file))
 
 
 _INSTRUCTIONS = re.compile(r"-m(?!arch=|tune=|prefer-vector-width=|no-|cmodel=|llvm$).*")
@@ -348,31 +292,12 @@ def _refuse_instructions(kernel: CppKernel) -> None:
         )
 
 
-def _refuse_other(place: Path) -> None:
-    """Refuse a folder that holds something else than built kernels, which the build would remove."""
-    if place.is_symlink() or (place.exists() and not place.is_dir()):
-        raise errors.UsageError(
-            f"the built kernels cannot be written to `{place}`",
-            argument="output",
-            expected="a folder for built kernels alone",
-            got="a link" if place.is_symlink() else "a file",
-            hint="name another folder",
-        )
-    if place.is_dir() and any(place.iterdir()) and not (place / MANIFEST).is_file():
-        raise errors.UsageError(
-            f"`{place}` holds something else than built kernels",
-            argument="output",
-            expected=f"a new or empty folder, or one with the `{MANIFEST}` of an earlier build",
-            got=", ".join(sorted(each.name for each in place.iterdir())[:3]),
-            hint="name another folder, or empty this one",
-        )
-
-
-def _unwritable(place: Path, error: OSError) -> errors.UsageError:
+def _no_target(package: SourcePackage, languages: Sequence[str]) -> errors.UsageError:
+    reason = "" if levels() else f"; libraries for {machine()} are not built ahead"
     return errors.UsageError(
-        f"the built kernels cannot be written to `{place}`",
-        argument="output",
-        expected="a folder in which this user can make files",
-        got=error.strerror or str(error),
-        hint="name another folder",
+        f"no target is left for the kernels of `{package.name}`",
+        argument="cpu" if "C++" in languages else "cuda",
+        expected=f"a target for its kernels in {' or '.join(languages)}",
+        got=f"none{reason}",
+        hint='name targets as `cpu="x86-64-v3"` or `cuda="sm_90"`, or ship the sources alone',
     )

@@ -29,11 +29,13 @@ class SourcePackage:
         name: Name of the module.
         root: Folder of the outermost package, which gets the built kernels.
         kernels: Kernels from a source that files of the module declare.
+        whole: True if the module is the outermost package; False if it is a part of it.
     """
 
     name: str
     root: Path
     kernels: tuple[CppKernel | CudaKernel | TritonKernel, ...]
+    whole: bool = True
 
     @classmethod
     def of(cls, named: str | None = None) -> SourcePackage:
@@ -61,7 +63,8 @@ class SourcePackage:
         file = getattr(module, "__file__", None)
         root = package_of(file)
         if root is None:
-            raise _not_a_package(text, f"a single file, {file}" if file else "a folder without `__init__.py`")
+            got = f"the file {file}, which is in no package" if file else "a folder without `__init__.py`"
+            raise _not_a_package(text, got)
         assert file is not None
         is_package = Path(file).name == "__init__.py"
         inside = Path(file).resolve().parent if is_package else Path(file).resolve()
@@ -80,7 +83,7 @@ class SourcePackage:
                 expected="operators with `op.kernel(...)` of `cpp=`, `cuda=` or `triton=`, in this package",
                 hint="import the module that declares them in the package; kernels in Python are not built",
             )
-        return cls(module.__name__, root, kernels)
+        return cls(module.__name__, root, kernels, whole=inside == root)
 
     def of_language(self, language: type[K]) -> list[K]:
         """Return the kernels in one language."""
