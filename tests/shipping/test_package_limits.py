@@ -21,8 +21,9 @@ from opsmith.build.elf import NEEDED, RPATH, RUNPATH, dynamic_texts
 from opsmith.build.toolchain import find_toolchain
 from opsmith.cli.verification import Verification, verified
 from opsmith.kernels.cpp.kernel import CppKernel
+from opsmith.kernels.cuda.kernel import CudaKernel
 from opsmith.shipping import BuildTargets, SourcePackage, staged_build
-from opsmith.shipping.package_limits import refuse_folders, shipped_headers
+from opsmith.shipping.package_limits import refuse_folders, shipped_cuda_headers, shipped_headers
 
 pytestmark = pytest.mark.skipif(not RUNNABLE, reason="no level of this machine's processors is known")
 
@@ -172,6 +173,36 @@ def test_a_header_outside_of_the_package_is_found_by_the_preprocessor(tmp_path: 
     found = outside.specification.kernels[0].given
     assert isinstance(found, CppKernel)
     assert [*found.compile_with_headers()[1]] == [str(tmp_path / "own.h")]
+
+
+def cuda_kernel(text: str) -> CudaKernel:
+    @opsmith.operator("limits::on_gpu")
+    def on_gpu(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    kernel = "__global__ void on_gpu(View<const float, 1> x, View<float, 1> y) {}"
+    on_gpu.kernel("cuda", cuda=f"{text}\n{kernel}", grid=1)
+    found = on_gpu.specification.kernels[0].given
+    assert isinstance(found, CudaKernel)
+    return found
+
+
+def test_headers_of_cuda_kernels_are_named(tmp_path: Path) -> None:
+    here = Path(__file__).parent
+    named = '#define NAME "scaled_package/product.h"\n#if 1\n# include NAME // a comment\n#endif'
+    assert [*shipped_cuda_headers(cuda_kernel(named), here)] == ["scaled_package/product.h"]
+    with pytest.raises(errors.UsageError, match="lies outside of the package"):
+        shipped_cuda_headers(cuda_kernel(named), here / "wrong_package")
+    computed = "#define STRING(name) #name\n#include STRING(product.h)"
+    with pytest.raises(errors.UsageError) as caught:
+        shipped_cuda_headers(cuda_kernel(computed), here)
+    assert re.sub(r"where: .*", "where: ...", str(caught.value)).splitlines() == [
+        "limits::on_gpu: its kernel in CUDA includes a header whose name a macro makes",
+        "  expected: the name of each header in its directive, or in the definition of a macro",
+        "  got: #include STRING(product.h)",
+        "  where: ...",
+        '  hint: write the name out: one `#include "..."` for each case',
+    ]
 
 
 def test_a_library_that_names_a_folder_of_this_machine(kernel: CppKernel, tmp_path: Path) -> None:

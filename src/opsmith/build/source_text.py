@@ -16,6 +16,8 @@ from opsmith import errors
 
 _COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 _DIRECTIVE = re.compile(r"^[ \t]*(?:#|%:).*$", re.MULTILINE)
+_DEFINED_FILE = re.compile(r"\s*(?:#|%:)\s*define\s+(?P<name>\w+)\s+[\"<]")
+_COMPUTED_INCLUDE = re.compile(r"\s*(?:#|%:)\s*(?:include|import|include_next)\b\s*(?P<name>\w.*)")
 _NAMED_FILE = re.compile(r'["<]([^"<>\n\0]+)[">]')
 _OWN_INCLUDE = re.compile(
     r"(?:#|%:)(?:\s|\\\n|/\*.*?\*/)*(?:include|import|include_next)\b(?!\s*<)|__has_include", re.DOTALL
@@ -246,9 +248,27 @@ def named_files(text: str) -> list[str]:
     Args:
         text: Text of a source or a header.
     """
+    return [name for line in _directives(text) for name in _NAMED_FILE.findall(line)]
+
+
+def computed_includes(text: str, folder: str | None) -> list[str]:
+    """Return what a kernel or its headers include by a macro that is not defined as the name of a header.
+
+    Args:
+        text: Text of a kernel.
+        folder: Folder of its headers; None if it is unknown.
+    """
+    lines = [line for each in (text, *includes_of(text, folder).values()) for line in _directives(each)]
+    defined = {match["name"] for line in lines if (match := _DEFINED_FILE.match(line))}
+    computed = [match["name"].strip() for line in lines if (match := _COMPUTED_INCLUDE.match(line))]
+    return [each for each in dict.fromkeys(computed) if each not in defined]
+
+
+def _directives(text: str) -> list[str]:
+    """Return the directives of a text, without comments, each on one line."""
     joined = text.replace("\\\r\n", "").replace("\\\n", "")
     plain = _COMMENT.sub(lambda match: match[0] if match[0].startswith('"') else " ", joined)
-    return [name for line in _DIRECTIVE.findall(plain) for name in _NAMED_FILE.findall(line)]
+    return _DIRECTIVE.findall(plain)
 
 
 def header_digests(text: str, folder: str | None) -> dict[str, str]:

@@ -25,7 +25,6 @@ from opsmith.build.packaged import (
     write_manifest,
 )
 from opsmith.build.processor import levels, machine
-from opsmith.build.source_text import header_digests
 from opsmith.build.toolchain import FLAGS, processors
 from opsmith.kernels.cpp.compiler import LIBRARY, building_with, compile_runtime, kernel_toolchain
 from opsmith.kernels.cpp.dispatch import runtime_digest
@@ -45,7 +44,7 @@ from opsmith.shipping.package_build import (
     unwritable,
     write_named_by_content,
 )
-from opsmith.shipping.package_limits import refuse_folders, shipped_headers
+from opsmith.shipping.package_limits import refuse_folders, shipped_cuda_headers, shipped_headers
 from opsmith.shipping.source_package import SourcePackage
 from opsmith.shipping.targets import BuildTargets
 
@@ -239,7 +238,7 @@ def _build_cuda(
     """Build every instance of a CUDA kernel that samples need, for one architecture, into one file."""
     instances = _instances(kernel, architecture)
     content, described = bytearray(MAGIC), {}
-    headers = shipped_headers(kernel, root, header_digests(kernel.source.text, kernel.source.folder))
+    headers = shipped_cuda_headers(kernel, root)
     for instance, parameters in zip(instances, kernel.candidates(instances, architecture), strict=True):
         cubin = kernel.compile(instance, architecture)
         if as_ptx:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from opsmith import errors
 from opsmith.build.elf import NEEDED, RPATH, RUNPATH, dynamic_texts
+from opsmith.build.source_text import computed_includes, header_digests
 from opsmith.kernels.cpp.kernel import CppKernel
 from opsmith.kernels.cuda.kernel import CudaKernel
 
@@ -47,6 +48,27 @@ def shipped_headers(
                 hint="copy it into the package: an edit of it would go unseen, and users would not have it",
             )
     return dict(sorted(found.items()))
+
+
+def shipped_cuda_headers(kernel: CudaKernel, package: Path) -> dict[str, str]:
+    """Return the headers of a package that a kernel in CUDA C++ may include; see `shipped_headers`.
+
+    NVRTC does not say which headers it reads, so that their names must be written out.
+
+    Raises:
+        UsageError: Also if a macro makes the name of a header.
+    """
+    source = kernel.source
+    computed = computed_includes(source.text, source.folder)
+    if computed:
+        raise kernel.error(
+            errors.UsageError,
+            "its kernel in CUDA includes a header whose name a macro makes",
+            expected="the name of each header in its directive, or in the definition of a macro",
+            got=f"#include {computed[0]}",
+            hint='write the name out: one `#include "..."` for each case',
+        )
+    return shipped_headers(kernel, package, header_digests(source.text, source.folder))
 
 
 def _installed() -> list[Path]:
