@@ -214,6 +214,34 @@ def test_an_undeclared_write_of_a_later_call() -> None:
         later(torch.ones(3), torch.ones(3), also=True)
 
 
+def test_a_declared_write_that_never_happens(slow: list[str]) -> None:
+    """Code that is proved to write into nothing is not taken for an operator that is declared so."""
+
+    @opsmith.operator("fast_writes::of_a_name", mutates=["x"])
+    def of_a_name(x: Tensor, y: Tensor) -> None:
+        x = 2 * x + y
+
+    @opsmith.operator("fast_writes::result_alone", mutates=["x"])
+    def result_alone(x: Tensor, y: Tensor) -> Tensor:
+        return 2 * x + y
+
+    @opsmith.operator("fast_writes::itself", mutates=["x"], returns="x")
+    def itself(x: Tensor, y: Tensor) -> Tensor:
+        return x
+
+    x, y = torch.zeros(3), torch.ones(3)
+    for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode):
+        for at in range(3):
+            if at:
+                slow.clear()
+            with mode():
+                assert of_a_name(x, y) is None
+                assert_close(result_alone(x, y), y)
+                assert itself(x, y) is x
+            assert_close(x, torch.zeros(3))
+        assert slow == []
+
+
 def test_another_tensor_is_returned_in_a_later_call() -> None:
     @opsmith.operator("fast_writes::other_", mutates=["x"], returns="x")
     def other_(x: Tensor, copied: bool = False) -> Tensor:

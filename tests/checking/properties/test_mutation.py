@@ -117,6 +117,15 @@ def test_a_write_that_is_not_declared() -> None:
     assert failure.message.endswith("; name it in `mutates=`, or work on a copy, `x.clone()`")
 
 
+def test_a_declared_write_that_never_happens_is_the_only_finding() -> None:
+    @opsmith.operator("mutation_messages::of_a_name", mutates=["state"])
+    def of_a_name(state: Tensor) -> None:
+        state = 0.5 * state
+
+    (failure,) = mutation(of_a_name, [(normal(3, 4),)], "quick").failures
+    assert (failure.cause, failure.input) == ("not-written", "state")
+
+
 def test_a_kernel_in_cpp() -> None:
     """It takes a pointer to the first element, and steps by one."""
     operator = opsmith.operator("test_mutation::raw", mutates=["state"])(raw)

@@ -170,7 +170,7 @@ class ContractSource:
 
     Attributes:
         names: Globals of the conditions.
-        may_write: True if a kernel is not known to write into no argument.
+        may_write: True if it is declared to write, or a kernel is not known to write into no argument.
     """
 
     def __init__(self, specification: Specification) -> None:
@@ -184,7 +184,8 @@ class ContractSource:
         self._lists = {each.name for each in self._tensors if each.kind.sequence}
         # Several results, and lists, are for kernels from source alone, which write into nothing else.
         from_source = self._several or (self._lists and not self._written)
-        self.may_write = not (from_source or all(never_writes(kernel) for kernel in kernels))
+        pure = from_source or all(never_writes(kernel) for kernel in kernels)
+        self.may_write = bool(self._written) or not pure  # a declared write need not happen
         self._may_alias = bool(from_source) or not all(always_new(kernel) for kernel in kernels)
 
     def before(self) -> str:
