@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from opsmith.kernels.cpp.compiler import diagnostics, quoted_errors
+from opsmith.kernels.cpp.diagnostics import diagnostics, quoted_errors
 from opsmith.kernels.cpp.source import CppSource
 
 TEXT = "// first\nvoid f(int a) {\n\treturn b;\n}\n"

@@ -1,10 +1,8 @@
-"""Compilation of a C++ kernel to a library, through the cache, and the compiler's errors."""
+"""Compilation of a C++ kernel to a library, through the cache."""
 
 from __future__ import annotations
 
-import linecache
 import os
-import re
 import shlex
 import sys
 import tempfile
@@ -30,9 +28,10 @@ from opsmith.build.dependencies import (
     preprocess,
     system_folders,
 )
-from opsmith.build.source_text import has_includes, includes_of
+from opsmith.build.source_text import has_includes
 from opsmith.build.toolchain import FLAGS, Toolchain, compiler_variables, cpu_model, find_toolchain
 from opsmith.kernels.cpp.codegen import kernel_code
+from opsmith.kernels.cpp.diagnostics import changing_headers, compile_error, own_headers, quoted_errors
 from opsmith.kernels.cpp.source import CppSource
 
 HERE = Path(__file__).parent
@@ -44,13 +43,6 @@ LIBRARY = "kernel.so"
 OBJECT = "kernel.o"
 STUB = "libtorch_cpu.so"
 """Empty library with the name of torch's own. Linking against the real one takes a third of a second."""
-MAX_ERRORS = 3
-"""Errors that a message quotes: later ones mostly follow from these."""
-MAX_LINES, MAX_LENGTH = 20, 500
-"""Lines that a message quotes of other output, and characters of a line."""
-
-_UNDEFINED = re.compile(r"undefined (?:reference to|symbol:) [`']?(?P<name>[^'`\n]+?)'?$", re.MULTILINE)
-_LINE = re.compile(r"^(?P<file>.+?):(?P<line>\d+)(?::(?P<column>\d+))?: +(?P<text>.*)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,23 +150,6 @@ def _kernel_compiler(
 ) -> KernelCompiler:
     text = kernel_code(source, operator, dtypes, shapes)
     return KernelCompiler(kernel_toolchain(), source, operator, text, kernel_flags(source))
-
-
-def changing_headers(source: CppSource, operator: str, attempts: int) -> errors.CompileError:
-    """Return the error for headers that change while a compiler reads them.
-
-    Args:
-        source: The author's source.
-        operator: Name of the operator.
-        attempts: Number of attempts.
-    """
-    return errors.CompileError(
-        "the headers of the kernel change while it is compiled",
-        operator=operator,
-        got=f"another text in each of {attempts} attempts",
-        where=source.where,
-        hint="let nothing write the headers during a build",
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,27 +308,6 @@ def include_flags(source: CppSource) -> list[str]:
     return ["-iquote", source.folder, "-iquote", "."]  # the second for headers that include opsmith.h
 
 
-def compile_error(
-    compiler: str, source: CppSource, operator: str, quoted: str, hint: str | None = None
-) -> errors.CompileError:
-    """Return the error for a kernel that a compiler refuses.
-
-    Args:
-        compiler: Name of the compiler.
-        source: The author's source.
-        operator: Name of the operator.
-        quoted: See `quoted_errors`.
-        hint: Advice; by default to begin with the first error.
-    """
-    return errors.CompileError(
-        f"{compiler} refuses the kernel",
-        operator=operator,
-        got="\n".join(f"    {line}" for line in quoted.splitlines()).lstrip(),
-        where=source.where,
-        hint=hint or "fix the first of these; those after it may follow from it",
-    )
-
-
 def kernel_toolchain() -> Toolchain:
     """Return the compiler that kernels are built with.
 
@@ -379,118 +333,3 @@ def build_parts(toolchain: Toolchain, flags: Sequence[str]) -> dict[str, str]:
         "environment": compiler_variables(),
         "cpu": cpu_model(),
     }
-
-
-@dataclass(frozen=True, slots=True)
-class Diagnostic:
-    """Error of a compiler, at a line of the author's.
-
-    Attributes:
-        text: Text of the error.
-        line: Line, from 1.
-        column: Column, from 1.
-        header: The author's header that contains the line; None for the kernel's file.
-    """
-
-    text: str
-    line: int
-    column: int | None
-    header: str | None = None
-
-    def quoted(self, source: CppSource) -> str:
-        """Return location and text, the line of source, and a mark below the column."""
-        column = "" if self.column is None else f":{self.column}"
-        lines = [f"{self.header or source.path}:{self.line}{column}: {self.text}"]
-        quoted = source.quoted(self.line) if self.header is None else quoted_from(self.header, self.line)
-        if quoted.strip():
-            lines.append(f"    {quoted}")
-            if self.column is not None:
-                indent = re.sub(r"[^\t]", " ", quoted[: self.column - 1])
-                lines.append(f"    {indent}^")
-        return "\n".join(lines)
-
-
-def diagnostics(printed: str, source: CppSource, headers: frozenset[str] = frozenset()) -> list[Diagnostic]:
-    """Return the errors that a compiler printed, each location once.
-
-    An error in another file, or in generated code, is reported at the author's line that led there, or else
-    at the kernel. An unclosed brace causes errors in all generated code behind it, so it is reported first.
-    """
-    found: list[Diagnostic] = []
-    brace_missing = False
-    last: tuple[int, int | None] | None = None
-    for line in printed.splitlines():
-        match = _LINE.match(line)
-        if match is None:
-            continue
-        in_source = match["file"] == source.path
-        location = int(match["line"]), None if match["column"] is None else int(match["column"])
-        text = match["text"]
-        header = match["file"] if match["file"] in headers else None
-        if re.match(r"(fatal )?error: ", text):
-            at = location if in_source or header else last or (source.at, None)
-            add_diagnostic(found, Diagnostic(_cut(text.partition("error: ")[2]), *at, header))
-            last = None
-            brace_missing = re.search(r"error: expected '}'( at end of input)?$", text) is not None
-        elif in_source and brace_missing and text == "note: to match this '{'":
-            found.insert(0, Diagnostic("expected '}' that matches this '{'", *location))
-        elif in_source:
-            last = location
-    return found
-
-
-def add_diagnostic(found: list[Diagnostic], new: Diagnostic) -> None:
-    """Append an error, unless there is one at its location: every dtype of a template repeats it."""
-    if (new.line, new.column, new.header) not in {(each.line, each.column, each.header) for each in found}:
-        found.append(new)
-
-
-def own_headers(source: CppSource) -> frozenset[str]:
-    """Return the author's headers, by the names that compilers print."""
-    return frozenset(map(str, includes_of(source.text, source.folder)))
-
-
-def quoted_from(header: str, line: int) -> str:
-    """Return a line of a header as it is now, without its end."""
-    linecache.checkcache(header)
-    return linecache.getline(header, line).rstrip("\r\n")
-
-
-def quoted_errors(printed: str, source: CppSource, headers: frozenset[str] = frozenset()) -> str:
-    """Return the first errors that a C++ compiler or its linker printed, each with location and line.
-
-    Args:
-        printed: Its output.
-        source: The author's source.
-        headers: The author's headers, by the names that compilers print.
-    """
-    return quote(diagnostics(printed, source, headers) or _undefined(printed, source), source, printed)
-
-
-def quote(found: Sequence[Diagnostic], source: CppSource, printed: str) -> str:
-    """Return the first of these errors, with location and line; the whole output if there are none."""
-    if not found:
-        lines = printed.strip().splitlines()
-        return "\n".join(map(_cut, lines[:MAX_LINES])) or "it printed nothing"
-    rest = len(found) - MAX_ERRORS
-    quoted = [each.quoted(source) for each in found[:MAX_ERRORS]]
-    return "\n".join([*quoted, *([f"and {rest} more"] if rest > 0 else [])])
-
-
-def _cut(line: str) -> str:
-    return line if len(line) <= MAX_LENGTH else f"{line[:MAX_LENGTH]} ..."
-
-
-def _undefined(printed: str, source: CppSource) -> list[Diagnostic]:
-    """Return the linker's undefined names, each once, at the last line of the text that contains it."""
-    found = []
-    for name in dict.fromkeys(match["name"] for match in _UNDEFINED.finditer(printed)):
-        word = re.split(r"[(<]", name.rpartition("::")[2] or name)[0]
-        lines = [
-            number
-            for number, line in enumerate(source.text.split("\n"), source.line)
-            if re.search(rf"\b{re.escape(word)}\b", line)
-        ]
-        text = f"nothing defines `{name}`, neither the source nor a library"
-        found.append(Diagnostic(text, [source.at, *lines][-1], None))
-    return found

@@ -19,7 +19,7 @@ from opsmith.build.elf import section
 from opsmith.build.source_text import has_includes, include_parts
 from opsmith.kernels.common.gpu_resources import Resources, read_resources
 from opsmith.kernels.cpp.codegen import CPP_TYPES, cpp_path
-from opsmith.kernels.cpp.compiler import (
+from opsmith.kernels.cpp.diagnostics import (
     Diagnostic,
     add_diagnostic,
     changing_headers,

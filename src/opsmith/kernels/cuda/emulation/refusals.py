@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from opsmith import errors
-from opsmith.kernels.cpp.compiler import own_headers, quoted_errors
+from opsmith.kernels.cpp.diagnostics import own_headers, quoted_errors
 from opsmith.kernels.cuda.emulation.host_headers import including_line
 from opsmith.kernels.cuda.source import CudaSource
 from opsmith.kernels.cuda.standard_library import missing_hint

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opsmith.build.symbols import Line, lines_at
-from opsmith.kernels.cpp.compiler import own_headers, quoted_from
+from opsmith.kernels.cpp.diagnostics import own_headers, quoted_from
 from opsmith.kernels.cuda.source import CudaSource
 
 
