@@ -246,6 +246,7 @@ def test_a_name_that_is_none(tmp_path: Path, name: str, got: str, hint: str) -> 
         ("lambda", "`lambda` is a word of Python's syntax"),
         ("json", "Python has a module `json`"),
         ("concurrent", "Python has a module `concurrent`"),
+        ("tests", "the folder `tests` of the new package would have the same name"),
         ("prim", "torch has operators in a namespace `prim`"),
         ("torch", f"`import torch` finds {torch.__file__}"),
         ("opsmith", f"`import opsmith` finds {opsmith.__file__}"),

@@ -159,6 +159,8 @@ def _owner(module: str) -> str | None:
     """Return what has this name already, for a message; None if nothing has it."""
     if keyword.iskeyword(module):
         return f"`{module}` is a word of Python's syntax"
+    if module not in HIDDEN and (TEMPLATE / module).is_dir():
+        return f"the folder `{module}` of the new package would have the same name"
     if module in sys.stdlib_module_names:
         return f"Python has a module `{module}`"
     try:
