@@ -162,12 +162,12 @@ def test_a_relative_directory_stays_where_it_is(tmp_path: Path, monkeypatch: pyt
 
 def test_the_runtime_that_no_compiler_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from opsmith.build.cache import Cache
-    from opsmith.kernels.cpp import compiler
+    from opsmith.kernels.cpp import runtime
 
     monkeypatch.setenv("CXX", str(program(tmp_path, "old", "echo 'no C++17 here'; exit 1")))
-    monkeypatch.setattr(compiler, "cache_on_disk", lambda: Cache(tmp_path / "cache"))
+    monkeypatch.setattr(runtime, "cache_on_disk", lambda: Cache(tmp_path / "cache"))
     with pytest.raises(errors.ToolchainError) as caught:
-        compiler.compile_runtime()
+        runtime.compile_runtime()
     assert str(caught.value).splitlines() == [
         "the C++ compiler does not compile opsmith's own library",
         "  expected: a compiler of C++17, as g++ 9 or clang 10",
@@ -177,18 +177,18 @@ def test_the_runtime_that_no_compiler_takes(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_on_other_systems_there_are_none_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    from opsmith.kernels.cpp import compiler
+    from opsmith.kernels.cpp import compiler, runtime
 
     monkeypatch.setattr(compiler.sys, "platform", "win32")
     with pytest.raises(errors.ToolchainError, match=r"C\+\+ kernels are not built on win32 yet"):
-        compiler.compile_runtime()
+        runtime.compile_runtime()
 
 
 def test_the_version_of_python_is_that_of_the_header() -> None:
     from opsmith.kernels.common import parameters
-    from opsmith.kernels.cpp import compiler, dispatch, library
+    from opsmith.kernels.cpp import compiler, library, runtime
 
-    exported: Any = dispatch._runtime().opsmith_version()
+    exported: Any = runtime.runtime().opsmith_version()
     assert exported == library.VERSION
     names = [each.strip() for each in _enumerators(compiler.HEADER.read_text(), "ParameterType")]
     assert len(names) == len(parameters.PARAMETER_TYPES)
@@ -200,11 +200,11 @@ def _enumerators(text: str, name: str) -> list[str]:
 
 
 def test_no_header_of_torch_is_read(tmp_path: Path) -> None:
-    from opsmith.kernels.cpp import compiler
+    from opsmith.kernels.cpp import compiler, runtime
 
-    command = [*find_toolchain().command, "-std=c++17", "-H", "-fsyntax-only", str(compiler.RUNTIME)]
+    command = [*find_toolchain().command, "-std=c++17", "-H", "-fsyntax-only", str(runtime.RUNTIME)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
-    own = {str(path) for path in (compiler.HEADER, *compiler.RUNTIME_HEADERS)}
+    own = {str(path) for path in (compiler.HEADER, *runtime.RUNTIME_HEADERS)}
     read = {line.lstrip(". ") for line in done.stderr.splitlines() if line.startswith(".")}
     assert own <= read
     assert not [path for path in read - own if "torch" in path or "pybind" in path or "Python.h" in path]

@@ -32,6 +32,7 @@ def test_what_is_built_is_shown_and_lies_in_the_folder(opsmith: Command, tmp_pat
         done = opsmith("build", str(PACKAGE), "-o", str(folder), "--cpu", BEST, "--cuda", "sm_80")
         assert done.exit_code == 0, done.output
     lines = [re.split(r"\s{2,}", line.strip()) for line in done.stdout.splitlines()]
+    assert ["opsmith", "runtime", "any"] in [line[:3] for line in lines]
     rows = [line for line in lines if line[0].startswith("scaled_package::") and len(line) > 3]
     assert [row[:3] for row in rows] == [
         ["scaled_package::scaled", "C++", BEST],
@@ -42,8 +43,8 @@ def test_what_is_built_is_shown_and_lies_in_the_folder(opsmith: Command, tmp_pat
     ]
     assert [row[3] for row in rows[1:]] == ["2", "2", "1", "1"]
     assert "scaled_package::scaled links m, which its users must have" in done.stdout
-    assert f"5 files, 0.1 MB in {folder}" in done.stdout
-    assert len([*folder.iterdir()]) == 6
+    assert f"6 files, 0.2 MB in {folder}" in done.stdout
+    assert len([*folder.iterdir()]) == 7
     assert [each.name for each in folder.parent.iterdir()] == ["_kernels"]
 
 
@@ -56,7 +57,8 @@ def test_a_verified_build(opsmith: Command, tmp_path: Path) -> None:
     report = json.loads(done.stdout)
     assert report["written"]
     assert [(each["operator"], each["target"]) for each in report["kernels"]] == [
-        ("scaled_package::scaled", BEST)
+        ("", "any"),
+        ("scaled_package::scaled", BEST),
     ]
     assert report["verification"] == {
         "verified": [f"scaled_package::scaled for {BEST}"],
@@ -187,7 +189,8 @@ def test_a_build_that_cannot_be_written_leaves_the_earlier_one(
     assert opsmith(*command, SECOND).exit_code == 0
     after = contents(folder)
     assert after != before
-    assert sorted(name.split(".")[-1] for name in after) == ["json", "so"]  # nothing of the earlier one
+    names = sorted(name.rsplit(".", 2)[0] for name in after)  # nothing of the earlier one but the runtime
+    assert names == ["manifest", "opsmith.any", f"scaled_package.scaled.{SECOND}"]
 
 
 def test_a_part_of_a_package_keeps_what_was_built_of_the_others(
@@ -209,7 +212,9 @@ def test_a_part_of_a_package_keeps_what_was_built_of_the_others(
         names = {each.name for each in (package / "_kernels").iterdir()}
         held = json.loads((package / "_kernels" / "manifest.json").read_text())["files"]
         assert names == {"manifest.json", *(each["file"] for each in held)}
-        return sorted(f"{each['operator'].rpartition('::')[2]} {each['target']}" for each in held)
+        runtime, *kernels = sorted(held, key=lambda each: str(each["operator"]))
+        assert runtime["language"] == "runtime"
+        return [f"{each['operator'].rpartition('::')[2]} {each['target']}" for each in kernels]
 
     assert built(str(package), FIRST) == [f"first {FIRST}", f"second {FIRST}"]
     kept = "kept there: 1 file of other modules of the package"

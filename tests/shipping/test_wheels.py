@@ -94,7 +94,7 @@ def test_a_wheel_with_built_kernels(project: Path, platform_wheel: Path, tmp_pat
     held = zipfile.ZipFile(platform_wheel)
     held.extractall(tmp_path)
     libraries = sorted((tmp_path / "wheeled" / "_kernels").glob("*.so"))
-    assert len(libraries) == 1
+    assert [each.name.split(".")[0] for each in libraries] == ["opsmith", "wheeled"]
     tag = platform_tag(libraries)
     assert tag.reason == ""
     assert platform_wheel.name == f"wheeled-0.1.0-py3-none-{tag.tag}.whl"
@@ -104,7 +104,8 @@ def test_a_wheel_with_built_kernels(project: Path, platform_wheel: Path, tmp_pat
     names = set(held.namelist())
     assert {"wheeled/_kernels/manifest.json", "wheeled/swish.cpp", "wheeled/py.typed"} <= names
     assert not (project / "src" / "wheeled" / "_kernels").exists(), "the working tree is as it was"
-    assert str(project).encode() not in libraries[0].read_bytes(), "no path of this machine"
+    for each in libraries:
+        assert str(project).encode() not in each.read_bytes(), "no path of this machine"
 
 
 def test_what_was_built_in_the_tree_is_in_no_wheel_but_what_the_hook_builds(
@@ -143,17 +144,9 @@ def test_a_wrong_kernel_makes_no_wheel(project: Path, tmp_path: Path) -> None:
 def test_its_users_need_no_compiler_and_have_one_openmp_runtime(platform_wheel: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     zipfile.ZipFile(platform_wheel).extractall(site)
-    shutil.copytree(SRC / "opsmith", site / "opsmith", ignore=shutil.ignore_patterns("__pycache__"))
-    # A part of what opsmith's own wheel carries: the library between torch and all kernels.
-    built = [sys.executable, "-m", "opsmith", "build", "opsmith.ops.swiglu", "--cuda", "none"]
-    done = subprocess.run(
-        [*built, "--cpu", best_level()],
-        env={**os.environ, "PYTHONPATH": str(site)},
-        capture_output=True,
-        text=True,
-        check=False,
+    shutil.copytree(
+        SRC / "opsmith", site / "opsmith", ignore=shutil.ignore_patterns("__pycache__", "_kernels")
     )
-    assert done.returncode == 0, done.stdout + done.stderr
     done = subprocess.run(
         [sys.executable, "-W", "error::RuntimeWarning", "-c", PROGRAM],
         env={

@@ -27,7 +27,7 @@ FOLDER = "_kernels"
 VERSION = 1
 """Version of the manifest."""
 RUNTIME = "runtime"
-"""Language of the library between torch and all kernels, which opsmith's own package has."""
+"""Language of the library between torch and all kernels in C++: every package with such kernels has it."""
 
 _NAME = re.compile(r"\w[\w.+-]*")
 
@@ -140,11 +140,13 @@ class KernelFolder:
     Attributes:
         directory: The folder.
         files: The files that its manifest names.
+        opsmith: Version of opsmith that built them.
         beside: Owner, group and mode of the package's own file: no file may be open to more users.
     """
 
     directory: Path
     files: tuple[BuiltFile, ...]
+    opsmith: str
     beside: os.stat_result
 
     def content(self, built: BuiltFile) -> bytes:
@@ -361,12 +363,12 @@ def kernel_folder(directory: Path, beside: Path) -> KernelFolder | None:
             held = json.loads(content_of(manifest))
             version = held["version"]
             if version == VERSION:
-                files = tuple(map(BuiltFile.read, held["files"]))
+                files, builder = tuple(map(BuiltFile.read, held["files"])), str(held["opsmith"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UnusableError(manifest, f"it is damaged: {error}") from None
         if version != VERSION:
             raise UnusableError(manifest, f"it has version {version}, and this opsmith reads {VERSION}")
-        _folders[key] = KernelFolder(directory, files, trusted)
+        _folders[key] = KernelFolder(directory, files, builder, trusted)
     return _folders[key]
 
 
@@ -421,7 +423,7 @@ def write_manifest(directory: Path, files: Sequence[BuiltFile], opsmith: str) ->
     Args:
         directory: The folder.
         files: Its files; see `sealed`.
-        opsmith: Version of opsmith, for readers.
+        opsmith: Version of opsmith.
     """
     held = {"version": VERSION, "opsmith": opsmith, "files": [asdict(each) for each in files]}
     path = directory / MANIFEST

@@ -50,8 +50,8 @@ def missing_reason(kernel: BuiltKernel[Any], error: errors.ToolchainError) -> st
             f"its kernel in {kernel.language} is required by {requiring}, and cannot be had here",
             expected="a built kernel in its package that fits this machine, one in the cache, or a compiler",
             got=f"{error.problem}: {error.got}",
-            hint="install a package with built kernels for this machine, or a compiler; `opsmith doctor` "
-            "shows what is here",
+            hint="install what is missing, as a package with built kernels for this machine, or a compiler; "
+            "`opsmith doctor` shows what is here",
         ) from error
     if not _warned and not _in_silence.get():
         warn_caller(

@@ -21,15 +21,14 @@ from opsmith.build.packaged import (
     RUNTIME,
     BuiltFile,
     nothing_packaged,
-    package_of,
     write_manifest,
 )
 from opsmith.build.processor import levels, machine
 from opsmith.build.toolchain import FLAGS, processors
-from opsmith.kernels.cpp.compiler import LIBRARY, building_with, compile_runtime, kernel_toolchain
-from opsmith.kernels.cpp.dispatch import runtime_digest
+from opsmith.kernels.cpp.compiler import LIBRARY, building_with, kernel_toolchain
 from opsmith.kernels.cpp.kernel import CppKernel
 from opsmith.kernels.cpp.library import VERSION as CPP_VERSION
+from opsmith.kernels.cpp.runtime import compile_runtime, runtime_digest
 from opsmith.kernels.cuda.compiler import Instance, compile_to_ptx, name_expression
 from opsmith.kernels.cuda.kernel import CudaKernel
 from opsmith.kernels.cuda.packaged import MAGIC, BuiltImage
@@ -75,8 +74,8 @@ def build_package(
 ) -> PackageBuild:
     """Build the kernels of a package into its folder, without a check.
 
-    The kernels of opsmith's own operators are those of `opsmith.ops`; with them is the library between torch
-    and all kernels.
+    With kernels in C++ is the library between torch and all kernels, so that opsmith itself may be installed
+    without built kernels. Those of opsmith's own operators are the kernels of `opsmith.ops`.
 
     Args:
         package: Name of a module, or path of a package's folder.
@@ -147,7 +146,7 @@ def staged_build(
 
 def _jobs(package: SourcePackage, targets: BuildTargets) -> list[_Job]:
     jobs = []
-    if package.root == package_of(opsmith.__file__) and targets.cpu:
+    if package.of_language(CppKernel) and targets.cpu:
         jobs.append(_Job(None, ANY_TARGET, build_runtime))
     for level in reversed(targets.cpu):
         jobs += [

@@ -35,8 +35,8 @@ from opsmith.core.call_arguments import tensors_in
 from opsmith.core.forked_child import end_with_parent
 from opsmith.kernels.common.result_layout import ResultLayout
 from opsmith.kernels.cpp.crash_trace import trace_exit, tracer
-from opsmith.kernels.cpp.dispatch import fill_new_memory
 from opsmith.kernels.cpp.kernel import CppKernel
+from opsmith.kernels.cpp.runtime import fill_new_memory
 from opsmith.kernels.cpp.sanitizer import Fill, sanitized
 
 DEATHS = 5

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from opsmith.checking.numerics.compare import describe_write, exact_difference
 from opsmith.checking.side_effects.global_settings import FILL, restore_settings, settings
-from opsmith.kernels.cpp.dispatch import fill_new_memory
+from opsmith.kernels.cpp.runtime import fill_new_memory
 
 MARGIN = 64
 """Elements before and after: a multiple of the alignment of any vector unit."""

@@ -35,10 +35,7 @@ from opsmith.kernels.cpp.diagnostics import changing_headers, compile_error, own
 from opsmith.kernels.cpp.source import CppSource
 
 HERE = Path(__file__).parent
-HEADER, RUNTIME = HERE / "opsmith.h", HERE / "runtime.cpp"
-RUNTIME_HEADERS = tuple(
-    HERE / name for name in ("stable_torch.h", "python_errors.h", "arguments.h", "plans.h", "calls.h")
-)
+HEADER = HERE / "opsmith.h"
 LIBRARY = "kernel.so"
 OBJECT = "kernel.o"
 STUB = "libtorch_cpu.so"
@@ -263,42 +260,6 @@ class KernelCompiler:
     def _refused(self, printed: str, headers: frozenset[str]) -> errors.CompileError:
         quoted = quoted_errors(printed, self.source, headers)
         return compile_error("the C++ compiler", self.source, self.operator, quoted)
-
-
-def compile_runtime() -> CacheEntry:
-    """Compile the library between torch and all kernels, once on a machine.
-
-    Raises:
-        ToolchainError: As `compile_kernel`.
-    """
-    toolchain = kernel_toolchain()
-
-    def build(directory: Path) -> None:
-        (directory / "empty.cpp").write_text("")
-        for path in (HEADER, RUNTIME, *RUNTIME_HEADERS):
-            (directory / path.name).write_bytes(path.read_bytes())
-        flags = ["-std=c++17", "-fPIC", "-shared"]
-        for arguments in (
-            [*flags, f"-Wl,-soname,{STUB}", "empty.cpp", "-o", STUB],
-            [*flags, "-O2", "-fvisibility=hidden", "-Wl,--no-as-needed", RUNTIME.name, STUB, "-o", LIBRARY],
-        ):
-            done = toolchain.run(arguments, directory)
-            if done.status:
-                raise errors.ToolchainError(
-                    "the C++ compiler does not compile opsmith's own library",
-                    expected="a compiler of C++17, as g++ 9 or clang 10",
-                    got=done.printed.strip(),
-                    hint="name another compiler in CXX",
-                )
-        toolchain.refuse_incomplete(directory / LIBRARY)
-
-    parts = {"kind": "runtime", "text": runtime_text(), **build_parts(toolchain, FLAGS)}
-    return cache_on_disk().obtain(parts, build)
-
-
-def runtime_text() -> str:
-    """Return the source of the library between torch and all kernels."""
-    return "".join(path.read_text(encoding="utf-8") for path in (RUNTIME, *RUNTIME_HEADERS))
 
 
 def include_flags(source: CppSource) -> list[str]:

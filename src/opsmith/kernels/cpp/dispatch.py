@@ -12,11 +12,10 @@ from typing import Any
 import torch
 
 from opsmith import errors
-from opsmith.build.packaged import RUNTIME, digest_of_parts, package_of, search
 from opsmith.core.forked_locks import lock_of
 from opsmith.kernels.common.parameters import PARAMETER_TYPES, Parameter
-from opsmith.kernels.cpp.compiler import HEADER, compile_runtime, runtime_text
-from opsmith.kernels.cpp.library import VERSION, CppLibrary, loadable, packaged_library
+from opsmith.kernels.cpp.library import CppLibrary
+from opsmith.kernels.cpp.runtime import python_runtime, runtime
 
 NAMESPACE = "opsmith_kernels"
 OWN, SERVED = 0, 1
@@ -25,9 +24,6 @@ _OPTIONAL, _WRITTEN = 100, 1000
 
 _numbers = itertools.count()
 _lock = lock_of(sys.modules[__name__], "_lock")
-
-_fills_memory = False
-"""Setting of `fill_new_memory`."""
 
 
 class DispatchedKernel:
@@ -66,7 +62,7 @@ class DispatchedKernel:
             PARAMETER_TYPES.index(each.type) + _OPTIONAL * each.optional + _WRITTEN * each.written
             for each in arguments
         ]
-        self.record: int = _python_runtime().opsmith_take(
+        self.record: int = python_runtime().opsmith_take(
             ctypes.byref(library.exported),
             (ctypes.c_int32 * len(types))(*types),
             len(types),
@@ -85,7 +81,7 @@ class DispatchedKernel:
 
     def publish(self) -> None:
         """Make calls of the library use this schema."""
-        _runtime().opsmith_publish(self.record)
+        runtime().opsmith_publish(self.record)
 
     def serve(self, fallback: Callable[..., Any]) -> Callable[[], None] | None:
         """Take the calls of its operator on the CPU.
@@ -100,7 +96,7 @@ class DispatchedKernel:
         with _lock:
             self._served_fallback.function = fallback
             entered = _served.get(self._operator)
-            _runtime().opsmith_serve((entered or self).record, self.record)
+            runtime().opsmith_serve((entered or self).record, self.record)
             if entered is not None:
                 return None
             namespace, _, name = self._operator.partition("::")
@@ -114,7 +110,7 @@ class DispatchedKernel:
         def deregister() -> None:
             with _lock:
                 del _served[self._operator]
-            _runtime().opsmith_deregister(registered)
+            runtime().opsmith_deregister(registered)
 
         return deregister
 
@@ -123,37 +119,37 @@ class DispatchedKernel:
         with _lock:
             entered = _served.get(self._operator)
             if entered is not None:
-                _runtime().opsmith_withdraw(entered.record, self.record)
-        _runtime().opsmith_forget(self.record)
+                runtime().opsmith_withdraw(entered.record, self.record)
+        runtime().opsmith_forget(self.record)
 
     def release(self) -> None:
         """Forget all that calls have left here. Calls under way end normally, others go to the fallback."""
         self.withdraw()
-        _runtime().opsmith_forget_copies(self.record)
+        runtime().opsmith_forget_copies(self.record)
 
     def pending(self) -> int | None:
         """Return the signature of the call that is in the fallback in this thread, for one `remember`."""
-        signature: int | None = _runtime().opsmith_pending(self.record)
+        signature: int | None = runtime().opsmith_pending(self.record)
         return signature
 
     def remember(self, signature: int, plan: Sequence[int] | None) -> None:
         """Run calls of this signature by an encoded plan from now on; without one, by the fallback."""
         packed = None if plan is None else (ctypes.c_int64 * len(plan))(*plan)
-        _runtime().opsmith_remember(self.record, signature, packed)
+        runtime().opsmith_remember(self.record, signature, packed)
 
     @property
     def cached_plans(self) -> int:
         """Number of call signatures with a plan."""
-        count: int = _runtime().opsmith_cached_plans(self.record)
+        count: int = runtime().opsmith_cached_plans(self.record)
         return count
 
     def copies(self, argument: int) -> int:
         """Return the number of copies of an argument for its layout; results come after the last argument."""
-        count: int = _runtime().opsmith_copies(self.record, argument)
+        count: int = runtime().opsmith_copies(self.record, argument)
         return count
 
     def _register(self, entry: int, namespace: str, name: str) -> int:
-        registered: int | None = _runtime().opsmith_register(
+        registered: int | None = runtime().opsmith_register(
             self.record, entry, namespace.encode(), name.encode()
         )
         if registered is None:
@@ -246,7 +242,7 @@ def _fallback(schema: str, results: int, operator: str = "") -> _Fallback:
 
 def _without_plan(*args: Any, **kwargs: Any) -> Any:
     """Compute a call of a library's own operator that has no plan."""
-    return _by_record[_runtime().opsmith_pending_record()].fallback(*args, **kwargs)
+    return _by_record[runtime().opsmith_pending_record()].fallback(*args, **kwargs)
 
 
 @cache
@@ -266,7 +262,7 @@ def _holding_errors(fallback: Callable[..., Any], results: int) -> Callable[...,
         try:
             return fallback(*args, **kwargs)
         except BaseException as error:
-            _python_runtime().opsmith_hold(ctypes.py_object(error), _text(error))
+            python_runtime().opsmith_hold(ctypes.py_object(error), _text(error))
             placeholders = [torch.empty(0) for _ in range(results)]
             return (placeholders[0] if results == 1 else tuple(placeholders)) if results else None
 
@@ -279,74 +275,6 @@ def _text(error: BaseException) -> bytes:
         return str(error).encode(errors="replace")
     except Exception:  # of its own `__str__`
         return type(error).__qualname__.encode(errors="replace")
-
-
-def fill_new_memory(on: bool) -> bool:
-    """Set whether results of C++ kernels are filled with nan before the kernel writes them.
-
-    Torch's `fill_uninitialized_memory` does not affect them: its C functions leave memory as it is. The
-    setting also holds for kernels that are loaded later.
-
-    Returns:
-        The previous setting.
-    """
-    global _fills_memory
-    before, _fills_memory = _fills_memory, on
-    if _runtime.cache_info().currsize:
-        _runtime().opsmith_fill(int(on))
-    return before
-
-
-@cache
-def _runtime_path() -> str:
-    found = search(package_of(__file__), RUNTIME, "", runtime_digest, VERSION)
-    file = packaged_library(found, "opsmith_hold") or loadable(compile_runtime, "opsmith_hold")
-    return file.path
-
-
-def runtime_digest() -> str:
-    """Return the digest of the source of the runtime, by which it is found built in opsmith's package."""
-    return digest_of_parts({"text": runtime_text(), "header": HEADER.read_text(encoding="utf-8")})
-
-
-@cache
-def _runtime() -> Any:
-    """Load the runtime's functions, called without the interpreter's lock: torch's dispatcher has its own."""
-    loaded = _with_prototypes(ctypes.CDLL(_runtime_path()))
-    loaded.opsmith_fill(int(_fills_memory))
-    return loaded
-
-
-@cache
-def _python_runtime() -> Any:
-    """Load the runtime's functions that hold Python objects, called with the lock."""
-    return _with_prototypes(ctypes.PyDLL(_runtime_path()))
-
-
-def _with_prototypes(library: Any) -> Any:
-    pointer, number, numbers = ctypes.c_void_p, ctypes.c_int32, ctypes.POINTER(ctypes.c_int32)
-    text = ctypes.c_char_p
-    for name, result, arguments in (
-        ("take", pointer, [pointer, numbers, number, number, ctypes.py_object, ctypes.c_uint64, text, text]),
-        ("publish", None, [pointer]),
-        ("register", pointer, [pointer, number, text, text]),
-        ("deregister", None, [pointer]),
-        ("serve", None, [pointer, pointer]),
-        ("withdraw", None, [pointer, pointer]),
-        ("pending_record", pointer, []),
-        ("pending", pointer, [pointer]),
-        ("remember", None, [pointer, pointer, ctypes.POINTER(ctypes.c_int64)]),
-        ("forget", None, [pointer]),
-        ("forget_copies", None, [pointer]),
-        ("cached_plans", ctypes.c_int64, [pointer]),
-        ("copies", ctypes.c_int64, [pointer, number]),
-        ("hold", None, [ctypes.py_object, text]),
-        ("fill", None, [number]),
-        ("version", ctypes.c_int64, []),
-    ):
-        function = getattr(library, f"opsmith_{name}")
-        function.restype, function.argtypes = result, arguments
-    return library
 
 
 def _torch_version() -> int:

@@ -31,6 +31,7 @@ from opsmith.kernels.cpp.codegen import DEFAULT_DTYPES, OUT_TABLE, TABLE, shapes
 from opsmith.kernels.cpp.compiler import builds_as_usual, compile_kernel, compile_with_headers
 from opsmith.kernels.cpp.dispatch import DispatchedKernel, dispatched_kernel
 from opsmith.kernels.cpp.library import VERSION, CppLibrary, loadable, packaged_library
+from opsmith.kernels.cpp.runtime import runtime_file
 from opsmith.kernels.cpp.source import CppSource
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.validation import refuse_shapes
@@ -353,8 +354,9 @@ class CppKernel(BuiltKernel[CppSource]):
             text = schema.void.text("", with_hidden=True)
             results = len(schema.results)
             name = specification.dispatched_name
+            runtime_file((self._out_of or self).package, library.file)
             loaded = dispatched_kernel(library, name, text, arguments, results, *self._calls)
-            self.origin = library.origin
+            self.origin = library.file.origin
             return loaded
         except (errors.CompileError, errors.KernelSignatureError, errors.ToolchainError) as error:
             # Until `reload`: a call looks at no file.

@@ -69,7 +69,7 @@ class CppLibrary:
         table: Name of the table to read: `TABLE`, or `OUT_TABLE`.
 
     Attributes:
-        origin: Words for where it came from.
+        file: The file.
         exported: Table of what it exports.
         candidates: Parameters of each instance of the kernel.
         computes_sizes: True if it computes the sizes of the results.
@@ -78,7 +78,7 @@ class CppLibrary:
 
     def __init__(self, file: LibraryFile, table: str = TABLE) -> None:
         # It is never unloaded: a call in another thread may be in its code.
-        self.origin = file.origin
+        self.file = file
         self.exported = _Exported.in_dll(ctypes.CDLL(file.path), table)
         first = self.exported.candidates[0]
         self.computes_sizes = bool(first.sizes)

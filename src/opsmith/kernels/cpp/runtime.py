@@ -1,0 +1,192 @@
+"""Library between torch and all kernels in C++, once in a process: how it is found, compiled and loaded."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from opsmith import errors
+from opsmith.build.cache import CacheEntry, cache_on_disk
+from opsmith.build.packaged import RUNTIME as LANGUAGE
+from opsmith.build.packaged import Found, digest_of_parts, package_of, search
+from opsmith.build.toolchain import FLAGS
+from opsmith.core.forked_locks import lock_of
+from opsmith.kernels.cpp.compiler import HEADER, HERE, LIBRARY, STUB, build_parts, kernel_toolchain
+from opsmith.kernels.cpp.library import VERSION, LibraryFile, loadable, packaged_library
+
+RUNTIME = HERE / "runtime.cpp"
+RUNTIME_HEADERS = tuple(
+    HERE / name for name in ("stable_torch.h", "python_errors.h", "arguments.h", "plans.h", "calls.h")
+)
+_EXPORTED = "opsmith_hold"
+"""One of the names that it exports."""
+
+_lock = lock_of(sys.modules[__name__], "_lock")
+_file: LibraryFile | None = None
+
+_fills_memory = False
+"""Setting of `fill_new_memory`."""
+
+
+def runtime_file(package: Path | None = None, kernel: LibraryFile | None = None) -> LibraryFile:
+    """Return the file of the runtime; the first call of a process finds it, and all others get the same.
+
+    It is that of opsmith's own package, else that of the kernel's package, else that of the cache, else
+    compiled now.
+
+    Args:
+        package: Package of the kernel that is being loaded.
+        kernel: Library of that kernel, for the error.
+
+    Raises:
+        ToolchainError: If it is in none of them and cannot be compiled.
+    """
+    global _file
+    with _lock:
+        if _file is None:
+            _file = _found(package, kernel)
+        return _file
+
+
+def _found(package: Path | None, kernel: LibraryFile | None) -> LibraryFile:
+    own = package_of(__file__)
+    absences = []
+    for each in dict.fromkeys((own, package)):
+        found = search(each, LANGUAGE, "", runtime_digest, VERSION)
+        file = packaged_library(found, _EXPORTED)
+        if file is not None:
+            return file
+        absences.append(_absence(each, found) or ("opsmith has no built kernels" if each == own else ""))
+    try:
+        return loadable(compile_runtime, _EXPORTED)
+    except errors.ToolchainError as error:
+        if kernel is None:
+            raise
+        raise _missing(kernel, "; ".join(filter(None, absences)), error) from None
+
+
+def _absence(package: Path | None, found: Found) -> str:
+    """Return why the built kernels of a package have no runtime for this opsmith; empty without any."""
+    if found.folder is None:
+        return found.reason
+    built = [file for file in found.folder.files if file.language == LANGUAGE]
+    if not built:
+        return f"{found.folder.directory} has none"
+    if all(file.digest != runtime_digest() for file in built):
+        return (
+            f"this opsmith needs another one than that in {package}, which was built with opsmith "
+            f"{found.folder.opsmith}"
+        )
+    return found.reason
+
+
+def _missing(kernel: LibraryFile, reason: str, error: errors.ToolchainError) -> errors.ToolchainError:
+    """Return the error for a kernel that is there, and cannot run without the runtime."""
+    return errors.ToolchainError(
+        "the library between torch and all kernels in C++ is missing",
+        expected="this library, built into opsmith or into the package of the kernel, in the cache, or a "
+        "C++ compiler",
+        got=f"the kernel is {kernel.origin}, {kernel.path}, and fits; of the library between: {reason}; and "
+        f"it cannot be compiled: {error.problem}: {error.got}",
+        hint="install a wheel of this opsmith with built kernels, or build the package's again by it",
+    )
+
+
+def compile_runtime() -> CacheEntry:
+    """Compile the library between torch and all kernels, once on a machine.
+
+    Raises:
+        ToolchainError: As `compile_kernel`.
+    """
+    toolchain = kernel_toolchain()
+
+    def build(directory: Path) -> None:
+        (directory / "empty.cpp").write_text("")
+        for path in (HEADER, RUNTIME, *RUNTIME_HEADERS):
+            (directory / path.name).write_bytes(path.read_bytes())
+        flags = ["-std=c++17", "-fPIC", "-shared"]
+        for arguments in (
+            [*flags, f"-Wl,-soname,{STUB}", "empty.cpp", "-o", STUB],
+            [*flags, "-O2", "-fvisibility=hidden", "-Wl,--no-as-needed", RUNTIME.name, STUB, "-o", LIBRARY],
+        ):
+            done = toolchain.run(arguments, directory)
+            if done.status:
+                raise errors.ToolchainError(
+                    "the C++ compiler does not compile opsmith's own library",
+                    expected="a compiler of C++17, as g++ 9 or clang 10",
+                    got=done.printed.strip(),
+                    hint="name another compiler in CXX",
+                )
+        toolchain.refuse_incomplete(directory / LIBRARY)
+
+    parts = {"kind": "runtime", "text": runtime_text(), **build_parts(toolchain, FLAGS)}
+    return cache_on_disk().obtain(parts, build)
+
+
+def runtime_text() -> str:
+    """Return the source of the library between torch and all kernels."""
+    return "".join(path.read_text(encoding="utf-8") for path in (RUNTIME, *RUNTIME_HEADERS))
+
+
+def runtime_digest() -> str:
+    """Return the digest of the source of the runtime, by which it is found built in a package."""
+    return digest_of_parts({"text": runtime_text(), "header": HEADER.read_text(encoding="utf-8")})
+
+
+def fill_new_memory(on: bool) -> bool:
+    """Set whether results of C++ kernels are filled with nan before the kernel writes them.
+
+    Torch's `fill_uninitialized_memory` does not affect them: its C functions leave memory as it is. The
+    setting also holds for kernels that are loaded later.
+
+    Returns:
+        The previous setting.
+    """
+    global _fills_memory
+    before, _fills_memory = _fills_memory, on
+    if runtime.cache_info().currsize:
+        runtime().opsmith_fill(int(on))
+    return before
+
+
+@cache
+def runtime() -> Any:
+    """Load the runtime's functions, called without the interpreter's lock: torch's dispatcher has its own."""
+    loaded = _with_prototypes(ctypes.CDLL(runtime_file().path))
+    loaded.opsmith_fill(int(_fills_memory))
+    return loaded
+
+
+@cache
+def python_runtime() -> Any:
+    """Load the runtime's functions that hold Python objects, called with the lock."""
+    return _with_prototypes(ctypes.PyDLL(runtime_file().path))
+
+
+def _with_prototypes(library: Any) -> Any:
+    pointer, number, numbers = ctypes.c_void_p, ctypes.c_int32, ctypes.POINTER(ctypes.c_int32)
+    text = ctypes.c_char_p
+    for name, result, arguments in (
+        ("take", pointer, [pointer, numbers, number, number, ctypes.py_object, ctypes.c_uint64, text, text]),
+        ("publish", None, [pointer]),
+        ("register", pointer, [pointer, number, text, text]),
+        ("deregister", None, [pointer]),
+        ("serve", None, [pointer, pointer]),
+        ("withdraw", None, [pointer, pointer]),
+        ("pending_record", pointer, []),
+        ("pending", pointer, [pointer]),
+        ("remember", None, [pointer, pointer, ctypes.POINTER(ctypes.c_int64)]),
+        ("forget", None, [pointer]),
+        ("forget_copies", None, [pointer]),
+        ("cached_plans", ctypes.c_int64, [pointer]),
+        ("copies", ctypes.c_int64, [pointer, number]),
+        ("hold", None, [ctypes.py_object, text]),
+        ("fill", None, [number]),
+        ("version", ctypes.c_int64, []),
+    ):
+        function = getattr(library, f"opsmith_{name}")
+        function.restype, function.argtypes = result, arguments
+    return library
