@@ -48,7 +48,7 @@ def missing_reason(kernel: BuiltKernel[Any], error: errors.ToolchainError) -> st
         raise kernel.error(
             errors.KernelRefusedError,
             f"its kernel in {kernel.language} is required by {requiring}, and cannot be had here",
-            expected="a built kernel in its package that fits this machine, one in the cache, or a compiler",
+            expected="a built kernel in its package that fits this machine, or a compiler",
             got=f"{error.problem}: {error.got}",
             hint="install what is missing, as a package with built kernels for this machine, or a compiler; "
             "`opsmith doctor` shows what is here",

@@ -87,8 +87,7 @@ def _missing(kernel: LibraryFile, reason: str, error: errors.ToolchainError) -> 
     """Return the error for a kernel that is there, and cannot run without the runtime."""
     return errors.ToolchainError(
         "the library between torch and all kernels in C++ is missing",
-        expected="this library, built into opsmith or into the package of the kernel, in the cache, or a "
-        "C++ compiler",
+        expected="this library, built into opsmith or into the package of the kernel, or a C++ compiler",
         got=f"the kernel is {kernel.origin}, {kernel.path}, and fits; of the library between: {reason}; and "
         f"it cannot be compiled: {error.problem}: {error.got}",
         hint="install a wheel of this opsmith with built kernels, or build the package's again by it",
