@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,9 +12,9 @@ from torch import Tensor
 
 import opsmith
 from opsmith import errors
-from opsmith.build.toolchain import Toolchain
+from opsmith.build.toolchain import FLAGS, Toolchain
 from opsmith.checking import first_calls
-from opsmith.kernels.cpp.compiler import OBJECT
+from opsmith.kernels.cpp.compiler import OBJECT, building_with, builds_as_usual
 from opsmith.kernels.cpp.kernel import CppKernel
 
 FITTING = (torch.randn(3, 4), torch.randn(4, 5))
@@ -110,6 +111,27 @@ def test_a_kernel_that_is_not_built_is_one_failure_and_is_compiled_once(
             twice(torch.ones(2))
         assert len(caught.traceback) < 30, "a remembered error does not collect the lines of every call"
     assert len(compiled) == 1
+
+
+def test_kernels_are_compiled_at_once_in_the_context_of_the_check() -> None:
+    usual: list[bool] = []
+
+    class Ahead(CppKernel):
+        def __init__(self) -> None:
+            pass
+
+        def compile_ahead(self) -> None:
+            usual.append(builds_as_usual())
+            if usual[-1]:
+                raise ValueError("not the first call's")
+
+    kernels = [SimpleNamespace(given=Ahead()) for _ in range(2)]
+    subject: Any = SimpleNamespace(kernels_on=lambda device: kernels)
+    with building_with((*FLAGS, "-DOTHER")):
+        first_calls.compile_kernels(subject)
+    assert usual == [False, False]
+    with pytest.raises(ValueError, match="not the first call's"):
+        first_calls.compile_kernels(subject)
 
 
 def test_kernels_in_cpp_are_compiled_at_once_before_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:

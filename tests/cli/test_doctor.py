@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from packaged_kernels import PACKAGE, RUNNABLE, build_into, scaled
+from packaged_kernels import PACKAGE, RUNNABLE, build_into, edit_manifest, scaled
 from typer.testing import Result
 
 from opsmith import config
@@ -285,6 +285,15 @@ def test_of_a_package_it_says_where_each_kernel_comes_from(
     shown = " ".join(opsmith("doctor", str(PACKAGE)).stdout.split())
     assert "the reference runs: there is no C++ compiler: none of that name in PATH" in shown
     assert "the reference runs: there is no NVRTC, which compiles CUDA C++: none is found" in shown
+    edit_manifest(
+        tmp_path / "_kernels", lambda held: [each.update(digest="0" * 64) for each in held["files"]]
+    )
+    with looking_in(PACKAGE, tmp_path / "_kernels", (level, "sm_80", "compute_80")):
+        scaled().reload()
+        done = opsmith("doctor", str(PACKAGE), "--json")
+    origins = [each["origin"] for each in json.loads(done.stdout)["kernels"]]
+    reason = f"; the source is not that of the kernels in {tmp_path / '_kernels'}"
+    assert [each.endswith(reason) for each in origins[:2]] == [True, True], origins
     toolchain._toolchain.cache_clear()
     scaled().reload()
 

@@ -234,7 +234,7 @@ def test_a_name_that_is_none(tmp_path: Path, name: str, got: str, hint: str) -> 
         new_package(name, tmp_path / "a")
     expected = f"small letters and digits, single `-` or `_` between them, a letter first; at most {LONGEST}"
     assert str(caught.value) == (
-        f"`{name}` is no name of a package\n"
+        f"`{name}` is not a valid package name\n"
         f"  argument: NAME\n  expected: {expected}\n  got: {got}\n  hint: {hint}"
     )
     assert not (tmp_path / "a").exists()

@@ -84,7 +84,8 @@ def test_which_files_fit_a_gpu(
 ) -> None:
     with packaged.looking_in(PACKAGE, folder, targets):
         shifted.reload()
-        found = kernel_of(shifted)._packaged("sm_90")
+        found = kernel_of(shifted).packaged("sm_90")
+    assert list(found.targets) == chosen
     images = [image.cubin for _, image in found.images("shifted<float, (3)>")]
     assert [each.origin.rpartition(" ")[2] for each in images] == chosen
     for each in images:
@@ -108,6 +109,8 @@ def test_rules_of_compatibility() -> None:
         "sm_103": ["compute_80", "compute_90", "sm_100f", "sm_100"],
         "sm_120": ["compute_80", "compute_90"],
     }
+    assert [gpu_misfit(file(each), "") for each in TARGETS] == [None] * len(TARGETS)
+    assert gpu_misfit(file("gfx90a"), "") == "built for gfx90a, and this GPU is of NVIDIA"
     assert gpu_misfit(file("gfx90a"), "sm_90") == "built for gfx90a, and this GPU is sm_90"
     ranked = sorted((file(each) for each in ("compute_80", "sm_80", "compute_90", "sm_86")), key=gpu_rank)
     assert [each.target for each in ranked] == ["sm_86", "sm_80", "compute_90", "compute_80"]
@@ -122,6 +125,25 @@ def test_what_was_not_built_is_compiled(folder: Path, shifted: Any) -> None:
         shifted.reload()
         assert torch.equal(shifted(longer), longer + 5)
     assert shifted.explain(longer).origin in ("from the cache", "compiled now")
+
+
+def test_explain_says_where_the_instances_of_a_call_came_from(folder: Path, shifted: Any) -> None:
+    longer = torch.ones(5)
+    with packaged.looking_in(PACKAGE, folder, EVERY):
+        shifted.reload()
+        assert shifted.explain(X).origin == "built into the package for sm_90"  # before it is loaded
+        for x in (X, longer):
+            assert torch.equal(shifted(x), x + len(x))
+        assert shifted.explain(X).origin == "built into the package for sm_90"
+        assert shifted.explain(longer).origin in ("from the cache", "compiled now")
+
+
+def test_after_a_build_a_process_uses_built_kernels_again(folder: Path, shifted: Any, tmp_path: Path) -> None:
+    with packaged.looking_in(PACKAGE, folder, EVERY):
+        shifted.reload()
+        build_into(tmp_path / "others", cuda="sm_90")
+        assert kernel_of(shifted).packaged("sm_90").targets == ("sm_90", "compute_90")
+        assert kernel_of(shifted).packaged().targets == ("sm_90", "sm_80", "compute_90")
 
 
 @pytest.mark.usefixtures("no_nvrtc")
@@ -155,7 +177,7 @@ def test_an_image_that_the_driver_refuses_is_compiled_here(
     with packaged.looking_in(PACKAGE, folder, ("sm_90",)):
         shifted.reload()
         with pytest.warns(
-            RuntimeWarning, match=r"sm_90.*images are not used: the driver does not load it: cuMod"
+            RuntimeWarning, match=r"sm_90.*images is not used: the driver does not load it: cuMod"
         ):
             assert torch.equal(shifted(X), X + 3)
     assert shifted.explain(X).origin in ("from the cache", "compiled now")

@@ -90,7 +90,7 @@ def test_a_build_with_other_flags_uses_no_package(folder: Path) -> None:
 def truncate(folder: Path) -> str:
     path = library(folder)
     path.write_bytes(path.read_bytes()[:1000])
-    return f"{path} are not used: it has 1000 of "
+    return f"{path} is not used: it has 1000 of "
 
 
 def change(folder: Path) -> str:
@@ -98,25 +98,25 @@ def change(folder: Path) -> str:
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    return f"{path} are not used: its content is not that of the build"
+    return f"{path} is not used: its content is not that of the build"
 
 
 def remove(folder: Path) -> str:
     path = library(folder)
     path.unlink()
-    return f"{path} are not used: No such file"
+    return f"{path} is not used: No such file"
 
 
 def link(folder: Path) -> str:
     path = library(folder)
     path.rename(folder.parent / "elsewhere.so")
     path.symlink_to(folder.parent / "elsewhere.so")
-    return f"{path} are not used: it is a link"
+    return f"{path} is not used: it is a link"
 
 
 def open_file(folder: Path) -> str:
     library(folder).chmod(0o666)
-    return f"{library(folder)} are not used: its mode is 666, so others can write into it"
+    return f"{library(folder)} is not used: its mode is 666, so others can write into it"
 
 
 def open_folder(folder: Path) -> str:
@@ -163,7 +163,7 @@ def lead_headers_out(folder: Path) -> str:
 
 def older_structures(folder: Path) -> str:
     edit_manifest(folder, lambda held: [each.update(abi=3) for each in held["files"]])
-    return "are not used: built for version 3 of opsmith's kernels, and this opsmith has "
+    return "is not used: built for version 3 of opsmith's kernels, and this opsmith has "
 
 
 def no_library(folder: Path) -> str:
@@ -176,7 +176,7 @@ def no_library(folder: Path) -> str:
             each.update(sha256=digest, bytes=10) for each in held["files"] if each["file"] == path.name
         ],
     )
-    return f"{path} are not used: it cannot be loaded: {path}: "
+    return f"{path} is not used: it cannot be loaded: {path}: "
 
 
 OF_ONE_FILE = (truncate, change, remove, link, open_file, no_library)

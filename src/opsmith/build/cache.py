@@ -55,7 +55,7 @@ class CacheEntry:
     def origin(self) -> str:
         """Words for the origin, for reports."""
         if self.source == "private":
-            return "compiled now, for this process alone"
+            return f"compiled now, for this process alone: {self.reason}"
         return "compiled now" if self.source == "built" else "from the cache"
 
 

@@ -328,9 +328,10 @@ _warned: set[Path] = set()
 def warn_unusable(path: Path, reason: str) -> None:
     """Warn, once for each file, that a built kernel of a package is not used."""
     if path not in _warned:
+        is_kernel = path.suffix in (".so", ".images")
+        named = f"the built kernel {path} is" if is_kernel else f"the built kernels of {path} are"
         warn_caller(
-            f"the built kernels of {path} are not used: {reason}; install the package again, or build them "
-            "again by `opsmith build`"
+            f"{named} not used: {reason}; install the package again, or build it again by `opsmith build`"
         )
         _warned.add(path)  # last: a filter may make the warning an error
 

@@ -5,7 +5,8 @@ What cannot run is reported once, and not by every property in the same words.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -67,7 +68,12 @@ def compile_kernels(subject: Subject) -> None:
     kernels = [each.given for each in subject.kernels_on(CPU) if isinstance(each.given, CppKernel)]
     if len(kernels) > 1:
         with ThreadPoolExecutor(processors()) as threads:
-            wait([threads.submit(kernel.compile_ahead) for kernel in dict.fromkeys(kernels)])
+            # A thread has no context of its own: that of the check says which built kernels are used.
+            done = [
+                threads.submit(copy_context().run, kernel.compile_ahead) for kernel in dict.fromkeys(kernels)
+            ]
+        for each in done:
+            each.result()
 
 
 def runnable_samples(subject: Subject, limit_s: float) -> tuple[Subject, tuple[Failure, ...]]:

@@ -8,19 +8,17 @@ from typing import Any
 import torch
 
 from opsmith import errors
-from opsmith.build.packaged import search
 from opsmith.core.kernels import BuiltKernel
+from opsmith.core.missing_kernels import with_reason
 from opsmith.kernels.cpp.kernel import CppKernel
 from opsmith.kernels.cuda.kernel import CudaKernel
 from opsmith.kernels.cuda.nvrtc import find_nvrtc
-from opsmith.kernels.cuda.packaged import gpu_misfit
-from opsmith.kernels.cuda.parameters import VERSION
 from opsmith.shipping import SourcePackage
 
 
 @dataclass(frozen=True, slots=True)
 class KernelOrigin:
-    """Where a kernel comes from.
+    """Origin of a kernel.
 
     Attributes:
         operator: Name of the operator.
@@ -68,15 +66,11 @@ def _of_cuda(kernel: CudaKernel) -> str:
     """Return what a package has for the GPU that is here, or for any, else what NVRTC does."""
     available = torch.cuda.is_available()
     gpu = "sm_{}{}".format(*torch.cuda.get_device_capability()) if available else ""
-    found = search(
-        kernel.package,
-        kernel.language,
-        kernel.operator.name,
-        kernel.digest,
-        VERSION,
-        lambda built: gpu_misfit(built, gpu) if gpu else None,
-    )
-    if found.files:
-        return f"built into the package for {', '.join(each.target for each in found.files)}"
-    find_nvrtc()
+    packaged = kernel.packaged(gpu)
+    if packaged.targets:
+        return f"built into the package for {', '.join(packaged.targets)}"
+    try:
+        find_nvrtc()
+    except errors.ToolchainError as error:
+        raise with_reason(error, packaged.found.reason) from None
     return "compiled when it is first called"

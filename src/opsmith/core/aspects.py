@@ -344,7 +344,7 @@ class Aspects:
 
         Raises:
             UsageError: If no kernel for the device is built from a source.
-            KernelRefusedError: If a kernel in C++ cannot be had here.
+            KernelRefusedError: If a kernel in C++ can neither be loaded nor built here.
 
         Example:
             >>> opsmith.ops.involution.require_kernel("cpu") is opsmith.ops.involution

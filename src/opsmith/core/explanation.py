@@ -115,7 +115,9 @@ def explain(specification: Specification, values: list[Any]) -> Explanation:
         (*(built.copies(values) if isinstance(built, BuiltKernel) else ()), *written_over),
         built.sizing if isinstance(built, BuiltKernel) else "",
         accepted.kernel if accepted and specification.library_operator is None else None,
-        accepted.kernel.given.origin if accepted and isinstance(accepted.kernel.given, BuiltKernel) else "",
+        accepted.kernel.given.origin_of(values)
+        if accepted and isinstance(accepted.kernel.given, BuiltKernel)
+        else "",
     )
 
 

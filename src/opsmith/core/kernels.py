@@ -182,7 +182,6 @@ class BuiltKernel(errors.ErrorSubject, ABC, Generic[S]):
             each call, and none is made by its signature.
         manner: Words for how the kernel runs on its device, for messages; empty if there is nothing to say.
         required: True if it is an error that it can neither be loaded nor built.
-        origin: Words for where the built kernel came from; empty before it is there.
     """
 
     language: ClassVar[str]
@@ -191,7 +190,6 @@ class BuiltKernel(errors.ErrorSubject, ABC, Generic[S]):
     by_context: ClassVar[bool] = False
     manner: str = ""
     required = False
-    origin: str = ""
 
     def __init__(
         self,
@@ -280,7 +278,7 @@ class BuiltKernel(errors.ErrorSubject, ABC, Generic[S]):
         source = self._read()
         with self._lock:
             self._forget()
-            self.source, self.origin = source, ""
+            self.source = source
 
     def require(self) -> None:
         """Make it an error that the kernel can neither be loaded nor built, from now on.
@@ -289,6 +287,14 @@ class BuiltKernel(errors.ErrorSubject, ABC, Generic[S]):
             KernelRefusedError: If this is known now.
         """
         self.required = True
+
+    def origin_of(self, values: Sequence[Any]) -> str:
+        """Return words for where what computes a call came from; empty before it is there.
+
+        Args:
+            values: Argument values, which the kernel takes.
+        """
+        return ""
 
     @abstractmethod
     def _forget(self) -> None:

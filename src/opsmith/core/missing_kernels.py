@@ -47,7 +47,7 @@ def missing_reason(kernel: BuiltKernel[Any], error: errors.ToolchainError) -> st
         requiring = f"{config.REQUIRE_KERNELS}=1" if by_environment else "`require_kernel`"
         raise kernel.error(
             errors.KernelRefusedError,
-            f"its kernel in {kernel.language} is required by {requiring}, and cannot be had here",
+            f"its kernel in {kernel.language} is required by {requiring}, and cannot be loaded or built here",
             expected="a built kernel in its package that fits this machine, or a compiler",
             got=f"{error.problem}: {error.got}",
             hint="install what is missing, as a package with built kernels for this machine, or a compiler; "

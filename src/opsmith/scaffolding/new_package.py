@@ -66,8 +66,8 @@ def new_package(
         The package.
 
     Raises:
-        UsageError: If the name is no name of a package or is taken, the folder is there or cannot be written,
-            or there is no such licence. Nothing is written then.
+        UsageError: If the name is not a valid package name or is taken, the folder is there or cannot be
+            written, or there is no such licence. Nothing is written then.
 
     Example:
         >>> import tempfile
@@ -135,7 +135,7 @@ def _module_name(name: str) -> str:
     if not _NAME.fullmatch(name) or len(name) > LONGEST:
         likely = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-0123456789")[:LONGEST]
         raise errors.UsageError(
-            f"`{name}` is no name of a package",
+            f"`{name}` is not a valid package name",
             argument="NAME",
             expected="small letters and digits, single `-` or `_` between them, a letter first; "
             f"at most {LONGEST}",

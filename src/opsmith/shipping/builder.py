@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -142,6 +142,9 @@ def staged_build(
         yield PackageBuild(package, directory, tuple(files), tuple(rows), place, kept)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+        for operator in {each.operator for each in package.kernels}:
+            with suppress(errors.KernelSourceError):  # of a file that went; the next call says so
+                operator.reload()  # a build uses no built kernels, and calls after it do
 
 
 def _jobs(package: SourcePackage, targets: BuildTargets) -> list[_Job]:

@@ -289,7 +289,7 @@ def test_a_kernel_that_is_required_and_cannot_be_had_is_an_error(monkeypatch: py
         operator(torch.ones(1))
     assert str(caught.value).splitlines() == [
         "cpp_messages::required: its kernel in C++ is required by OPSMITH_REQUIRE_KERNELS=1, and cannot be "
-        "had here",
+        "loaded or built here",
         "  expected: a built kernel in its package that fits this machine, or a compiler",
         "  got: there is no C++ compiler: none of that name in PATH",
         f"  where: {kernel_where(operator)}",
@@ -300,7 +300,9 @@ def test_a_kernel_that_is_required_and_cannot_be_had_is_an_error(monkeypatch: py
     with pytest.raises(errors.UsageError, match="OPSMITH_REQUIRE_KERNELS has an invalid value"):
         operator(torch.ones(1))
     monkeypatch.delenv("OPSMITH_REQUIRE_KERNELS")
-    with pytest.raises(errors.KernelRefusedError, match="is required by `require_kernel`, and cannot be had"):
+    with pytest.raises(
+        errors.KernelRefusedError, match="is required by `require_kernel`, and cannot be loaded or built"
+    ):
         operator.require_kernel("cpu")
     with pytest.raises(errors.KernelRefusedError, match="is required by `require_kernel`"):
         operator(torch.ones(1))
@@ -467,7 +469,8 @@ def test_a_disk_that_runs_no_programs_is_not_used(tmp_path: Path, monkeypatch: p
         file = library.loadable(lambda: cache.obtain({"a": "b"}, lambda at: (at / "c").touch()), "strip")
     assert places == [places[0], Path(file.path).parent]
     assert not Path(file.path).is_relative_to(cache.directory)
-    assert file.origin == "compiled now, for this process alone"
+    reason = "no program can be run from its file system (noexec)"
+    assert file.origin == f"compiled now, for this process alone: {reason}"
 
 
 def test_a_full_directory_for_temporary_files_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

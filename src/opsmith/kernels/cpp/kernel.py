@@ -100,6 +100,9 @@ class CppKernel(BuiltKernel[CppSource]):
         copies_back: See `BuiltKernel`.
         declared: See `BuiltKernel`.
         out_of: The kernel whose library it shares, if it is that of an operator's out form.
+
+    Attributes:
+        origin: Words for where the library came from; empty before it is loaded.
     """
 
     language = "C++"
@@ -128,6 +131,7 @@ class CppKernel(BuiltKernel[CppSource]):
         self._loaded = None
         self._refused: errors.OpsmithError | None = None
         self._serves = False
+        self.origin = ""
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...] | None:
@@ -293,21 +297,33 @@ class CppKernel(BuiltKernel[CppSource]):
         """
         return compile_with_headers(self.source, self.operator.name, self.dtypes or (), self._shapes_in_cpp())
 
+    def origin_of(self, values: Sequence[Any]) -> str:
+        """Return words for where the library came from, whatever the call."""
+        return self.origin
+
     def compile_ahead(self) -> None:
         """Compile the library without loading it, unless the package of the kernel has one that fits.
 
-        An error is kept for the first call.
+        The first call gets the error of a compiler that refuses the source or is missing.
         """
         whole = self._out_of or self
         found = whole._built_in_package()
         if found.files:
             return
+        refused: errors.OpsmithError
         try:
             whole.compile()
         except errors.CompileError as error:
-            self._refused = error
+            refused = error
         except errors.ToolchainError as error:
-            self._refused = with_reason(error, found.reason)
+            refused = with_reason(error, found.reason)
+        except errors.CacheError:
+            return  # the first call meets it again
+        else:
+            return
+        with self._lock:
+            if self._loaded is None:
+                self._refused = refused
 
     def copies(self, values: Sequence[Any]) -> tuple[str, ...]:
         """Return the arguments that the kernel copies into another layout."""

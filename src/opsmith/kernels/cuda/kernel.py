@@ -151,6 +151,25 @@ class CudaKernel(BuiltKernel[CudaSource]):
             return missing_reason(self, error)
         return choice if isinstance(choice, str) else None
 
+    def origin_of(self, values: Sequence[Any]) -> str:
+        """Return words for where the instances of a call came from, in the order of its launches."""
+        specification = self.operator.specification
+        choice = self._cached_choice(specification, with_defaults(specification, values))
+        if isinstance(choice, str):
+            return ""
+        index = tensors_in(list(values))[0].device.index or 0
+        found = dict.fromkeys(self._origin_of_instance(each, index) for each in choice.instances)
+        return ", ".join(each for each in found if each)
+
+    def _origin_of_instance(self, instance: Instance, index: int) -> str:
+        loaded = self._functions.get((instance, index))
+        if loaded is not None:
+            return loaded.cubin.origin
+        images = self.packaged(self._machine.architecture(index)).images(
+            name_expression(self.source, instance)
+        )
+        return next((image.cubin.origin for _, image in images), "")
+
     def copies(self, values: Sequence[Any]) -> tuple[str, ...]:
         """Return the arguments that the kernel copies into another layout."""
         values = with_defaults(self.operator.specification, values)
@@ -357,7 +376,7 @@ class CudaKernel(BuiltKernel[CudaSource]):
             DriverError: If the driver refuses what was compiled here.
         """
         driver, architecture = self._machine.driver(), self._machine.architecture(index)
-        packaged = self._packaged(architecture)
+        packaged = self.packaged(architecture)
         for path, image in packaged.images(name_expression(self.source, instance)):
             try:
                 handle = driver.load(image.cubin.image, image.cubin.name)
@@ -365,22 +384,18 @@ class CudaKernel(BuiltKernel[CudaSource]):
                 packaged.drop(path, f"the driver does not load it: {error}")
                 self._forget_choices()
                 continue
-            return self._function_of(handle, image.cubin)
+            return _function_of(handle, image.cubin)
         try:
             cubin = self.compile(instance, architecture)
         except errors.ToolchainError as error:
             self._missing = error
             self._forget_choices()
             raise
-        return self._function_of(driver.load(cubin.image, cubin.name), cubin)
+        return _function_of(driver.load(cubin.image, cubin.name), cubin)
 
     def _forget_choices(self) -> None:
         self._described.clear()
         self._choices = CallCache()
-
-    def _function_of(self, handle: int, cubin: Cubin) -> _LoadedFunction:
-        self.origin = cubin.origin
-        return _LoadedFunction(handle, cubin, LaunchLimits.of(cubin, cubin.architecture))
 
     def digest(self) -> str:
         """Return the digest of what its author wrote, by which it is found built in a package."""
@@ -393,8 +408,12 @@ class CudaKernel(BuiltKernel[CudaSource]):
             }
         )
 
-    def _packaged(self, architecture: str) -> PackagedImages:
-        """Return what the package of the kernel has for a GPU, looked up once until `reload`."""
+    def packaged(self, architecture: str = "") -> PackagedImages:
+        """Return what the package of the kernel has for a GPU, looked up once until `reload`.
+
+        Args:
+            architecture: Architecture of the GPU; empty for any.
+        """
         if architecture not in self._images:
             found = search(
                 self.package,
@@ -422,14 +441,11 @@ class CudaKernel(BuiltKernel[CudaSource]):
             if key in self._wrong:
                 raise self._wrong[key].with_traceback(None)
             if key not in self._described:
-                packaged = self._packaged(architecture)
-                names = [name_expression(self.source, each) for each in instances]
-                found = packaged.described(names)
+                packaged = self.packaged(architecture)
+                found = packaged.described([name_expression(self.source, each) for each in instances])
                 try:
                     if found is None:
                         found = self._describe(instances, architecture, packaged.found)
-                    elif instances:
-                        self.origin = next(packaged.images(names[0]))[1].cubin.origin
                     self.check_parameters(dict(zip(instances, found, strict=True)))
                 except errors.ToolchainError as error:
                     self._missing = error
@@ -479,6 +495,10 @@ class CudaKernel(BuiltKernel[CudaSource]):
             call_signature(values),
             lambda: self.choose(values, self._machine.architecture(index)),
         )
+
+
+def _function_of(handle: int, cubin: Cubin) -> _LoadedFunction:
+    return _LoadedFunction(handle, cubin, LaunchLimits.of(cubin, cubin.architecture))
 
 
 def with_defaults(specification: Specification, values: Sequence[Any]) -> list[Any]:

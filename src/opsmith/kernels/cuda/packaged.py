@@ -75,12 +75,12 @@ class PackagedImages:
 
     Args:
         found: Files that fit, the best first.
-        architecture: Architecture of the GPU.
+        architecture: Architecture of the GPU; empty for any.
     """
 
     found: Found
     architecture: str
-    _files: list[tuple[Path, dict[str, BuiltImage]]] = field(init=False)
+    _files: list[tuple[str, Path, dict[str, BuiltImage]]] = field(init=False)
 
     def __post_init__(self) -> None:
         self._files = []
@@ -94,7 +94,12 @@ class PackagedImages:
             except (ValueError, KeyError, TypeError, IndexError) as error:
                 warn_unusable(path, f"its manifest is damaged: {error}")
                 continue
-            self._files.append((path, images))
+            self._files.append((built.target, path, images))
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Targets of the files, the best first."""
+        return tuple(target for target, _, _ in self._files)
 
     def images(self, name: str) -> Iterator[tuple[Path, BuiltImage]]:
         """Yield the images of an instance with their files, the best first.
@@ -102,7 +107,7 @@ class PackagedImages:
         Args:
             name: Name expression of the instance.
         """
-        for path, images in [*self._files]:
+        for _, path, images in [*self._files]:
             if name in images:
                 yield path, images[name]
 
@@ -113,7 +118,7 @@ class PackagedImages:
 
     def drop(self, path: Path, reason: str) -> None:
         """Use a file no more, and warn of it."""
-        self._files = [each for each in self._files if each[0] != path]
+        self._files = [each for each in self._files if each[1] != path]
         warn_unusable(path, reason)
 
 
@@ -126,7 +131,7 @@ def gpu_misfit(built: BuiltFile, architecture: str) -> str | None:
 
     Args:
         built: The file.
-        architecture: Architecture of the GPU, as `sm_90`.
+        architecture: Architecture of the GPU, as `sm_90`; empty for any.
 
     Example:
         >>> file = BuiltFile(operator="", language="CUDA", digest="", abi=1, target="sm_80")
@@ -134,6 +139,8 @@ def gpu_misfit(built: BuiltFile, architecture: str) -> str | None:
         (True, 'built for sm_80, and this GPU is sm_90')
     """
     match = _TARGET.fullmatch(built.target)
+    if match is not None and not architecture:
+        return None
     if match is not None:
         number, wanted = int(match["number"]), int(re.sub(r"\D", "", architecture))
         fits = number == wanted if match["suffix"] == "a" else number <= wanted
@@ -141,7 +148,7 @@ def gpu_misfit(built: BuiltFile, architecture: str) -> str | None:
             fits = fits and number // 10 == wanted // 10
         if fits:
             return None
-    return f"built for {built.target}, and this GPU is {architecture}"
+    return f"built for {built.target}, and this GPU is {architecture or 'of NVIDIA'}"
 
 
 def gpu_rank(built: BuiltFile) -> tuple[bool, int]:
