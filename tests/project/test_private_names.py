@@ -32,7 +32,7 @@ def is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__")
 
 
-DOCUMENTED = {"os._exit", "sys._current_frames"}
+DOCUMENTED = {"os._exit", "sys._current_frames", "sys._getframe"}
 """Names with an underscore that are in Python's manual."""
 
 

@@ -115,7 +115,7 @@ def test_a_header_that_no_directive_names_decides_whether_a_built_kernel_is_used
     assert operator.reload()(X).item() == 101
     assert operator.explain(X).origin in ("compiled now", "from the cache")
     (kernel,) = [each.given for each in operator.specification.kernels]
-    reason = kernel._built_in_package().reason
+    reason = kernel.built_in_package().reason
     assert reason == f"the header parts/one.h is not that of the kernels in {package / '_kernels'}"
     header.write_text("const float one = 1;\n")
     operator.reload()

@@ -307,7 +307,7 @@ class CppKernel(BuiltKernel[CppSource]):
         The first call gets the error of a compiler that refuses the source or is missing.
         """
         whole = self._out_of or self
-        found = whole._built_in_package()
+        found = whole.built_in_package()
         if found.files:
             return
         refused: errors.OpsmithError
@@ -382,7 +382,7 @@ class CppKernel(BuiltKernel[CppSource]):
     def _library(self) -> CppLibrary:
         """Load the library: built in the package of the kernel, from the cache, or compiled now."""
         whole, table = (self, TABLE) if self._out_of is None else (self._out_of, OUT_TABLE)
-        found = whole._built_in_package()
+        found = whole.built_in_package()
         file = packaged_library(found, table)
         if file is not None:
             return CppLibrary(file, table)
@@ -391,7 +391,7 @@ class CppKernel(BuiltKernel[CppSource]):
         except errors.ToolchainError as error:
             raise with_reason(error, found.reason) from None
 
-    def _built_in_package(self) -> Found:
+    def built_in_package(self) -> Found:
         """Search the package of the kernel for libraries; a sanitised build, for example, is another."""
         if not builds_as_usual():
             return Found()
