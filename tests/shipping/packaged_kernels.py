@@ -31,7 +31,7 @@ def scaled() -> Any:
 
 
 def build_into(folder: Path, cpu: str = "none", cuda: str = "none") -> list[Path]:
-    """Build into a folder, and return the files that have kernels, the best first."""
+    """Build into a folder, and return the files: for processors the runtime, then the best kernel first."""
     with staged_build(source_package(), BuildTargets.of(cpu, cuda), folder) as made:
         made.write()
     return [folder / file.file for file in made.files]
