@@ -528,6 +528,15 @@ def test_only_the_first_argument_alone_may_be_returned() -> None:
         with pytest.raises(errors.UnknownInputError, match=f"it cannot return `{returns}`") as caught:
             opsmith.operator("in_place::cannot_return", mutates=mutates, returns=returns)(reference)
         assert caught.value.expected == "the first argument, a `Tensor`, and the only one that it writes into"
+        likely = mutates == ["cache"] and reference is both
+        assert str(caught.value.hint).startswith(
+            'write `returns="cache"`' if likely else "leave `returns=` out"
+        )
+        if likely:
+            assert (
+                caught.value.got
+                == "`x`, where the first argument is `cache: Tensor`, and it writes into `cache`"
+            )
     with pytest.raises(
         errors.UnsupportedTypeError, match="an operator that returns `cache` returns a tensor"
     ):
@@ -603,6 +612,23 @@ def test_handles() -> None:
 def test_only_tensors_are_written(name: str) -> None:
     with pytest.raises(errors.UnknownInputError, match=f"cannot write into `{name}`"):
         opsmith.operator("in_place::bad", mutates=[name])(decay)
+
+
+def test_the_closest_tensor_is_named() -> None:
+    def of(state: Tensor, x: Tensor) -> None:
+        state.mul_(x)
+
+    def without(rate: float) -> float:
+        return rate
+
+    for reference, name, hint in (
+        (of, "stat", 'write `mutates=("state",)`, or another tensor that the reference writes into'),
+        (of, "xx", 'write `mutates=("x",)`, or another tensor that the reference writes into'),
+        (without, "rate", "leave `mutates=` out: it has no tensor to write into"),
+    ):
+        with pytest.raises(errors.UnknownInputError) as caught:
+            opsmith.operator("in_place::closest", mutates=[name])(reference)
+        assert caught.value.hint == hint
 
 
 def test_explained() -> None:

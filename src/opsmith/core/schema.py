@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import string
 import types
@@ -381,17 +382,24 @@ def with_aliases(arguments: tuple[Argument, ...], mutates: tuple[str, ...]) -> t
     by_name = {argument.name: argument for argument in arguments}
     for name in mutates:
         kind = by_name[name].kind if name in by_name else None
-        if kind is None or not kind.is_tensor or kind.item_optional or (kind.sequence and kind.optional):
-            tensors = [each.name for each in arguments if each.kind.is_tensor]
+        if kind is None or not _is_writable(kind):
+            tensors = [each.name for each in arguments if _is_writable(each.kind)]
+            close = difflib.get_close_matches(name, tensors, n=1) or tensors[:1]
             raise errors.UnknownInputError(
                 f"it cannot write into `{name}`",
                 argument="mutates",
                 expected=f"a `Tensor`, a `Tensor | None` or a `list[Tensor]`, out of {listed(tensors)}",
                 got=f"`{name}`" if kind is None else f"`{name}: {kind.annotation()}`",
-                hint='write `mutates=("cache",)` with the name of the tensor that the reference writes into',
+                hint=f'write `mutates=("{close[0]}",)`, or another tensor that the reference writes into'
+                if close
+                else "leave `mutates=` out: it has no tensor to write into",
             )
     letters = iter(string.ascii_lowercase)
     return tuple(replace(each, alias=next(letters)) if each.name in mutates else each for each in arguments)
+
+
+def _is_writable(kind: ArgumentType) -> bool:
+    return kind.is_tensor and not kind.item_optional and not (kind.sequence and kind.optional)
 
 
 def _refuse_returned(
@@ -405,9 +413,12 @@ def _refuse_returned(
             f"it cannot return `{returns}`",
             argument="returns",
             expected="the first argument, a `Tensor`, and the only one that it writes into",
-            got=", ".join(f"`{each.name}: {each.kind.annotation()}`" for each in arguments[:1])
-            or "no argument",
-            hint="leave `returns=` out, and let the function return None or new tensors",
+            got=f"`{returns}`, where the first argument is "
+            + (f"`{first.name}: {first.kind.annotation()}`" if first else "none")
+            + f", and it writes into {listed(mutates)}",
+            hint=f'write `returns="{first.name}"`, or leave `returns=` out and return None or new tensors'
+            if plain and first is not None and mutates == (first.name,)
+            else "leave `returns=` out, and let the function return None or new tensors",
         )
     if annotation is not Tensor:
         raise errors.UnsupportedTypeError(

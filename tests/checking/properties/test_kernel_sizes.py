@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ import opsmith
 from opsmith.checking.effort import EFFORTS
 from opsmith.checking.properties.kernels import sizes
 from opsmith.checking.properties.kernels.sizes import MOST_ELEMENTS, kernel_sizes
+from opsmith.checking.samples.sample import Sample
+from opsmith.checking.subject import Subject
 from opsmith.checking.subject_kinds import subject_of
 
 SAMPLES = [(torch.rand(3, 5), torch.rand(5)), (torch.rand(2, 7), torch.rand(7))]
@@ -134,6 +137,35 @@ def test_a_kernel_that_divides_by_a_size_of_0_is_found_and_the_check_goes_on(eff
 def test_a_kernel_that_has_no_answer_for_a_size_of_0_and_lives_passes() -> None:
     operator = row_means("lives", "width ? 1024 / width : 1")  # the mean of nothing is nan
     assert opsmith.check(operator, only=["forward", "gradient"], effort="quick").passed_as_asked
+
+
+def test_an_index_into_nothing_that_the_reference_refuses_is_not_tried_on_a_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A kernel that does not look at its indices would write outside of the tensor."""
+
+    @opsmith.operator("kernel_sizes::put_rows", mutates=["cache"])
+    def put_rows(cache: Tensor, slots: Tensor, rows: Tensor) -> None:
+        cache.index_copy_(0, slots, rows)
+
+    called: list[list[tuple[int, ...]]] = []
+
+    def recorded(_self: Subject, _sample: Sample, flat: list[Any]) -> list[Tensor]:
+        called.append([tuple(each.shape) for each in flat if isinstance(each, Tensor)])
+        return flat[:1]
+
+    slots = torch.tensor([4, 0])
+    samples = [(torch.ones(6, 3), slots, torch.ones(2, 3))]
+    subject = subject_of(put_rows.functional, samples, 0, EFFORTS["quick"])
+
+    def given(cache: int, width: int) -> Sample:
+        return replace(subject.samples[0], flat=(torch.ones(cache, width), slots, torch.ones(2, width)))
+
+    monkeypatch.setattr(Subject, "call", recorded)
+    sizes._call_all(subject, [given(0, 3)])
+    assert called == []
+    sizes._call_all(subject, [given(6, 0)])
+    assert {*called[0]} == {(6, 0), (2,), (2, 0)}
 
 
 @pytest.mark.slow
