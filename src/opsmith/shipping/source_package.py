@@ -80,7 +80,7 @@ class SourcePackage:
         if not kernels:
             raise errors.OperatorNotFoundError(
                 f"`{text}` declares no kernel from a source",
-                expected="operators with `op.kernel(...)` of `cpp=`, `cuda=` or `triton=`, in this package",
+                expected="operators with a kernel in C++, CUDA C++ or Triton, in this package",
                 hint="import the module that declares them in the package; kernels in Python are not built",
             )
         return cls(module.__name__, root, kernels, whole=inside == root)

@@ -259,6 +259,21 @@ def test_what_the_cpu_cannot_run_is_named_with_the_way_out(name: str, text: str,
     assert caught.value.hint == WAY_OUT
 
 
+def test_a_mistake_that_any_compiler_sees_is_not_taken_for_code_of_a_gpu() -> None:
+    with pytest.raises(errors.NotEmulatedError) as caught:
+        opsmith.emulate(declared("semicolon", LINES.replace("BEFORE", "int n = 1")), torch.ones(4))
+    assert caught.value.hint == "correct the first of these errors; those after it may follow from it"
+
+
+def test_a_line_that_all_threads_write_by_needs_one_thread_and_no_barrier() -> None:
+    text = "__global__ void KERNEL(Contiguous<const float> x, Contiguous<float> y) { y[0] = threadIdx.x; }"
+    with pytest.raises(errors.KernelFaultError) as caught:
+        opsmith.emulate(declared("all_write", text), torch.ones(1))
+    assert (
+        caught.value.hint == "let one thread write the element, as by `if (threadIdx.x == 0)`, or use atomics"
+    )
+
+
 def test_the_way_out_is_one() -> None:
     text = LINES.replace("BEFORE", f"\n#ifdef __CUDA_ARCH__\n{PTX}\n#endif\n")
     assert opsmith.emulate(declared("way_out", text), torch.ones(4)).tolist() == [2.0] * 4

@@ -149,11 +149,12 @@ def _race(reader: ReportReader, report: Report) -> EmulationFinding:
         f"{report.other_thread} of {block} {verb(report.other_write)} at {other.where}, and nothing "
         "orders the two accesses"
     )
-    hint = (
-        "put `__syncthreads()` between the two, or `__syncwarp()` where all threads are of one warp"
-        if same_block
-        else "blocks run in any order: let one block alone write an element, or use atomics"
-    )
+    if not same_block:
+        hint = "blocks run in any order: let one block alone write an element, or use atomics"
+    elif report.write and report.other_write and other.where == reader.place(report.pc).where:
+        hint = "let one thread write the element, as by `if (threadIdx.x == 0)`, or use atomics"
+    else:
+        hint = "put `__syncthreads()` between the two, or `__syncwarp()` where all threads are of one warp"
     return _finding(reader, report, "race", message, hint, other)
 
 

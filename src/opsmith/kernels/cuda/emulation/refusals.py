@@ -19,6 +19,10 @@ _ATTRIBUTE = re.compile(
     r"(?:call to '[^\n]*' declared with (?:attribute error|'error' attribute)|'[^'\n]*' is unavailable): "
 )
 """Words that compilers put before the text of a function's attribute `error` or `unavailable`."""
+_UNKNOWN = re.compile(
+    r"not declared|undeclared|no member named|has no member|does not name a type|unknown type"
+)
+"""Words of an error about a name, which a GPU's compiler may know."""
 
 
 def refused(printed: str, source: CudaSource, operator: str) -> errors.NotEmulatedError:
@@ -37,14 +41,20 @@ def refused(printed: str, source: CudaSource, operator: str) -> errors.NotEmulat
     elif _INLINE_PTX in printed:
         lines = re.sub(rf"[^\n]*?: [^\n]*{_INLINE_PTX}[^\n]*", _named_ptx, got).splitlines()
         got = "\n".join(lines[:3])  # what follows from it says nothing
+    first = got.partition("\n")[0]  # others may follow from it
+    of_a_gpu = unsupported or _INLINE_PTX in printed or _ATTRIBUTE.search(printed) or _UNKNOWN.search(first)
     return errors.NotEmulatedError(
         "the CUDA kernel cannot be run on the CPU",
         operator=operator,
         got="\n".join(f"    {line}" for line in got.splitlines()).lstrip(),
         where=source.where,
         hint=missing_hint(printed)
-        or "put what a GPU alone has between `#ifdef __CUDA_ARCH__` and `#else`, and behind that plain C++ "
-        "that does the same",
+        or (
+            "put what a GPU alone has between `#ifdef __CUDA_ARCH__` and `#else`, and behind that plain C++ "
+            "that does the same"
+            if of_a_gpu
+            else "correct the first of these errors; those after it may follow from it"
+        ),
     )
 
 
