@@ -35,7 +35,7 @@ def named_in(path: Path, callee: str) -> set[str]:
 
 BESIDE = [
     path
-    for folder in ("benchmarking", "build", "checking", "drawing", "exporting", "kernels")
+    for folder in ("benchmarking", "build", "checking", "drawing", "exporting", "kernels", "shipping")
     for path in (HERE.parent / folder).rglob("test_*.py")
 ]
 """Tests of kernels that are built and of feature packages, which test their messages themselves."""

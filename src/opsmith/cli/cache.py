@@ -33,6 +33,8 @@ KINDS = {
     "onnx library": "library of ONNX Runtime",
     "onnx registering": "registration of kernels with ONNX Runtime",
     "runtime": "opsmith's own library",
+    "torch library": "library that serves operators without Python",
+    "torch library registering": "registration of operators that are served without Python",
     "trace": "library that finds the line of a crash",
     "triton": "kernel in Triton",
 }

@@ -15,6 +15,7 @@ import opsmith
 from opsmith import errors
 from opsmith.build.cache import Cache
 from opsmith.kernels.cpp import compiler as cpp_compiler
+from opsmith.kernels.cpp import diagnostics
 from opsmith.kernels.cuda import compiler as compiling
 from opsmith.kernels.cuda.compiler import Instance
 from opsmith.kernels.cuda.emulation import compiler
@@ -100,7 +101,7 @@ def test_atomics_and_shuffles_that_nvrtc_takes_are_taken() -> None:
 
 
 def test_atomics_and_shuffles_that_nvrtc_refuses_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpp_compiler, "MAX_ERRORS", 100)
+    monkeypatch.setattr(diagnostics, "MAX_ERRORS", 100)
     lines = [DECLARED, *REFUSED]
     with pytest.raises(errors.CompileError) as by_nvrtc:
         compiled("refused", lines)
