@@ -8,9 +8,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -149,32 +150,56 @@ def test_many_calls_inside_of_each_other_are_a_recursion() -> None:
     assert recursion([*calls[1:], *others]) == ""
 
 
-class Slow(Twice):
+class Looked:
+    """A clock that goes by the watchdog's looks while `Timed` runs: it stands still beside a busy machine."""
+
+    now = 0.0
+    running = False
+
+    @classmethod
+    def monotonic(cls) -> float:
+        if cls.running and threading.current_thread().name == "opsmith watchdog":
+            cls.now += watchdog.POLL_S
+        return cls.now
+
+
+class Timed(Twice):
+    work: ClassVar[list[Callable[[], object]]] = []
+
     @staticmethod
     def forward(ctx: Any, x: Any) -> Any:
-        time.sleep(0.1)
+        Looked.running = True
+        try:
+            Timed.work[0]()
+        finally:
+            Looked.running = False
         return x * 2
 
 
-class Building(Twice):
-    """Runs another process, as for a compiler."""
-
-    built = False
-
-    @staticmethod
-    def forward(ctx: Any, x: Any) -> Any:
-        if not Building.built:
-            subprocess.run([sys.executable, "-c", "import time; time.sleep(1)"], check=True)
-        Building.built = True
-        return x * 2
+def sleep() -> None:
+    time.sleep(0.5)
 
 
-@pytest.mark.parametrize("right", [pytest.param(Slow, marks=pytest.mark.slow), Building])
-def test_a_slow_call_is_no_hang(right: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdog, "FIRST_S", 0.2)
-    monkeypatch.setattr(watchdog, "LATER_S", 0.05)
-    report = opsmith.check(right, samples=X, effort="quick", only=["determinism"])
+def build() -> None:
+    """Run another process once, as for a compiler."""
+    if not Looked.now:
+        subprocess.run([sys.executable, "-c", "import time; time.sleep(1)"], check=True)
+
+
+@pytest.mark.parametrize(
+    ("work", "limit", "seconds"),
+    [pytest.param(sleep, "LATER_S", 0.05, marks=pytest.mark.slow), (build, "FIRST_S", 0.5)],
+)
+def test_a_slow_call_is_no_hang(
+    work: Any, limit: str, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog, limit, seconds)
+    monkeypatch.setattr(watchdog, "time", Looked)
+    monkeypatch.setattr(Looked, "now", 0.0)
+    monkeypatch.setattr(Timed, "work", [work])
+    report = opsmith.check(Timed, samples=X, effort="quick", only=["determinism"])
     assert report.passed_as_asked, str(report)
+    assert Looked.now > seconds
 
 
 class Clock:
