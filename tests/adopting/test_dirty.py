@@ -107,6 +107,7 @@ def test_an_argument_that_is_returned_twice_is_a_copy_then() -> None:
         assert_close(torch.autograd.grad(total, leaf)[0], torch.full((3,), 16.0).double())
 
 
+@pytest.mark.slow
 def test_one_that_returns_its_first_argument_does_so_in_torchs_library() -> None:
     operator, x = opsmith.adopt(Doubles, "dirty::in_torch"), numbers(3)
     assert str(operator) == "<opsmith operator dirty::in_torch(Tensor(a!) x) -> Tensor(a!)>"

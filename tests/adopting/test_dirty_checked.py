@@ -51,6 +51,7 @@ def test_a_check_finds_a_gradient_that_is_wrong_after_a_write() -> None:
     assert [(each.input, each.cause) for each in report.failures] == [("x", "scale")]
 
 
+@pytest.mark.slow
 def test_a_check_that_calls_it_first_learns_what_it_writes() -> None:
     operator = opsmith.adopt(ByHelper, "dirty::checked_first")
     report = opsmith.check(operator, samples=[(numbers(3, 4), True)], only=["forward", "effects", "mutation"])

@@ -36,6 +36,7 @@ def test_compiled(case: Case) -> None:
         torch.compiler.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.compile
 @pytest.mark.xdist_group("dirty")
 def test_compiled_before_any_call() -> None:

@@ -198,6 +198,7 @@ class ByFlagAndText(Function):
         return 2 * grad, None, None
 
 
+@pytest.mark.slow
 def test_threads_that_show_new_flags_do_not_disturb_one_another() -> None:
     interval, problems = sys.getswitchinterval(), list[str]()
 

@@ -34,6 +34,7 @@ class Scaled(Function):
         return grad * ctx.factor + _, None
 
 
+@pytest.mark.slow
 def test_a_default_that_setup_context_unpacks() -> None:
     x = torch.randn(3, dtype=wide)
     scaled = opsmith.adopt(Scaled, "foreign::scaled", samples=lambda: [(x,), (x, 2.0)])

@@ -337,6 +337,7 @@ def samples(make: opsmith.Make) -> Any:
     yield (make(4),)
 
 
+@pytest.mark.slow
 def test_check_passes() -> None:
     handle = adopted(on_the_cpu(), samples=samples)
     report = opsmith.check(handle, skip=["integration"])

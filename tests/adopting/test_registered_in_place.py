@@ -189,6 +189,7 @@ CHECKED: dict[str, tuple[Callable[[], Any], Callable[..., Any], Any]] = {
 NUMPY_LACKS_IT = "TypeError: Got unsupported ScalarType BFloat16"
 
 
+@pytest.mark.slow
 @pytest.mark.every(6)
 @pytest.mark.parametrize("case", CHECKED)
 def test_no_false_alarms(case: str) -> None:
@@ -199,6 +200,7 @@ def test_no_false_alarms(case: str) -> None:
     assert {each.property: each.status for each in report.outcomes}["mutation"] == "passed"
 
 
+@pytest.mark.slow
 def test_a_kernel_that_ignores_strides_is_found_at_its_own_line() -> None:
     def flat(x: Tensor, y: Tensor, by: float = 2.0) -> None:
         x.as_strided(x.shape, y.contiguous().stride(), x.storage_offset()).mul_(y * by)
@@ -210,6 +212,7 @@ def test_a_kernel_that_ignores_strides_is_found_at_its_own_line() -> None:
     assert failure.where.endswith(f":{flat.__code__.co_firstlineno}")
 
 
+@pytest.mark.slow
 def test_a_wrong_kernel_is_found() -> None:
     def wrong(x: Tensor, y: Tensor, by: float = 2.0) -> None:
         x.mul_(y).mul_(by + 1)

@@ -17,6 +17,7 @@ from opsmith.benchmarking import Benchmark
 Measure = Callable[..., Benchmark]
 
 
+@pytest.mark.slow
 def test_baselines_that_compute_something_else_are_told_and_not_timed(measure: Measure) -> None:
     def writes(x: Tensor, y: Tensor) -> Tensor:
         result = x * y.tanh()
@@ -57,6 +58,7 @@ def test_baselines_that_compute_something_else_are_told_and_not_timed(measure: M
     assert told["writes"] == "it writes into its arguments"
 
 
+@pytest.mark.slow
 def test_what_a_baseline_writes_does_not_reach_the_others(measure: Measure) -> None:
     def writes(x: Tensor, y: Tensor) -> Tensor:
         x.detach().zero_()

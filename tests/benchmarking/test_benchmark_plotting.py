@@ -71,6 +71,7 @@ def test_the_roofs_are_the_ceilings_that_were_measured() -> None:
     assert list(roofs["matrices, float32: 100 GFLOP/s"][1]) == [1e11, 1e11]
 
 
+@pytest.mark.slow
 @pytest.mark.every(8)
 @pytest.mark.parametrize("picture", PICTURES)
 @pytest.mark.parametrize("name", ["_by_hand", r"$\bad$", "a$b$", "<b>&"])
@@ -166,6 +167,7 @@ def test_the_description_names_the_fastest_and_its_part_of_the_ceiling() -> None
     assert "ceiling" not in picture_text(made, "scaling")
 
 
+@pytest.mark.slow
 @pytest.mark.every(3)
 @pytest.mark.parametrize("kind", ["svg", "png", "pdf"])
 def test_pictures_are_written_beside_one_another(kind: str, tmp_path: Path) -> None:
@@ -175,6 +177,7 @@ def test_pictures_are_written_beside_one_another(kind: str, tmp_path: Path) -> N
     assert all(each.read_bytes().startswith(beginning) for each in found)
 
 
+@pytest.mark.slow
 def test_formats_and_places_that_there_are_not_are_refused(tmp_path: Path) -> None:
     for name in ("op.gif", "op", "svg"):
         with pytest.raises(errors.UsageError, match="the format of the picture is not supported") as raised:

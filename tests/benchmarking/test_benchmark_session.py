@@ -36,6 +36,7 @@ def test_operator_and_reference_are_timed_in_every_direction_beside_controls(mea
     assert [each.by.partition(", ")[0] for each in last.contenders] == ["reference and formulas", "PyTorch"]
 
 
+@pytest.mark.slow
 def test_what_there_is_to_do_is_counted_by_direction(measure: Measure) -> None:
     case = measure(gate, memory=True).cases[-1]
     forward, backward, both = case.work
@@ -50,12 +51,14 @@ def test_what_there_is_to_do_is_counted_by_direction(measure: Measure) -> None:
     }
 
 
+@pytest.mark.slow
 def test_what_there_is_to_do_is_the_same_whether_memory_is_looked_at_or_not(measure: Measure) -> None:
     with_memory, without = (measure(gate, memory=memory, sizes={"B M": 4}) for memory in (True, False))
     assert with_memory.cases[-1].work == without.cases[-1].work
     assert without.cases[-1].memory == ()
 
 
+@pytest.mark.slow
 def test_no_change_of_modes_is_timed_with_a_call(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
     timing = False
 
@@ -87,6 +90,7 @@ def test_no_change_of_modes_is_timed_with_a_call(measure: Measure, monkeypatch: 
     assert modes["results"] == {True, False}
 
 
+@pytest.mark.slow
 def test_a_kernel_makes_it_native_and_is_named(measure: Measure) -> None:
     case = measure(native).cases[-1]
     own = case.contenders[0]
@@ -96,6 +100,7 @@ def test_a_kernel_makes_it_native_and_is_named(measure: Measure) -> None:
     assert ("native", "both") in timed(case)
 
 
+@pytest.mark.slow
 def test_all_are_called_with_the_same_tensors(measure: Measure) -> None:
     seen: dict[str, set[int]] = {}
 
@@ -111,6 +116,7 @@ def test_all_are_called_with_the_same_tensors(measure: Measure) -> None:
     assert len(seen["one"]) == 2  # the call, and the size
 
 
+@pytest.mark.slow
 def test_results_without_gradients_and_hidden_ones(measure: Measure) -> None:
     assert left_out(measure(ranks).cases[-1]) == {}
     assert ("reference", "both") in timed(measure(ranks).cases[-1])
@@ -122,6 +128,7 @@ def test_results_without_gradients_and_hidden_ones(measure: Measure) -> None:
     assert forward.work_of("forward") is not None
 
 
+@pytest.mark.slow
 def test_an_opaque_operator_is_timed_forward(measure: Measure) -> None:
     @opsmith.operator("session::opaque", opaque=True)
     def opaque(x: Tensor) -> Tensor:
@@ -134,6 +141,7 @@ def test_an_opaque_operator_is_timed_forward(measure: Measure) -> None:
     assert left_out(case) == {}
 
 
+@pytest.mark.slow
 def test_directions_dtypes_threads_and_the_seed_are_kept(measure: Measure) -> None:
     before = torch.get_num_threads()
     found = measure(
@@ -174,6 +182,7 @@ def test_flops_that_count_nothing_are_refused(measure: Measure, flops: Any, got:
     assert str(caught.value.got).startswith(got)
 
 
+@pytest.mark.slow
 def test_what_the_caller_has_set_is_no_matter(measure: Measure) -> None:
     with torch.no_grad():
         assert ("operator", "both") in timed(measure(gate).cases[-1])
@@ -182,6 +191,7 @@ def test_what_the_caller_has_set_is_no_matter(measure: Measure) -> None:
     assert gc.isenabled()
 
 
+@pytest.mark.slow
 def test_the_callers_random_numbers_go_on_as_they_would(measure: Measure) -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
@@ -197,6 +207,7 @@ def test_larger_sizes_are_left_out_where_a_call_takes_too_long(measure: Measure)
     assert found.remarks[-1].endswith("is too slow at quick effort: B=2 M=2, B=2 M=4, B=2 M=8")
 
 
+@pytest.mark.slow
 def test_a_busy_machine_is_remarked(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "load", lambda: 3.0)
     monkeypatch.setattr(benchmarker, "processors", lambda: 2)
@@ -215,6 +226,7 @@ def test_progress_is_told(measure: Measure) -> None:
     assert told == [("a call, x [3, 4], y [3, 4], float32", 0, 2), ("B=4 M=4, float32", 1, 2), ("", 2, 2)]
 
 
+@pytest.mark.slow
 def test_an_operator_that_fails_its_check_is_not_benchmarked() -> None:
     with pytest.raises(errors.NotPassedError, match="it fails its check") as raised:
         opsmith.benchmark(wrong, effort=BRIEF)
@@ -251,6 +263,7 @@ def test_a_report_saves_the_check_if_it_is_the_operators_and_nothing_failed(meas
         assert raised.value.got == got
 
 
+@pytest.mark.slow
 def test_gradients_that_could_not_be_checked_are_not_timed(measure: Measure) -> None:
     report = Report(gate.name, (Outcome("forward", "passed"), Outcome("gradient", "skipped", "why")), seed=0)
     found = measure(gate, report=report)
@@ -309,6 +322,7 @@ def test_what_is_no_operator_is_refused(given: Any) -> None:
     assert "opsmith.adopt" in (raised.value.hint or "")
 
 
+@pytest.mark.slow
 def test_arguments_by_keyword_reach_everyone(measure: Measure) -> None:
     @opsmith.operator("session::keyword")
     def keyword(x: Tensor, *, by: float) -> Tensor:

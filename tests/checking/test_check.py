@@ -55,6 +55,7 @@ def test_a_sample_that_does_not_fit_is_an_error() -> None:
         opsmith.check(cube, samples=[(torch.ones(2), "2")])
 
 
+@pytest.mark.slow
 def test_samples_are_a_list_or_a_function_of_nothing() -> None:
     samples = [(torch.rand(3),), (torch.rand(2, 2), 2.0)]
     for given in (samples, lambda: samples, iter(samples)):
@@ -110,6 +111,7 @@ def test_hooks_on_saved_tensors_are_no_place_for_a_check() -> None:
         assert opsmith.check(cube, samples=[(torch.rand(3),)], only=FAST).passed
 
 
+@pytest.mark.slow
 def test_a_check_sees_gradients_in_any_mode_of_its_caller() -> None:
     options: Any = {"samples": [(torch.rand(3),)], "only": [*FAST, "state"]}
     for mode in (torch.inference_mode, torch.no_grad):
@@ -200,6 +202,7 @@ def test_the_environment_is_in_the_report() -> None:
     assert environment["devices"].startswith("cpu")
 
 
+@pytest.mark.slow
 def test_assert_correct_raises_the_report() -> None:
     samples = [(torch.rand(3),)]
     assert assert_correct(cube, samples=samples, only=FAST).passed

@@ -71,6 +71,7 @@ def test_a_dependence_that_the_reference_hides_in_a_later_sample_is_found_quickl
     assert str(failure.evidence["sample"]).startswith("sample 1 ")
 
 
+@pytest.mark.slow
 def test_torch_loads_its_compiler_once() -> None:
     load_compiler()
     loaded = {*sys.modules}

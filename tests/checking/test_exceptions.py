@@ -199,6 +199,7 @@ class Shrinking(Function):
         return 2 * grad
 
 
+@pytest.mark.slow
 @pytest.mark.every(2)
 @pytest.mark.parametrize(("checked", "cause"), [(Growing, "stale-state"), (Shrinking, "mutates-input")])
 def test_what_has_another_form_each_time_is_a_finding_and_no_mistake(checked: Any, cause: str) -> None:

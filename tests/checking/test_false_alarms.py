@@ -79,12 +79,14 @@ def norm_declared(name: str, *, scaled_reference: bool) -> opsmith.Operator[...,
     return operator
 
 
+@pytest.mark.slow
 def test_a_kernel_more_exact_than_the_reference_is_right() -> None:
     operator = norm_declared("alarms::unit_in_double", scaled_reference=False)
     report = opsmith.check(operator, samples=[(drawn(3, 5),)], only=["forward", "values"])
     assert not report.failures, report
 
 
+@pytest.mark.slow
 def test_a_kernel_that_overflows_where_the_reference_does_not_is_found() -> None:
     operator = norm_declared("alarms::unit_overflowing", scaled_reference=True)
     report = opsmith.check(operator, samples=[(drawn(3, 5),)], only=["forward", "values"])
@@ -232,6 +234,7 @@ SATURATED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.every(6)
 @pytest.mark.parametrize("name", SATURATED)
 def test_what_cancellation_leaves_near_saturation_is_not_held_to_its_own_digits(name: str) -> None:
@@ -302,6 +305,7 @@ class ByLengthWrong(ByLengthOnly):
         return None, 2 * ByLengthOnly.backward(ctx, grad)[1]
 
 
+@pytest.mark.slow
 @pytest.mark.every(2)
 @pytest.mark.parametrize("kind", [ByLengthOnly, ByLengthOnlyLate])
 def test_a_gradient_that_a_class_refuses_in_its_own_words_is_no_fault(kind: type[Function]) -> None:
@@ -351,6 +355,7 @@ class LeftWithoutMeans(LeftByIsotonicRegression):
         return grad
 
 
+@pytest.mark.slow
 @pytest.mark.every(3)
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_a_forward_that_leaves_torch_for_a_part_is_no_truth(seed: int) -> None:

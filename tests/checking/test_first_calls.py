@@ -87,6 +87,7 @@ void twice(Contiguous<const T> x, Contiguous<T> y) {
 """
 
 
+@pytest.mark.slow
 def test_a_kernel_that_is_not_built_is_one_failure_and_is_compiled_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -144,6 +144,7 @@ def matrix() -> Tensor:
     return torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 
 
+@pytest.mark.slow
 def test_a_class_is_checked_on_samples_from_which_its_types_are_told() -> None:
     report = opsmith.check(Half, samples=[(torch.rand(3) + 1, 2)], only=FAST)
     (failure,) = report.failures
@@ -153,6 +154,7 @@ def test_a_class_is_checked_on_samples_from_which_its_types_are_told() -> None:
     assert failure.where.startswith(__file__)
 
 
+@pytest.mark.slow
 def test_checking_it_again_replaces_it_and_other_samples_may_have_other_types() -> None:
     first = opsmith.check(Half, samples=[(torch.rand(3) + 1, 1)], only=FAST)
     second = opsmith.check(Half, samples=lambda: [(torch.rand(3) + 1, 2.5)], only=FAST)
@@ -224,6 +226,8 @@ def test_tangents_differ_from_a_forward_that_rounds_by_no_more_than_its_rounding
     assert outcome(wrong, "forward_mode").word() == "warning"
 
 
+@pytest.mark.slow
+@pytest.mark.every(2)
 @pytest.mark.parametrize("values", [matrix(), matrix().abs() + 0.5], ids=["any", "positive"])
 def test_how_many_results_there_are_may_depend_on_the_numbers(values: Tensor) -> None:
     right = opsmith.check(Positive, samples=[(values,)], effort="quick")
@@ -269,6 +273,7 @@ class DecayOfItsDtype(Decay):
         return -grad * kept * x.new_tensor(0.3) * torch.exp(-0.3 * x)
 
 
+@pytest.mark.slow
 def test_a_backward_that_alone_has_a_constant_of_float32_loses_digits() -> None:
     failures = opsmith.check(Decay, samples=[(matrix().double(),)], only=FAST).failures
     assert [(each.property, each.input, each.cause) for each in failures] == [("gradient", "x", "precision")]
@@ -327,6 +332,7 @@ def test_a_tensor_of_whole_numbers_needs_no_gradient() -> None:
     assert opsmith.check(surrogate, samples=samples, only=FAST).passed
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_said_to_be_nonlinear_is_not_held_to_linearity() -> None:
     clipped = opsmith.adopt(Clipped, "function_class::clipped", kind="nonlinear")
     report = opsmith.check(clipped, samples=[(matrix(),)], only=FAST)
@@ -526,6 +532,7 @@ class Twice(Function):
         return 2 * (first + second)
 
 
+@pytest.mark.slow
 def test_one_tensor_may_be_two_results() -> None:
     report = opsmith.check(Twice, samples=[(torch.rand(3),)], only=["gradient", "backward_again"])
     assert report.failures == (), str(report)

@@ -49,6 +49,7 @@ def test_an_operator_without_any_derivative_in_torch_is_no_failure_and_no_pass()
     assert gradient.reason.startswith("torch has no derivative by `x`: the derivative for")
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_nan_where_results_are_is_not_judged_along_directions() -> None:
     def raised_to(exponent: Tensor, base: Tensor) -> Tensor:
         return base**exponent  # nan for a negative base, but for whole exponents
@@ -149,6 +150,8 @@ class Piling(Switched):
         return 2 * x
 
 
+@pytest.mark.slow
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("function", "leaks"), [(Switched, False), (Piling, True)])
 def test_constants_that_every_call_saves_are_no_leak(function: Any, leaks: bool) -> None:
     report = opsmith.check(function, samples=[(drawn(3, 4),)], only=["memory"])

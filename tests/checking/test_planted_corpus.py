@@ -125,6 +125,7 @@ def test_most_faults_are_named_rightly(corpus: Corpus, seed: int, effort: str) -
     assert_named({name: report_on(name, seed, effort) for name in corpus.planted}, f"{corpus}")
 
 
+@pytest.mark.slow
 @pytest.mark.every(2)
 @pytest.mark.parametrize(
     "corpus", [pytest.param(each, id=str(each), marks=group(str(each), *RUNS[0])) for each in CORPORA]

@@ -224,6 +224,7 @@ def refusing(how: Callable[[str], None]) -> type[Function]:
 MODES = [(X, X + 1, "mean"), (X, 2 * X, "none"), (X, X * X, "sum")]
 
 
+@pytest.mark.slow
 @pytest.mark.every(4)
 @pytest.mark.parametrize("how", [in_words, by_assertion], ids=["raise", "assert"])
 @pytest.mark.parametrize("samples", [MODES, MODES[:1]], ids=["a-sample", "a-value-of-the-code"])
@@ -236,6 +237,7 @@ def test_a_gradient_that_is_refused_in_one_mode_is_a_limit(how: Any, samples: An
     assert "reduction='none'" in str(failure.evidence["sample"])
 
 
+@pytest.mark.slow
 @pytest.mark.every(3)
 @pytest.mark.parametrize("how", [by_mistake, after_a_mistake, inside_of_python])
 def test_a_mistake_in_one_mode_is_an_error(how: Any) -> None:
@@ -295,6 +297,7 @@ class WrongInFloat32(InFloat32):
         return -grad @ WEIGHT.T
 
 
+@pytest.mark.slow
 def test_float64_that_is_refused_in_words_is_a_limit_and_the_rest_is_checked_in_float32() -> None:
     report = opsmith.check(InFloat32, samples=[(X,)], effort="quick")
     assert report.passed, report
@@ -330,6 +333,8 @@ def test_a_wrong_gradient_of_what_is_declared_to_compute_in_float32_is_found() -
     assert [(each.input, each.cause) for each in report.failures] == [("x", "sign")]
 
 
+@pytest.mark.slow
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kind", [ByBuffer, BackwardByBuffer], ids=["forward", "backward"])
 def test_a_buffer_in_float32_is_one_error(kind: type[Function]) -> None:
     report = opsmith.check(kind, samples=[(X,)], effort="quick")

@@ -351,6 +351,7 @@ def test_the_documentation_has_the_table() -> None:
     assert rows == [(rule.failures, rule.severity) for rule in RULES]
 
 
+@pytest.mark.slow
 def test_a_reference_that_looks_at_data_is_a_limit_and_an_authors_fake_that_does_is_an_error() -> None:
     @opsmith.operator("severity::branching")
     def branching(x: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ def cubed(name: str) -> Any:
     return cubed
 
 
+@pytest.mark.slow
 @NO_GPU
 def test_kernels_for_a_gpu_that_is_not_here_are_unverified() -> None:
     operator = cubed("cuda")

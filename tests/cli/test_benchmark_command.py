@@ -125,6 +125,7 @@ def test_an_operator_beside_its_reference_a_baseline_and_the_ceilings(
     assert done.stdout.count("added") >= 9
 
 
+@pytest.mark.slow
 def test_json_is_all_of_it_and_the_file_the_same(run: Run, file: Path, tmp_path: Path, space: str) -> None:
     out = tmp_path / "out.json"
     done = run(
@@ -193,6 +194,7 @@ def test_against_an_earlier_one(
     assert told["verdicts"][0]["passed"] is (status == 0)
 
 
+@pytest.mark.slow
 def test_an_operator_that_the_earlier_one_lacks_is_told(
     run: Run, file: Path, earlier: Path, space: str
 ) -> None:
@@ -202,11 +204,13 @@ def test_an_operator_that_the_earlier_one_lacks_is_told(
     assert f"opsmith: `{earlier}` has no `{space}::square`: it is compared with nothing" in done.stderr
 
 
+@pytest.mark.slow
 def test_what_one_benchmark_wrote_alone_can_be_compared_with(run: Run, file: Path, earlier: Path) -> None:
     earlier.write_text(json.dumps(json.loads(earlier.read_text())["benchmarks"][0]))
     assert run(f"{file}:twice", "--against", str(earlier)).exit_code == 0
 
 
+@pytest.mark.slow
 def test_tolerance_is_handed_on(run: Run, file: Path, earlier: Path) -> None:
     slowed(earlier, 0.01)
     assert run(f"{file}:twice", "--against", str(earlier), "--tolerance", "1e9").exit_code == 0
@@ -245,6 +249,7 @@ def test_one_that_fails_its_check_has_status_1_and_one_without_samples_2(
     assert unmeasured["operator"] == f"{space}::bare"
 
 
+@pytest.mark.slow
 def test_one_that_is_wrong_at_a_larger_size_has_status_1(run: Run, file: Path) -> None:
     done = run(f"{file}:seldom")
     assert done.exit_code == 1
@@ -267,6 +272,7 @@ def test_all_operators_of_a_file_are_measured_though_some_cannot_be(
     assert done.stderr.count("there are no samples to measure it on") == 2
 
 
+@pytest.mark.slow
 def test_samples_that_are_named(run: Run, file: Path) -> None:
     done = run(f"{file}:bare", "--samples", "SAMPLES", "--json")
     assert done.exit_code == 0, done.output

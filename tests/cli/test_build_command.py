@@ -26,6 +26,7 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
 
+@pytest.mark.slow
 def test_what_is_built_is_shown_and_lies_in_the_folder(opsmith: Command, tmp_path: Path) -> None:
     folder = tmp_path / "made" / "_kernels"
     for _ in range(2):  # the second replaces what the first has written
@@ -193,6 +194,7 @@ def test_a_build_that_cannot_be_written_leaves_the_earlier_one(
     assert names == ["manifest", "opsmith.any", f"scaled_package.scaled.{SECOND}"]
 
 
+@pytest.mark.slow
 def test_a_part_of_a_package_keeps_what_was_built_of_the_others(
     opsmith: Command, write: Callable[..., Path], space: str
 ) -> None:

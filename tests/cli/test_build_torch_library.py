@@ -21,6 +21,7 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
 
+@pytest.mark.slow
 def test_operators_of_several_targets_are_in_one_library(opsmith: Command, tmp_path: Path) -> None:
     library = tmp_path / "libmine.so"
     targets = [f"{FILE}:add_into", f"{FILE}:increase_", f"{FILE}:add_into"]

@@ -24,6 +24,7 @@ def test_what_passes_has_status_0_and_a_table(opsmith: Run, write: Write, space:
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_what_fails_has_status_1_and_a_panel(opsmith: Run, write: Write, space: str) -> None:
     done = opsmith("check", f"{write()}:wrong", *FAST)
     assert done.exit_code == 1
@@ -92,6 +93,7 @@ def test_an_operator_is_named_by_variable_or_by_its_own_name(
     assert f"{space}::right" not in done.stdout
 
 
+@pytest.mark.slow
 def test_without_a_name_every_operator_of_the_file_is_checked(opsmith: Run, write: Write, space: str) -> None:
     done = opsmith("check", str(write()), *FAST)
     assert done.exit_code == 1
@@ -100,6 +102,7 @@ def test_without_a_name_every_operator_of_the_file_is_checked(opsmith: Run, writ
     assert done.stdout.splitlines()[-1] == "2 operators: 1 passed, 1 not passed"
 
 
+@pytest.mark.slow
 def test_json_is_one_object_and_nothing_else(opsmith: Run, write: Write, space: str) -> None:
     file = write('print("importing")\n' + write().read_text())
     done = opsmith("check", str(file), "--json", "--seed", "5", *FAST)
@@ -124,6 +127,7 @@ def test_what_was_asked_for_decides_the_status(opsmith: Run, write: Write) -> No
     assert opsmith("check", f"{file}:wrong", *options).exit_code == 0
 
 
+@pytest.mark.slow
 def test_an_operator_without_samples_is_named_and_the_others_are_checked(
     opsmith: Run, write: Write, space: str
 ) -> None:
@@ -298,6 +302,7 @@ def test_ctrl_c_has_status_130_and_no_traceback_and_what_is_finished_is_printed(
     assert told.stdout.splitlines()[-1] == "2 operators: 1 passed, 0 not passed, 1 interrupted"
 
 
+@pytest.mark.slow
 def test_a_file_of_a_package_is_imported_under_its_own_name(opsmith: Run, write: Write, space: str) -> None:
     package = f"{space}_package"
     write("", name=f"{package}/__init__.py")
@@ -320,6 +325,7 @@ def test_a_file_of_a_package_is_imported_under_its_own_name(opsmith: Run, write:
     assert by_module.exit_code == 0, by_module.output
 
 
+@pytest.mark.slow
 def test_two_files_of_one_name_are_two_modules(opsmith: Run, write: Write, space: str) -> None:
     first = write(name=f"one/{space}_same.py")
     second = write(first.read_text().replace(f"{space}::", f"{space}b::"), name=f"two/{space}_same.py")
@@ -360,6 +366,7 @@ def test_the_help_lists_every_property_with_its_promise(
         assert f"{known.name} {known.title}" in shown
 
 
+@pytest.mark.slow
 def test_effort_is_chosen_by_a_flag_and_told(opsmith: Run, write: Write) -> None:
     file = write()
     for flags, effort in (((), "default"), (("--quick",), "quick"), (("--thorough",), "thorough")):
@@ -390,6 +397,7 @@ def test_flags_that_make_no_sense_have_status_2(
     assert says in done.stderr
 
 
+@pytest.mark.slow
 def test_isolated_a_kernel_that_dies_is_a_finding_and_the_others_are_checked(
     opsmith: Run, write: Write, space: str
 ) -> None:
@@ -445,6 +453,7 @@ wrong.kernel("cpu", cpp="void wrong(Contiguous<const double> x, Contiguous<doubl
     ]
 
 
+@pytest.mark.slow
 def test_a_page_is_written_beside_what_is_printed(
     opsmith: Run, write: Write, space: str, tmp_path: Path
 ) -> None:

@@ -76,12 +76,14 @@ def test_a_function_without_samples_is_checked_on_guessed_arguments_and_says_so(
     assert f"run `opsmith check {file}:Swish --samples SAMPLES`" in remark
 
 
+@pytest.mark.slow
 def test_a_gradient_that_forgets_a_number_which_is_1_by_default_is_found(opsmith: Run, write: Write) -> None:
     done = opsmith("check", f"{write(FUNCTIONS)}:Forgetful", *FAST)
     assert done.exit_code == 1
     assert "Forgetful: FAILED: gradient" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.every(3)
 @pytest.mark.parametrize("samples", ["SWISH", "drawn", "{file}:drawn"])
 def test_samples_are_named_on_the_command_line(opsmith: Run, write: Write, samples: str) -> None:
@@ -91,6 +93,7 @@ def test_samples_are_named_on_the_command_line(opsmith: Run, write: Write, sampl
     assert "guessed" not in done.stdout
 
 
+@pytest.mark.slow
 def test_without_a_name_every_function_is_checked_where_there_is_no_operator(
     opsmith: Run, write: Write
 ) -> None:
@@ -104,6 +107,7 @@ def test_without_a_name_every_function_is_checked_where_there_is_no_operator(
     assert "--samples SAMPLES`" in done.stderr
 
 
+@pytest.mark.slow
 def test_functions_beside_operators_are_told(opsmith: Run, write: Write, space: str) -> None:
     text = FUNCTIONS.partition("class Mapped")[0] + (
         "\nimport opsmith\n"
@@ -119,6 +123,7 @@ def test_functions_beside_operators_are_told(opsmith: Run, write: Write, space: 
     )
 
 
+@pytest.mark.slow
 def test_an_operator_of_torch_library_can_be_named(opsmith: Run, write: Write, space: str) -> None:
     text = (
         "import torch\n"
@@ -179,6 +184,7 @@ def test_custom_ops_of_a_file_are_found_as_its_functions_are(opsmith: Run, write
     assert "declares no operator, Function or custom op" in opsmith("check", str(importing)).stderr
 
 
+@pytest.mark.slow
 def test_an_operator_of_torch_library_is_named_by_its_own_name(
     opsmith: Run, write: Write, space: str
 ) -> None:

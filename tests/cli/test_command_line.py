@@ -79,6 +79,7 @@ def process(*arguments: str, before: str = "") -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", ["typer", pytest.param("rich", marks=pytest.mark.slow)])
 def test_without_the_extra_one_line_names_it(package: str) -> None:
     done = process("check", "opsmith.ops", before=f"sys.modules[{package!r}] = None")

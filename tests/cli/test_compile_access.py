@@ -54,6 +54,7 @@ def without_nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvrtc, "nvrtc_files", lambda: ())
 
 
+@pytest.mark.slow
 def test_lines_with_their_ratio(
     written: Callable[..., Path], opsmith: Callable[..., Result], space: str
 ) -> None:
@@ -63,6 +64,7 @@ def test_lines_with_their_ratio(
     assert done.stdout == TABLE.format(space=space, file=file.name)
 
 
+@pytest.mark.slow
 def test_json(written: Callable[..., Path], opsmith: Callable[..., Result], space: str) -> None:
     file = written()
     done = opsmith("compile", str(file), "--access", "--json")
@@ -95,6 +97,7 @@ def test_json(written: Callable[..., Path], opsmith: Callable[..., Result], spac
     assert (best["tensor"], best["use"], best["ratio"]) == ("result", "writes", 1.0)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("statement", "status", "said"),
     [

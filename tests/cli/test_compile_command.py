@@ -68,6 +68,7 @@ def test_what_each_instance_takes(
     assert done.stdout.splitlines()[-1] == "1 kernel compiled"
 
 
+@pytest.mark.slow
 def test_json(kernels: Callable[..., Path], opsmith: Callable[..., Result], space: str) -> None:
     file = kernels()
     done = opsmith("compile", f"{file}:twice", "--arch", "sm_90", "--json")
@@ -95,6 +96,7 @@ def test_json(kernels: Callable[..., Path], opsmith: Callable[..., Result], spac
     }
 
 
+@pytest.mark.slow
 def test_a_limit_that_is_not_kept(
     kernels: Callable[..., Path], opsmith: Callable[..., Result], space: str
 ) -> None:
@@ -148,6 +150,7 @@ def test_without_samples_constants_that_are_numbers_are_enough(
     ]
 
 
+@pytest.mark.slow
 def test_a_dtype_that_no_sample_reaches_is_compiled_too(
     write: Callable[..., Path], opsmith: Callable[..., Result]
 ) -> None:
@@ -171,6 +174,7 @@ def test_a_dtype_that_no_sample_reaches_and_whose_constants_depend_on_sizes(
     assert "no sample gives sizes for its CUDA kernel in float64" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_kernel_in_triton_needs_no_nvrtc(
     opsmith: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -266,6 +270,7 @@ def test_without_nvrtc(
     assert "there is no NVRTC, which compiles CUDA C++" in done.stderr
 
 
+@pytest.mark.slow
 def test_at_80_columns_no_heading_breaks(
     kernels: Callable[..., Path], opsmith: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:

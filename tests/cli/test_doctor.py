@@ -114,6 +114,7 @@ def test_the_table_says_that_it_works(opsmith: Run) -> None:
     assert "works here" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("bare")
 def test_a_bare_machine_works_and_is_told_the_commands(opsmith: Run) -> None:
     done = opsmith("doctor", "--json")
@@ -257,6 +258,7 @@ def test_ctrl_c_has_status_130(opsmith: Run, monkeypatch: pytest.MonkeyPatch) ->
     assert (done.exit_code, done.stderr) == (130, "opsmith: interrupted\n")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("listed_once")
 def test_of_a_package_it_says_where_each_kernel_comes_from(
     opsmith: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -42,6 +42,7 @@ def test_a_page_of_one_operator(
     assert f"{space}::right {write()}:6".split()[0] in Reader(page.read_text(encoding="utf-8")).text
 
 
+@pytest.mark.slow
 def test_a_folder_for_all_of_a_file(
     opsmith: Run, write: Write, tmp_path: Path, space: str, checked: Path
 ) -> None:
@@ -53,6 +54,7 @@ def test_a_folder_for_all_of_a_file(
     )
 
 
+@pytest.mark.slow
 def test_what_is_not_known_is_checked_and_the_status_is_that_of_the_writing(
     opsmith: Run, write: Write, tmp_path: Path, space: str
 ) -> None:
@@ -64,6 +66,7 @@ def test_what_is_not_known_is_checked_and_the_status_is_that_of_the_writing(
     assert "with seed 0 and quick effort" in text
 
 
+@pytest.mark.slow
 def test_benchmarks_of_before(opsmith: Run, write: Write, tmp_path: Path, space: str, checked: Path) -> None:
     before = tmp_path / "before.json"
     made = Benchmark(f"{space}::right", "quick", 0, 1, {"processor": "the one of before"}, {}, (), ())

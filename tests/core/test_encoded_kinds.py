@@ -105,6 +105,7 @@ def test_derivatives_and_transforms(operator: Operator) -> None:
         assert_close(call(x.float()), x.float() * 36)
 
 
+@pytest.mark.slow
 @pytest.mark.compile
 def test_compiled(name: str) -> None:
     operator = opsmith.operator(name)(scaled).gradients(x=of_x)
@@ -122,6 +123,7 @@ def test_compiled(name: str) -> None:
         assert_close(torch.autograd.grad(result.sum(), x)[0], expected)
 
 
+@pytest.mark.slow
 @pytest.mark.every(4)
 def test_explain_and_check(operator: Operator) -> None:
     operator.samples(lambda make: [make.call(make(3), WIDE, mode=Mode.MEAN), (make(2), WIDE)])

@@ -121,6 +121,7 @@ def test_autocast(operator: Any) -> None:
     assert all(leaf.grad is not None and leaf.grad.dtype is torch.float32 for leaf in leaves)
 
 
+@pytest.mark.slow
 @pytest.mark.compile
 def test_compiled(name: str) -> None:
     operator = declared(name, "formulas")

@@ -140,6 +140,7 @@ def test_transforms(form: str, n: int, way: str, name: str) -> None:
         assert_close(transform(loss(operator))(batch[0:1]), transform(loss(reference))(batch[0:1]))
 
 
+@pytest.mark.slow
 @pytest.mark.every(4)
 @pytest.mark.parametrize("form", FORMS)
 def test_schema_and_check(form: str, name: str) -> None:
@@ -176,6 +177,7 @@ def test_the_check_rejects_a_wrong_formula(form: str, name: str) -> None:
     assert {failure.property for failure in failures} >= {"gradient"}
 
 
+@pytest.mark.slow
 @pytest.mark.every(2)
 @pytest.mark.parametrize("presence", [True, False])
 def test_the_check_rejects_a_kernel_with_other_results(presence: bool, name: str) -> None:
@@ -186,6 +188,7 @@ def test_the_check_rejects_a_kernel_with_other_results(presence: bool, name: str
     assert (first.property, first.input, first.cause) == ("forward", "result1", "kernel-mismatch")
 
 
+@pytest.mark.slow
 @pytest.mark.compile
 def test_compiled(name: str) -> None:
     operator = declared(name, "mixed", "formulas")

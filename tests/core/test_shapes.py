@@ -123,6 +123,7 @@ def test_they_hold_for_sizes_not_known_when_compiled() -> None:
         )
 
 
+@pytest.mark.slow
 def test_an_opaque_operator_needs_no_fake_kernel() -> None:
     made = numpy_outer(torch.ones(2, device="meta"), torch.ones(3, device="meta", dtype=torch.float64))
     assert (made.shape, made.dtype) == ((2, 3), torch.float64)

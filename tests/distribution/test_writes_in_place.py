@@ -206,6 +206,7 @@ def test_compiled(gradients: bool, place: Any, fresh_compiler: None) -> None:
             assert torch.allclose(placed.full_tensor(), plain)
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("compiled_shards")
 def test_compiled_code_writes_into_shards(place: Any, fresh_compiler: None) -> None:
     @torch.compile(fullgraph=True, backend="aot_eager")

@@ -18,6 +18,8 @@ COMPILING = {"tutorial.md", "from-autograd-function.md"}
 SLOW = {
     "benchmarking.md",
     "capabilities.md",
+    "cuda-kernels.md",
+    "errors.md",
     "from-autograd-function.md",
     "native-kernels.md",
     "onnx.md",

@@ -147,6 +147,7 @@ def test_samples_of_a_class_that_fit(samples: Any) -> None:
     assert opsmith.check(Product, samples=samples, only=FAST).passed_as_asked
 
 
+@pytest.mark.slow
 def test_samples_of_make_are_of_the_seed_and_serve_adopt_as_well() -> None:
     first, same, other = (
         opsmith.check(Product, samples=lambda make: [(make(2), make.integers(2))], only=FAST, seed=seed)

@@ -106,6 +106,7 @@ def test_training_lowers_the_loss(finished: Path) -> None:
     assert lines[-1].startswith(f"results: {finished}; to write text: ")
 
 
+@pytest.mark.slow
 def test_training_gives_the_same_numbers_again() -> None:
     training = module("training")
     plan = training.Plan(3, 2, 0.01, 5, SIZES)
@@ -153,6 +154,7 @@ def test_plain_pytorch_gives_the_same_gradients(network: Decoder) -> None:
     assert_close(*gradients)
 
 
+@pytest.mark.slow
 @pytest.mark.compile
 def test_a_compiled_step_allocates_its_logits_alone(network: Decoder) -> None:
     (_, eager), (_, compiled) = both(network)

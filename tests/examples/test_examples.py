@@ -15,8 +15,8 @@ import opsmith
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.py"))
 
 
-SLOW = {"distributed", "histogram_cuda", "involution_cuda", "matmul_cuda"}
-"""Examples that other tests run, too: those of DTensor, and of CUDA kernels that are emulated."""
+SLOW = {"distributed", "histogram_cuda", "hot_reload", "involution_cuda", "matmul_cuda", "softmax_cuda"}
+"""Examples of what other tests run, too: DTensor, reloading, and CUDA kernels that are emulated."""
 
 
 @pytest.fixture(

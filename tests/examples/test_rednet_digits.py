@@ -76,6 +76,7 @@ def test_a_run_writes_what_it_says(finished: Path, printed_by_finished: io.Strin
     assert results == f"results: {finished}"
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_bit_for_bit(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -93,6 +94,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(
         assert (tmp_path / name).read_bytes() == (finished / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_no_part_of_a_checkpoint_could_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     options, training = module("options"), module("training")
     monkeypatch.setattr(training.Training, "test", lambda self: (0.0, 0.0))
@@ -240,6 +242,7 @@ def test_an_interrupted_write_keeps_the_older_file(tmp_path: Path) -> None:
     assert contents(tmp_path) == ["last.pt"]
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_ends_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command(tmp_path, "--lr", "1e30") == 1
     told = capsys.readouterr().err

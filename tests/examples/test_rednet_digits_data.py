@@ -9,6 +9,7 @@ from rednet_digits_run import module
 pytestmark = pytest.mark.usefixtures("on_the_path")
 
 
+@pytest.mark.slow
 def test_the_held_out_images_are_a_fifth_of_each_digit_and_not_trained_on() -> None:
     training, held_out = module("data").digits(0)
     assert (len(training), len(held_out)) == (module("options").TRAINING_IMAGES, 360)

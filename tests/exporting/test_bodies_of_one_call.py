@@ -13,6 +13,7 @@ import opsmith
 from opsmith.exporting import export
 
 
+@pytest.mark.slow
 def test_a_copy_has_nodes_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = export._written
 
@@ -27,6 +28,7 @@ def test_a_copy_has_nodes_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert all(isinstance(each.outcome, export.Export) for each in made.values()), made
 
 
+@pytest.mark.slow
 def test_a_warning_belongs_to_one_body(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     translate, written = export._translated, export._written
 

@@ -206,6 +206,7 @@ def test_several_results_and_hidden_ones(forms: Made) -> None:
     assert [len(node.output) for node in forms.of("nodes::normalised")] == [1]
 
 
+@pytest.mark.slow
 def test_an_operator_alone_names_its_results(export: Exported) -> None:
     assert export(of.moments, (X, 2.5), body="node").export.outputs == ("mean", "spread")
     assert export(of.halves, X, body="node").export.outputs == ("result_0", "result_1")

@@ -72,6 +72,7 @@ def half_way(x: Tensor) -> Tensor:
 X = torch.linspace(-1, 1, 24).reshape(4, 6)
 
 
+@pytest.mark.slow
 def test_an_output_that_went_through_float16_may_be_off_as_that(export: Callable[..., Made]) -> None:
     made = export(Calls(lambda x: {"half": half_way(x), "whole": opsmith.ops.exp(x)}), X)
     by_name = {each.output: each for each in made.export.comparisons}

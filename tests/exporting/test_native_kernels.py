@@ -90,6 +90,7 @@ print(json.dumps(told))
 """
 
 
+@pytest.mark.slow
 def test_a_runtime_without_torch_uses_the_kernels_and_tells_their_errors(
     native: Native, tmp_path: Path
 ) -> None:

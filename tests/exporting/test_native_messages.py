@@ -131,6 +131,7 @@ def test_nodes_that_a_symbolic_names(fails: Fails) -> None:
     assert f"\n  got: native::named: {reason}\n" in message
 
 
+@pytest.mark.slow
 def test_no_compiler(fails: Fails, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     toolchain._toolchain.cache_clear()
@@ -230,6 +231,7 @@ def test_a_source_that_the_compiler_refuses(fails: Fails, monkeypatch: pytest.Mo
     assert "'one' was not declared" in message
 
 
+@pytest.mark.slow
 def test_a_library_that_computes_something_else(fails: Fails, monkeypatch: pytest.MonkeyPatch) -> None:
     def other(kernel: CppKernel) -> Any:
         source = replace(kernel.source, text=kernel.source.text.replace("+ 1;", "+ 3;"))

@@ -57,6 +57,7 @@ def test_a_model_that_has_no_form(name: str, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_sizes_that_follow_from_values_have_a_node(export: Callable[..., Any]) -> None:
     model = Calls(lambda x: opsmith.ops.exp(x[x > 3]))
     assert export(model, X, body="node", verify=False).export.nodes == {"opsmith::exp": 1}
@@ -130,6 +131,7 @@ def test_a_model_that_keeps_something_from_call_to_call(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_inputs_that_a_model_writes_into_stay_as_they_are(export: Callable[..., Any]) -> None:
     given = X.clone()
     model = Calls(lambda x: opsmith.ops.exp(x.mul_(0.1)))

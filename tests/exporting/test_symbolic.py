@@ -163,7 +163,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(2)
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_done_is_an_error_with_its_line(export: Exported, case: str) -> None:
     operator, said = REFUSED[case]

@@ -69,6 +69,7 @@ def test_check_passes_through_both_kernels(operator: Any) -> None:
     assert report.passed, str(report)
 
 
+@pytest.mark.slow
 def test_the_kernel_computes_the_gradient() -> None:
     x = torch.randn(4, 3, requires_grad=True)
     for _ in range(3):

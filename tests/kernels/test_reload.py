@@ -27,6 +27,7 @@ def declare() -> Any:
     return value
 
 
+@pytest.mark.slow
 def test_an_edited_file_runs_after_reload_and_not_before(tmp_path: Path) -> None:
     file = tmp_path / "value.cpp"
     file.write_text(TEMPLATE.format(10))
@@ -64,6 +65,7 @@ def test_headers_of_the_author_s_own_are_found_beside_the_file_and_part_of_the_k
     assert mark.strip() == "^"
 
 
+@pytest.mark.slow
 def test_headers_beside_the_file_that_holds_the_text(tmp_path: Path) -> None:
     header = tmp_path / "number.h"  # by its whole path, as there is none beside this test
     value = declare()
@@ -73,6 +75,7 @@ def test_headers_beside_the_file_that_holds_the_text(tmp_path: Path) -> None:
         assert value(torch.zeros(1)).item() == number
 
 
+@pytest.mark.slow
 def test_a_cell_that_is_run_again_takes_the_place_of_the_kernel() -> None:
     value = declare()
     for number in (1, 2):
@@ -106,6 +109,7 @@ def test_two_kernels_are_tried_in_turn_the_newest_first() -> None:
     assert reason.endswith("`x` has 1 dimensions, and it takes 2")
 
 
+@pytest.mark.slow
 def test_a_file_that_is_gone_leaves_the_kernel_as_it_is(tmp_path: Path) -> None:
     file = tmp_path / "value.cpp"
     file.write_text(TEMPLATE.format(4))
@@ -136,6 +140,7 @@ def test_what_another_thread_holds_runs_the_new_kernel(tmp_path: Path) -> None:
     assert value(torch.zeros(1)).item() == 2
 
 
+@pytest.mark.slow
 def test_a_kernel_that_was_replaced_computes_what_it_did_when_it_is_called_itself() -> None:
     value = declare().kernel("cpu", cpp=TEMPLATE.format(5))
     before = value.specification.kernels[0].function
@@ -146,6 +151,7 @@ def test_a_kernel_that_was_replaced_computes_what_it_did_when_it_is_called_itsel
     assert [before(x)[0].item(), value(x).item()] == [5, 6]
 
 
+@pytest.mark.slow
 def test_a_library_serves_an_operator_that_is_declared_again_with_another_schema() -> None:
     text = "void scaled(View<const float, 1> x, double by, View<float, 1> y) { y(0) = x(0) * by; }"
 

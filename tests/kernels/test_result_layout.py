@@ -42,6 +42,7 @@ def test_shape_strides_and_dtype_are_the_reference_s() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_reference_that_makes_tensors_of_its_own_runs_on_torch_s_stand_ins() -> None:
     x = torch.randn(SMALL // 256 + 1, 256)  # a smaller one would stand in for itself
     if capabilities.on("fake_tensors"):
@@ -63,6 +64,7 @@ def test_a_pair_is_a_pair_for_the_reference_whatever_tensors_stand_in() -> None:
     assert result_layouts(moved.specification, [x[:3], (1, 2)]) == (ResultLayout((3,), (1,), torch.float32),)
 
 
+@pytest.mark.slow
 def test_a_reference_that_looks_at_data_needs_a_fake_kernel() -> None:
     @opsmith.operator("kernel_forms::firsts")
     def firsts(x: Tensor, count: Tensor) -> Tensor:

@@ -220,6 +220,7 @@ def test_compiled(x: Tensor) -> None:
     assert_close([each.grad for each in compiled.parameters()], [each.grad for each in model.parameters()])
 
 
+@pytest.mark.slow
 def test_exported(x: Tensor) -> None:
     model = network()
     program = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))

@@ -147,6 +147,7 @@ def test_gradients_through_a_step() -> None:
     assert torch.autograd.gradcheck(stepped, (*given, square.requires_grad_()))
 
 
+@pytest.mark.slow
 @pytest.mark.compile
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compiled(backend: str) -> None:

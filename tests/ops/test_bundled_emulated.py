@@ -69,6 +69,8 @@ def test_values_without_a_finding(
             assert_close(results(operator, call.finish(kernel.kernel, launch), given), right, equal_nan=True)
 
 
+@pytest.mark.slow
+@pytest.mark.every(4)
 @pytest.mark.parametrize("odd", [float("inf"), float("nan")], ids=str)
 def test_what_is_not_finite_goes_where_the_reference_has_it(odd: float) -> None:
     x, weight = torch.randn(5, 8), torch.randn(8)
@@ -80,6 +82,7 @@ def test_what_is_not_finite_goes_where_the_reference_has_it(odd: float) -> None:
     assert_close(got, right, equal_nan=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "operator",
     [
@@ -98,12 +101,14 @@ def test_gradients(operator: Callable[..., Any]) -> None:
     assert emulated.refused == {}
 
 
+@pytest.mark.slow
 def test_a_slot_beyond_the_cache_stops_the_kernel() -> None:
     caches, rows = [torch.zeros(5, 4, 2, 3) for _ in range(2)], torch.ones(2, 2, 3)
     with pytest.raises(errors.KernelFaultError, match=r"assert\(slot < key_cache.size\(0\)"):
         opsmith.emulate(write_kv_cache, *caches, rows, rows, torch.tensor([20, 0]))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("position", [-1, 3])
 def test_a_position_beyond_the_table_stops_the_kernel(position: int) -> None:
     kernel, positions = emulation(rope_), torch.tensor([0, 1])
@@ -121,6 +126,7 @@ def test_a_table_that_does_not_fit_is_refused_before_the_launch(columns: int) ->
         opsmith.emulate(rope_, torch.ones(2, 1, 4), torch.ones(3, columns), torch.tensor([0, 1]))
 
 
+@pytest.mark.slow
 def test_more_tensors_than_a_launch_takes_are_left_to_the_next_kernel() -> None:
     four = [[torch.ones(2) for _ in range(51)] for _ in range(4)]
     refused = emulation(adamw_).prepare([*four, torch.tensor(0.0), 0.1, 0.9, 0.99, 1e-8, 0.0])

@@ -89,6 +89,7 @@ def test_a_gradient_reaches_each_parameter(network: Decoder) -> None:
     network.zero_grad()
 
 
+@pytest.mark.slow
 def test_generation_follows_its_seed(network: Decoder) -> None:
     def texts(seed: int, temperature: float = 1.0) -> Tensor:
         random = torch.Generator().manual_seed(seed)

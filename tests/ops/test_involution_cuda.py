@@ -76,7 +76,7 @@ CASES = [
 ]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(("case", "dtype"), CASES)
 def test_values_in_two_orders_of_the_threads(case: Case, dtype: torch.dtype) -> None:
     for name, arguments in case.calls(*case.tensors(dtype)).items():
@@ -128,6 +128,7 @@ def test_empty_batches_launch_nothing() -> None:
         assert call.finish(emulation.kernel, None).shape == expected(name, arguments).shape
 
 
+@pytest.mark.slow
 def test_nothing_is_copied() -> None:
     case = Case(**{**vars(PLAIN), "last": True, "turned": True, "offset": 1})
     for name, arguments in case.calls(*case.tensors(torch.float32)).items():
@@ -138,6 +139,7 @@ def test_nothing_is_copied() -> None:
         assert not kernel.copied
 
 
+@pytest.mark.slow
 def test_what_the_reference_refuses_is_refused_in_its_words() -> None:
     image, weight, cotangent = PLAIN.tensors(torch.float32)
     for name, arguments in (

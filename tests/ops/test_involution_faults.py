@@ -12,7 +12,7 @@ import opsmith
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the emulation is built on Linux")
 
 
-@pytest.mark.every(20)
+@pytest.mark.every(24)
 @pytest.mark.parametrize(("number", "fault"), [*enumerate(FAULTS)], ids=[*map(str, FAULTS)])
 def test_a_fault_is_found(number: int, fault: Fault) -> None:
     operator = fault.operator(number)

@@ -98,6 +98,7 @@ def test_large_scores() -> None:
     assert result.item() == 3
 
 
+@pytest.mark.slow
 def test_gradients() -> None:
     query, keys, values, table, lengths = (
         each.nan_to_num() if each.is_floating_point() else each for each in call(torch.float64, contiguous, 2)

@@ -60,6 +60,7 @@ def test_sides_that_no_stride_divides() -> None:
     assert network(torch.randn(2, 3, 37, 50)).shape == (2, 3)
 
 
+@pytest.mark.slow
 def test_a_small_network_learns() -> None:
     torch.manual_seed(0)
     network = RedNet((1, 1), classes=2, in_channels=1, width=32, kernel_size=3, small=True)

@@ -82,6 +82,7 @@ def test_products_depend_on_the_distance_of_positions_alone() -> None:
     assert not torch.isclose(product(3, 1), product(3, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.every(2)
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_gradients(interleaved: bool) -> None:

@@ -93,6 +93,7 @@ def test_every_section_is_there_and_can_be_reached(text: str) -> None:
     assert {each for value in read.every("aria-labelledby") for each in value.split()} <= {*ids}
 
 
+@pytest.mark.slow
 def test_it_asks_nobody_for_anything_and_lets_through_what_is_ours_alone(text: str) -> None:
     read = Reader(text)
     outside = [*read.every("src"), *read.every("href"), *read.every("xlink:href"), *read.every("action")]
@@ -110,6 +111,7 @@ def test_it_asks_nobody_for_anything_and_lets_through_what_is_ours_alone(text: s
     assert not re.search(r" on\w+=", text)
 
 
+@pytest.mark.slow
 def test_headings_skip_no_level(text: str) -> None:
     levels = [int(tag[1]) for tag, _ in Reader(text).attributes if re.fullmatch("h[1-6]", tag)]
     assert levels.count(1) == 1 == levels[0]
@@ -121,6 +123,7 @@ def test_what_an_operator_says_becomes_no_markup(text: str) -> None:
     assert "scale (x Wt) + b, &lt;script&gt;alert(" in text
 
 
+@pytest.mark.slow
 def test_signature_and_arguments(text: str) -> None:
     words = Reader(text).text
     assert (
@@ -164,6 +167,7 @@ def test_a_kernel_that_could_not_run_has_not_passed(tmp_path: Path) -> None:
     assert "passed" not in row[0]
 
 
+@pytest.mark.slow
 def test_sources_are_shown_word_for_word(text: str) -> None:
     words = [Reader(each).words for each in re.findall(r"<pre.*?</pre>", section(text, "code"), re.DOTALL)]
     shown = ["".join(each).strip() for each in words]
@@ -180,6 +184,7 @@ def test_sources_are_shown_word_for_word(text: str) -> None:
     assert len(shown) == 4
 
 
+@pytest.mark.slow
 def test_what_is_saved_is_what_autograd_keeps(text: str) -> None:
     kept: list[int] = []
     with torch.autograd.graph.saved_tensors_hooks(
@@ -193,6 +198,7 @@ def test_what_is_saved_is_what_autograd_keeps(text: str) -> None:
     assert f"keeps {sum(kept)} B for the backward" in Reader(memory).text
 
 
+@pytest.mark.slow
 def test_the_graph_can_be_unfolded(text: str) -> None:
     graph = section(text, "graph")
     assert graph.count('class="opsmith-graph"') == 1
@@ -201,12 +207,14 @@ def test_the_graph_can_be_unfolded(text: str) -> None:
     assert 'class="title">paged::affine</p>' in graph
 
 
+@pytest.mark.slow
 def test_kernels_are_listed(text: str) -> None:
     words = Reader(section(text, "kernels")).text
     assert "cpu Python computed tests/pages/paged.py:" in words
     assert "float32" in words
 
 
+@pytest.mark.slow
 def test_a_benchmark_has_its_pictures_and_tables(text: str) -> None:
     benchmark = section(text, "benchmark")
     assert benchmark.count("<svg") == 2
@@ -215,6 +223,7 @@ def test_a_benchmark_has_its_pictures_and_tables(text: str) -> None:
     assert "cpu copies 1.00 GB/s of 10.0 kB" in words
 
 
+@pytest.mark.slow
 def test_each_kind_of_body_tells_what_became_of_it(text: str) -> None:
     words = Reader(section(text, "onnx")).text
     assert "function a node of the operator's name, with its reference as a function in the file" in words
@@ -222,6 +231,7 @@ def test_each_kind_of_body_tells_what_became_of_it(text: str) -> None:
     assert words.count("✗ refused ExportError: sort has no counterpart") == 2
 
 
+@pytest.mark.slow
 def test_the_environment_names_versions_machine_and_compiler(text: str) -> None:
     words = Reader(section(text, "environment")).text
     for name in ("opsmith", "torch", "python", "processor", "compiler"):
@@ -306,6 +316,7 @@ def test_what_is_looked_at_is_told(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_mistake_of_the_sections_is_not_hidden_from_tests(tmp_path: Path) -> None:
     looked = content.collect_content(
         paged.affine,
@@ -340,5 +351,6 @@ __global__ void halved(Contiguous<const T> x, Contiguous<T> y) {
     assert "y[i] = x[2 * i];" in found
 
 
+@pytest.mark.slow
 def test_an_operator_without_a_kernel_in_cuda_cpp_has_no_access_model(text: str) -> None:
     assert "It has no kernel in CUDA C++" in section(text, "accesses")

@@ -21,6 +21,7 @@ BOTH = (paged.affine, paged.plain)
 REPORTS = {"paged::affine": paged.failed(paged.affine), "paged::plain": paged.passed(paged.plain)}
 
 
+@pytest.mark.slow
 def test_several_operators_have_an_index_and_a_page_each(tmp_path: Path) -> None:
     files = opsmith.page(BOTH, tmp_path / "pages", reports=REPORTS)
     assert [file.name for file in files] == ["index.html", "paged-affine.html", "paged-plain.html"]
@@ -153,6 +154,7 @@ def test_a_disk_that_fails_leaves_nothing_of_a_page(tmp_path: Path, monkeypatch:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_pages_are_for_any_reader(tmp_path: Path) -> None:
     for file in opsmith.page(BOTH, tmp_path, reports=REPORTS):
         text = file.read_text(encoding="utf-8")

@@ -48,6 +48,7 @@ def test_the_message_is_the_whole_report() -> None:
     assert "seed 3, quick effort" in message
 
 
+@pytest.mark.slow
 def test_every_option_of_check_is_passed_on() -> None:
     told: list[str] = []
     report = assert_correct(

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import opsmith
 
 PROGRAM = """
@@ -45,6 +47,7 @@ print(sorted(heavy & loaded), sorted({name.partition(".")[0] for name in loaded}
 """
 
 
+@pytest.mark.slow
 def test_torch_alone_is_enough() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],

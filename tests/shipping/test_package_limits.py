@@ -85,6 +85,7 @@ def built_library(package: Path) -> Path:
     return found
 
 
+@pytest.mark.slow
 def test_a_shipped_library_finds_those_of_its_package_wherever_that_lies(
     package: Path, tmp_path: Path
 ) -> None:
@@ -157,6 +158,7 @@ def test_headers_lie_in_the_package_or_are_installed(kernel: CppKernel, tmp_path
     ]
 
 
+@pytest.mark.slow
 def test_a_header_outside_of_the_package_is_found_by_the_preprocessor(tmp_path: Path) -> None:
     """The system's are not among those that a kernel is asked about."""
     (tmp_path / "own.h").write_text("#include <vector>\n#include <omp.h>\n")
@@ -205,6 +207,7 @@ def test_headers_of_cuda_kernels_are_named(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_library_that_names_a_folder_of_this_machine(kernel: CppKernel, tmp_path: Path) -> None:
     other = link(tmp_path, name="libother.so")
     fine = link(tmp_path, f"-L{tmp_path}", "-l:libother.so", "-Wl,-rpath,$ORIGIN/../a:$ORIGIN", name="a.so")

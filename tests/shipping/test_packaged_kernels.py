@@ -82,6 +82,7 @@ def test_the_out_form_shares_the_library(folder: Path) -> None:
     assert f"\n    origin: {said.origin}\n" in str(said)
 
 
+@pytest.mark.slow
 def test_a_build_with_other_flags_uses_no_package(folder: Path) -> None:
     with building_with((*FLAGS, "-DOTHER")):
         assert origin_in(folder) in ELSEWHERE
@@ -298,6 +299,7 @@ def test_only_a_file_in_a_package_has_a_package(tmp_path: Path, monkeypatch: pyt
     assert packaged.package_of(None) is None
 
 
+@pytest.mark.slow
 def test_without_a_compiler_or_a_cache_an_installed_package_computes(tmp_path: Path, built: Path) -> None:
     """A copy of opsmith without built kernels, and of the package; in the process there is no compiler."""
     site = tmp_path / "site"

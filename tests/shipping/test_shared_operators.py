@@ -46,6 +46,7 @@ def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
     return done
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["python", "library"])
 def test_python_takes_over_what_is_made_of_the_same_sources(first: str, library: Path) -> None:
     done = run(HERE / "share_served.py", first, library)
@@ -63,6 +64,7 @@ def test_python_takes_over_what_is_made_of_the_same_sources(first: str, library:
         assert "differing_operator.py:" in found[way]
 
 
+@pytest.mark.slow
 def test_of_several_libraries_the_first_computes_what_they_agree_about(library: Path, tmp_path: Path) -> None:
     same = shutil.copyfile(library, tmp_path / "libsame.so")
     other = build_torch_library([scaled, differing_operator.declare(3)], tmp_path / "libother.so").path

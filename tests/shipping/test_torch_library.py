@@ -21,6 +21,8 @@ from opsmith.core.tensors import map_tensors
 from opsmith.shipping import TorchLibrary, build_torch_library
 from opsmith.torch_library.registration import HIDDEN_SUFFIX
 
+pytestmark = pytest.mark.slow  # each C++ library takes ten seconds
+
 CALLER = Path(__file__).parent / "call_served.py"
 x = torch.arange(12.0).reshape(3, 4) - 5
 image = torch.arange(2 * 3 * 4 * 5.0).reshape(2, 3, 4, 5)

@@ -175,6 +175,7 @@ def test_no_random_state_is_moved_and_the_same_seed_gives_the_same_finding() -> 
     assert survey(judged.Swapped, seed=4).reasons != first.reasons
 
 
+@pytest.mark.slow
 def test_the_class_stays_as_it_is() -> None:
     before = dict(vars(judged.Log))
     of("Log")
@@ -186,6 +187,7 @@ def test_no_guess_begins_after_the_time_is_over() -> None:
     assert "none of 1 guessed calls ran" in found.reasons[0]
 
 
+@pytest.mark.slow
 def test_an_exception_of_any_kind_ends_in_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*arguments: object) -> None:
         raise RuntimeError("no more memory")
@@ -350,6 +352,7 @@ def test_a_second_order_that_is_refused_is_mended_by_a_reference_alone() -> None
     assert torch.func.hessian(lambda x: operator(x).sum())(torch.tensor([2.0])).item() == 12.0
 
 
+@pytest.mark.slow
 def test_code_that_reads_addresses_needs_no_declaration() -> None:
     """The address of a tensor without data is 0, at which code in C dies."""
     found = survey(CopiedByAddress)

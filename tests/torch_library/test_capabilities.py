@@ -573,6 +573,7 @@ def test_reduce_to_dim() -> None:
     assert_close(capabilities.reduce_to_dim(gradient[0], None, 0, 3), gradient[0].expand(3, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.compile
 def test_exporting() -> None:
     def scaled(x: Tensor) -> Tensor:

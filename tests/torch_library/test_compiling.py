@@ -122,6 +122,7 @@ def test_inductor_with_every_variant_in_one_graph(reference: Any) -> None:
     assert_close(result_and_gradients(compiled(total(operators), backend="inductor"), inputs), expected)
 
 
+@pytest.mark.slow
 def test_every_kind_of_argument(name: str) -> None:
     def reference(
         xs: list[Tensor],
@@ -275,6 +276,7 @@ def test_numbers_drawn_in_a_kernel_are_refused(own: bool, name: str) -> None:
         assert compiled(operator)(x.detach()).shape == (3,)
 
 
+@pytest.mark.slow
 def test_autocast_inside(name: str) -> None:
     def matmul(x: Tensor, weight: Tensor) -> Tensor:
         return x @ weight
@@ -382,12 +384,14 @@ class Exported(nn.Module):
         return torch.relu(self.operator(x, weight, by=2.0))
 
 
+@pytest.mark.slow
 @pytest.mark.every(3)
 @MOST_ARE_SLOW
 def test_export_keeps_the_operator_as_one_node(variant: Operator, reference: Any) -> None:
     check_export(variant, reference, strict=False)
 
 
+@pytest.mark.slow
 @pytest.mark.every(3)
 @SOME
 def test_strict_export_keeps_the_operator_as_one_node(variant: Operator, reference: Any) -> None:
@@ -415,6 +419,7 @@ def test_export_is_saved_and_loaded(variant: Operator, tmp_path: Any) -> None:
 
 
 # Dynamo warns of what it reads on the way, for plain torch functions too.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(
     "variant",

@@ -144,6 +144,7 @@ def test_opcheck(variant: Operator, inputs: tuple[Tensor, Tensor]) -> None:
     assert torch.library.opcheck(variant.torch_operator, inputs) == passed
 
 
+@pytest.mark.slow
 def test_opcheck_of_every_kind_of_argument(name: str) -> None:
     def reference(
         xs: list[Tensor],

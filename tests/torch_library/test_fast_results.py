@@ -116,6 +116,7 @@ def test_modes_that_watch_see_the_call(operator: Any) -> None:
     assert operator.name in {each.name for each in profile.events()}
 
 
+@pytest.mark.slow
 def test_a_result_that_is_an_argument() -> None:
     operator = opsmith.operator("fast_results::alias")(both)
     operator.kernel("cpu", cpp=BOTH.format(name="alias"), entry="alias")
@@ -208,6 +209,7 @@ def test_gradients_of_lists(sums: Any) -> None:
         assert not sums(xs).requires_grad
 
 
+@pytest.mark.slow
 def test_lists_that_are_written(adds: Any, slow: list[str]) -> None:
     for stride in (1, 2):
         totals, xs = ([torch.randn(n * stride)[::stride] for n in (2, 3)] for _ in range(2))

@@ -298,6 +298,7 @@ def test_a_captured_tensor_that_requires_a_gradient() -> None:
         captured(torch.ones(3))
 
 
+@pytest.mark.slow
 def test_the_kernel_that_takes_the_layout_runs() -> None:
     """The guard does not see strides: a call in another layout must not fix the choice."""
     ran: list[str] = []

@@ -238,6 +238,7 @@ def test_compiled_code_writes_into_what_it_takes(operator: Any, fresh_compiler: 
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.every(2)
 @pytest.mark.compile
 @pytest.mark.parametrize("operator", [derived, with_kernel], ids=lambda each: each.name)
@@ -691,6 +692,7 @@ class Writes(torch.nn.Module):
         return own
 
 
+@pytest.mark.slow
 @pytest.mark.compile
 def test_exports(tmp_path: Path) -> None:
     program = torch.export.export(Writes(functional=False), (CACHE, X))

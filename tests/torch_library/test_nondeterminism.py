@@ -105,6 +105,7 @@ SAMPLES = [
 ]
 
 
+@pytest.mark.slow
 def test_a_check_holds_its_runs_to_a_bound_and_names_the_declaration_where_it_lacks() -> None:
     names = ["forward", "gradient", "determinism", "state", "serialization", "layouts", "backward_again"]
     known = opsmith.check(declared("known", in_any_order, deterministic=False), samples=SAMPLES, only=names)

@@ -262,6 +262,7 @@ def test_a_steady_state_allocates_nothing(kind: str) -> None:
     assert sum(event.cpu_memory_usage for event in run.events()) == 0
 
 
+@pytest.mark.slow
 def test_it_follows_its_operator() -> None:
     operator = made("scale")
     out = torch.empty(3)

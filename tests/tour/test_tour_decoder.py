@@ -39,6 +39,7 @@ def test_it_writes_text_and_says_how_the_weights_were_made(tmp_path: Path) -> No
     assert texts[0] in given.console.file.getvalue()
 
 
+@pytest.mark.slow
 def test_texts_follow_the_seed(tmp_path: Path) -> None:
     network, _ = decoder.load_decoder()
     first, again, other = (decoder.write(network, context(tmp_path, seed)).texts for seed in (0, 0, 1))

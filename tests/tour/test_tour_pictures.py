@@ -25,6 +25,8 @@ from opsmith.tour.digits import DigitNetwork
 from opsmith.tour.pictures import learning_curves
 from opsmith.tour.stage import write_json, write_weights
 
+pytestmark = pytest.mark.slow  # the tour itself draws them in each `make tour`
+
 LINE = {"curve": {"step": [1, 2, 3], "loss": [4.0, 1.0, 0.1]}}
 DIGITS = {
     "curve": {"epoch": [1, 2], "loss": [2.0, 0.5], "accuracy": [0.5, 0.98]},
@@ -56,6 +58,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, StageR
         yield out, pictures.run(TourContext(out, torch.device("cpu"), Console(file=io.StringIO())))
 
 
+@pytest.mark.slow
 def test_every_file_is_there_and_is_what_its_name_says(ran: tuple[Path, StageResult]) -> None:
     out, result = ran
     names = {file.relative_to(out).as_posix() for file in result.files}

@@ -65,6 +65,7 @@ def falling(x: Tensor) -> Tensor:
     return torch.stack([at(place) for place in range(count)])
 
 
+@pytest.mark.slow
 @pytest.mark.every(12)
 @pytest.mark.parametrize("seed", range(12))
 def test_what_bends_nearby_is_no_staircase(seed: int) -> None:

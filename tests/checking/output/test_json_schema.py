@@ -175,6 +175,7 @@ def test_the_schema_refuses_what_is_no_report(name: str) -> None:
         VALIDATORS["report"].validate(read)
 
 
+@pytest.mark.slow
 def test_the_report_of_python_is_that_of_the_command() -> None:
     import opsmith.ops
 

@@ -109,6 +109,7 @@ class Colour(enum.Enum):
     RED = 1
 
 
+@pytest.mark.slow
 def test_a_call_with_lists_dtypes_and_nothing_is_written_as_code() -> None:
     @opsmith.operator("replay::stacked")
     def stacked(
@@ -132,6 +133,7 @@ def test_a_call_with_lists_dtypes_and_nothing_is_written_as_code() -> None:
             exec(script, {})
 
 
+@pytest.mark.slow
 def test_a_large_sample_is_drawn_and_what_cannot_be_is_checked_again() -> None:
     (script,) = scripts(WRONG["one_element_of_many"].operator, only=["gradient"])
     assert "torch.manual_seed(0)" in script

@@ -160,6 +160,7 @@ def clip_backward(ctx: Any, grad: Any) -> Any:
 clip.register_autograd(clip_backward, setup_context=keep)
 
 
+@pytest.mark.slow
 def test_a_custom_op_is_registered_by_the_script_and_its_backward_is_named() -> None:
     samples = [(torch.linspace(-2, 2, 8), -0.5, 0.5), (torch.linspace(-1, 1, 5), -1.5, 0.2)]
     failure = opsmith.check(clip, samples=samples, only=["gradient"], effort="quick").failures[0]

@@ -224,6 +224,7 @@ shallow.gradients(x=lambda grad: grad * 2)
 shallow.samples(lambda make: [(make(3),)])
 
 
+@pytest.mark.slow
 def test_a_kernel_that_dies_of_a_derived_input_alone_is_a_finding() -> None:
     report = opsmith.check(shallow, only=["forward"], isolate=60)
     (failure,) = {each.message: each for each in report.outcomes[0].failures}.values()
@@ -340,6 +341,7 @@ class Unforkable:
             time.sleep(1)
 
 
+@pytest.mark.slow
 def test_a_child_does_not_collect_the_garbage_of_its_parent() -> None:
     def collecting() -> Outcome:
         gc.collect()

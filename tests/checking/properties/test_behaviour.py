@@ -109,6 +109,7 @@ def test_a_kernel_that_asks_for_the_mode_is_told_by_the_reference() -> None:
     assert "made under `torch.inference_mode()` is another one, and the reference's is not" in failure.message
 
 
+@pytest.mark.slow
 def test_a_result_that_asks_whether_a_gradient_is_needed_is_what_is_wrong_with_its_gradient() -> None:
     class SoftStep(Function):
         @staticmethod
@@ -156,6 +157,7 @@ def test_settings_are_put_back_though_the_region_raises() -> None:
     assert seen[0]["the number of torch's threads"][1] == 7
 
 
+@pytest.mark.slow
 @pytest.mark.every(2)
 @pytest.mark.parametrize("writes", [False, True])
 def test_a_kernel_whose_result_has_another_shape(writes: bool) -> None:

@@ -111,12 +111,14 @@ def square(x: Tensor) -> Tensor:
     return x * x
 
 
+@pytest.mark.slow
 def test_an_operator_compiles_for_other_sizes_at_once() -> None:
     operator = declare(square).gradients(x=lambda grad, x: 2 * grad * x)
     found = compiled(operator, (X,), (X[:2],))
     assert (found.status, found.notes) == ("passed", ())
 
 
+@pytest.mark.slow
 def test_an_operator_that_is_compiled_anew_for_each_size_is_a_limit() -> None:
     def sized(x: Tensor) -> Tensor:
         return x * int(x.shape[0])
@@ -158,6 +160,7 @@ def test_without_a_fake_kernel_it_is_skipped_with_the_hint() -> None:
     assert any("there is no fake kernel" in note for note in found.notes)
 
 
+@pytest.mark.slow
 def test_what_draws_is_held_to_its_form() -> None:
     def noisy(x: Tensor) -> Tensor:
         return x * torch.rand_like(x)

@@ -117,6 +117,7 @@ def test_a_race_has_both_lines_in_its_evidence() -> None:
     assert "which thread (0, 0, 0) of the same block reads" in failure.message
 
 
+@pytest.mark.slow
 def test_an_operator_in_place_writes_what_its_reference_writes() -> None:
     def declare(name: str, factor: int) -> Any:
         @opsmith.operator(f"cuda_property::{name}", mutates=("x",))
@@ -140,6 +141,7 @@ __global__ void {name}(View<T, 2> x, View<const T, 2> y) {{
     assert (failure.cause, failure.input) == ("kernel-mismatch", "result_x")
 
 
+@pytest.mark.slow
 def test_what_cannot_be_run_is_skipped_and_unverified() -> None:
     operator = row_sums("in_ptx", "__syncthreads();", 'asm volatile("bar.sync 0;");')
     report = opsmith.check(operator, only=["cuda"], effort="quick")
@@ -173,6 +175,7 @@ __global__ void {name}(Contiguous<const T> x, Contiguous<T> y) {{
     return doubled.kernel("cuda", cuda=text, entry=name, block=32, dtypes=[torch.float32], **launch)
 
 
+@pytest.mark.slow
 def test_a_kernel_that_waits_for_all_blocks_is_skipped_and_unverified() -> None:
     operator = barrier("together", "", grid=2)
     operator.samples(lambda make: [(make(40),)])
@@ -186,6 +189,7 @@ def test_a_kernel_that_waits_for_all_blocks_is_skipped_and_unverified() -> None:
         assert report.unverified == ("CUDA kernel at <cuda of cuda_property::together>:4",)
 
 
+@pytest.mark.slow
 def test_a_kernel_whose_calls_are_given_up_in_part_is_skipped() -> None:
     operator = barrier("sometimes", "if (gridDim.x == 1) return;", grid="ceil(x.numel / 33)")
     operator.samples(lambda make: [(make(3),), (make(40),)])
@@ -205,6 +209,7 @@ def test_a_kernel_that_only_runs_on_nothing_is_not_exercised() -> None:
     assert "without a launch): add one that it takes" in failure.message
 
 
+@pytest.mark.slow
 def test_calls_with_too_many_threads_are_counted() -> None:
     operator = row_sums("large", dtypes=[torch.float32])
     operator.samples(lambda make: [(make(8000, 1),)])
@@ -213,6 +218,7 @@ def test_calls_with_too_many_threads_are_counted() -> None:
     assert any(re.fullmatch(r"\d+ calls? not run: too many threads for a check", each) for each in noted)
 
 
+@pytest.mark.slow
 def test_what_clang_does_not_see_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unseen, "is_clang", lambda toolchain: True)
     outcome = outcome_of(row_sums("cast", "x(row, j)", "*(const T*)&x(row, j)"))
@@ -261,6 +267,7 @@ def test_a_full_disk_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert "No space left on device" in outcome.reason
 
 
+@pytest.mark.slow
 def test_what_only_the_gpu_s_compiler_takes_is_skipped_with_its_line() -> None:
     operator = row_sums("of_a_gpu", "float sum = 0;", "float sum = __vabsdiffu4(0, 0);")
     report = opsmith.check(operator, only=["cuda"], effort="quick")
@@ -271,6 +278,7 @@ def test_what_only_the_gpu_s_compiler_takes_is_skipped_with_its_line() -> None:
     assert any("cuda" in each for each in report.unverified)
 
 
+@pytest.mark.slow
 def test_a_kernel_with_other_parameters_fails() -> None:
     (failure,) = outcome_of(row_sums("misfit", "Contiguous<T, 1> y", "int n, Contiguous<T, 1> y")).failures
     assert failure.cause == "raises"

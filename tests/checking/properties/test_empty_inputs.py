@@ -176,6 +176,8 @@ def rows() -> Tensor:
     return torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 
 
+@pytest.mark.slow
+@pytest.mark.every(2)
 @pytest.mark.parametrize("effort", ["quick", "default"])
 def test_a_batch_of_none_that_fails_is_a_fault_and_told_once(effort: Any) -> None:
     report = opsmith.check(RowSoftmax, samples=[(rows(),), (rows() * 2,)], only=["forward"], effort=effort)

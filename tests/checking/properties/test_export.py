@@ -112,6 +112,7 @@ def test_a_generator_is_left_out() -> None:
     assert found.notes == ("a sample with a generator was left out: no exported program takes one",)
 
 
+@pytest.mark.slow
 def test_a_sample_without_a_tensor_is_not_called() -> None:
     def total(tensors: list[Tensor]) -> Tensor:
         return torch.stack(tensors).sum(0)

@@ -206,6 +206,7 @@ def test_a_size_that_depends_on_data_is_derived(reference: Any) -> None:
     assert (found.status, found.notes) == ("passed", ())
 
 
+@pytest.mark.slow
 @needs_symbols
 def test_a_size_that_depends_on_data_is_declared(custom_op: Any) -> None:
     assert fake(custom_op(places, lambda x: of_any_count(x, x.dim())), (X,)).status == "passed"

@@ -134,6 +134,7 @@ def test_a_kernel_that_divides_by_a_size_of_0_is_found_and_the_check_goes_on(eff
     assert failure.evidence["line"] == "const int64_t width = x.size(1), rows = 1024 / width;"
 
 
+@pytest.mark.slow
 def test_a_kernel_that_has_no_answer_for_a_size_of_0_and_lives_passes() -> None:
     operator = row_means("lives", "width ? 1024 / width : 1")  # the mean of nothing is nan
     assert opsmith.check(operator, only=["forward", "gradient"], effort="quick").passed_as_asked
@@ -190,6 +191,7 @@ def test_an_accepted_input_without_elements_that_is_fatal_is_left_out_of_the_oth
     assert not [text for text in report.inputs if "matrix [0, 5]" in text]
 
 
+@pytest.mark.slow
 def test_a_fatal_input_is_told_from_those_before_it() -> None:
     def totals(xs: list[Tensor], by: Tensor) -> Tensor:
         return torch.stack([x.sum() for x in xs]).sum() * by

@@ -133,6 +133,7 @@ def test_ties_do_not_make_a_right_operator_wrong() -> None:
     assert outcome.status == "passed", [str(failure) for failure in outcome.failures]
 
 
+@pytest.mark.slow
 def test_a_sum_in_another_order_is_no_fault() -> None:
     @opsmith.operator("layouts::summed")
     def summed(x: Tensor) -> Tensor:
@@ -151,6 +152,7 @@ def picky(x: Tensor) -> Tensor:
     return 2 * x
 
 
+@pytest.mark.slow
 def test_an_input_that_is_refused_in_words_of_its_own_is_listed() -> None:
 
     @opsmith.operator("layouts::doubled")
@@ -263,6 +265,7 @@ def test_a_forgotten_conjugation_is_found() -> None:
     assert "wrong where it is a conjugate view" in failure.message
 
 
+@pytest.mark.slow
 def test_what_changes_from_call_to_call_is_not_blamed_on_a_layout() -> None:
     calls: list[int] = []
 

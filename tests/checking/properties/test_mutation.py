@@ -103,6 +103,7 @@ def test_a_replay_checks_the_call_in_place() -> None:
         exec(failure.replay, {})
 
 
+@pytest.mark.slow
 def test_a_write_that_is_not_declared() -> None:
     def kernel(state: Tensor, x: Tensor, rate: float) -> None:
         state.mul_(rate).add_(x)
@@ -170,6 +171,7 @@ def test_gradients_after_the_write() -> None:
     assert "follow its strides and its offset" in failure.message
 
 
+@pytest.mark.slow
 def test_what_is_skipped_and_named() -> None:
     operator, samples = writer("test", "decay")
     form = mutation(operator.functional, samples)

@@ -206,6 +206,7 @@ def test_a_large_sample_is_still_checked_element_by_element() -> None:
 # What gradient finds.
 
 
+@pytest.mark.slow
 def test_wrong_results_are_not_blamed_on_the_gradient() -> None:
     operator = declare(square).kernel("cpu", lambda x: 2 * x * x).gradients(x=lambda grad, x: 2 * grad * x)
     assert outcome(operator, "gradient", (X,)).status == "passed"
@@ -221,6 +222,7 @@ def test_two_samples_that_look_different_are_not_explained_by_either() -> None:
     assert failure.evidence["seen"] == "in 2 runs; one is shown"
 
 
+@pytest.mark.slow
 def test_an_item_of_a_list_is_named() -> None:
     def total(xs: list[Tensor]) -> Tensor:
         return xs[0] + 3 * xs[1]
@@ -233,6 +235,7 @@ def test_an_item_of_a_list_is_named() -> None:
 # Surrogates, randomness, effects.
 
 
+@pytest.mark.slow
 def test_surrogates_leave_the_other_derivatives_out() -> None:
     operator = declare(square).surrogate_gradients(x=lambda grad: grad)
     report = opsmith.check(operator, samples=[(X,)], skip=["integration"])

@@ -43,11 +43,13 @@ def outcome(operator: Any, effort: Any = "quick", **options: Any) -> Outcome:
     return next(each for each in report.outcomes if each.property == "resources")
 
 
+@pytest.mark.slow
 def test_a_kernel_that_keeps_to_its_limits_passes() -> None:
     assert outcome(declared(max_spills=0, max_registers=100)).status == "passed"
     assert outcome(declared()).status == "passed"
 
 
+@pytest.mark.slow
 def test_spills_are_found() -> None:
     words = {"block": 1024, "constants": {"N": 4}, "dtypes": [torch.float64]}
     operator = declared(kept=64, bounds="1024, 2", max_spills=0, **words)
@@ -80,6 +82,7 @@ def test_a_compile_error_is_found_where_there_is_no_gpu() -> None:
     assert 'identifier "Tee" is undefined' in found.failures[0].message
 
 
+@pytest.mark.slow
 def test_samples_that_are_given_to_the_check_count() -> None:
     found = outcome(declared(max_registers=4), samples=[(torch.ones(2, 9),)])
     assert "for float32, N=9, sm_90 it takes " in found.failures[0].message

@@ -135,6 +135,7 @@ def test_a_large_sample_is_seen_whole_by_random_directions() -> None:
         assert failure.cause == "second-order"
 
 
+@pytest.mark.slow
 def test_a_class_that_writes_into_its_argument_and_says_so_is_differentiated() -> None:
     for name in ("gradient", "second_order"):
         assert outcome(Doubled, name, (matrix(),)).status == "passed"
@@ -250,6 +251,7 @@ class KeepsSigmoid(Function):
         return grad * (s + x * s * (1 - s))
 
 
+@pytest.mark.slow
 def test_what_a_forward_computed_and_saved_is_named_with_its_hint() -> None:
     (failure,) = opsmith.check(KeepsSigmoid, samples=[(torch.randn(3),)], only=["second_order"]).failures
     assert failure.cause == "second-order"

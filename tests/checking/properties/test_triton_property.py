@@ -44,6 +44,7 @@ def right(x, result, x_size_1, x_stride_0, x_stride_1, BLOCK: tl.constexpr):
     tl.store(result + tl.program_id(0), tl.sum(numbers, 0))
 
 
+@pytest.mark.slow
 def test_a_right_kernel_passes_and_says_how_it_ran() -> None:
     outcome = outcome_of(row_sums("right", right))
     assert outcome.status == "passed"
@@ -75,6 +76,7 @@ def in_half(x, result, x_size_1, x_stride_0, x_stride_1, BLOCK: tl.constexpr):
     tl.store(result + tl.program_id(0), tl.sum(numbers.to(tl.float16), 0))
 
 
+@pytest.mark.slow
 @pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("function", "cause"),
@@ -116,6 +118,7 @@ def test_a_float_in_32_bits_is_found_where_float64_is_declared() -> None:
     assert {"float64" in str(each.evidence["sample"]) for each in outcome.failures} == {True}
 
 
+@pytest.mark.slow
 def test_a_kernel_that_writes_into_its_argument_is_found() -> None:
     @triton.jit
     def writing(x, result, x_size_1, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -131,6 +134,7 @@ def test_a_kernel_that_writes_into_its_argument_is_found() -> None:
     assert "float32" in dtypes
 
 
+@pytest.mark.slow
 def test_a_kernel_that_raises_is_found_at_its_line() -> None:
     @triton.jit
     def raising(x, result, x_size_1, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -173,6 +177,7 @@ def test_calls_with_too_many_programs_are_left_out_and_told() -> None:
     assert any("too many programs for a check" in note for note in outcome.notes)
 
 
+@pytest.mark.slow
 def test_a_kernel_of_which_some_calls_ran_is_unverified(monkeypatch: pytest.MonkeyPatch) -> None:
     programs, calls = TritonKernel.programs, []
 

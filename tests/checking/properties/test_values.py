@@ -230,6 +230,7 @@ def test_what_the_operator_rejects_is_noted() -> None:
     assert "the operator rejects `x` with nan in it (nan)" in found.notes
 
 
+@pytest.mark.slow
 def test_complex_numbers_have_special_values_too() -> None:
     @opsmith.operator("values::complex_product")
     def product(x: Tensor, y: Tensor) -> Tensor:
@@ -347,6 +348,7 @@ class Root(Function):
         return grad * x.sign() / (2 * x.abs().sqrt())
 
 
+@pytest.mark.slow
 @pytest.mark.every(2)
 @pytest.mark.parametrize("effort", ["quick", "default"])
 def test_a_classes_nan_is_held_to_differences_where_its_forward_gives_nan_too(effort: Any) -> None:
@@ -411,6 +413,7 @@ class Single(Function):
         return grad * (sigmoid + x * sigmoid * (1 - sigmoid))
 
 
+@pytest.mark.slow
 def test_rounding_is_called_no_kink() -> None:
     found = outcome(Single, samples=[(torch.randn(3, 4, generator=torch.Generator().manual_seed(0)),)])
     assert (found.status, found.notes) == ("passed", ())

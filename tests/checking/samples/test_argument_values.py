@@ -237,6 +237,7 @@ class Choosing(torch.autograd.Function):
         return (grads[0] * ctx.p / count).expand(ctx.shape), None, None, None, None, None
 
 
+@pytest.mark.slow
 def test_branches_that_are_right_or_refuse_pass() -> None:
     sample = (X, "sum", 3, False, False, 0.25)
     report = opsmith.check(Choosing, samples=[sample], only=["forward", "gradient"])
@@ -283,6 +284,7 @@ class Unfinished(torch.autograd.Function):
         return grads[0] * 2, None
 
 
+@pytest.mark.slow
 def test_an_exception_for_a_value_that_the_code_alone_knows_is_a_limit() -> None:
     shown = opsmith.check(Unfinished, samples=[(X, "zeros")], only=["forward", "gradient"])
     assert shown.passed_as_asked
@@ -309,6 +311,7 @@ class WithSlope(torch.autograd.Function):
         return grads[0] * ctx.slope(x), None, None
 
 
+@pytest.mark.slow
 def test_none_is_no_value_of_an_argument_that_takes_any_object() -> None:
     report = opsmith.check(WithSlope, samples=[(X, torch.sin, torch.cos)], effort="quick")
     assert not report.failures, report
@@ -378,6 +381,7 @@ class Vast(torch.autograd.Function):
         return grads[0] * 2, None, None
 
 
+@pytest.mark.slow
 def test_a_number_that_no_float_can_be_is_not_tried() -> None:
     report = opsmith.check(Vast, samples=[(X, 1.5, 3)], only=["forward", "gradient"])
     assert report.passed, str(report)

@@ -166,6 +166,7 @@ def test_what_is_right_for_all_that_the_samples_mean_passes(function: Any, sampl
     assert not report.failures
 
 
+@pytest.mark.slow
 def test_a_forward_that_wants_distinct_indices_and_does_not_say_so_gets_a_warning() -> None:
     report = checked(Put, X[:3], INDEX)
     (failure,) = report.failures

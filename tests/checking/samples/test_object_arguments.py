@@ -201,6 +201,7 @@ def faults(found: opsmith.Report) -> set[tuple[str, str, str]]:
 HOLDERS = [linear, closure, method, bound, partial(linear, bias=False)]
 
 
+@pytest.mark.slow
 @pytest.mark.every(5)
 @pytest.mark.parametrize("make", HOLDERS, ids=["module", "closure", "method", "partial", "one parameter"])
 def test_a_class_that_takes_a_module_is_checked_in_float64(make: Callable[[], Any]) -> None:
@@ -208,6 +209,7 @@ def test_a_class_that_takes_a_module_is_checked_in_float64(make: Callable[[], An
     assert not found.failures, str(found)
 
 
+@pytest.mark.slow
 @pytest.mark.every(5)
 @pytest.mark.parametrize("make", HOLDERS, ids=["module", "closure", "method", "partial", "one parameter"])
 def test_a_frozen_parameter_of_an_object_that_ends_the_backward_is_found(make: Callable[[], Any]) -> None:
@@ -221,6 +223,7 @@ def test_a_frozen_parameter_beside_a_surrogate_gradient_is_found() -> None:
     assert faults(found) == {("surrogate", "input-needs-grad", "error")}, str(found)
 
 
+@pytest.mark.slow
 def test_a_gradient_that_vanishes_where_a_module_is_frozen_is_found() -> None:
     found = check(ForTrainedAlone, X, linear())
     (failure,) = found.failures
@@ -246,6 +249,7 @@ def test_a_module_with_a_sparse_buffer_is_checked() -> None:
 SPARSE = [Tensor.to_sparse_csr, lambda matrix: nn.Parameter(matrix.to_sparse())]
 
 
+@pytest.mark.slow
 @pytest.mark.every(2)
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 @pytest.mark.parametrize("make", SPARSE, ids=["rows", "parameter"])
@@ -276,12 +280,14 @@ def test_parameters_that_are_arguments_as_well_are_left_alone() -> None:
     assert not found.failures, str(found)
 
 
+@pytest.mark.slow
 def test_gradients_that_go_to_parameters_of_an_object_are_a_warning() -> None:
     found = check(Accumulates, X, linear())
     assert faults(found) == {("effects", "side-effect", "warning")}, str(found)
     assert "adds to the `.grad` of `weight`, `bias` of `run`" in found.failures[0].message
 
 
+@pytest.mark.slow
 def test_running_statistics_of_a_module_in_training_are_noted_and_hide_nothing() -> None:
     norm = nn.BatchNorm1d(3)
     found = check(Updates, X, norm)
@@ -302,6 +308,7 @@ def test_a_write_into_what_a_module_holds_is_found() -> None:
     assert failure.message == "a call wrote into `weight` of `run`; work on a copy, `.clone()`"
 
 
+@pytest.mark.slow
 def test_a_flag_of_a_module_that_changes_is_a_side_effect() -> None:
     found = check(Trains, X, linear().eval())
     assert ("effects", "side-effect", "error") in faults(found), str(found)

@@ -111,6 +111,7 @@ class SparseBatch(Sine):
         return x.sin().to_sparse(), in_dims[0]
 
 
+@pytest.mark.slow
 def test_a_sparse_batch_is_told() -> None:
     (failure,) = checked(SparseBatch).failures
     assert failure.property == "vmap"
@@ -146,6 +147,7 @@ RIGHT: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.every(4)
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_result_of_an_odd_kind_is_no_fault(name: str) -> None:

@@ -85,6 +85,7 @@ class Hidden(LogDet):
         return inverse(grad, ctx.saved_tensors[0].detach())
 
 
+@pytest.mark.slow
 @pytest.mark.every(6)
 @pytest.mark.parametrize("effort", ["quick", "default"])
 @pytest.mark.parametrize("right", [LogDet, OfItsTriangle, Spectrum])

@@ -186,6 +186,7 @@ def test_a_variation_says_where_it_comes_from_and_has_a_position_of_its_own() ->
     )
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_ones_and_another_seed_others() -> None:
     operator = declared(affine, AFFINE)
 
@@ -407,6 +408,7 @@ def test_dimensions_take_turns_where_several_samples_have_them() -> None:
         assert len(reached) > 1, (size, found)
 
 
+@pytest.mark.slow
 def test_samples_of_each_rank_have_a_share_of_their_own() -> None:
     def softened(x: Tensor) -> Tensor:
         return x.softmax(-1)
@@ -435,6 +437,7 @@ class SqueezesBackward(torch.autograd.Function):
         return y * (grad - share[..., None])
 
 
+@pytest.mark.slow
 def test_a_fault_of_a_dimension_that_samples_of_one_rank_have_is_found() -> None:
     given = [(torch.rand(3),), (torch.rand(4, 3),), (torch.rand(2, 4, 3),)]
     report = opsmith.check(SqueezesBackward, samples=given, only=["forward", "gradient"])

@@ -169,6 +169,7 @@ def test_the_report_names_what_begins_anew() -> None:
     assert remark.endswith("the rest ran with what it keeps between calls restored for each")
 
 
+@pytest.mark.slow
 def test_the_author_gets_the_state_back() -> None:
     before = MEAN.clone()
     kept = REBOUND

@@ -161,6 +161,7 @@ def randomness_of(drawing: Any) -> str:
     return report.failures[0].message
 
 
+@pytest.mark.slow
 @pytest.mark.every(2)
 @pytest.mark.parametrize("isolate", [False, 60])
 def test_a_buffer_that_changes_hides_no_wrong_gradient(isolate: Any) -> None:
@@ -171,6 +172,7 @@ def test_a_buffer_that_changes_hides_no_wrong_gradient(isolate: Any) -> None:
     assert words in report.remarks
 
 
+@pytest.mark.slow
 @pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("right", "samples", "properties"),

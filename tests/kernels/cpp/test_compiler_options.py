@@ -161,6 +161,7 @@ def test_relative_paths_are_beside_the_declaring_file() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.every(3)
 @pytest.mark.parametrize("form", ["soname", "file", "folder"])
 def test_a_library_is_linked_found_again_and_in_the_key(form: str, tmp_path: Path) -> None:
@@ -179,6 +180,7 @@ def test_a_library_is_linked_found_again_and_in_the_key(form: str, tmp_path: Pat
     assert after["libraries"] != before["libraries"]
 
 
+@pytest.mark.slow
 def test_a_library_of_the_system_is_found_by_its_name() -> None:
     linked = kernel("zlibVersion()[0] - '0'", 'extern "C" const char* zlibVersion();', libraries=["c"])
     with pytest.raises(errors.CompileError, match="nothing defines `zlibVersion`"):
@@ -204,6 +206,7 @@ def test_a_library_that_the_linker_does_not_find() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_library_that_is_not_found_when_the_kernel_is_loaded(tmp_path: Path) -> None:
     library(tmp_path / "parts", 3, "libnumber.so.7")
     (tmp_path / "parts" / "libnumber.so").unlink()

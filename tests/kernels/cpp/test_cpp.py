@@ -71,6 +71,7 @@ def test_channels_last(channels_last: bool) -> None:
     assert channel_sums.explain(x).copies == (() if channels_last else ("`x`, which is not channels-last",))
 
 
+@pytest.mark.slow
 def test_every_kind_of_argument() -> None:
     x = torch.ones(1, dtype=torch.float64)
     others = [torch.arange(3.0, dtype=torch.float64), torch.ones(4, dtype=torch.float64)[::2]]
@@ -86,6 +87,7 @@ def test_gradients_are_the_reference_s() -> None:
     assert_close(gradients, (torch.full_like(x, 2.0), torch.tensor([15.0, 0.0])))
 
 
+@pytest.mark.slow
 @pytest.mark.every(3)
 @pytest.mark.parametrize("operator", [scaled, row_sums, channel_sums], ids=lambda each: each.__name__)
 def test_check_passes(operator: Any) -> None:
@@ -169,6 +171,7 @@ void slow(View<const float, 1> x, View<float, 1> y) {
         thread.join()
 
 
+@pytest.mark.slow
 def test_threads_of_torch_are_those_of_the_kernel() -> None:
     @opsmith.operator("cpp_kernels::thread_count")
     def thread_count(x: Tensor) -> Tensor:
@@ -209,6 +212,7 @@ def test_called_by_many_threads_at_once() -> None:
     assert wrong == []
 
 
+@pytest.mark.slow
 @pytest.mark.every(2)
 @pytest.mark.parametrize("kind", ["Half", "BFloat16"])
 def test_numbers_of_16_bits_round_as_torch_s_do(kind: str) -> None:
@@ -262,6 +266,7 @@ def tripled(x: Tensor) -> Tensor:
     return x * 3
 
 
+@pytest.mark.slow
 def test_a_kernel_for_each_dtype_is_compiled_when_its_dtype_is_met(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[tuple[torch.dtype, ...]] = []
 
@@ -302,6 +307,7 @@ def test_a_kernel_given_again_replaces_what_it_has_a_dtype_in_common_with() -> N
     assert taken() == [set(both)]
 
 
+@pytest.mark.slow
 def test_a_template_for_other_dtypes_stands_beside_one_for_the_usual_ones() -> None:
     thrice: Any = opsmith.operator("cpp_kernels::thrice_beside")(tripled)
     for dtypes in (None, [torch.float16]):

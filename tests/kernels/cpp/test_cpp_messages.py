@@ -33,6 +33,7 @@ def line_of(text: str) -> int:
     return 1 + next(at for at, line in enumerate(HERE.read_text().splitlines()) if line.startswith(text))
 
 
+@pytest.mark.slow
 def test_a_compile_error_shows_the_author_s_line_and_column() -> None:
     wrong = declared("wrong_line").kernel(
         "cpu",
@@ -58,6 +59,7 @@ void twice(Contiguous<const T> x, double by, Contiguous<T> y) {
     ]
 
 
+@pytest.mark.slow
 def test_an_error_inside_the_header_is_told_at_the_author_s_function(tmp_path: Path) -> None:
     file = tmp_path / "kernel.cpp"
     file.write_text("// a kernel\n\nvoid twice(const float* x, double by, View<float> y) {}\n")
@@ -70,6 +72,7 @@ def test_an_error_inside_the_header_is_told_at_the_author_s_function(tmp_path: P
     assert "opsmith.h" not in message.partition("where:")[0].splitlines()[1]
 
 
+@pytest.mark.slow
 def test_it_is_refused_each_time_and_mended_by_reload(tmp_path: Path) -> None:
     file = tmp_path / "kernel.cpp"
     file.write_text("void twice(View<const float> x, double by, View<float> y) { oh }\n")
@@ -121,6 +124,7 @@ def test_other_parameters_than_the_operator_s(parameters: str, got: str | None) 
     ]
 
 
+@pytest.mark.slow
 def test_a_result_of_another_dtype_than_the_reference_s() -> None:
     operator = declared("other_result").kernel(
         "cpu", entry="f", cpp="void f(View<const float> x, double by, View<double, 3> y) {}"
@@ -315,6 +319,7 @@ def test_a_wrong_value_is_an_error_although_no_kernel_is_missing(monkeypatch: py
         operator(torch.ones(1))
 
 
+@pytest.mark.slow
 def test_only_what_is_built_can_be_required() -> None:
     operator = declared("unbuilt")
     for got in ("no kernel for it", "kernels in Python"):
@@ -344,6 +349,7 @@ def test_strict_raises_instead() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_what_is_no_exception_of_c_plus_plus_is_told_too() -> None:
     operator = declared("throws").kernel(
         "cpu", entry="f", cpp="void f(View<const float> x, double by, View<float> y) { throw 3; }"
@@ -373,6 +379,7 @@ def test_what_it_throws_need_be_no_utf_8_and_may_be_too_long() -> None:
         operator(torch.ones(1))
 
 
+@pytest.mark.slow
 def test_a_brace_that_is_never_closed_is_told_first(tmp_path: Path) -> None:
     file = tmp_path / "kernel.cpp"
     file.write_text("void f(View<const float> x, double by, View<float> y) {\n  if (by > 0) {\n}\n")
@@ -382,6 +389,7 @@ def test_a_brace_that_is_never_closed_is_told_first(tmp_path: Path) -> None:
     assert str(caught.value).splitlines()[1] == f"  got: {file}:1:55: expected '}}' that matches this '{{'"
 
 
+@pytest.mark.slow
 def test_a_name_that_nothing_defines_is_an_error_of_the_line() -> None:
     @opsmith.operator("cpp_messages::unlinked")
     def unlinked(x: Tensor) -> Tensor:

@@ -315,6 +315,7 @@ def test_copies_there_and_back_where_they_are_allowed(filled: bool) -> None:
     assert kernel_of(copying).copied["x"] == before + 3
 
 
+@pytest.mark.slow
 def test_a_kernel_that_throws_does_not_copy_back() -> None:
     throws = declare("throws", "x")(add_into)
     throws.kernel(
@@ -354,6 +355,7 @@ void normalise(ChannelsLast<float> x, Contiguous<const float, 1> weight) {
 )
 
 
+@pytest.mark.slow
 def test_channels_last() -> None:
     x = torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
     for each in (x, x.contiguous(), x[:, :2]):
@@ -380,6 +382,7 @@ def test_nothing_is_written_where_the_reference_refuses() -> None:
     assert_close(cache, torch.full((3, 4), 2.0))
 
 
+@pytest.mark.slow
 def test_a_reference_that_reads_data_needs_no_fake_kernel_where_nothing_is_returned() -> None:
     @declare("write_at", "cache")
     def write_at(cache: Tensor, at: Tensor, x: Tensor) -> None:
@@ -597,6 +600,7 @@ def test_the_location_of_a_wrong_kernel_and_the_next_kernel() -> None:
     assert failure.where == operator.specification.kernels[1].where
 
 
+@pytest.mark.slow
 @pytest.mark.compile
 @pytest.mark.xdist_group("in_place_kernels")
 def test_compiled_code_writes_into_the_view() -> None:

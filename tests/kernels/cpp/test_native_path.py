@@ -173,6 +173,7 @@ def test_a_kernel_that_is_not_the_first_serves_nobody(twice: Any) -> None:
             assert native(twice)(torch.zeros(1)).item() == 0
 
 
+@pytest.mark.slow
 def test_another_kernel_takes_what_the_first_does_not() -> None:
     @opsmith.operator("native_path::both")
     def twice(x: Tensor, by: float = 2.0) -> Tensor:
@@ -186,6 +187,7 @@ def test_another_kernel_takes_what_the_first_does_not() -> None:
             assert native(twice)(torch.zeros(1)).item() == 0
 
 
+@pytest.mark.slow
 def test_a_shape_that_is_not_declared_is_refused_each_time() -> None:
     @opsmith.operator("native_path::square", shapes="x: N N -> N N")
     def square(x: Tensor) -> Tensor:
@@ -203,6 +205,7 @@ def test_a_shape_that_is_not_declared_is_refused_each_time() -> None:
                     call(torch.ones(1, 2))
 
 
+@pytest.mark.slow
 def test_tensors_of_a_list_are_copied_where_they_lie_otherwise() -> None:
     @opsmith.operator("native_path::added")
     def added(x: Tensor, others: list[Tensor], last: Tensor) -> Tensor:
@@ -296,6 +299,7 @@ def test_torch_s_operator_is_the_same_one_when_calls_are_answered_before_the_dis
         assert gradient.tolist() == [20.0, 20.0]
 
 
+@pytest.mark.slow
 def test_new_memory_is_filled_where_the_check_looks_for_what_nothing_writes() -> None:
     @opsmith.operator("native_path::nothing_written")
     def nothing_written(x: Tensor) -> Tensor:
@@ -319,6 +323,7 @@ def test_new_memory_is_filled_where_the_check_looks_for_what_nothing_writes() ->
     assert not fill_new_memory(False)
 
 
+@pytest.mark.slow
 def test_new_memory_is_filled_for_the_first_kernel_of_a_process_too() -> None:
     @opsmith.operator("native_path::first_written")
     def first_written(x: Tensor) -> Tensor:
@@ -330,6 +335,7 @@ def test_new_memory_is_filled_for_the_first_kernel_of_a_process_too() -> None:
         assert first_written(torch.ones(3)).isnan().all()
 
 
+@pytest.mark.slow
 def test_a_call_without_a_tensor_is_the_reference_s() -> None:
     @opsmith.operator("native_path::total")
     def total(xs: list[Tensor]) -> Tensor:

@@ -31,6 +31,7 @@ def declared(name: str, **kernel: Any) -> Any:
     return twice.kernel("cpu", entry="twice", **kernel)
 
 
+@pytest.mark.slow
 def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     file = tmp_path / "kernel.cpp"
     file.write_text(times("5"), encoding="utf-8-sig")
@@ -62,6 +63,7 @@ def test_a_text_that_no_encoding_has_is_refused() -> None:
     assert caught.value.hint == "read the text with the encoding that it is in"
 
 
+@pytest.mark.slow
 def test_a_form_feed_ends_no_line(tmp_path: Path) -> None:
     file = tmp_path / "kernel.cpp"
     file.write_text("// a page\f and another\n" + times("oh"))
@@ -71,6 +73,7 @@ def test_a_form_feed_ends_no_line(tmp_path: Path) -> None:
     assert "y[i] = x[i] * oh;" in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.every(3)
 @pytest.mark.parametrize("name", ["two\nlines.cpp", 'quo"te.cpp', os.fsdecode(b"no\xffutf.cpp")])
 def test_a_file_of_any_name(name: str, tmp_path: Path) -> None:
@@ -84,6 +87,7 @@ def test_a_file_of_any_name(name: str, tmp_path: Path) -> None:
         declared(f"wrong_{number}", cpp_file=file)(X)
 
 
+@pytest.mark.slow
 def test_a_name_of_a_file_that_no_system_has_is_refused() -> None:
     with pytest.raises(errors.KernelSourceError, match="cannot be read"):
         declared("zero_byte", cpp_file="kernel\0.cpp")
@@ -129,6 +133,7 @@ def test_a_library_without_the_kernel_is_refused(tmp_path: Path, monkeypatch: py
     assert "undefined symbol: opsmith" in (caught.value.got or "")
 
 
+@pytest.mark.slow
 def test_what_a_compiler_leaves_beside_the_library_is_no_part_of_the_entry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +143,7 @@ def test_what_a_compiler_leaves_beside_the_library_is_no_part_of_the_entry(
     assert operator.explain(X).forward.startswith("kernel for cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.every(2)
 @pytest.mark.parametrize("line", ["", "kernel.cpp:1:1: error: "])
 def test_a_line_without_end_is_cut(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,7 @@ def failures(operator: Any, **options: Any) -> list[Failure]:
     return [*report.failures]
 
 
+@pytest.mark.slow
 @pytest.mark.every(2)
 @pytest.mark.parametrize("isolate", [False, True])
 def test_sizes_that_do_not_fit_one_another(isolate: bool) -> None:
@@ -122,6 +123,7 @@ def test_what_takes_too_long_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> Non
     )
 
 
+@pytest.mark.slow
 def test_numbers_that_the_reference_refuses_are_no_sizes() -> None:
     @opsmith.operator("refused_sizes::between", shapes="x: N, low: N, high: N -> N")
     def between(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
@@ -201,6 +203,7 @@ def test_the_death_of_a_reference_is_none_of_the_kernel() -> None:
     assert report.outcomes[0].notes == (words + ENDS,)
 
 
+@pytest.mark.slow
 def test_a_death_after_what_the_kernel_took_may_be_of_its_doing() -> None:
     (failure,) = failures(dies_at_four("dies_untested", ""))
     assert failure.cause == "not-refused"

@@ -54,6 +54,8 @@ WAYS = {
 }
 
 
+@pytest.mark.slow
+@pytest.mark.every(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_after_the_first_call_the_reference_runs_for_other_strides_and_kinds_alone(way: str) -> None:
     windows, ran = declare(*WAYS[way])
@@ -77,6 +79,7 @@ def test_after_the_first_call_the_reference_runs_for_other_strides_and_kinds_alo
     assert windows.explain(x, 3, 2.0).sizing.endswith("else the reference, cached for 4 call signatures")
 
 
+@pytest.mark.slow
 def test_of_sizes_of_0_and_1_the_reference_is_asked_for_it_may_lay_them_out_otherwise() -> None:
     @opsmith.operator("cpp_sizes::other_for_one", shapes="x: B N -> B N")
     def other_for_one(x: Tensor) -> Tensor:
@@ -117,6 +120,7 @@ def test_nothing_is_proven_by_sizes_of_which_strides_tell_nothing() -> None:
     assert result.stride() == right.stride() == (21, 1, 7)
 
 
+@pytest.mark.slow
 def test_sizes_that_are_not_the_reference_s_are_an_error() -> None:
     windows, _ = declare(KERNEL + SIZES.replace("- width + 1", "- width"))
     with pytest.raises(errors.KernelError) as caught:
@@ -124,6 +128,7 @@ def test_sizes_that_are_not_the_reference_s_are_an_error() -> None:
     assert "`sizes` returns [2, 2, 3] for result 0, where the reference gives [2, 3, 3]" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_what_sizes_throws_is_an_error() -> None:
     windows, _ = declare(
         KERNEL + SIZES.replace("width > 0", "by != 7.0").replace("not %d", "not %d, says `sizes`")
@@ -134,6 +139,7 @@ def test_what_sizes_throws_is_an_error() -> None:
         windows(torch.randn(2, 6), 3, 7.0)
 
 
+@pytest.mark.slow
 def test_where_sizes_throws_the_reference_says_first_what_it_refuses() -> None:
     def refusing(x: Tensor) -> Tensor:
         if x.shape[1] % 2:
@@ -159,6 +165,7 @@ def test_a_function_of_other_arguments_is_refused_by_the_compiler() -> None:
         windows(torch.randn(2, 5), 3, 1.0)
 
 
+@pytest.mark.slow
 def test_shapes_that_a_call_does_not_have_are_refused_all_the_same() -> None:
     @opsmith.operator("cpp_sizes::outer", shapes="x: ... N, y: ... N//2, k: 4 -> ... N N//2, ...")
     def outer(x: Tensor, y: Tensor, k: Tensor | None = None) -> tuple[Tensor, Tensor]:

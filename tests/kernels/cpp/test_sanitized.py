@@ -213,6 +213,7 @@ def test_a_text_in_the_place_of_a_library_names_it(tmp_path: Path) -> None:
     assert found[0] == real
 
 
+@pytest.mark.slow
 def test_a_process_that_does_not_start_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sanitizer_parent, "PROGRAM", "raise SystemExit('no shadow memory')")
     with pytest.raises(errors.ToolchainError) as caught:
@@ -249,6 +250,7 @@ mistaken.kernel(
 mistaken.samples(lambda make: [(make(3).to(torch.float32),)])
 
 
+@pytest.mark.slow
 def test_a_compile_error_is_told_as_ever() -> None:
     (failure,) = outcome(mistaken).failures
     assert failure.cause == "raises"

@@ -68,6 +68,7 @@ def notes(operator: Any, size: int = 40) -> list[str]:
     return [each for each in outcome.notes if "no fixed order" in each]
 
 
+@pytest.mark.slow
 def test_a_sum_in_no_fixed_order_is_noted() -> None:
     (note,) = notes(added("noted"))
     assert note.startswith(
@@ -77,6 +78,7 @@ def test_a_sum_in_no_fixed_order_is_noted() -> None:
     assert note.endswith(DECLARED)
 
 
+@pytest.mark.slow
 def test_so_is_one_in_shared_memory() -> None:
     (note,) = notes(added("shared", SHARED))
     assert "one element of shared memory in no fixed order" in note

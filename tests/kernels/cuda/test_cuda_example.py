@@ -54,6 +54,7 @@ def _needed(kernel: CudaKernel, constants: list[Any]) -> Iterator[Instance]:
     return (each for each in instances(kernel, *constants) if each.dtype in DTYPES)
 
 
+@pytest.mark.slow
 @pytest.mark.every(2)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("size", "stride"), SIZES)
@@ -78,6 +79,7 @@ def test_forward_and_gradients(example: ModuleType, size: int, stride: int, dtyp
         )
 
 
+@pytest.mark.slow
 def test_it_compiles_without_a_gpu_and_spills_nothing(tmp_path: Path) -> None:
     file = copied(tmp_path, "involution_compiled")
     done = CliRunner().invoke(app, ["compile", str(file), "--arch", "sm_80", "--arch", "sm_90", "--json"])

@@ -124,6 +124,7 @@ def test_a_launch_without_blocks_is_left_out() -> None:
     assert opsmith.emulate(operator, torch.ones(0)) == 0
 
 
+@pytest.mark.slow
 def test_gradients_of_an_operator_may_be_computed_so() -> None:
     total = declared("forward", TWICE, **SCRATCH)
 
@@ -148,6 +149,7 @@ __global__ void spread(View<const T, 0> s, Contiguous<T> y) { OPSMITH_EACH(i, y.
         assert calls.calls == {total.name: 1, backward.name: 1}
 
 
+@pytest.mark.slow
 def test_the_example_has_no_finding() -> None:
     file = Path(__file__).parents[3] / "examples" / "histogram_cuda.py"
     text = file.read_text().replace('"examples::', '"launches_example::').replace('"histogram.cu"', "SOURCE")
@@ -213,6 +215,7 @@ def test_elements_that_no_launch_writes() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_launch_behind_one_that_ends_its_process_says_nothing() -> None:
     text = PARTS.replace("T sum = 0;", "T sum = 0; if (x[0] < 0) *(volatile int*)8 = 0;", 1)
     operator = declared("crash", TWICE, text=text, **SCRATCH)

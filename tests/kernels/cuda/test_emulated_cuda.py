@@ -170,6 +170,7 @@ __global__ void faulty(Contiguous<const float> x, Contiguous<float> y) {
 )
 
 
+@pytest.mark.slow
 def test_a_fault_is_an_error_in_forward_and_in_backward() -> None:
     x = numbers(20).requires_grad_()
 
@@ -186,6 +187,7 @@ def test_a_fault_is_an_error_in_forward_and_in_backward() -> None:
     assert_close(faulty(x), x * 2)
 
 
+@pytest.mark.slow
 def test_contexts_are_nested() -> None:
     x = numbers(5)
     with emulated_cuda() as outer:
@@ -198,6 +200,7 @@ def test_contexts_are_nested() -> None:
     assert runs_outside(x)
 
 
+@pytest.mark.slow
 def test_other_threads_are_not_in_the_context() -> None:
     x = numbers(5)
     outside: list[Any] = []
@@ -229,6 +232,7 @@ def test_an_exception_ends_the_context() -> None:
     assert runs_outside(numbers(5))
 
 
+@pytest.mark.slow
 def test_operators_and_kernels_that_are_declared_inside_are_in_it() -> None:
     with emulated_cuda() as emulated:
 
@@ -244,6 +248,7 @@ def test_operators_and_kernels_that_are_declared_inside_are_in_it() -> None:
     assert [each.device for each in cubed_inside.specification.kernels] == ["cpu", "cuda"]
 
 
+@pytest.mark.slow
 def test_a_source_that_changes_is_read_again(tmp_path: Path) -> None:
     file = tmp_path / "cubed.cu"
     file.write_text(CUBED)
@@ -262,6 +267,7 @@ def test_a_source_that_changes_is_read_again(tmp_path: Path) -> None:
         assert_close(changing(x), x + 1)
 
 
+@pytest.mark.slow
 def test_what_the_cpu_cannot_run_is_computed_by_what_comes_next() -> None:
     @opsmith.operator(OWN + "in_ptx")
     def in_ptx(x: Tensor) -> Tensor:
@@ -281,6 +287,7 @@ def test_what_the_cpu_cannot_run_is_computed_by_what_comes_next() -> None:
     assert "inline PTX is not emulated" in emulated.refused[in_ptx.name][0]
 
 
+@pytest.mark.slow
 def test_a_launch_that_the_cpu_gives_up_is_computed_by_what_comes_next() -> None:
     @opsmith.operator(OWN + "together")
     def together(x: Tensor) -> Tensor:
@@ -324,6 +331,7 @@ def test_a_fault_of_one_operator_leaves_nothing_behind(name: str, monkeypatch: p
     assert runs_outside(numbers(3))
 
 
+@pytest.mark.slow
 def test_operators_in_place_write_into_their_arguments() -> None:
     @opsmith.operator(OWN + "raise_", mutates=["x"])
     def raise_(x: Tensor, by: float = 1.0) -> None:

@@ -141,6 +141,7 @@ def test_an_assertion_is_named_as_it_is_written(header: str) -> None:
         opsmith.emulate(operator, torch.ones(4))
 
 
+@pytest.mark.slow
 def test_a_sleep_that_waits_in_vain_is_named_with_its_line() -> None:
     lines = [
         "__shared__ int stop; if (threadIdx.x == 0) stop = 0;",
@@ -173,6 +174,7 @@ def test_a_local_variable_without_a_value_shows() -> None:
     assert bool(((got < -1e30) | got.isnan()).all())  # g++ and clang
 
 
+@pytest.mark.slow
 def test_every_part_of_a_library_counts_and_it_alone_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

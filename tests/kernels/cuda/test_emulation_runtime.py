@@ -101,6 +101,7 @@ def test_a_race_of_warps_names_two_threads() -> None:
     assert "which thread (62, 0, 0) of the same block reads" in got
 
 
+@pytest.mark.slow
 def test_a_volatile_read_is_no_write() -> None:
     text = "__threadfence(); const volatile float* p = x.data; y[threadIdx.x] = p[threadIdx.x];"
     x = torch.arange(32.0)
@@ -288,6 +289,7 @@ BODY
 """
 
 
+@pytest.mark.slow
 def test_variables_of_a_kernel_begin_anew_in_each_call() -> None:
     operator = declared("counting", COUNTING, copied, block=1)
     for in_process in (True, True, False):

@@ -58,6 +58,7 @@ class Interpreted(torch.autograd.Function):
         return launched(interpreted, grad)
 
 
+@pytest.mark.slow
 @pytest.mark.every(2)
 @pytest.mark.parametrize("function", [Jitted, Interpreted])
 def test_a_right_class_passes_in_threads_and_frees_its_memory(function: Any) -> None:
@@ -185,6 +186,7 @@ class InFloat32(NotInFloat64):
         return result
 
 
+@pytest.mark.slow
 def test_results_in_float32_for_float64_are_checked_in_float32() -> None:
     report = opsmith.check(
         InFloat32, samples=lambda make: [(make(2),)], only=["forward"], effort="quick", skip=["gradient"]

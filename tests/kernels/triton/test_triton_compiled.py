@@ -81,6 +81,7 @@ def test_the_copies_around_a_kernel_are_in_the_graph() -> None:
     assert "aten.clone.default" in [str(node.target) for node in before]
 
 
+@pytest.mark.slow
 def test_sizes_stay_open() -> None:
     graph = graph_of(lambda x: softmax(x) + 1, (6, 100), dynamic=True)
     kernel = kernel_in(graph)
