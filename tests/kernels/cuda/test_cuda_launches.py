@@ -302,6 +302,7 @@ def test_what_the_driver_refuses_to_load_names_the_kernel(monkeypatch: pytest.Mo
         return load(self, image, name)
 
     monkeypatch.setattr(driver.Driver, "load", refuse)
+    monkeypatch.setenv("OPSMITH_REQUIRE_KERNELS", "1")  # no reference in place of a kernel, without a reason
     with pytest.raises(errors.KernelError) as caught:
         operator(torch.ones(3))
     assert caught.value.problem.startswith(
