@@ -13,6 +13,22 @@ from opsmith.build.processor import levels
 
 FILE = Path(__file__).parents[1] / "shipping" / "served_operators.py"
 Command = Callable[..., Result]
+DOUBLED = """
+import opsmith
+from torch import Tensor
+
+@opsmith.operator("served_by_command::doubled", shapes="x: N -> N")
+def doubled(x: Tensor) -> Tensor:
+    return (2 * x).contiguous()
+
+doubled.kernel(
+    "cuda",
+    cuda="__global__ void doubled(View<const float, 1> x, View<float, 1> y) "
+    "{ OPSMITH_EACH(i, y.numel()) y(i) = 2 * x(i); }",
+    grid="ceil(x.numel / 256)",
+)
+doubled.samples(lambda make: [(make(3),)])
+"""
 pytestmark = pytest.mark.skipif(not levels(), reason="no level of this machine's processors is known")
 
 
@@ -40,8 +56,18 @@ def test_as_json_for_one_level(opsmith: Command, tmp_path: Path) -> None:
         "schema": 1,
         "library": str(library),
         "served": ["served::add_into"],
+        "cuda": [],
         "inlined": [],
     }
+
+
+def test_with_kernels_for_gpus(opsmith: Command, tmp_path: Path) -> None:
+    source = tmp_path / "doubled.py"
+    source.write_text(DOUBLED)
+    library = tmp_path / "libmine.so"
+    done = opsmith("build", str(source), "--torch-library", str(library), "--cuda", "sm_90")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines()[0] == "served_by_command::doubled, with kernels for GPUs"
 
 
 @pytest.mark.parametrize(
@@ -52,7 +78,7 @@ def test_as_json_for_one_level(opsmith: Command, tmp_path: Path) -> None:
         ([f"{FILE}:add_into", "--cpu", "x86-64-v2,x86-64-v3"], 2, "is compiled for one level of processors"),
         ([f"{FILE}:add_into", "--cpu", "z80"], 2, "there is no level `z80` of processors"),
         ([f"{FILE}:add_into", "--verify"], 2, "`--verify` is not for a library for torch"),
-        ([f"{FILE}:add_into", "--cuda", "sm_90"], 2, "`--cuda` is not for a library for torch"),
+        ([f"{FILE}:add_into", "--cuda", "gpu"], 2, "`gpu` is not an architecture of GPUs"),
         ([f"{FILE}:add_into", "-o", "here"], 2, "`--output` is not for a library for torch"),
     ],
 )

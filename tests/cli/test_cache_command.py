@@ -61,7 +61,7 @@ def test_json(disk: Cache) -> None:
     assert all(each["bytes"] > 20_000 and each["built"] for each in answer["entries"])
 
 
-KIND = r'(?:"kind": |KIND = |_parts\(|\.obtain\()"([a-z ]+)"'
+KIND = r'(?:"kind": |KIND = |kind=|part=|_parts\(|\.obtain\()"([a-z ]+)"'
 
 
 def test_whatever_is_built_has_a_name() -> None:

@@ -19,8 +19,9 @@ import opsmith.onnx
 from opsmith import errors
 from opsmith.build import toolchain
 from opsmith.exporting.library import refuse_unused
+from opsmith.kernels.cpp import linked_library as packaging
 from opsmith.kernels.cpp.kernel import CppKernel
-from opsmith.kernels.ort import library as packaging
+from opsmith.kernels.ort import library as onnx_library
 
 X = torch.arange(4.0)
 Fails = Callable[..., str]
@@ -215,7 +216,7 @@ def test_a_compiler_that_writes_nothing(
     packaged_anew(monkeypatch, folder)
     monkeypatch.setattr(toolchain.Toolchain, "run", lambda *given: toolchain.CompilerOutput(0, ""))
     with pytest.raises(errors.ToolchainError, match="wrote no complete file"):
-        packaging.link_library((), ())
+        onnx_library.link_library((), ())
     assert not list(folder.rglob("manifest.json"))
 
 

@@ -79,7 +79,8 @@ def build(
             "--torch-library",
             metavar="FILE",
             help="Write one library instead, `libNAME.so`, which gives operators to torch without Python, "
-            "as in programs in C++; for this machine's processor, or for one level of `--cpu`.",
+            "as in programs in C++; for this machine's processor, or for one level of `--cpu`; with kernels "
+            "for the GPUs of `--cuda`.",
             show_default=False,
         ),
     ] = None,
@@ -122,10 +123,10 @@ def build(
         printer = Output(out)
         if torch_library is not None:
             with named_as_options(build):
-                for option, given in (("output", output), ("cuda", cuda), ("verify", verify)):
+                for option, given in (("output", output), ("verify", verify)):
                     if given:
                         raise _unfit(option)
-                served = _serve(package or [], torch_library, cpu)
+                served = _serve(package or [], torch_library, cpu, cuda)
             if as_json:
                 printer.write_json(_library_to_dict(served))
             else:
@@ -164,12 +165,12 @@ def _unfit(option: str) -> errors.UsageError:
     return errors.UsageError(
         f"`{option}` is not for a library for torch",
         argument=option,
-        expected="operators, `--torch-library` and one level of `--cpu`",
+        expected="operators, `--torch-library`, one level of `--cpu`, and `--cuda`",
         hint=f"leave `{option}` out",
     )
 
 
-def _serve(targets: list[str], path: Path, cpu: str | None) -> TorchLibrary:
+def _serve(targets: list[str], path: Path, cpu: str | None, cuda: str | None) -> TorchLibrary:
     """Build the library of all operators that the targets name."""
     if not targets:
         raise errors.UsageError(
@@ -180,19 +181,25 @@ def _serve(targets: list[str], path: Path, cpu: str | None) -> TorchLibrary:
         )
     operators = [each for text in targets for each in Target.of(text).operators()]
     unique = {each.name: each for each in operators}.values()
-    return build_torch_library(unique, path, processor=cpu or "native")
+    return build_torch_library(unique, path, processor=cpu or "native", cuda=cuda or "none")
 
 
 def _show_library(console: Console, made: TorchLibrary) -> None:
     for name in made.served:
-        console.print(name, soft_wrap=True)
+        console.print(f"{name}, with kernels for GPUs" if name in made.cuda else name, soft_wrap=True)
     for name in made.inlined:
         console.print(f"{name} is left out: compiled code contains its reference", soft_wrap=True)
     console.print(f"{made.path.stat().st_size / 1000:.0f} kB in {made.path}", soft_wrap=True)
 
 
 def _library_to_dict(made: TorchLibrary) -> dict[str, Any]:
-    return {"schema": SCHEMA, "library": str(made.path), "served": made.served, "inlined": made.inlined}
+    return {
+        "schema": SCHEMA,
+        "library": str(made.path),
+        "served": made.served,
+        "cuda": made.cuda,
+        "inlined": made.inlined,
+    }
 
 
 def _show(console: Console, made: PackageBuild, verification: Verification | None) -> None:

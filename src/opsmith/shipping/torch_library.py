@@ -1,4 +1,4 @@
-"""Library that gives operators with kernels in C++ to torch without Python."""
+"""Library that gives operators with kernels in C++ and CUDA C++ to torch without Python."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ from opsmith.core.specification import Specification
 from opsmith.kernels.common.parameters import cpp_arguments
 from opsmith.kernels.cpp.compiler import kernel_toolchain
 from opsmith.kernels.cpp.kernel import CppKernel
-from opsmith.kernels.ort.library import KernelObject
+from opsmith.kernels.cpp.linked_library import KernelObject
+from opsmith.kernels.serving.cuda_tables import ServedCuda
 from opsmith.kernels.serving.library import LIBRARY, link_library
 from opsmith.kernels.serving.tables import ServedOperator
 from opsmith.shipping.layout_rules import accepted_layouts
-from opsmith.shipping.targets import BuildTargets
+from opsmith.shipping.served_cuda import cuda_kernels, cuda_refusal, served_cuda
+from opsmith.shipping.targets import NONE, BuildTargets
 from opsmith.torch_library.registration import HIDDEN_SUFFIX
 from opsmith.torch_library.served_libraries import operator_digest
 
@@ -35,74 +37,103 @@ class TorchLibrary:
     Attributes:
         path: The file.
         served: Names of the operators that it computes, as torch has them.
+        cuda: Those of them that it computes on NVIDIA's GPUs.
         inlined: Names of operators that it leaves out: they have no kernel, and compiled code contains their
             references.
     """
 
     path: Path
     served: tuple[str, ...]
+    cuda: tuple[str, ...]
     inlined: tuple[str, ...]
 
 
 def build_torch_library(
-    operators: Iterable[Operator[..., Any]], path: str | PathLike[str], *, processor: str = "native"
+    operators: Iterable[Operator[..., Any]],
+    path: str | PathLike[str],
+    *,
+    processor: str = "native",
+    cuda: str = NONE,
 ) -> TorchLibrary:
-    """Build a library that registers operators with torch when it is loaded, and computes them on the CPU.
+    """Build a library that registers operators with torch when it is loaded, and computes them.
 
     Programs in C++ and packages of AOTInductor call them without Python. The library uses torch's stable C
     functions alone: one file serves every torch from 2.11 on. Load it by `dlopen`, by
-    `torch.ops.load_library`, or link it.
+    `torch.ops.load_library`, or link it. It finds the driver of a GPU when a kernel first runs on one.
 
     Args:
         operators: The operators.
         path: The file to write, as `libmine.so`.
         processor: Level of processors that it is compiled for, as `x86-64-v3`; by default the one of this
             machine.
+        cuda: Architectures of NVIDIA's GPUs with commas between, as `sm_80,sm_90`, for which it holds the
+            kernels in CUDA C++; by default it holds none.
 
     Returns:
         The library, with the names of what it computes.
 
     Raises:
         ServingError: Naming every operator that cannot be in it, with the reason.
-        CompileError: If the compiler refuses a kernel.
+        CompileError: If a compiler refuses a kernel.
         ToolchainError: If there is no compiler.
-        UsageError: If no file can be written there, or the level is not known.
+        UsageError: If no file can be written there, or a target is not known.
+        KernelSignatureError, LaunchError, MissingSamplesError: If a kernel in CUDA C++ does not fit its
+            operator, or the constants of one depend on sizes, and no sample gives them.
     """
     file = writable_file(path, "libmine.so")
     if processor != "native":
         _refuse_levels(processor)
+    targets = BuildTargets.of(NONE, cuda)
+    if targets.cuda:
+        targets.refuse_unknown_to_nvrtc()
     kernel_toolchain()  # report a missing compiler before anything about operators
-    given = [each.specification for each in operators]
-    reasons = {each.name: reason for each in given if (reason := _refusal(each)) is not None}
-    rules = {each.name: _accepted(each) for each in given if each.name not in reasons and _cpp_kernels(each)}
+    given = {each.name: each for each in operators}
+    specifications = [each.specification for each in given.values()]
+    on_gpu = {each.name for each in specifications if targets.cuda and cuda_kernels(each)}
+    reasons = {}
+    for each in specifications:
+        reason = (cuda_refusal(each) if targets.cuda else None) or _refusal(each, each.name in on_gpu)
+        if reason is not None:
+            reasons[each.name] = reason
+    rules = {
+        each.name: _accepted(each)
+        for each in specifications
+        if each.name not in reasons and (_cpp_kernels(each) or each.name in on_gpu)
+    }
     reasons |= {name: rule for name, rule in rules.items() if isinstance(rule, str)}
     if reasons:
-        raise _refused(given, reasons)
+        raise _refused(specifications, reasons)
     if not rules:
         raise errors.ServingError(
             "none of the operators has a kernel, and there is nothing to put into a library",
-            got=", ".join(each.name for each in given) or "no operators",
+            got=", ".join(given) or "no operators",
             hint="give one a kernel, `op.kernel('cpu', cpp=...)`; what has none is compiled into a package "
             "of AOTInductor as its reference",
         )
     served: list[ServedOperator] = []
     objects: dict[KernelObject, None] = {}
-    for each in given:
+    images: list[ServedCuda] = []
+    for each in specifications:
         if each.name in rules:
             made = [kernel.library_object(processor) for kernel in _cpp_kernels(each)]
             objects |= dict.fromkeys(made)
-            served += _served(each, made, rules[each.name])
-    library = link_library(tuple(objects), served, processor).directory / LIBRARY
+            symbol = ""
+            if each.name in on_gpu:
+                symbol = f"opsmith_cuda_{len(images)}"
+                images.append(served_cuda(given[each.name], symbol, targets))
+            served += _served(each, made, rules[each.name], symbol)
+    library = link_library(tuple(objects), served, processor, images).directory / LIBRARY
     with replacing(file) as draft:
         shutil.copyfile(library, draft)
         draft.chmod(0o755)
-    left = tuple(each.name for each in given if each.name not in rules)
-    return TorchLibrary(file, tuple(each.name for each in served), left)
+    left = tuple(name for name in given if name not in rules)
+    names = tuple(each.name for each in served)
+    return TorchLibrary(file, names, tuple(each.name for each in served if each.cuda), left)
 
 
 def _refuse_levels(processor: str) -> None:
     """Refuse what is not one level of processors that the compiler knows."""
-    targets = BuildTargets.of(processor, "none")
+    targets = BuildTargets.of(processor, NONE)
     if len(targets.cpu) != 1:
         raise errors.UsageError(
             "a library for torch is compiled for one level of processors",
@@ -119,8 +150,13 @@ def _cpp_kernels(specification: Specification) -> list[CppKernel]:
     return [each.function for each in specification.kernels if isinstance(each.function, CppKernel)]
 
 
-def _refusal(specification: Specification) -> str | None:
-    """Return why an operator cannot be served; None if it can, or if no library needs it."""
+def _refusal(specification: Specification, on_gpu: bool) -> str | None:
+    """Return why an operator cannot be served; None if it can, or if no library needs it.
+
+    Args:
+        specification: The operator.
+        on_gpu: True if the library holds CUDA kernels of it.
+    """
     if specification.adopted is not None or specification.library_operator is not None:
         return "it is adopted from code that computes it already"
     if specification.random:
@@ -135,6 +171,8 @@ def _refusal(specification: Specification) -> str | None:
         language = function.language if isinstance(function, BuiltKernel) else "Python"
         return f"its kernel at {others[0].where} is in {language}"
     kernels = _cpp_kernels(specification)
+    if not kernels and on_gpu:
+        return None
     if not kernels:
         lowering = specification.schema.lowering
         kept = (
@@ -158,7 +196,8 @@ def _refusal(specification: Specification) -> str | None:
 
 def _accepted(specification: Specification) -> tuple[str, ...] | str:
     """Return the layouts that its arguments may have, or why none are known."""
-    dtypes = [dtype for kernel in _cpp_kernels(specification) for dtype in kernel.dtypes or ()]
+    kernels: list[BuiltKernel[Any]] = [*_cpp_kernels(specification), *cuda_kernels(specification)]
+    dtypes = [dtype for kernel in kernels for dtype in kernel.dtypes or ()]
     dtype = torch.float32 if torch.float32 in dtypes or not dtypes else dtypes[0]
     accepted = accepted_layouts(specification, dtype)
     if accepted is None:
@@ -180,10 +219,18 @@ def _refused(given: Sequence[Specification], reasons: dict[str, str]) -> errors.
 
 
 def _served(
-    specification: Specification, objects: Sequence[KernelObject], accepted: Sequence[str]
+    specification: Specification, objects: Sequence[KernelObject], accepted: Sequence[str], cuda: str
 ) -> list[ServedOperator]:
-    """Return an operator as a library has it, and what it is called by where it has hidden results."""
+    """Return an operator as a library has it, and what it is called by where it has hidden results.
+
+    Args:
+        specification: The operator.
+        objects: Objects of its kernels in C++.
+        accepted: See `accepted_layouts`.
+        cuda: Name of the table of its CUDA kernels; empty if the library has none.
+    """
     schema, kernels = specification.schema, _cpp_kernels(specification)
+    every_kernel: list[BuiltKernel[Any]] = [*kernels, *cuda_kernels(specification)]
     every = tuple(range(len(schema.results)))
     named = [(specification.dispatched_name, schema.visible, False)]
     if schema.hidden:
@@ -193,16 +240,17 @@ def _served(
         ServedOperator(
             name=name,
             schema=schema.void.text(name.partition("::")[2], with_hidden=hidden),
-            digest=operator_digest(specification),
+            digest=operator_digest(specification, cuda=bool(cuda)),
             kernels=tuple(each.table for each in objects),
             copies_back=tuple(kernel.copies_back for kernel in kernels),
             names=schema.names,
-            arguments=cpp_arguments(kernels[0]),
+            arguments=cpp_arguments(every_kernel[0]),
             accepted=tuple(accepted),
             results=len(schema.results),
             shown=shown,
             shapes="" if specification.shapes is None else specification.shapes.text,
             returning=returning,
+            cuda=cuda,
         )
         for name, shown, hidden in named
     ]

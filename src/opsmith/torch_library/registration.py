@@ -215,12 +215,14 @@ class DispatcherRegistration:
 
     def _take_over(self, name: str, *, hidden: bool) -> None:
         """Put the kernel over that of a library."""
-        self._library.impl(name, self._kernel(self._run, hidden=hidden), "CPU", allow_override=True)
+        for device in served_libraries.DEVICES:
+            kernel = self._kernel(self._run, hidden=hidden)
+            self._library.impl(name, kernel, device.upper(), allow_override=True)
 
     def _share(self, name: str, hidden: bool, library: served_libraries.ServedLibrary) -> str:
         """Take an operator over from a library of the same sources; else return where it is declared."""
         specification = self.specification
-        if library.digest != served_libraries.operator_digest(specification):
+        if not served_libraries.is_same(specification, library):
             return specification.where
         self._take_over(name, hidden=hidden)
         return ""
@@ -233,7 +235,7 @@ class DispatcherRegistration:
         """
         specification = self.specification
         library = served_libraries.library_of(specification.dispatched_name)
-        if library is not None and library.digest != served_libraries.operator_digest(specification):
+        if library is not None and not served_libraries.is_same(specification, library):
             raise specification.error(
                 errors.NameTakenError,
                 "a library in this process computes it, too, and is made of other sources",

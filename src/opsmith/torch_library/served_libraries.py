@@ -21,8 +21,8 @@ from opsmith.torch_library import capabilities
 
 REGISTRY = "opsmith_libraries"
 """Namespace with an operator for each one that a library computes, which describes the library."""
-DEVICE = "cpu"
-"""Device of the kernels that a library may hold."""
+DEVICES = ("cpu", "cuda")
+"""Devices of the kernels that a library may hold: of the first, or of both."""
 
 _owners: dict[str, Callable[[ServedLibrary], str]] = {}
 
@@ -40,15 +40,24 @@ class ServedLibrary:
     file: str
 
 
-def operator_digest(specification: Specification) -> str:
+def is_same(specification: Specification, library: ServedLibrary) -> bool:
+    """Return True if a library is made of the sources of an operator."""
+    return library.digest in {operator_digest(specification, cuda=cuda) for cuda in (False, True)}
+
+
+def operator_digest(specification: Specification, *, cuda: bool = False) -> str:
     """Return the digest of what an author wrote: schema, shapes and kernels for the CPU.
 
     It has no part of what opsmith generates, so that another release of opsmith makes no other operator.
+
+    Args:
+        specification: The operator.
+        cuda: True to include kernels for NVIDIA's GPUs.
     """
     shapes = "" if specification.shapes is None else specification.shapes.text
     parts = [specification.schema.text(specification.name, with_hidden=True), shapes]
     for kernel in specification.kernels:
-        if kernel.device == DEVICE:
+        if kernel.device in DEVICES[: 1 + cuda]:
             given = kernel.given
             parts.append(
                 f"{given.digest()} {given.copies_back}" if isinstance(given, BuiltKernel) else kernel.where

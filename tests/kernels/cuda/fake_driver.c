@@ -34,6 +34,13 @@ static Record last;
 
 #define EXPORT __attribute__((visibility("default")))
 
+// Called for each launch: name, grid and block and bytes of shared memory, addresses of the parameters.
+static void (*on_launch)(const char*, const unsigned*, void**);
+static int capturing;
+
+EXPORT void fake_on_launch(void (*called)(const char*, const unsigned*, void**)) { on_launch = called; }
+EXPORT void fake_capture(int captures) { capturing = captures; }
+
 EXPORT Record* fake_record(void) { last.depth = depth; return &last; }
 EXPORT void fake_reset(void) { memset(&last, 0, sizeof last); fail_next = 0; }
 EXPORT void fake_fail(int status) { fail_next = status; }
@@ -57,6 +64,19 @@ EXPORT int cuDeviceGet(int* device, int ordinal) {
   if (!initialized) return NOT_INITIALIZED;
   *device = ordinal;
   return ordinal < DEVICES ? OK : INVALID_DEVICE;
+}
+EXPORT int cuDeviceGetAttribute(int* value, int attribute, int device) {
+  *value = attribute == 75 ? 9 : 0;  // the compute capability, major and minor
+  return device < DEVICES && (attribute == 75 || attribute == 76) ? OK : INVALID_VALUE;
+}
+EXPORT int cuStreamIsCapturing(void* stream, int* status) {
+  *status = capturing;
+  return stream ? OK : INVALID_VALUE;
+}
+// Torch's current stream, as its part for CUDA has it.
+EXPORT int aoti_torch_get_current_cuda_stream(int device, void** stream) {
+  *stream = (void*)(size_t)(0x5eed + device);
+  return 0;
 }
 EXPORT int cuDevicePrimaryCtxRetain(void** context, int device) {
   *context = (void*)(size_t)(0x100 + device);
@@ -180,6 +200,7 @@ EXPORT int cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz,
   last.shared = shared;
   last.stream = stream;
   strcpy(last.name, launched->module->name);
-  (void)parameters;  // what runs a kernel on the CPU reads them; see fake_driver.py
+  const unsigned numbers[] = {gx, gy, gz, bx, by, bz, shared};
+  if (on_launch) on_launch(last.name, numbers, parameters);  // else fake_driver.py reads the parameters
   return OK;
 }

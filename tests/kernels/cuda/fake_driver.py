@@ -62,19 +62,28 @@ class Record(ctypes.Structure):
     ]
 
 
-@cache
-def driver_library() -> Any:
-    """The driver, built once on a machine for each text; one in a process, as the real one is."""
+def driver_file(name: str = "driver.so") -> Path:
+    """The driver, built once on a machine for each text.
+
+    Args:
+        name: Name by which the system's loader knows it, once a process has loaded it.
+    """
     text = SOURCE.read_bytes()
     folder = config.cache_directory() / f"fake-driver-{hashlib.sha256(text).hexdigest()[:16]}"
-    path = folder / "driver.so"
+    path = folder / name
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
         scratch = folder / f"driver-{id(folder)}.so"
-        command = ["gcc", "-O1", "-fPIC", "-shared", "-Wall", "-Werror", str(SOURCE), "-o", str(scratch)]
-        subprocess.run(command, check=True)
+        flags = ["-O1", "-fPIC", "-shared", "-Wall", "-Werror", f"-Wl,-soname,{name}"]
+        subprocess.run(["gcc", *flags, str(SOURCE), "-o", str(scratch)], check=True)
         scratch.rename(path)
-    library: Any = ctypes.CDLL(str(path))
+    return path
+
+
+@cache
+def driver_library() -> Any:
+    """The driver; one in a process, as the real one is."""
+    library: Any = ctypes.CDLL(str(driver_file()))
     library.fake_record.restype = ctypes.POINTER(Record)
     return library
 
@@ -125,24 +134,34 @@ class FakeDriver(Driver):
         if (kernel, instance) not in self._instances:
             self.emulate(kernel, [instance])
         library, entry = self._instances[kernel, instance]
-        found = [*tensors_at(library.parameters[entry], packed, offsets)]
-        launch = EmulatedLaunch(
-            library,
-            entry,
-            Geometry((grid[0], grid[1], grid[2]), (block[0], block[1], block[2]), shared),
-            PackedParameters(bytes(packed), tuple(offsets), tuple(at for at, _ in found)),
-            tuple(range(len(found))),
-            tuple(tensor for _, tensor in found),
-            Order("forward"),
-        )
-        (result,) = run_launches([launch], in_process=True)  # it writes into the tensors of the call
-        faults = [
-            each
-            for each in findings_of(kernel.source.kernel(instance.entry), launch, result)
-            if each.cause != NOTE
-        ]
-        if faults:
-            raise fault_error(kernel, faults)
+        geometry = Geometry((grid[0], grid[1], grid[2]), (block[0], block[1], block[2]), shared)
+        emulate_launch(kernel, library, entry, geometry, packed, offsets)
+
+
+def emulate_launch(
+    kernel: CudaKernel,
+    library: EmulatedLibrary,
+    entry: int,
+    geometry: Geometry,
+    packed: bytearray,
+    offsets: Sequence[int],
+) -> None:
+    """Run a launch on the CPU, with what a GPU would get; it writes into the tensors of the call."""
+    found = [*tensors_at(library.parameters[entry], packed, offsets)]
+    launch = EmulatedLaunch(
+        library,
+        entry,
+        geometry,
+        PackedParameters(bytes(packed), tuple(offsets), tuple(at for at, _ in found)),
+        tuple(range(len(found))),
+        tuple(tensor for _, tensor in found),
+        Order("forward"),
+    )
+    (result,) = run_launches([launch], in_process=True)
+    source = kernel.source.kernel(library.instances[entry].entry)
+    faults = [each for each in findings_of(source, launch, result) if each.cause != NOTE]
+    if faults:
+        raise fault_error(kernel, faults)
 
 
 def tensors_at(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from opsmith.build.toolchain import find_toolchain
-from opsmith.kernels.ort.library import HERE
+from opsmith.kernels.cpp.compiler import HERE
 
 pytestmark = pytest.mark.skipif(
     platform.machine() != "x86_64", reason="the table is of x86-64's instructions"

@@ -21,7 +21,10 @@ class WithoutGrad {
   bool before_;
 };
 
-constexpr int32_t cpu = 0;
+// Device of a tensor, by torch's number of its type.
+struct Device {
+  int32_t type = 0, index = 0;  // the CPU
+};
 
 // True if new memory is filled with a pattern: see `fill_new_memory`.
 inline std::atomic<int32_t> fills_memory{0};
@@ -53,6 +56,7 @@ inline void fill(void* data, int32_t dtype, int64_t dim, const int64_t* sizes, c
 
 // Tensors that were made for a call; those that are not handed on are let go of.
 struct Made : Inline<TensorHandle, 8> {
+  explicit Made(Device device = {}) : device_(device) {}
   ~Made() {
     for (size_t at = 0; at < size(); at++)
       if ((*this)[at] != nullptr) aoti_torch_delete_tensor_object((*this)[at]);
@@ -60,7 +64,8 @@ struct Made : Inline<TensorHandle, 8> {
 
   TensorHandle empty(int32_t dtype, int64_t dim, const int64_t* sizes, const int64_t* strides) {
     TensorHandle made;
-    must(aoti_torch_empty_strided(dim, sizes, strides, dtype, cpu, 0, &made), "aoti_torch_empty_strided");
+    const Status status = aoti_torch_empty_strided(dim, sizes, strides, dtype, device_.type, device_.index, &made);
+    must(status, "aoti_torch_empty_strided");
     push(made);
     if (fills_memory) {
       void* data;
@@ -79,6 +84,10 @@ struct Made : Inline<TensorHandle, 8> {
     (*this)[at] = nullptr;
     return reinterpret_cast<uint64_t>(tensor);
   }
+  Device device() const { return device_; }
+
+ private:
+  Device device_;
 };
 
 inline TensorHandle copy(Made& made, TensorHandle from, int32_t dtype, int64_t dim, const int64_t* sizes,
@@ -118,11 +127,10 @@ inline void lay_out(const Signed& signature, const Copied& copied, Arguments& ar
 // Runs a kernel by a plan, and returns the results, in order.
 //
 // `counts` is called with the index of each argument that is copied into another layout; the index after the last
-// argument stands for the results. `threw` is called with the text of the kernel's exception, and throws.
-template <class Counts, class Threw>
-void run_plan(const Signed& signature, const Candidate& candidate, const Plan& plan, Arguments& arguments,
-              Made& results, Counts counts, Threw threw) {
-  Made made;
+// argument stands for the results. `run` computes the results, which are the values behind the arguments.
+template <class Counts, class Run>
+void run_plan(const Signed& signature, const Plan& plan, Arguments& arguments, Made& results, Counts counts, Run run) {
+  Made made(results.device());
   // An argument that is copied twice in one call, as a list may be, counts once.
   int64_t counted = -1;
   for (const Copied& copied : plan.copied) {
@@ -139,8 +147,7 @@ void run_plan(const Signed& signature, const Candidate& candidate, const Plan& p
     value.tensor = {memory(tensor), result.sizes.data(), strides, dim};
     arguments.values.push(value);
   }
-  char error[1000];
-  if (candidate.run(arguments.values.data(), error, sizeof error)) threw(error);
+  run();
   for (size_t at = 0; at < plan.copied.size(); at++) {
     WithoutGrad guard;
     if (plan.copied[at].back)
@@ -152,12 +159,19 @@ void run_plan(const Signed& signature, const Candidate& candidate, const Plan& p
       TensorHandle written = results[at];
       made.push(written);
       results[at] = nullptr;
-      Made one;
+      Made one(results.device());
       copy(one, written, result.dtype, int64_t(result.sizes.size()), result.sizes.data(), result.strides.data());
       std::swap(results[at], one[0]);
       counts(signature.size());
     }
   }
+}
+
+// Runs an instance. `threw` is called with the text of the kernel's exception, and throws.
+template <class Threw>
+void run_candidate(const Candidate& candidate, const Arguments& arguments, Threw threw) {
+  char error[1000];
+  if (candidate.run(arguments.values.data(), error, sizeof error)) threw(error);
 }
 
 // True if a tensor is contiguous.

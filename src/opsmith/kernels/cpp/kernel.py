@@ -38,7 +38,7 @@ from opsmith.torch_library.validation import refuse_shapes
 from opsmith.torch_library.writes import refuse_unwritable
 
 if TYPE_CHECKING:
-    from opsmith.kernels.ort.library import KernelObject
+    from opsmith.kernels.cpp.linked_library import KernelObject
 
 _DTYPE_NUMBERS = {dtype: number for number, dtype in enumerate(NUMBERED["ScalarType"])}
 
@@ -199,7 +199,7 @@ class CppKernel(BuiltKernel[CppSource]):
             CompileError: If the compiler refuses the source.
             ToolchainError: If there is no compiler.
         """
-        from opsmith.kernels.ort.library import kernel_object
+        from opsmith.kernels.cpp.linked_library import kernel_object
 
         shapes = self._shapes_in_cpp()
         return kernel_object(self.source, self.operator.name, self.dtypes or (), shapes, processor)

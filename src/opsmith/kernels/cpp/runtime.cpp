@@ -83,10 +83,12 @@ class Suspicion {
 
 void compute(Record& record, const Plan& plan, Arguments& arguments, uint64_t* stack) {
   Made results;
+  const Candidate& candidate = record.library->candidates[plan.candidate];
   run_plan(
-      record.arguments, record.library->candidates[plan.candidate], plan, arguments, results,
-      [&](size_t at) { record.copies[at]++; },
-      [&](const char* text) { throw KernelThrew(record.make_error, text); });
+      record.arguments, plan, arguments, results, [&](size_t at) { record.copies[at]++; },
+      [&] {
+        run_candidate(candidate, arguments, [&](const char* text) { throw KernelThrew(record.make_error, text); });
+      });
   results.hand_over(stack);
 }
 

@@ -66,6 +66,14 @@ inline bool has_layout(const RawTensor& raw, int32_t layout) {
   return true;
 }
 
+// Instance that may take a call.
+struct Offer {
+  const Candidate* candidate;
+  bool copies_back;  // what it writes in place may be copied, and back
+  int32_t index;     // among all instances of the operator on the device
+};
+using Offers = Inline<Offer, 8>;
+
 class ServedCall {
  public:
   // Takes the arguments from the stack.
@@ -76,18 +84,21 @@ class ServedCall {
   }
 
   void compute(uint64_t* stack) {
-    const Candidate& candidate = chosen();
-    refuse_layouts();
-    refuse_writes();
+    Offers offers;
+    for (int32_t kernel = 0, index = 0; kernel < op_.kernel_count; kernel++)
+      for (int32_t at = 0; at < op_.kernels[kernel]->count; at++)
+        offers.push({&op_.kernels[kernel]->candidates[at], op_.copies_back[kernel], index++});
+    const Candidate& candidate = *chosen(offers).candidate;
     const Plan plan = planned(candidate);
     Made results;
-    run_plan(
-        signature_, candidate, plan, arguments_, results, [](size_t) {},
-        [&](const char* text) { throw refused(std::string("the kernel threw: ") + text); });
-    for (int32_t at = 0; at < op_.shown_count; at++) stack[at] = results.hand_over(size_t(op_.shown[at]));
+    run_plan(signature_, plan, arguments_, results, [](size_t) {}, [&] {
+      run_candidate(candidate, arguments_,
+                    [&](const char* text) { throw refused(std::string("the kernel threw: ") + text); });
+    });
+    hand_over(results, stack);
   }
 
- private:
+ protected:
   struct Line {
     const char* label;
     std::string text;
@@ -101,22 +112,28 @@ class ServedCall {
 
   std::string name(size_t argument) const { return op_.arguments[argument].name; }
 
-  // Returns the first instance of a kernel that takes the dtypes and numbers of dimensions.
-  const Candidate& chosen() const {
+  void hand_over(Made& results, uint64_t* stack) const {
+    for (int32_t at = 0; at < op_.shown_count; at++) stack[at] = results.hand_over(size_t(op_.shown[at]));
+  }
+
+  // Returns the first instance that takes the dtypes, numbers of dimensions and layouts.
+  const Offer& chosen(const Offers& offers) const {
     size_t furthest = 0;
     std::string found, taken;
-    for (int32_t kernel = 0; kernel < op_.kernel_count; kernel++)
-      for (int32_t at = 0; at < op_.kernels[kernel]->count; at++) {
-        const Candidate& candidate = op_.kernels[kernel]->candidates[at];
-        size_t index = 0;
-        std::string value, takes;
-        if (takes_all(candidate, op_.copies_back[kernel], index, value, takes)) return candidate;
-        if (found.empty() || index > furthest) {
-          furthest = index, found = value, taken = takes;
-        } else if (value == found && taken.find(takes) == std::string::npos) {
-          taken += " or " + takes;
-        }
+    for (size_t at = 0; at < offers.size(); at++) {
+      size_t index = 0;
+      std::string value, takes;
+      if (takes_all(*offers[at].candidate, offers[at].copies_back, index, value, takes)) {
+        refuse_layouts();
+        refuse_writes();
+        return offers[at];
       }
+      if (found.empty() || index > furthest) {
+        furthest = index, found = value, taken = takes;
+      } else if (value == found && taken.find(takes) == std::string::npos) {
+        taken += " or " + takes;
+      }
+    }
     throw refused("no kernel of the library takes the call",
                   {{"argument", name(furthest)},
                    {"expected", taken},
@@ -131,6 +148,7 @@ class ServedCall {
       const Parameter& parameter = candidate.parameters[argument];
       const int32_t dtype = arguments_.dtypes[tensor];
       index = argument;
+      if (parameter.dtype < 0) return true;  // no launch gets it
       if (dtype != parameter.dtype) {
         value = dtype_name(dtype), takes = dtype_name(parameter.dtype);
       } else if (parameter.dim >= 0 && parameter.dim != raw.dim) {

@@ -150,10 +150,11 @@ void ask(Served& each) {
   each.mode = SHARED;
 }
 
-void compute(Served& each, uint64_t* stack) {
+void compute(Served& each, uint64_t* stack, bool on_gpu) {
   if (each.mode == CONTESTED) throw Refused(each.contested);
   if (each.mode == ASKS) ask(each);
   if (each.mode == SHARED) return dispatch_again(each, stack);
+  if (on_gpu) return opsmith_served.compute_cuda(*each.op, each.signature, stack);
   ServedCall call(*each.op, each.signature, stack);
   if (const char* missing = missing_instruction(opsmith_served.needs))
     throw Refused(each.full_name + ": its kernel was compiled for a processor with " + missing +
@@ -203,7 +204,8 @@ void register_operator(Served& each) {
     each.defined_before = before;
     each.mode = ASKS;
   }
-  implement(op.name_space, "CPU", op.name, op.entry);
+  if (op.kernel_count) implement(op.name_space, "CPU", op.name, op.entry);
+  if (op.cuda) implement(op.name_space, opsmith_served.cuda_key, op.name, op.cuda_entry);
   if (defined && op.returning != nullptr && aoti_torch_library_def(fragment(op.name_space), op.returning) == 0) {
     const std::string name(op.returning, std::strcspn(op.returning, "("));
     implement(op.name_space, "CompositeImplicitAutograd", name.c_str(), op.returning_entry);
@@ -214,18 +216,21 @@ void register_operator(Served& each) {
   for (int32_t at = 0; at < opsmith_served.count; at++) register_operator(served()[at]);
   return true;
 }();
-}  // namespace
 
-namespace opsmith {
-void serve(int32_t index, uint64_t* stack) {
-  Served& each = served()[index];
+void serve_on(int32_t index, uint64_t* stack, bool on_gpu) {
   try {
-    compute(each, stack);
+    compute(served()[index], stack, on_gpu);
   } catch (const std::exception& error) {
     thrown = error.what();
     throw;
   }
 }
+}  // namespace
+
+namespace opsmith {
+void serve(int32_t index, uint64_t* stack) { serve_on(index, stack, false); }
+
+void serve_cuda(int32_t index, uint64_t* stack) { serve_on(index, stack, true); }
 
 void describe(int32_t index, uint64_t* stack) { ::describe(served()[index], stack); }
 

@@ -1,8 +1,10 @@
 // Tables of a library: kernels, and the operators that they compute.
 #pragma once
-#include "opsmith.h"
+#include "calls.h"
 
 namespace opsmith {
+
+struct CudaOperator;  // see cuda_tables.h
 
 // Layouts in which the reference returns contiguous results, as the kernels do here. Each takes in the one after it.
 enum Accepted : int32_t { ANY_LAYOUT, NESTED_LAYOUT, CONTIGUOUS_LAYOUT };
@@ -33,16 +35,23 @@ struct ServedOperator {
   const char* shapes;       // text of `shapes=`, for messages; may be empty
   const char* returning;    // schema of the operator that returns its first argument, which this one writes; or null
   void (*returning_entry)(uint64_t* stack, uint64_t, uint64_t);
+  const CudaOperator* cuda;  // its kernels for a GPU; null if the library has none
+  void (*cuda_entry)(uint64_t* stack, uint64_t, uint64_t);
 };
 
 struct ServedLibrary {
   const ServedOperator* operators;
   int32_t count;
   uint32_t needs;  // instructions that the kernels were compiled to use: see processor.h
+  const char* cuda_key;  // key of the dispatcher for GPUs
+  // Computes a call on a GPU; null if the library has no kernels for one.
+  void (*compute_cuda)(const ServedOperator& op, const Signed& signature, uint64_t* stack);
 };
 
 // Computes a call of an operator of the library.
 void serve(int32_t index, uint64_t* stack);
+// Computes a call of an operator of the library on a GPU.
+void serve_cuda(int32_t index, uint64_t* stack);
 // Computes a call of the second operator, which describes the first: see library.cpp.
 void describe(int32_t index, uint64_t* stack);
 // Computes a call of the operator that returns what `index` writes.

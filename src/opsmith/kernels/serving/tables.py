@@ -29,6 +29,7 @@ class ServedOperator:
         shown: Positions of the results that callers get.
         shapes: Text of `shapes=`; may be empty.
         returning: Schema of the operator that returns its first argument, which this one writes; or empty.
+        cuda: Name of the table of its CUDA kernels; empty if it has none.
     """
 
     name: str
@@ -43,6 +44,11 @@ class ServedOperator:
     shown: tuple[int, ...]
     shapes: str
     returning: str = ""
+    cuda: str = ""
+
+
+CUDA_KEY = "CUDA"
+"""Key of torch's dispatcher for tensors on NVIDIA's GPUs."""
 
 
 def served_tables(operators: Sequence[ServedOperator]) -> str:
@@ -52,17 +58,19 @@ def served_tables(operators: Sequence[ServedOperator]) -> str:
         operators: The operators, at least one.
     """
     kernels = dict.fromkeys(kernel for each in operators for kernel in each.kernels)
+    cuda = dict.fromkeys(each.cuda for each in operators if each.cuda)
     lines = [
         '#include "tables.h"',
         '#include "processor.h"',
         'extern "C" {',
         *(f"extern opsmith::Exported {kernel};" for kernel in kernels),
+        *(f"extern const opsmith::CudaOperator {symbol};" for symbol in cuda),
         "}",
         "namespace {",
         *(
             f"template <int at> void {function}(uint64_t* stack, uint64_t, uint64_t) "
             f"{{ opsmith::{function}(at, stack); }}"
-            for function in ("serve", "describe", "serve_returning")
+            for function in ("serve", "describe", "serve_returning", "serve_cuda")
         ),
     ]
     for at, each in enumerate(operators):
@@ -81,7 +89,10 @@ def served_tables(operators: Sequence[ServedOperator]) -> str:
             *lines,
             array("const opsmith::ServedOperator operators", rows),
             "}  // namespace",
-            f"const opsmith::ServedLibrary opsmith_served = {{operators, {len(rows)}, used_instructions}};",
+            "namespace opsmith { void compute_cuda(const ServedOperator&, const Signed&, uint64_t*); }",
+            "const opsmith::ServedLibrary opsmith_served = "
+            f"{{operators, {len(rows)}, used_instructions, {text(CUDA_KEY)}, "
+            f"{'opsmith::compute_cuda' if cuda else 'nullptr'}}};",
             "",
         ]
     )
@@ -107,6 +118,8 @@ def _operator(number: int, operator: ServedOperator) -> str:
         text(operator.shapes),
         text(operator.returning) if operator.returning else "nullptr",
         f"serve_returning<{number}>",
+        f"&{operator.cuda}" if operator.cuda else "nullptr",
+        f"serve_cuda<{number}>",
     ]
     return f"{{{', '.join(fields)}}}"
 

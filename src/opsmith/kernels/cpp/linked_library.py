@@ -1,0 +1,292 @@
+"""Libraries that several C++ kernels are linked into, for programs that have no Python: through the cache."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from opsmith import errors
+from opsmith.build.cache import CacheEntry, cache_on_disk, key_of
+from opsmith.build.compiler_options import refuse_missing_library
+from opsmith.build.toolchain import FLAGS, LIMIT_S, Toolchain
+from opsmith.kernels.cpp.codegen import TABLE, kernel_code
+from opsmith.kernels.cpp.compiler import (
+    HEADER,
+    KernelCompiler,
+    build_parts,
+    include_flags,
+    kernel_toolchain,
+)
+from opsmith.kernels.cpp.source import CppSource
+
+OBJECT = "kernel.o"
+KIND = "kernel object"
+
+ANY_PROCESSOR = ("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-pipe")
+THIS_PROCESSOR = tuple(flag for flag in FLAGS if not flag.startswith(("-Wl", "-g", "-shared", "-l")))
+"""Flags without debug information, so that the library contains no paths of this machine."""
+_LINKING = ("-shared", "-fPIC", "-fopenmp", "-pthread", "-Wl,-s", "-Wl,--version-script=exported")
+
+
+@dataclass(frozen=True, slots=True)
+class KernelObject:
+    """Compiled kernel that can be linked into a library.
+
+    Attributes:
+        table: Name of the table of its instances.
+        path: Object file.
+        linking: Arguments of the linker that its author gives.
+    """
+
+    table: str
+    path: Path
+    linking: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedFile:
+    """File of C++ that is generated for a library.
+
+    Attributes:
+        name: Its name, as `tables.cpp`.
+        text: Its text.
+        flags: Flags of the compiler.
+        beside: Contents of files that it includes as they are, by name.
+    """
+
+    name: str
+    text: str
+    flags: tuple[str, ...]
+    beside: Mapping[str, bytes]
+
+    @property
+    def object(self) -> str:
+        """Name of the object file."""
+        return Path(self.name).with_suffix(".o").name
+
+
+@dataclass(frozen=True, slots=True)
+class LinkedLibrary:
+    """Kind of library that kernels are linked into.
+
+    Attributes:
+        program: What loads it, for messages, as `torch`.
+        kind: Kind of its entries in the cache.
+        part: The same for code around the kernels.
+        name: Name of the file.
+        headers: Headers of the code around the kernels.
+        exported: Script of the linker that names what other programs see.
+        linking: More flags of the linker.
+        stubs: Names of libraries that it needs, which empty ones stand for while it is linked.
+    """
+
+    program: str
+    kind: str
+    part: str
+    name: str
+    headers: tuple[Path, ...]
+    exported: str
+    linking: tuple[str, ...] = ()
+    stubs: tuple[str, ...] = ()
+
+    def compiled(self, source: Path) -> Path:
+        """Compile code around the kernels, once on a machine, for the baseline processor.
+
+        Returns:
+            The object file.
+
+        Raises:
+            ToolchainError: If there is no compiler, or it refuses the code.
+        """
+        toolchain = kernel_toolchain()
+
+        def build(directory: Path) -> None:
+            self._copy_headers(directory)
+            (directory / source.name).write_bytes(source.read_bytes())
+            self._make(toolchain, [*ANY_PROCESSOR, "-c", source.name], directory, OBJECT)
+
+        parts = {
+            "kind": self.part,
+            "text": _texts((source, *self.headers)),
+            **build_parts(toolchain, ANY_PROCESSOR),
+        }
+        return cache_on_disk().obtain(parts, build).directory / OBJECT
+
+    def link(
+        self,
+        operators: Iterable[str],
+        kernels: Sequence[KernelObject],
+        generated: Sequence[GeneratedFile],
+        compiled: Sequence[Path],
+    ) -> CacheEntry:
+        """Link kernels into a library.
+
+        Args:
+            operators: Names of the operators, for the list of the cache.
+            kernels: The kernels.
+            generated: Files that are generated for it.
+            compiled: Results of `compiled`.
+
+        Returns:
+            Entry whose directory holds the library.
+
+        Raises:
+            ToolchainError: If there is no compiler, or it does not link.
+        """
+        toolchain = kernel_toolchain()
+        flags = [*_LINKING, *self.linking]
+
+        def build(directory: Path) -> None:
+            self._copy_headers(directory)
+            (directory / "exported").write_text(self.exported, encoding="utf-8")
+            (directory / "empty.cpp").write_text("", encoding="utf-8")
+            for stub in self.stubs:
+                self._make(
+                    toolchain, ["-shared", "-fPIC", f"-Wl,-soname,{stub}", "empty.cpp"], directory, stub
+                )
+            for file in generated:
+                for name, content in file.beside.items():
+                    (directory / name).write_bytes(content)
+                (directory / file.name).write_text(file.text, encoding="utf-8")
+                self._make(toolchain, [*file.flags, "-c", file.name], directory, file.object)
+            objects = [*(each.object for each in generated), *map(str, compiled)]
+            given = [word for linking in dict.fromkeys(each.linking for each in kernels) for word in linking]
+            words = [*objects, *(str(each.path) for each in kernels), *given, *self.stubs, "-ldl"]
+            self._make(toolchain, [*flags, *words], directory, self.name)
+
+        parts = {
+            "kind": self.kind,
+            "operator": ", ".join(operators),
+            "text": "\0".join(f"{each.name}\0{each.text}" for each in generated),
+            "glue": _texts(self.headers),
+            "objects": " ".join(each.parent.name for each in (*compiled, *(one.path for one in kernels))),
+            "files": " ".join(
+                key_of({name: content.hex()}) for each in generated for name, content in each.beside.items()
+            ),
+            **build_parts(toolchain, [*(flag for each in generated for flag in each.flags), *flags]),
+        }
+        return cache_on_disk().obtain(parts, build)
+
+    def _copy_headers(self, directory: Path) -> None:
+        for path in (HEADER, *self.headers):
+            (directory / path.name).write_bytes(path.read_bytes())
+
+    def _make(self, toolchain: Toolchain, arguments: Sequence[str], directory: Path, output: str) -> None:
+        _build(toolchain, arguments, directory, output, f"a library for {self.program}")
+
+
+def _texts(files: Iterable[Path]) -> str:
+    return "\0".join(path.read_text(encoding="utf-8") for path in files)
+
+
+def flags_for(processor: str) -> tuple[str, ...]:
+    """Return the flags for a processor, `native` or one that `-march=` takes."""
+    return tuple(f"-march={processor}" if flag == "-march=native" else flag for flag in THIS_PROCESSOR)
+
+
+def kernel_object(
+    source: CppSource,
+    operator: str,
+    dtypes: tuple[torch.dtype, ...],
+    shapes: str = "",
+    processor: str = "native",
+) -> KernelObject:
+    """Compile a kernel for a library, or find it in the cache.
+
+    Args:
+        source: The author's source.
+        operator: Name of the operator.
+        dtypes: The dtypes that a template is instantiated for.
+        shapes: See `shapes_in_cpp`.
+        processor: See `flags_for`.
+
+    Raises:
+        CompileError: If the compiler refuses the source.
+        ToolchainError: If there is no compiler, or one of its tools is missing.
+    """
+    toolchain = kernel_toolchain()
+    flags = [*flags_for(processor), *include_flags(source), *source.options.compiling, *_path_flags(source)]
+    if "clang" not in toolchain.identity:
+        flags.append("-fno-gnu-unique")  # else equal names are merged across a process
+    text = kernel_code(source, operator, dtypes, shapes)
+    compiler = KernelCompiler(toolchain, source, operator, text, flags)
+    table = f"{TABLE}_{key_of(compiler.parts(KIND))}"
+
+    def build(compiler: KernelCompiler, directory: Path) -> None:
+        compiler.run(["-c", "-o", "compiled.o"], directory)
+        # Definitions shared between templates are merged here, before other kernels are linked.
+        merging = ["-r", "-nostdlib", "-Wl,--force-group-allocation", "-Wl,--wrap=exit", "compiled.o"]
+        _build(toolchain, merging, directory, "alone.o", "an object of a kernel")
+        _make_local(directory, table)
+
+    path = compiler.obtain(KIND, build).directory / OBJECT
+    return KernelObject(table, path, tuple(source.options.linking(toolchain)))
+
+
+def _path_flags(source: CppSource) -> list[str]:
+    """Return the flags that shorten `__FILE__`, as in `assert`, to the name of a file."""
+    folders = {str(Path(source.path).parent), source.folder or ""}
+    return [f"-fmacro-prefix-map={each}/=" for each in sorted(folders) if Path(each).is_absolute()]
+
+
+def _build(toolchain: Toolchain, arguments: Sequence[str], directory: Path, output: str, made: str) -> None:
+    """Run the compiler or the linker.
+
+    Args:
+        toolchain: The compiler.
+        arguments: Its arguments, without the output.
+        directory: Folder of the files.
+        output: Name of the output.
+        made: Words for the output.
+
+    Raises:
+        CompileError: If the linker does not find a library of the author's.
+        ToolchainError: If it fails.
+    """
+    done = toolchain.run([*arguments, "-o", output], directory)
+    if done.status:
+        refuse_missing_library(done.printed)
+        raise errors.ToolchainError(
+            f"the C++ compiler does not make {made}",
+            expected="a compiler of C++17 with GNU's linker, as g++ 9 with binutils 2.29",
+            got=done.printed.strip(),
+            hint="name another compiler in CXX",
+        )
+    toolchain.refuse_incomplete(directory / output)
+
+
+def _objcopy() -> str | None:
+    return shutil.which("objcopy")
+
+
+def _make_local(directory: Path, table: str) -> None:
+    """Make all symbols of a kernel local, except its table, which gets a unique name."""
+    program = _objcopy()
+    if program is None:
+        raise errors.ToolchainError(
+            "a kernel cannot be linked without `objcopy`, which comes with GNU's linker",
+            expected="`objcopy` in PATH",
+            got="none of that name",
+            hint="install it, on Debian or Ubuntu by `apt-get install binutils`",
+        )
+    command = [program, f"--redefine-sym={TABLE}={table}", f"--keep-global-symbol={table}", "alone.o", OBJECT]
+    try:
+        done = subprocess.run(command, cwd=directory, capture_output=True, timeout=LIMIT_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise _objcopy_error(f"it did not end within {LIMIT_S} s") from error
+    if done.returncode:
+        raise _objcopy_error(done.stderr.decode(errors="replace").strip())
+
+
+def _objcopy_error(got: str) -> errors.ToolchainError:
+    return errors.ToolchainError(
+        "`objcopy` does not make a kernel's symbols local",
+        expected="GNU binutils 2.29 or later",
+        got=got,
+        hint="install them, on Debian or Ubuntu by `apt-get install binutils`",
+    )

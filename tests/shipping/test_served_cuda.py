@@ -1,0 +1,375 @@
+"""Libraries that launch CUDA kernels without Python: a driver on the CPU emulates what it is given."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fake_driver import driver_file
+from served_cuda_operators import declare
+from torch import Tensor
+
+import opsmith
+from opsmith import errors
+from opsmith.build.toolchain import find_toolchain
+from opsmith.core.expression import ExpressionError
+from opsmith.kernels.cpp.compiler import HEADER
+from opsmith.kernels.cuda.launch import launch_rule
+from opsmith.kernels.serving import library as serving
+from opsmith.kernels.serving import tables
+from opsmith.kernels.serving.expressions import rule_in_cpp
+from opsmith.shipping import TorchLibrary, build_torch_library
+from opsmith.torch_library.served_libraries import ServedLibrary, is_same, operator_digest
+
+HERE = Path(__file__).parent
+OPERATORS = declare("served_cuda")
+x = torch.arange(12.0).reshape(3, 4) - 5
+image = torch.arange(2 * 3 * 4 * 5.0).reshape(2, 3, 4, 5)
+told = [x[0], [x, x[0], x[0, 0]], [5, 6, 7], [0.5, 2.0], [True, False], 2**40]
+
+CALLS: dict[str, tuple[str, list[Any]]] = {
+    "a default": ("scaled", [x]),
+    "an optional tensor": ("scaled", [x, 0.5, torch.arange(8.0)[::2]]),
+    "another dtype": ("scaled", [x.half(), 0.5, torch.arange(4.0).half()]),
+    "four dimensions": ("scaled", [image, 3.0, torch.arange(5.0)]),
+    "turned": ("scaled", [x.T]),
+    "nothing to write": ("scaled", [x[:0]]),
+    "scratch, constants of four": ("row_sums", [torch.arange(35.0).reshape(7, 5)]),
+    "constants of two": ("row_sums", [x[:, :2]]),
+    "another view": ("row_sums", [torch.arange(20.0).reshape(5, 4).T]),
+    "every kind of argument": ("told", told),
+    "all given": ("told", [*told, -4, 0.25, False, -7, 1e-3]),
+    "empty lists": ("told", [x[0], [], [], *told[3:]]),
+    "in place": ("increase_", [x, 2.5]),
+    "in place, copied and back": ("increase_", [x[:, ::2], 2.5]),
+    "channels last": ("doubled", [image.contiguous(memory_format=torch.channels_last)]),
+    "channels first": ("doubled", [image]),
+}
+REFUSED: dict[str, tuple[str, list[Any], str]] = {
+    "sizes": ("scaled", [x, 1.0, torch.ones(3)], "its tensors do not fit one another"),
+    "a dtype": ("scaled", [x.double()], "expected: float32 or float16\n  got: float64"),
+    "mixed dtypes": ("scaled", [x, 1.0, torch.ones(4).half()], "argument: shift"),
+    "dimensions": (
+        "scaled",
+        [torch.ones([1] * 9)],
+        "argument: x\n  expected: at most 8 dimensions\n  got: 9",
+    ),
+    "constants": (
+        "row_sums",
+        [x[:, :3]],
+        "the library has no instance of its CUDA kernel for these sizes\n  got: WIDE = 3\n"
+        "  hint: give the operator a sample of such sizes",
+    ),
+    "a long list": (
+        "told",
+        [told[0], [x] * 4, *told[2:]],
+        "argument: xs\n  expected: a list of at most 3\n  got: 4",
+    ),
+    "a large int": (
+        "told",
+        [*told, 2**31],
+        "argument: small\n  expected: an int of 32 bits\n  got: 2147483648",
+    ),
+    "one tensor twice": ("increase_", [x[:1].expand(3, 4)], "are one in memory"),
+    "a grid": (
+        "doubled",
+        [image[:, :, :3]],
+        "`grid` of its CUDA kernel cannot be computed",
+    ),
+}
+
+
+def run(library: Path, cases: list[Any], folder: Path) -> list[Any]:
+    """The outcome of each call, in a process where the library alone computes."""
+    torch.save(cases, folder / "cases.pt")
+    driver = driver_file("libcuda.so.1")
+    files = [str(each) for each in (driver, library, folder / "cases.pt", folder / "outcomes.pt")]
+    done = subprocess.run(
+        [sys.executable, str(HERE / "call_served_cuda.py"), *files],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent / "kernels" / "cuda"), *sys.path])},
+    )
+    assert done.returncode == 0, done.stderr
+    found: list[Any] = torch.load(folder / "outcomes.pt")
+    return found
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> TorchLibrary:
+    """A library that takes tensors on the CPU as those of a GPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tables, "CUDA_KEY", "CPU")
+        folder = tmp_path_factory.mktemp("library")
+        return build_torch_library(OPERATORS.values(), folder / "libserved.so", cuda="sm_80,sm_90")
+
+
+@pytest.fixture(scope="module")
+def outcomes(library: TorchLibrary, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    calls = {key: (name, args, False) for key, (name, args, *_) in (*CALLS.items(), *REFUSED.items())}
+    calls = {"capture": ("increase_", [x], True), **calls}
+    named = [(dispatched(name), args, capturing) for name, args, capturing in calls.values()]
+    found = run(library.path, named, tmp_path_factory.mktemp("calls"))
+    return dict(zip(calls, found, strict=True))
+
+
+def dispatched(name: str) -> str:
+    return OPERATORS[name].name
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_returns_what_the_reference_does(outcomes: dict[str, Any], call: str) -> None:
+    name, given = CALLS[call]
+    assert not isinstance(outcomes[call], str), outcomes[call]
+    results, written, launches = outcomes[call]
+    args = copy.deepcopy(given)
+    expected = OPERATORS[name].reference(*args)
+    listed = list(expected) if isinstance(expected, tuple) else [expected]
+    for found, wanted in zip(results, listed, strict=True):
+        torch.testing.assert_close(found, wanted)
+        if name != "increase_":
+            assert found.is_contiguous()
+    torch.testing.assert_close(written, args)
+    assert bool(launches) == (call != "nothing to write")
+
+
+def test_the_launches_are_those_that_the_author_declares(outcomes: dict[str, Any]) -> None:
+    assert outcomes["a default"][2] == [("scaled", (2, 1, 1), (8, 1, 1), 0)]
+    assert outcomes["an optional tensor"][2] == [("scaled", (6, 1, 1), (8, 1, 1), 0)]
+    assert outcomes["scratch, constants of four"][2] == [
+        ("partial", (7, 1, 1), (4, 1, 1), 16),
+        ("fold", (1, 1, 1), (32, 1, 1), 0),
+    ]
+    assert outcomes["empty lists"][2] == [("told", (2, 1, 1), (1, 1, 1), 0)]
+    assert outcomes["channels first"][2] == [("doubled", (15, 1, 1), (2, 2, 1), 0)]
+
+
+@pytest.mark.parametrize("call", REFUSED)
+def test_a_call_is_refused_by_name(outcomes: dict[str, Any], call: str) -> None:
+    name, _, message = REFUSED[call]
+    suffix = "_void" if name == "increase_" else ""
+    assert outcomes[call].startswith(f"{dispatched(name)}{suffix}: ")
+    assert message in outcomes[call]
+
+
+def test_a_kernel_is_not_loaded_while_a_graph_is_captured(outcomes: dict[str, Any]) -> None:
+    assert (
+        "it cannot be loaded while a CUDA graph is captured\n  hint: call the operator once"
+        in outcomes["capture"]
+    )
+
+
+def test_a_library_names_what_it_computes_on_gpus(tmp_path: Path) -> None:
+    made = build_torch_library([OPERATORS["scaled"]], tmp_path / "lib.so", cuda="sm_80")
+    assert (made.served, made.cuda) == (("served_cuda::scaled",),) * 2
+    program = """
+import sys, torch
+torch.ops.load_library(sys.argv[1])
+for key in ("CUDA", "CPU"):
+    print(key, torch._C._dispatch_has_kernel_for_dispatch_key("served_cuda::scaled", key))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(made.path)], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "CUDA True\nCPU False\n", done.stderr
+
+
+@pytest.mark.slow
+def test_without_a_driver_a_call_says_so(library: TorchLibrary) -> None:
+    program = """
+import sys, torch
+torch.ops.load_library(sys.argv[1])
+try:
+    torch.ops.served_cuda.scaled(torch.ones(2, 2))
+except RuntimeError as error:
+    print(error)
+"""
+    command = [sys.executable, "-c", program, str(library.path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("served_cuda::scaled: its CUDA kernel is not launched: "), done.stderr
+
+
+@pytest.mark.slow
+def test_a_gpu_that_no_image_is_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "CUDA_KEY", "CPU")
+    made = build_torch_library([OPERATORS["increase_"]], tmp_path / "lib.so", cuda="sm_100a")
+    (found,) = run(made.path, [(dispatched("increase_"), [x], False)], tmp_path)
+    assert "the library has no code that this GPU runs\n  expected: one of sm_100a\n  got: sm_90\n" in found
+
+
+def in_python(x: Tensor) -> Tensor:
+    return x.clone()
+
+
+def one_of_each() -> list[Any]:
+    """Operators whose CUDA kernels no library holds."""
+    text = "__global__ void f(Contiguous<const float> x, Contiguous<float> y) { y[0] = x[0]; }"
+    made = {}
+    for name, options in {
+        "by_function": {"grid": lambda x: x.numel()},
+        "constants": {"grid": 1, "constants": {"N": lambda x: 1}},
+        "scratch": {"grid": 1, "scratch": {"s": (lambda x: x.numel(), torch.float32)}},
+        "unsized": {"grid": 1},
+        "large": {"grid": 2**63},
+        "python": {},
+    }.items():
+
+        def copied(x: Tensor) -> Tensor:
+            return x.clone()
+
+        copied.__qualname__ = name
+        shapes = {} if name == "unsized" else {"shapes": "x: N -> N"}
+        operator: Any = opsmith.operator(f"unserved_cuda::{name}", **shapes)(copied)
+        if name == "python":
+            operator.kernel("cuda", in_python)
+        else:
+            template = "template <int N> " if name == "constants" else ""
+            operator.kernel("cuda", cuda=template + text, entry="f", **options)
+        made[name] = operator
+    return list(made.values())
+
+
+def test_what_a_library_cannot_hold_is_refused_by_name(tmp_path: Path) -> None:
+    operators = one_of_each()
+    with pytest.raises(errors.ServingError) as caught:
+        build_torch_library([*operators, OPERATORS["scaled"]], tmp_path / "lib.so", cuda="sm_90")
+    message = str(caught.value)
+    assert "6 of 7 operators cannot be served without Python" in message
+    for name, reason in {
+        "by_function": "is a function in Python: write it as an expression, as `ceil(result.numel / 256)`",
+        "constants": "`constants['N']` of its CUDA kernel at ",
+        "scratch": "`scratch['s']` of its CUDA kernel at ",
+        "large": "has a number of more than 64 bits",
+        "unsized": "the sizes of its results on a GPU are known in Python alone: give it `shapes=`",
+        "python": "is in Python",
+    }.items():
+        (line,) = [line for line in message.splitlines() if f"unserved_cuda::{name}, " in line]
+        assert reason in line
+
+
+NAMES = {
+    "x": torch.empty(6, 5, device="meta"),
+    "n": 7,
+    "half": 2.5,
+    "some": [3, 4, 5],
+    "none": None,
+    "yes": True,
+}
+PARTS = (
+    "x.numel",
+    "x.shape[0]",
+    "x.shape[-1]",
+    "n",
+    "half",
+    "len(some)",
+    "some[1]",
+    "yes",
+    "3",
+    "0",
+    "-2",
+    "len(x)",
+)
+GIVEN = """
+int64_t sizes[] = {6, 5}, strides[] = {5, 1}, items[] = {3, 4, 5};
+Value values[6];
+for (Value& each : values) each.given = true;
+values[0].tensor = {nullptr, sizes, strides, 2};
+values[1].integer = 7, values[2].number = 2.5, values[3].list = {items, 3};
+values[4].given = false, values[5].flag = true;
+int32_t dtypes[] = {6, -1, -1, -1, -1, -1};
+Signed signature = {{TENSOR, false, false}, {INTEGER, false, false}, {NUMBER, false, false},
+                    {INTEGERS, false, false}, {INTEGER, true, false}, {FLAG, false, false}};
+const Scope scope{signature, values, dtypes, 6};
+"""
+
+
+def expressions() -> list[str]:
+    """Launch expressions of all parts of the language, with those that have no value."""
+    choose = random.Random(0)
+    binary = [
+        f"{a} {op} {b}" for op in ("+", "-", "*", "/", "//", "%") for a, b in itertools.product(PARTS, PARTS)
+    ]
+    compared = [
+        f"{a} {op} {b}"
+        for op in ("<", "<=", ">", ">=", "==", "!=")
+        for a, b in zip(PARTS, PARTS[::-1], strict=True)
+    ]
+    some = choose.sample(binary, 60)
+    return [
+        *PARTS,
+        *binary[::3],
+        *(f"ceil(({each}))" for each in some),
+        *(f"floor(-({each}))" for each in some[:20]),
+        *(f"({each}) // 2" for each in some[:20]),
+        *(f"({a}) if ({b}) else ({a}, 1)" for a, b in zip(some, compared, strict=False)),
+        *(f"max({', '.join(choose.sample(PARTS, 3))})" for _ in range(8)),
+        *("min(some)", "max(x.shape)", "x.dim", "x.itemsize", "not none", "not some", "none is None"),
+        *("some is not None", "none == 0", "some[3]", "none + 1", "none.numel", "x", "some"),
+        *("x.shape", "(1, n, 2 * n)", "x.shape[n]", "1 if none is None else none", "min(n, none)"),
+    ]
+
+
+def value_of(text: str) -> str:
+    try:
+        rule = launch_rule("grid", text, "demo::f", list(NAMES), 3)
+        return " ".join(map(str, rule.value(NAMES)))
+    except (errors.LaunchError, ExpressionError, TypeError, OverflowError):
+        return "none"
+
+
+MAIN = """
+int main() {
+  GIVEN
+  for (Rule rule : rules) {
+    std::string line;
+    try {
+      for (int64_t each : whole_numbers(rule, scope))
+        line += (line.empty() ? "" : " ") + std::to_string(each);
+    } catch (const NoValue&) {
+      line = "none";
+    }
+    std::puts(line.c_str());
+  }
+}
+"""
+
+
+@pytest.mark.parametrize("step", [13, pytest.param(1, marks=pytest.mark.slow)])
+def test_launch_expressions_have_the_values_that_python_computes(step: int, tmp_path: Path) -> None:
+    listed = list(dict.fromkeys(expressions()))[::step]
+    places = {name: at for at, name in enumerate(NAMES)}
+    rules = [
+        "[](const Scope& scope, std::vector<Term>& parts) { (void)scope; "
+        f"{rule_in_cpp(launch_rule('grid', each, 'demo::f', list(NAMES), 3), places)} }}"
+        for each in listed
+    ]
+    table = f"const Rule rules[] = {{\n{', '.join(rules)}\n}};\n"
+    (tmp_path / "main.cpp").write_text(
+        f'#include "expression.h"\nusing namespace opsmith;\n{table}{MAIN.replace("GIVEN", GIVEN)}'
+    )
+    folders = [f"-I{folder}" for folder in (serving.HERE, HEADER.parent)]
+    done = find_toolchain().run(["-std=c++17", "-O0", *folders, "main.cpp", "-o", "main"], tmp_path)
+    assert done.status == 0, done.printed
+    printed = subprocess.run([tmp_path / "main"], capture_output=True, text=True, check=True).stdout
+    found = dict(zip(listed, printed.splitlines(), strict=True))
+    assert found == {each: value_of(each) for each in listed}
+    assert 0.1 < list(found.values()).count("none") / len(found) < 0.7
+
+
+def test_python_knows_a_library_with_kernels_for_gpus_and_one_without() -> None:
+    specification = OPERATORS["scaled"].specification
+    digests = [operator_digest(specification, cuda=cuda) for cuda in (False, True)]
+    assert digests[0] != digests[1]
+    assert all(is_same(specification, ServedLibrary(each, "lib.so")) for each in digests)
+    assert not is_same(
+        specification, ServedLibrary(operator_digest(OPERATORS["told"].specification), "lib.so")
+    )
