@@ -84,6 +84,24 @@ def test_a_hang_is_told_with_its_sample_and_its_line(monkeypatch: pytest.MonkeyP
     assert failure.evidence["limit"] == "2 s"
 
 
+def wait() -> Outcome:
+    time.sleep(1.0)
+    return Outcome("forward", "passed")
+
+
+def spin() -> Outcome:
+    while True:
+        pass
+
+
+def test_a_limit_of_processor_time_counts_no_time_of_waiting() -> None:
+    waited = run_isolated("forward", wait, where=HERE, processor_limit_s=0.9)
+    assert waited.status == "passed"
+    (failure,) = run_isolated("forward", spin, where=HERE, processor_limit_s=0.3).failures
+    assert failure.message == "it did not finish within 0.3 s of processor time, before it ran on any sample"
+    assert failure.evidence["limit"] == "0.3 s of processor time"
+
+
 def test_an_abort_is_told_with_its_last_words() -> None:
     failure = run(abort)
     assert failure.message == (

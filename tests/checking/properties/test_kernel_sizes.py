@@ -221,5 +221,5 @@ def test_a_kernel_that_never_returns_from_an_input_without_elements_is_found(
     operator = row_means("endless", "width > 4 ? width : 0")
     report = opsmith.check(operator, samples=[(torch.rand(3, 5),)], only=["forward"], effort="quick")
     (failure,) = report.failures
-    assert (failure.cause, failure.evidence["limit"]) == ("raises", "1 s")
-    assert "it did not finish within 1 s, on sample" in failure.message
+    assert (failure.cause, failure.evidence["limit"]) == ("raises", "1 s of processor time")
+    assert "it did not finish within 1 s of processor time, on sample" in failure.message

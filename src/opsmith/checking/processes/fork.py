@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import math
 import mmap
 import os
 import pickle
@@ -151,6 +152,7 @@ def run_isolated(
     *,
     where: str,
     limit_s: float = LIMIT_S,
+    processor_limit_s: float = math.inf,
     kernels: Sequence[CppSource] = (),
 ) -> Outcome:
     """Run a property in a child process; a crash, or exceeding the time limit, is a failure.
@@ -160,6 +162,7 @@ def run_isolated(
         run: Runs it. Its exceptions are raised here.
         where: Location `file:line` of the operator, for crashes without a known line.
         limit_s: Time limit in seconds.
+        processor_limit_s: Limit of the child's processor time in seconds.
         kernels: C++ kernels that it may run: a crash in one of them is reported with its line.
 
     Raises:
@@ -193,7 +196,7 @@ def run_isolated(
             _run(run, room, stderr_file, writing, crash_tracer)
         os.close(writing)
         try:
-            answer = _read(reading, start + limit_s, room)
+            answer = _read(reading, start + limit_s, room, child, processor_limit_s)
             if answer is None:
                 os.kill(child, signal.SIGUSR1)
                 time.sleep(GRACE_S)
@@ -212,8 +215,10 @@ def run_isolated(
     seconds = time.perf_counter() - start
     sample = bytes(room[4 : 4 + int.from_bytes(room[:4], "little")]).decode(errors="replace")
     late = answer is None
-    hung = float(room[HUNG]) or limit_s
-    failure = _death(name, status, hung if late else None, sample, words, where, kernels)
+    limit = f"{float(room[HUNG]) or limit_s:g} s"
+    if not room[HUNG] and seconds < limit_s:
+        limit = f"{processor_limit_s:g} s of processor time"
+    failure = _death(name, status, limit if late else None, sample, words, where, kernels)
     return Outcome(name, "failed", seconds=seconds, failures=(failure,))
 
 
@@ -319,12 +324,12 @@ def _received(answer: bytes) -> Outcome:
     return outcome
 
 
-def _read(reading: int, end: float, room: mmap.mmap) -> bytes | None:
-    """Read until the child closes the pipe; None after the time limit, or once it reports a hang."""
+def _read(reading: int, end: float, room: mmap.mmap, child: int, processor_limit_s: float) -> bytes | None:
+    """Read until the child closes the pipe; None after a time limit, or once it reports a hang."""
     parts: list[bytes] = []
     while True:
         left = end - time.perf_counter()
-        if left <= 0 or room[HUNG]:
+        if left <= 0 or room[HUNG] or _processor_seconds(child) > processor_limit_s:
             return None
         if not select.select([reading], [], [], min(left, POLL_S))[0]:
             continue
@@ -334,10 +339,20 @@ def _read(reading: int, end: float, room: mmap.mmap) -> bytes | None:
         parts.append(part)
 
 
+def _processor_seconds(process: int) -> float:
+    """Return the processor time of a process in seconds; 0 where the system does not say."""
+    try:
+        return time.clock_gettime(
+            ~process << 3 | 2
+        )  # CPUCLOCK_SCHED of a process, as clock_getcpuclockid makes it
+    except (AttributeError, OSError):
+        return 0.0
+
+
 def _death(
     name: str,
     status: int,
-    limit_s: float | None,
+    limit: str | None,
     sample: str,
     words: str,
     where: str,
@@ -345,9 +360,9 @@ def _death(
 ) -> Failure:
     """Make the failure for a child that returned nothing."""
     evidence: dict[str, Any] = {"sample": sample} if sample else {}
-    if limit_s is not None:
-        how = f"it did not finish within {limit_s:g} s"
-        evidence["limit"] = f"{limit_s:g} s"
+    if limit is not None:
+        how = f"it did not finish within {limit}"
+        evidence["limit"] = limit
     else:
         how, exit_evidence = describe_exit(status)
         evidence.update(exit_evidence)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -166,8 +167,19 @@ def _built(subject: Subject) -> list[bool]:
         return []
 
 
-def watched_in_child(property: str, subject: Subject, run: Callable[[], tuple[Failure, ...]]) -> Outcome:
+def watched_in_child(
+    property: str,
+    subject: Subject,
+    run: Callable[[], tuple[Failure, ...]],
+    processor_limit_s: float = math.inf,
+) -> Outcome:
     """Run kernels in C++ in a child process, whose death is a failure.
+
+    Args:
+        property: Name of the property.
+        subject: The subject of the check.
+        run: Runs the kernels.
+        processor_limit_s: Limit of the child's processor time in seconds.
 
     Raises:
         UsageError: As of `run_isolated`.
@@ -180,7 +192,14 @@ def watched_in_child(property: str, subject: Subject, run: Callable[[], tuple[Fa
             return Outcome(property, "passed", failures=thread.submit(run).result())
 
     kernels, location = kernels_in_cpp(subject.specification), subject.specification.where
-    return run_isolated(property, outcome, where=location, limit_s=subject.limit_s, kernels=kernels)
+    return run_isolated(
+        property,
+        outcome,
+        where=location,
+        limit_s=subject.limit_s,
+        processor_limit_s=processor_limit_s,
+        kernels=kernels,
+    )
 
 
 def _taken(property: str, subject: Subject, taking: Flag) -> Iterator[Failure]:
@@ -316,7 +335,7 @@ class DeadlySizes:
 
 
 EMPTY_LIMIT_S = 20.0
-"""Seconds for all calls without elements: a kernel may never return from one."""
+"""Seconds of processor time for all calls without elements: a kernel may never return from one."""
 
 
 def deadly_sizes(property: str, subject: Subject, derived: Sequence[Sample]) -> DeadlySizes:
@@ -333,7 +352,7 @@ def deadly_sizes(property: str, subject: Subject, derived: Sequence[Sample]) -> 
     """
     if not _built(subject):
         return DeadlySizes(tuple(derived))
-    own, hurried = authored(subject), replace(subject, limit_s=min(subject.limit_s, EMPTY_LIMIT_S))
+    own = authored(subject)
     tried = [sample for sample in derived if _without_elements(sample)]
     known = {form_of(sample) for sample in tried}
     position = 1 + max(each.position for each in (*subject.samples, *derived))
@@ -348,7 +367,9 @@ def deadly_sizes(property: str, subject: Subject, derived: Sequence[Sample]) -> 
     note = ""
     while tried:
         try:
-            found = watched_in_child(property, hurried, partial(_call_all, subject, tuple(tried)))
+            found = watched_in_child(
+                property, subject, partial(_call_all, subject, tuple(tried)), EMPTY_LIMIT_S
+            )
         except errors.UsageError as error:
             note = f"sizes of 0 were not tried in a process of their own: {error.problem}"
             break
