@@ -1,13 +1,15 @@
-"""Cost of one call beyond the work: multiply 8 floats, by each way to make an operator, in one run.
+"""Cost of one call beyond the work, on 8 floats, by each way to make an operator and each form of one.
 
-The ways take turns within each round, so that a machine that slows down slows all of them; a figure is the
-median over rounds, a ratio the median of the ratios to aten within each round. Stated limits for opsmith:
-2.0 without grad, 3.0 forward with grad, 1.4 forward and backward, and half of custom_op's in the first two.
+The first table is of one multiplication, as ratios to aten. The second compares each form of an operator with
+its peer: the same kernel with an autograd formula in C++, `apply` of the same class, an operator of the same
+work. What is compared takes turns within each round, so that a machine that slows down slows all of it; a
+figure is the median over rounds, a ratio the median of the ratios within each round.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import timeit
 from collections.abc import Callable
@@ -56,9 +58,61 @@ at::Tensor mul_autograd(const at::Tensor& x, const at::Tensor& w) {
   return Mul::apply(x, w);
 }
 
-TORCH_LIBRARY(overhead_cpp, m) { m.def("mul(Tensor x, Tensor w) -> Tensor"); }
-TORCH_LIBRARY_IMPL(overhead_cpp, CPU, m) { m.impl("mul", mul_kernel); }
-TORCH_LIBRARY_IMPL(overhead_cpp, Autograd, m) { m.impl("mul", mul_autograd); }
+at::Tensor loop_kernel(const at::Tensor& x, const at::Tensor& w) {
+  TORCH_CHECK(x.sizes() == w.sizes() && x.is_contiguous() && w.is_contiguous(), "of one shape, contiguous");
+  at::Tensor y = at::empty_like(x);
+  const float *from = x.const_data_ptr<float>(), *by = w.const_data_ptr<float>();
+  float* to = y.mutable_data_ptr<float>();
+  for (int64_t i = 0; i < y.numel(); i++) to[i] = from[i] * by[i];
+  return y;
+}
+
+at::Tensor call_loop(const at::Tensor& x, const at::Tensor& w) {
+  static auto op = c10::Dispatcher::singleton()
+                       .findSchemaOrThrow("overhead_cpp::loop", "")
+                       .typed<at::Tensor(const at::Tensor&, const at::Tensor&)>();
+  return op.call(x, w);
+}
+
+struct Loop : public torch::autograd::Function<Loop> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& w) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    ctx->save_for_backward({x, w});
+    return call_loop(x, w);
+  }
+  static torch::autograd::variable_list backward(AutogradContext* ctx, torch::autograd::variable_list grads) {
+    auto saved = ctx->get_saved_variables();
+    return {call_loop(grads[0], saved[1]), call_loop(grads[0], saved[0])};
+  }
+};
+
+at::Tensor loop_autograd(const at::Tensor& x, const at::Tensor& w) {
+  if (!at::GradMode::is_enabled() || !(x.requires_grad() || w.requires_grad())) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    return call_loop(x, w);
+  }
+  return Loop::apply(x, w);
+}
+
+TORCH_LIBRARY(overhead_cpp, m) {
+  m.def("mul(Tensor x, Tensor w) -> Tensor");
+  m.def("loop(Tensor x, Tensor w) -> Tensor");
+}
+TORCH_LIBRARY_IMPL(overhead_cpp, CPU, m) {
+  m.impl("mul", mul_kernel);
+  m.impl("loop", loop_kernel);
+}
+TORCH_LIBRARY_IMPL(overhead_cpp, Autograd, m) {
+  m.impl("mul", mul_autograd);
+  m.impl("loop", loop_autograd);
+}
+"""
+
+LOOP = """
+template <class T>
+void loop(Contiguous<const T> x, Contiguous<const T> w, Contiguous<T> y) {
+  for (int64_t i = 0; i < y.numel(); i++) y[i] = x[i] * w[i];
+}
 """
 
 
@@ -108,23 +162,132 @@ def ours(x: Tensor, w: Tensor) -> Tensor:
 ours.gradients(x=lambda grad, w: grad * w, w=lambda grad, x: grad * x)
 
 
-def cpp_operator() -> Callable[..., Tensor]:
-    """The operator of `CPP`, compiled: about half a minute when it is not cached."""
+@opsmith.operator("overhead::opsmith_loop", shapes="x: N, w: N -> N")
+def loop(x: Tensor, w: Tensor) -> Tensor:
+    return x * w
+
+
+loop.gradients(x=lambda grad, w: loop(grad, w), w=lambda grad, x: loop(grad, x))
+
+
+@opsmith.operator("overhead::hidden", hidden=("scale",))
+def hidden(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    scale = x.exp()
+    return scale * w, scale
+
+
+@opsmith.operator("overhead::visible")
+def visible(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    scale = x.exp()
+    return scale * w, scale
+
+
+hidden.gradients(x=lambda grad, w, scale: grad * w * scale, w=lambda grad, scale: grad * scale)
+visible.gradients(
+    x=lambda grad_result0, grad_result1, w, result1: (grad_result0 * w + grad_result1) * result1,
+    w=lambda grad_result0, result1: grad_result0 * result1,
+)
+
+
+class Keeping(torch.autograd.Function):
+    """The work of `hidden`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        scale = x.exp()
+        ctx.save_for_backward(w, scale)
+        return scale * w
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        w, scale = ctx.saved_tensors
+        return grad * w * scale, grad * scale
+
+
+@opsmith.operator("overhead::thrice")
+def thrice(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return x * w, x + w, x - w
+
+
+thrice.gradients(
+    x=lambda grad_result0, grad_result1, grad_result2, w: grad_result0 * w + grad_result1 + grad_result2,
+    w=lambda grad_result0, grad_result1, grad_result2, x: grad_result0 * x + grad_result1 - grad_result2,
+)
+
+
+@opsmith.operator("overhead::once")
+def once(x: Tensor, w: Tensor) -> Tensor:
+    return (x * w) + w - w
+
+
+once.gradients(x=lambda grad, w: grad * w + grad - grad, w=lambda grad, x: grad * x + grad - grad)
+
+
+@opsmith.operator("overhead::listed")
+def listed(xs: list[Tensor]) -> Tensor:
+    return xs[0] * xs[1]
+
+
+listed.gradients(xs=lambda grad, xs: [grad * xs[1], grad * xs[0]])
+
+
+@opsmith.operator("overhead::random", random=True)
+def random(x: Tensor, w: Tensor) -> Tensor:
+    return x * w
+
+
+random.gradients(x=lambda grad, w: grad * w, w=lambda grad, x: grad * x)
+ADOPTED = {
+    "forward(ctx, ...)": (opsmith.adopt(OldStyle, "overhead::old_style"), OldStyle.apply),
+    "setup_context": (opsmith.adopt(WithSetupContext, "overhead::with_setup"), WithSetupContext.apply),
+    "keeps what it computed": (opsmith.adopt(Keeping, "overhead::keeping"), Keeping.apply),
+}
+
+
+def cpp_operators() -> None:
+    """Compile the operators of `CPP`: about half a minute when they are not cached."""
     from torch.utils.cpp_extension import load_inline
 
     load_inline("opsmith_overhead", CPP, is_python_module=False, verbose=False)
-    return torch.ops.overhead_cpp.mul.default
+    loop.kernel("cpu", cpp=LOOP, entry="loop", strict=True)
 
 
-def cases() -> dict[str, Callable[[Callable[..., Tensor]], Callable[[], Any]]]:
+Way = Callable[..., Any]
+
+
+def peers(*, cpp: bool) -> dict[str, tuple[Way, Way]]:
+    """Forms of operators, each with its peer, by a name that says both."""
+    both = {
+        "hidden result : visible results": (hidden, visible),
+        "hidden result : autograd.Function": (hidden, Keeping.apply),
+        "three results : one of as many operations": (thrice, once),
+        "list : plain": (lambda x, w: listed([x, w]), ours),
+        "random=True : plain": (random, ours),
+        **{f"adopted, {name} : apply": pair for name, pair in ADOPTED.items()},
+    }
+    if cpp:
+        both["kernel in C++ : the same with its formula in C++"] = (loop, torch.ops.overhead_cpp.loop.default)
+    return both
+
+
+def cases() -> dict[str, Callable[[Way], Callable[[], Any]]]:
     """Calls to time, as closures over the function under test."""
     x, w = torch.randn(SIZE), torch.randn(SIZE)
     a, b, grad = x.clone().requires_grad_(), w.clone().requires_grad_(), torch.ones(SIZE)
     return {
         "no grad": lambda f: lambda: f(x, w),
         "forward, grad": lambda f: lambda: f(a, b),
-        "forward + backward": lambda f: lambda: torch.autograd.grad(f(a, b), (a, b), grad),
+        "forward + backward": lambda f: both_directions(f, a, b, grad),
     }
+
+
+def both_directions(f: Way, a: Tensor, b: Tensor, grad: Tensor) -> Callable[[], Any]:
+    """A call with its backward, from the gradients of all results."""
+    results = f(a, b)
+    if isinstance(results, Tensor):
+        return lambda: torch.autograd.grad(f(a, b), (a, b), grad)
+    grads = (grad,) * len(results)
+    return lambda: torch.autograd.grad(f(a, b), (a, b), grads)
 
 
 def main() -> None:
@@ -138,7 +301,7 @@ def main() -> None:
     )
     given = parser.parse_args()
     torch.set_num_threads(1)
-    ways: dict[str, Callable[..., Tensor]] = {
+    ways: dict[str, Way] = {
         "aten": torch.mul,
         "autograd.Function": OldStyle.apply,
         "autograd.Function, setup_context": WithSetupContext.apply,
@@ -147,22 +310,31 @@ def main() -> None:
         "opsmith, through torch.ops": ours.torch_operator,
     }
     if not given.without_cpp:
-        ways["C++ TORCH_LIBRARY"] = cpp_operator()
+        cpp_operators()
+        ways["C++ TORCH_LIBRARY"] = torch.ops.overhead_cpp.mul.default
     print(f"torch {torch.__version__}, 1 thread, {SIZE} floats, {given.rounds} rounds of {given.calls} calls")
-    print("microseconds (ratio to aten)")
-    columns = {case: measure(ways, prepare, given) for case, prepare in cases().items()}
+    print(f"load of the machine {os.getloadavg()[0]:.1f}; microseconds (ratio to aten)")
+    columns = {case: measure(ways, "aten", prepare, given) for case, prepare in cases().items()}
     print(f"{'':34s}" + "".join(f"{case:>22s}" for case in columns))
     for name in ways:
         cells = [f"{column[name][0]:12.2f} (x{column[name][1]:5.2f})" for column in columns.values()]
         print(f"{name:34s}" + "".join(f"{cell:>22s}" for cell in cells))
+    print("\nmicroseconds of the first (ratio to the second)")
+    for name, (way, peer) in peers(cpp=not given.without_cpp).items():
+        cells = []
+        for prepare in cases().values():
+            taken, ratio = measure({"first": way, "second": peer}, "second", prepare, given)["first"]
+            cells.append(f"{taken:8.2f} (x{ratio:5.2f})")
+        print(f"{name:50s}" + "".join(f"{cell:>20s}" for cell in cells), flush=True)
 
 
 def measure(
-    ways: dict[str, Callable[..., Tensor]],
-    prepare: Callable[..., Callable[[], Any]],
+    ways: dict[str, Way],
+    baseline: str,
+    prepare: Callable[[Way], Callable[[], Any]],
     given: argparse.Namespace,
 ) -> dict[str, tuple[float, float]]:
-    """Median microseconds, and median ratio to aten, of each way."""
+    """Median microseconds, and median ratio to the baseline, of each way."""
     timers = {name: timeit.Timer(prepare(way)) for name, way in ways.items()}
     for timer in timers.values():
         timer.timeit(given.calls)
@@ -175,7 +347,7 @@ def measure(
     return {
         name: (
             statistics.median(each[name] for each in rounds),
-            statistics.median(each[name] / each["aten"] for each in rounds),
+            statistics.median(each[name] / each[baseline] for each in rounds),
         )
         for name in ways
     }

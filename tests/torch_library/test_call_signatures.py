@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import opsmith
-from opsmith.torch_library.fast_path.eligibility import MAX_SIGNATURES
+from opsmith.torch_library.fast_path.signatures import MAX_SIGNATURES
 
 RAN: list[str] = []
 

@@ -12,13 +12,11 @@ import torch
 
 from opsmith.core.argument_types import FLOAT
 from opsmith.core.operator import MISSING, without_missing
-from opsmith.core.schema import REQUIRED, Argument
+from opsmith.core.schema import REQUIRED, Argument, Schema
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.fast_path.eligibility import (
-    CallSignatures,
     are_ints,
-    from_source_alone,
     has_fast_path,
     is_int_sequence,
     size_condition,
@@ -26,6 +24,7 @@ from opsmith.torch_library.fast_path.eligibility import (
     unless_none,
 )
 from opsmith.torch_library.fast_path.purity import ContractSource
+from opsmith.torch_library.fast_path.signatures import CallSignatures, KernelSignatures
 
 
 def generate_call(
@@ -38,14 +37,42 @@ def generate_call(
         overload: The operator's `OpOverload`, `torch.ops.namespace.name.default`.
         call: Takes the handle, positional and keyword arguments: the slow path.
     """
-    schema = specification.schema
     if not has_fast_path(specification):
         return None
-    signatures = CallSignatures(specification)
+    schema, signatures = specification.schema, KernelSignatures(specification)
     contract = ContractSource(specification)
-    names: dict[str, Any] = {
-        **capabilities.guard_names(),
+    names = {
         **contract.names,
+        "_op_grad_enabled": torch.is_grad_enabled,
+        "_op_inference_mode": torch.is_inference_mode_enabled,
+        "_op_overload": overload,
+        "_op_validate": signatures.validate_write if schema.written else signatures.validate,
+        "_op_in_shape": signatures.in_shape,
+    }
+    return generated(signatures, call, _call_body(specification, contract), names, _overload(schema))
+
+
+def generated(
+    signatures: CallSignatures,
+    call: Callable[..., Any],
+    body: str,
+    names: dict[str, Any],
+    compiled: str | None = None,
+) -> Callable[..., Any]:
+    """Generate a `__call__` that finds the implementation of a call by its signature.
+
+    Args:
+        signatures: The operator's known signatures.
+        call: Takes the handle, positional and keyword arguments: the slow path.
+        body: Source for a call with an `Implementation`, of its parts; what does not return takes the slow
+            path.
+        names: Globals of it.
+        compiled: Source for a call that torch compiles; None for the slow path.
+    """
+    schema = signatures.specification.schema
+    names = {
+        **capabilities.guard_names(),
+        **names,
         "_op_MISSING": MISSING,
         "_op_AttributeError": AttributeError,
         "_op_dict": dict,
@@ -54,39 +81,36 @@ def generate_call(
         "_op_bool": bool,
         "_op_str": str,
         "_op_tuple": tuple,
+        "_op_type": type,
         "_op_list": list,
         "_op_len": len,
         "_op_map": map,
         "_op_is_nested": attrgetter("is_nested"),
         "_op_are_ints": are_ints,
-        "_op_grad_enabled": torch.is_grad_enabled,
-        "_op_inference_mode": torch.is_inference_mode_enabled,
         "_op_must_be_deterministic": torch.are_deterministic_algorithms_enabled,
-        "_op_overload": overload,
         "_op_call": call,
         "_op_select": signatures.select,
-        "_op_validate": signatures.validate_write if schema.written else signatures.validate,
-        "_op_in_shape": signatures.in_shape,
-        **_signature_names(specification, signatures),
+        **_signature_names(signatures),
     }
     for argument in schema.arguments:
         names[f"_op_exact_{argument.name}"] = argument.kind.base.exact
         if argument.default is not REQUIRED:
             names[f"_op_default_{argument.name}"] = argument.default
             names[f"_op_restored_{argument.name}"] = argument.kind.restore(argument.default)
-    exec(_call_source(specification, contract), names)
+    exec(_call_source(signatures.specification, body, compiled), names)
     fast_call: Callable[..., Any] = names["__call__"]
     return fast_call
 
 
-def _signature_names(specification: Specification, signatures: CallSignatures) -> dict[str, Any]:
+def _signature_names(signatures: CallSignatures) -> dict[str, Any]:
     """Globals that hold known signatures: lists, or where tensors come in lists, dictionaries of them."""
-    lists = any(each.kind.is_tensor and each.kind.sequence for each in specification.schema.arguments)
+    arguments = signatures.specification.schema.arguments
+    lists = any(each.kind.is_tensor and each.kind.sequence for each in arguments)
     known = signatures.known if lists else [each[()] for each in signatures.known]
     return {f"_op_signatures_{index}": each for index, each in enumerate(known)}
 
 
-def _call_source(specification: Specification, contract: ContractSource) -> str:
+def _call_source(specification: Specification, body: str, compiled: str | None) -> str:
     schema = specification.schema
     tensors = [argument for argument in schema.arguments if argument.kind.is_tensor]
     every = ", ".join(_spread(each) for each in tensors)
@@ -105,47 +129,16 @@ def _call_source(specification: Specification, contract: ContractSource) -> str:
         *(f"(_op_type({name}) is _op_list or _op_type({name}) is _op_tuple)" for name in lists),
         *(f"True not in _op_map(_op_is_nested, {name})" for name in lists),
     ]
-    in_shape = size_condition(specification)
-    to_kernel = "".join(f"{_kernel_argument(each)}, " for each in schema.arguments[: schema.positional])
-    to_kernel += "".join(
-        f"{each.name}={_kernel_argument(each)}, " for each in schema.arguments[schema.positional :]
-    )
-    to_node = "".join(f"{_kernel_argument(each)}, " for each in schema.arguments)
-    positional = "".join(f"{name}, " for name in schema.names[: schema.positional])
-    keywords = "".join(f"{name}={name}, " for name in schema.names[schema.positional :])
-    before = "_op_before" if contract.may_write else "None"
-    # Code that is proved to write nowhere is also proved to use no tensors but its arguments.
-    overload = f"_op_overload({positional}{keywords})"
-    if schema.lowering is not None:
-        overload = f"_op_call(_op_handle, ({positional}), _op_dict({keywords}))"
     lengths = "".join(f"_op_len({name}), " for name in lists)
     known = "_op_signatures_{}" + f".get(({lengths}), ())" * bool(lists)
     implementation = "_op_kernel, _op_apply, _op_requires, _op_in_cpp, _op_any_layout"
-    takes = ["_op_kernel is not None", *([in_shape] if in_shape else [])]
-    captured, versions, differentiates = (
-        "",
-        contract.before(),
-        " and (not _op_requires or _op_grad_enabled())",
-    )
-    if schema.written:
-        differentiates = ""  # there is no node, and one call of inference mode
-        takes += [
-            "not (_op_requires and _op_grad_enabled())",
-            f"(_op_any_layout or ({contract.contiguous()}))",
-            f"(_op_in_cpp or ({contract.apart()}))",
-            # Under `__torch_dispatch__` the guard does not tell one mode from the other.
-            "(_op_apply is not None) is _op_inference_mode()",
-        ]
-        versions = f"None if _op_in_cpp else {versions}"
-    elif from_source_alone(schema):
-        takes.append("not (_op_requires and _op_grad_enabled())")
-    elif contract.may_write:
-        captured = " and (_op_requires or not _op_result.requires_grad)"
-        takes.append("(_op_apply is not None or not _op_inference_mode())")
+    positional = "".join(f"{name}, " for name in schema.names[: schema.positional])
+    keywords = "".join(f"{name}={name}, " for name in schema.names[schema.positional :])
+    slow_path = f"_op_call(_op_handle, ({positional}*_op_extra,), _op_dict({keywords}**_op_unknown))"
     return f"""
 def __call__(_op_handle, /, {_signature(schema.arguments, schema.positional)}):
     if _op_compiling():
-        return {overload}
+        return {compiled or slow_path}
     try:
         _op_plain = {" and ".join(plain)}
     except _op_AttributeError:
@@ -155,16 +148,66 @@ def __call__(_op_handle, /, {_signature(schema.arguments, schema.positional)}):
             if {_guard_source(tensors, optional)}:
                 break
         else:
-            _, {implementation} = _op_select(({to_node}))
+            _, {implementation} = _op_select(({in_order(schema)}))
+        {body}
+    return {slow_path}
+"""
+
+
+def in_order(schema: Schema) -> str:
+    """Source of all argument values, as a kernel takes them, in order."""
+    return "".join(f"{_kernel_argument(each)}, " for each in schema.arguments)
+
+
+def _overload(schema: Schema) -> str | None:
+    """Source of a call of the overload; None where the slow path prepares its arguments."""
+    if schema.lowering is not None:
+        return None
+    positional = "".join(f"{name}, " for name in schema.names[: schema.positional])
+    keywords = "".join(f"{name}={name}, " for name in schema.names[schema.positional :])
+    return f"_op_overload({positional}{keywords})"
+
+
+def _call_body(specification: Specification, contract: ContractSource) -> str:
+    """Source of the call of a kernel, or of a node."""
+    schema = specification.schema
+    to_kernel = "".join(f"{_kernel_argument(each)}, " for each in schema.arguments[: schema.positional])
+    to_kernel += "".join(
+        f"{each.name}={_kernel_argument(each)}, " for each in schema.arguments[schema.positional :]
+    )
+    to_node = in_order(schema)
+    in_shape = size_condition(specification)
+    takes = ["_op_kernel is not None", *([in_shape] if in_shape else [])]
+    # Code that is proved to write nowhere is also proved to use no tensors but its arguments.
+    captured, returned = "", contract.returned()
+    of_node = f"return _op_apply({to_node})"
+    if schema.written:
+        condition = "_op_apply"  # there is no node, and one call of inference mode
+        takes += [
+            "not (_op_requires and _op_grad_enabled())",
+            f"(_op_any_layout or ({contract.contiguous()}))",
+            f"(_op_in_cpp or ({contract.apart()}))",
+            # Under `__torch_dispatch__` the guard does not tell one mode from the other.
+            "(_op_apply is not None) is _op_inference_mode()",
+        ]
+    else:
+        condition = "_op_apply and (not _op_requires or _op_grad_enabled())"
+        takes.append("(_op_apply is not False or not _op_grad_enabled())")
+        if returned != "_op_result":
+            of_node = f"_op_result = _op_apply({to_node}); return {returned}"
+        if contract.may_write:
+            captured = f" and (_op_requires or {contract.captured()})"
+            takes.append("(_op_apply or not _op_inference_mode())")
+    before = f"_op_before = {contract.before()}" if contract.may_write else "_op_before = None"
+    return f"""
         if {" and ".join(takes)}:
-            if _op_apply is not None{differentiates}:
-                return _op_apply({to_node})
-            {f"_op_before = {versions}" if contract.may_write else ""}
+            if {condition}:
+                {of_node}
+            {before}
             _op_result = _op_kernel({to_kernel})
             if {contract.held()}{captured}:
-                return {contract.returned()}
-            return _op_validate(_op_kernel, _op_result, [{to_node}], {before})
-    return _op_call(_op_handle, ({positional}*_op_extra,), _op_dict({keywords}**_op_unknown))
+                return {returned}
+            return _op_validate(_op_kernel, _op_result, [{to_node}], _op_before)
 """
 
 

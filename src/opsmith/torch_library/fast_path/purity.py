@@ -155,8 +155,10 @@ CONTRACT_NAMES: dict[str, Any] = {
     "_op_data_ptr": Tensor.data_ptr,
     "_op_is_contiguous": Tensor.is_contiguous,
     "_op_map": map,
+    "_op_len": len,
     "_op_tuple": tuple,
     "_op_type": type,
+    "_op_set": set,
     "_op_strided": torch.strided,
 }
 """Globals of the source below."""
@@ -171,6 +173,7 @@ class ContractSource:
     Attributes:
         names: Globals of the conditions.
         may_write: True if it is declared to write, or a kernel is not known to write into no argument.
+        by_kernel: True if a kernel in C++ needs fewer conditions: these use `_op_in_cpp`.
     """
 
     def __init__(self, specification: Specification) -> None:
@@ -182,21 +185,28 @@ class ContractSource:
         self.names = {**CONTRACT_NAMES, "_op_reference": specification.reference}
         self._several = not self._written and len(specification.schema.results) > 1
         self._lists = {each.name for each in self._tensors if each.kind.sequence}
-        # Several results, and lists, are for kernels from source alone, which write into nothing else.
-        from_source = self._several or (self._lists and not self._written)
+        # Calls with lists are for kernels from source alone, which write into nothing else.
+        from_source = bool(self._lists and not self._written)
         pure = from_source or all(never_writes(kernel) for kernel in kernels)
         self.may_write = bool(self._written) or not pure  # a declared write need not happen
-        self._may_alias = bool(from_source) or not all(always_new(kernel) for kernel in kernels)
+        self._may_alias = from_source or not all(always_new(kernel) for kernel in kernels)
+        self.by_kernel = bool(self._written) or self._several
 
     def before(self) -> str:
         """Source of the version counters, read before a kernel that may write."""
+        versions = self._versions()
+        return f"None if _op_in_cpp else {versions}" if self.by_kernel else versions
+
+    def _versions(self) -> str:
         read = capabilities.versions_source(self._read)
         return f"({read}, {capabilities.versions_source(self._written)})" if self._written else read
 
     def held(self) -> str:
         """Source of a condition: the result passes the quick checks."""
         if not self._written:
-            return self.fresh() + (f" and _op_before == {self.before()}" if self.may_write else "")
+            unchanged = f"_op_before == {self._versions()}"
+            unchanged = f"(_op_in_cpp or {unchanged})" if self.by_kernel else unchanged
+            return f"{self.fresh()} and {unchanged}" if self.may_write else self.fresh()
         # The counter of each tensor that is written has risen, and none has got a history.
         moved = "".join(
             f" and ({name} is None or ({name}._version != _op_before[1][{at}]"
@@ -229,12 +239,26 @@ class ContractSource:
         """Source of what the operator returns."""
         if self._schema.returns is not None:
             return self._schema.returns
-        if not self._several:
-            return "_op_result" if self._schema.results else "None"
-        shown = [f"_op_result[{at}]" for at in self._schema.visible]
-        if not self._schema.hidden:
+        results, visible = self._schema.results, self._schema.visible
+        if not results:
+            return "None"
+        every = [f"_op_result[{at}]" for at in range(len(results))] if self._several else ["_op_result"]
+        shown = [
+            every[at]
+            if results[at].differentiable
+            else f"({every[at]}.detach() if {every[at]}.requires_grad else {every[at]})"
+            for at in visible
+        ]
+        if shown == every:
             return "_op_result"
         return shown[0] if len(shown) == 1 else f"({', '.join(shown)})"
+
+    def captured(self) -> str:
+        """Source of a condition: no result requires a gradient, as it would from a captured tensor."""
+        if not self._several:
+            return "not _op_result.requires_grad"
+        every = " or ".join(f"_op_result[{at}].requires_grad" for at in range(len(self._schema.results)))
+        return f"(_op_in_cpp or not ({every}))"
 
     def fresh(self) -> str:
         """Source of a condition: the result is a dense tensor, not a view, and begins where no input does.
@@ -257,13 +281,27 @@ class ContractSource:
             else f"{each.name}.data_ptr(), "
             for each in self._tensors
         )
-        if self._several:  # new memory, but where a kernel left a call to the reference
-            new = "".join(
-                f" and _op_result[{at}].data_ptr() not in ({begins})" for at in self._schema.visible
-            )
-            return f"_op_type(_op_result) is _op_tuple{new}"
+        if self._several:
+            return self._all_fresh(begins)
         plain = "_op_type(_op_result) is _op_Tensor and _op_result.layout is _op_strided"
         return (
             f"{plain} and not _op_result.is_nested and _op_result.storage_offset() == 0"
             f" and _op_result.data_ptr() not in ({begins})"
         )
+
+    def _all_fresh(self, begins: str) -> str:
+        """Source of a condition: all of several results are new tensors, in memory of their own."""
+        count = len(self._schema.results)
+        # A kernel in C++ makes new memory, but where it left a call to the reference.
+        new = "".join(f" and _op_result[{at}].data_ptr() not in ({begins})" for at in self._schema.visible)
+        plain = [
+            f"_op_type(_op_result[{at}]) is _op_Tensor and _op_result[{at}].layout is _op_strided"
+            f" and not _op_result[{at}].is_nested and _op_result[{at}].storage_offset() == 0"
+            for at in range(count)
+        ]
+        begin = ", ".join(f"_op_result[{at}].data_ptr()" for at in range(count))
+        # Every beginning stands once among those of the results, and not at all among those of the inputs.
+        apart = f"_op_len(_op_set(({begin}))) == {count} and _op_set(({begin})).isdisjoint(({begins}))"
+        tupled = "_op_type(_op_result) is _op_tuple"
+        in_python = f"_op_len(_op_result) == {count} and {' and '.join(plain)} and {apart}"
+        return f"{tupled} and ((True{new}) if _op_in_cpp else ({in_python}))"

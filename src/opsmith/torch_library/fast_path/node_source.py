@@ -1,0 +1,237 @@
+"""The source of a generated autograd node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from opsmith.core.backward_plan import backward_plan
+from opsmith.core.formula import Formula
+from opsmith.core.gradients import NEEDED
+from opsmith.core.schema import Schema
+from opsmith.core.specification import Specification
+from opsmith.torch_library import capabilities
+from opsmith.torch_library.fast_path.purity import ContractSource, never_writes
+
+_DEVICE_PREDICATES = {"cpu": "is_cpu", "cuda": "is_cuda"}
+"""Attributes that are quicker to read than the device."""
+
+
+class NodeSource:
+    """The source of one node. Its own names begin with `_op_`, so that an argument may have any other.
+
+    Args:
+        specification: The operator.
+        needed: The inputs that need gradients; each has a formula, or is declared zero.
+
+    Attributes:
+        formulas: The formulas to run, each with the inputs whose gradients it computes.
+        inputs: The inputs, in the order of the formulas; those that are zero come last.
+        tensors: Names of the inputs and results that are saved as tensors.
+        values: Names of the arguments and shapes that are kept otherwise.
+        shaped: Names of the inputs whose shapes are kept.
+        filled: Positions of the results whose metadata are kept: a formula may need zeros for a gradient that
+            is not there.
+    """
+
+    def __init__(self, specification: Specification, needed: list[str]) -> None:
+        self.specification = specification
+        self.schema: Schema = specification.schema
+        plan = backward_plan(specification, frozenset(needed))
+        self.formulas = [(each, [n for n in each.answers_for if n in needed]) for each in plan.formulas]
+        self.zeros = plan.zeros
+        self.inputs = [name for _, names in self.formulas for name in names] + list(self.zeros)
+        used = {p for formula in plan.formulas for p in formula.parameters}
+        tensors = (*self.schema.tensor_names, *self.schema.result_position)
+        self.tensors = [name for name in plan.saved if name in tensors]
+        known = {*plan.saved, *used}.difference(tensors)  # a second order may run the reference again
+        self.values = [name for name in (*self.schema.names, *self.schema.shapes) if name in known]
+        self.shaped = [name for name in self.inputs if name not in self.tensors]
+        positions = self.schema.gradient_position
+        named = [[positions[p] for p in formula.parameters if p in positions] for formula in plan.formulas]
+        self._named = sorted({position for each in named for position in each})
+        self._followed = [self.schema.result_position[name] for name in plan.follows_hidden]
+        self.filled = sorted({position for each in named if len(each) > 1 for position in each})
+        self._several = len(self.schema.results) > 1
+        numbers = [f"_{at}" * self._several for at in range(len(self.schema.results))]
+        self._results = [f"_op_result{number}" for number in numbers]
+        self._grads = [f"_op_grad{number}" for number in numbers]
+
+    def local(self, name: str) -> str:
+        """Name of an input, a result or a gradient in the source."""
+        if name in self.schema.result_position:
+            return self._results[self.schema.result_position[name]]
+        if name in self.schema.gradient_position:
+            return self._grads[self.schema.gradient_position[name]]
+        return name
+
+    def value(self, name: str) -> str:
+        """Source of a value that is saved and not a tensor: an argument, or the shape of one."""
+        tensor = self.schema.shapes.get(name)
+        if tensor is None:
+            return name
+        optional = self.schema.by_name[tensor].kind.optional
+        return f"({tensor}.shape if {tensor} is not None else None)" if optional else f"{tensor}.shape"
+
+    @property
+    def read(self) -> list[str]:
+        """Names of the tensors that formulas get: saved ones, and gradients of results."""
+        return [*self.tensors, *(self.schema.results[at].gradient_name() for at in self._named)]
+
+    @property
+    def results_with_gradient(self) -> list[int]:
+        """Positions of the results whose gradients formulas use."""
+        return self._named
+
+    def source(self, devices: dict[str, str]) -> str:
+        """Source of the class, for inputs on these types of device."""
+        schema = self.schema
+        arguments = ", ".join(schema.names)
+        to_kernel = ", ".join(
+            f"{each.name}={each.name}" if each.keyword_only else each.name for each in schema.arguments
+        )
+        contract = ContractSource(self.specification)
+        before = "_op_before" if contract.may_write else "None"
+        saved = [*map(self.local, self.tensors)]
+        results, grads = ", ".join(self._results), ", ".join(self._grads)
+        counts = capabilities.versions_source([*map(self.local, self.read)])
+        may_write = not all(never_writes(formula.function) for formula, _ in self.formulas)
+        refuse_writes = f"if _op_before != {counts}: _op_written(_op_before, {counts})"
+        kept = [
+            *(f"{name}.shape" for name in self.shaped),
+            *map(self.value, self.values),
+            *("({0}.shape, {0}.dtype, {0}.device)".format(self._results[at]) for at in self.filled),
+        ]
+        shapes = [f"_op_shape_{name}" for name in self.shaped]
+        names_of_kept = [*shapes, *self.values, *(f"_op_metadata_{at}" for at in self.filled)]
+        formulas = "".join(self._call(formula, names) for formula, names in self.formulas)
+        formulas += "".join(
+            f"\n        _op_d_{name} = _op_zeros_{name}({self._shape(name)})" for name in self.zeros
+        )
+        checks = [self._check(name, devices[name]) for name in self.inputs if name not in self.zeros]
+        guarded = not may_write and not self.shaped
+        if guarded:
+            # The guard cannot take nested tensors, which formulas that are proved pure cannot make.
+            pairs = ", ".join(f"_op_d_{name}, {name}" for name in self.inputs)
+            # The guard rejects tensors under autocast, so that autocast is checked behind it only.
+            full_backward = f"if _op_autocast(): return _op_full_backward(_op_ctx, {grads})"
+            checks = [
+                f"if not _op_same_gradients({pairs}):",
+                *_indented([full_backward, *checks, f"_op_update_guard({pairs})"]),
+            ]
+        returned = _tuple(f"_op_d_{name}" if name in self.inputs else "None" for name in schema.names)
+        constants = [
+            each for each, role in zip(self._results, schema.results, strict=True) if not role.differentiable
+        ]
+        without = f"_op_ctx.mark_non_differentiable({', '.join(constants)})"
+        dtypes = " and ".join(f"{self._results[at]}.dtype is _op_result_dtype_{at}" for at in self._named)
+        return f"""
+class {self.specification.short_name}(_op_Function):
+    @staticmethod
+    def forward(_op_ctx, {arguments}):
+        {f"_op_before = {contract.before()}" if contract.may_write else ""}
+        _op_result = _op_kernel({to_kernel})
+        if not ({contract.held()}):
+            {"_op_result" if self._several else "(_op_result,)"} = _op_validate(
+                _op_kernel, _op_result, [{arguments}], {before}
+            )
+        {f"{results} = _op_result" if self._several else ""}
+        {f"if not ({dtypes}): _op_floating([{results}])" if dtypes else ""}
+        {without if constants else ""}
+        {"_op_ctx.set_materialize_grads(False)" if self._several else ""}
+        _op_ctx.save_for_backward({", ".join(saved)})
+        {f"_op_ctx.kept = {_tuple(kept)}" if kept else ""}
+        return _op_result
+
+    backward = staticmethod(_op_first)
+
+    @staticmethod
+    def fast_backward(_op_ctx, {grads}):
+        if {self._special(guarded=guarded, may_write=may_write)}:
+            return _op_full_backward(_op_ctx, {grads})
+        {f"{_tuple(saved)} = _op_ctx.saved_tensors" if saved else ""}
+        {f"{_tuple(names_of_kept)} = _op_ctx.kept" if kept else ""}
+        {f"_op_before = {counts}" if may_write else ""}
+{self._fill()}
+{formulas}
+{"".join(f"{line}{chr(10)}" for line in _indented(_indented(checks)))}
+        {refuse_writes if may_write else ""}
+        return {returned}
+"""
+
+    def _special(self, *, guarded: bool, may_write: bool) -> str:
+        """Source of a condition: the backward needs all checks, or a graph."""
+        conditions = ["_op_grad_enabled()", "_op_compiling()"]
+        conditions += [f"{self._grads[at]} is not None" for at in self._followed]
+        if not guarded:
+            conditions.append("_op_autocast()")
+        if may_write:
+            given = "({0} is not None and {0}.is_inference())" if self._several else "{0}.is_inference()"
+            conditions += [given.format(self._grads[at]) for at in self._named]
+        return " or ".join(conditions)
+
+    def _call(self, formula: Formula, names: list[str]) -> str:
+        """Source of the call of one formula."""
+        # A wrapped function may take its arguments in another order than its signature has.
+        code = getattr(formula.function, "__code__", None)
+        in_order = code is not None and code.co_varnames[: code.co_argcount] == formula.keywords
+        given = [
+            f"_op_needed_{names[0]}" if parameter == NEEDED else self._given(parameter)
+            for parameter in formula.parameters
+        ]
+        arguments = ", ".join(
+            value if in_order else f"{keyword}={value}"
+            for keyword, value in zip(formula.keywords, given, strict=True)
+        )
+        gradients = ", ".join(f"_op_d_{name}" for name in names)
+        call = f"{gradients} = _op_formula_{names[0]}({arguments})"
+        if formula.joint:
+            call = f"{gradients}, = _op_answers_{names[0]}(_op_formula_{names[0]}({arguments}))"
+        positions = self.schema.gradient_position
+        grads = [self._grads[positions[each]] for each in formula.parameters if each in positions]
+        if self._several and grads:  # a gradient is linear in `grad`: it is zero where all of these are
+            missing = " and ".join(f"{grad} is None" for grad in grads)
+            zeros = "; ".join(f"_op_d_{name} = _op_zeros_{name}({self._shape(name)})" for name in names)
+            call = f"""if {missing}: {zeros}
+            else: {call}"""
+        return f"""
+        try:
+            {call}
+        except _op_Exception as _op_error:
+            _op_note_{names[0]}(_op_error)
+            raise
+"""
+
+    def _given(self, parameter: str) -> str:
+        """Source of an argument of a formula."""
+        position = self.schema.gradient_position.get(parameter)
+        return f"_op_filled_{position}" if position in self.filled else self.local(parameter)
+
+    def _fill(self) -> str:
+        """Source of zeros in place of gradients that are not there."""
+        return "".join(
+            f"""
+        _op_filled_{at} = {self._grads[at]}
+        if _op_filled_{at} is None: _op_filled_{at} = _op_zeros(*_op_metadata_{at})"""
+            for at in self.filled
+        )
+
+    def _shape(self, name: str) -> str:
+        """Source of the shape of an input; that of a saved tensor need not be kept."""
+        return f"{name}.shape" if name in self.tensors else f"_op_shape_{name}"
+
+    def _check(self, name: str, device: str) -> str:
+        """Source of the check of one gradient, which is fitted to its input if it does not match."""
+        predicate = _DEVICE_PREDICATES.get(device, f"device == _op_device_{name}")
+        shape = self._shape(name)
+        plain = f"_op_type(_op_d_{name}) is _op_Tensor and _op_d_{name}.layout is _op_strided"
+        fits = f"_op_d_{name}.dtype is _op_dtype_{name} and _op_d_{name}.{predicate}"
+        condition = f"{plain} and {fits} and _op_d_{name}.shape == {shape}"
+        return f"if not ({condition}): _op_d_{name} = _op_fit_{name}(_op_d_{name}, {shape})"
+
+
+def _indented(lines: Iterable[str]) -> list[str]:
+    return [f"    {line}" for line in lines]
+
+
+def _tuple(items: Iterable[str]) -> str:
+    return "(" + "".join(f"{item}, " for item in items) + ")"

@@ -1,0 +1,317 @@
+"""Signatures of calls that take the fast path, and the implementation of each."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from opsmith import errors
+from opsmith.core.argument_types import VALUE_TYPES
+from opsmith.core.backward_plan import backward_plan
+from opsmith.core.call_arguments import requires_gradient, tensors_in
+from opsmith.core.formula import Formula, NonDifferentiable, Zero
+from opsmith.core.kernels import BuiltKernel, choose
+from opsmith.core.location import where
+from opsmith.core.specification import Specification
+from opsmith.torch_library import capabilities
+from opsmith.torch_library.autograd.gradient_values import mixes_dtypes
+from opsmith.torch_library.fast_path.eligibility import from_source_alone
+from opsmith.torch_library.fast_path.generated_node import GeneratedNodes, NodeSignature
+from opsmith.torch_library.fast_path.purity import ContractSource
+from opsmith.torch_library.validation import validate_results
+
+PLAIN_TYPES = frozenset((Tensor, torch.nn.Parameter))
+MAX_SIGNATURES = 16
+"""Maximum number of signatures; calls with others are examined in Python each time."""
+
+Apply = Callable[..., Any] | Literal[False] | None
+Implementation = tuple[Any, Callable[..., Any] | None, Apply, bool, bool, bool]
+"""Guard on the tensors; kernel; a node's `apply`, None where there is none, and False where a call with
+gradients takes the slow path; whether a tensor requires a gradient; whether the kernel is in C++, returns new
+memory, and refuses by itself what must not be written; whether it writes in any layout."""
+
+SLOW_PATH: Implementation = (None, None, None, False, False, False)
+"""Result for a call that must go through the dispatcher."""
+
+
+class CallSignatures(ABC):
+    """Known call signatures of one operator.
+
+    Args:
+        specification: The operator.
+
+    Attributes:
+        known: For each set of optional tensors that are given, and by the lengths of lists of tensors, the
+            implementations of known signatures.
+    """
+
+    def __init__(self, specification: Specification) -> None:
+        self.specification = specification
+        tensors = [each for each in specification.schema.arguments if each.kind.is_tensor]
+        self._optional = [each.name for each in tensors if each.kind.optional]
+        self._lists = [each.name for each in tensors if each.kind.sequence]
+        # Operators without lists have one list of signatures in each, which their code names.
+        self.known: tuple[dict[tuple[int, ...], list[Implementation]], ...] = tuple(
+            {(): []} if not self._lists else {} for _ in range(2 ** len(self._optional))
+        )
+
+    def select(self, values: tuple[Any, ...]) -> Implementation:
+        """Select the implementation of a call with these argument values, and cache it by its signature."""
+        given = dict(zip(self.specification.schema.names, values, strict=True))
+        tensors = tensors_in(list(values))
+        if not capabilities.nothing_active() or not all(_is_dense(tensor) for tensor in tensors):
+            return SLOW_PATH
+        guard = capabilities.tensor_guard(tensors)
+        implementation = self.implement(guard, given, tensors)
+        number = sum(2**bit for bit, name in enumerate(reversed(self._optional)) if given[name] is not None)
+        kept = sum(map(len, self.known[number].values()))
+        # The guard never accepts a tensor that is given twice: such calls are selected each time.
+        if implementation is not SLOW_PATH and kept < MAX_SIGNATURES and guard(*tensors):
+            lengths = tuple(len(given[name]) for name in self._lists)
+            self.known[number].setdefault(lengths, []).append(implementation)
+        return implementation
+
+    @abstractmethod
+    def implement(self, guard: Any, given: dict[str, Any], tensors: list[Tensor]) -> Implementation:
+        """Choose what computes calls with the signature of these argument values.
+
+        Args:
+            guard: Accepts tensors with the metadata of these.
+            given: The argument values by name.
+            tensors: The tensors among them.
+        """
+
+
+class KernelSignatures(CallSignatures):
+    """Known call signatures of an operator whose kernels or reference compute it."""
+
+    def __init__(self, specification: Specification) -> None:
+        super().__init__(specification)
+        self._nodes: dict[frozenset[str], GeneratedNodes] = {}
+        self._graphless: dict[Callable[..., Any], Callable[..., Any]] = {}
+        validate = self.validate_write if specification.schema.written else self.validate_all
+        self._in_inference = _inference_call(specification, validate)
+
+    def implement(self, guard: Any, given: dict[str, Any], tensors: list[Tensor]) -> Implementation:
+        """Choose the kernel, or the reference, and the node where gradients are needed."""
+        specification, values = self.specification, tuple(given.values())
+        in_memory = specification.kernels or specification.opaque or specification.schema.written
+        if in_memory and not all(map(_is_materialized, tensors)):
+            return SLOW_PATH
+        if not self.in_shape(values):
+            return SLOW_PATH
+        accepted, rejected = choose(specification.kernels, values)
+        if any(each.strict for each in rejected):
+            return SLOW_PATH
+        kernel = accepted.kernel.function if accepted else specification.reference
+        in_cpp = any_layout = False
+        if isinstance(kernel, BuiltKernel) and kernel.pure:
+            in_cpp = True
+            any_layout = kernel.takes_any_layout and all(each.elsewhere for each in rejected)
+            kernel = kernel.direct
+        elif from_source_alone(specification.schema):
+            return SLOW_PATH
+        elif accepted or specification.opaque:
+            kernel = self._without_graph(kernel)
+        if specification.schema.written:
+            return self._writing(guard, kernel, given, tensors, in_cpp, any_layout)
+        return self._implementation(guard, kernel, given, tensors, in_cpp)
+
+    def _without_graph(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a kernel in `no_grad`, since it may use torch operations on weights of its own."""
+        if kernel not in self._graphless:
+            self._graphless[kernel] = torch.no_grad()(kernel)
+        return self._graphless[kernel]
+
+    def _writing(
+        self,
+        guard: Any,
+        kernel: Callable[..., Any],
+        given: dict[str, Any],
+        tensors: list[Tensor],
+        in_cpp: bool,
+        any_layout: bool,
+    ) -> Implementation:
+        """The implementation of a call that writes in place; the slow path takes one that makes a node."""
+        written = tensors_in([given[name] for name in self.specification.schema.written])
+        # Which kernel takes a call may depend on the layout of what is written, which the guard does not see.
+        if not (any_layout or all(tensor.is_contiguous() for tensor in written)):
+            return SLOW_PATH
+        in_inference = None
+        if torch.is_inference_mode_enabled():
+            # Without versions, torch cannot tell that a kernel in Python has written.
+            if not (in_cpp or kernel is self.specification.reference):
+                return SLOW_PATH
+            in_inference = partial(self._in_inference, kernel, in_cpp)
+        elif any(tensor.is_inference() for tensor in tensors):
+            return SLOW_PATH
+        requires = any(tensor.requires_grad for tensor in tensors)
+        return guard, kernel, in_inference, requires, in_cpp, any_layout
+
+    def _implementation(
+        self,
+        guard: Any,
+        kernel: Callable[..., Any],
+        given: dict[str, Any],
+        tensors: list[Tensor],
+        in_cpp: bool,
+    ) -> Implementation:
+        specification = self.specification
+        requires = {name for name in specification.schema.tensor_names if requires_gradient([given[name]])}
+        if any(tensor.is_inference() for tensor in tensors) or torch.is_inference_mode_enabled():
+            if requires and not torch.is_inference_mode_enabled():
+                return SLOW_PATH
+            return guard, kernel, partial(self._in_inference, kernel, in_cpp), False, in_cpp, False
+        if from_source_alone(specification.schema):
+            return guard, kernel, False if requires else None, bool(requires), in_cpp, False
+        # Without formulas and kernels autograd records the reference.
+        ordinary = not (specification.gradients.given or kernel is not specification.reference)
+        if not requires or ordinary:
+            return guard, kernel, None, bool(requires), in_cpp, False
+        nodes = self._fast_node(requires)
+        if nodes is None:
+            return guard, kernel, False, True, in_cpp, False
+        examples = {name: given[name].detach().new_empty((0,) * given[name].dim()) for name in requires}
+        node = nodes.of(NodeSignature(kernel, in_cpp, examples, mixes_dtypes(list(given.values()))))
+        return guard, kernel, capabilities.direct_apply(node), True, in_cpp, False
+
+    def _fast_node(self, requires: set[str]) -> GeneratedNodes | None:
+        """The nodes for calls in which these tensors require a gradient; None where there are none."""
+        specification = self.specification
+        rules = specification.gradients.rules
+        needed = frozenset(name for name in requires if not isinstance(rules.get(name), NonDifferentiable))
+        if not needed or not all(isinstance(rules.get(name), Formula | Zero) for name in needed):
+            return None
+        generator, arguments = VALUE_TYPES[torch.Generator], specification.schema.arguments
+        draws = specification.random or any(each.kind.base is generator for each in arguments)
+        if draws and backward_plan(specification, needed).follows_hidden:
+            return None  # a second order draws the same numbers again
+        if needed not in self._nodes:
+            self._nodes[needed] = GeneratedNodes(specification, needed, self.validate_all)
+        return self._nodes[needed]
+
+    def in_shape(self, values: tuple[Any, ...]) -> bool:
+        """Return True if the tensors have the declared shapes."""
+        shapes = self.specification.shapes
+        return shapes is None or shapes.bind(self.specification.schema, values)[1] is None
+
+    def validate(
+        self,
+        kernel: Callable[..., Any],
+        result: Any,
+        values: list[Any],
+        before: tuple[int | None, ...] | None,
+    ) -> Any:
+        """Validate as `validate_all` does, and return what the operator returns."""
+        results = self.validate_all(kernel, result, values, before)
+        shown = tuple(
+            results[at] if self.specification.schema.results[at].differentiable else results[at].detach()
+            for at in self.specification.schema.visible
+        )
+        return shown[0] if len(shown) == 1 else shown
+
+    def validate_all(
+        self,
+        kernel: Callable[..., Any],
+        result: Any,
+        values: list[Any],
+        before: tuple[int | None, ...] | None,
+    ) -> tuple[Any, ...]:
+        """Validate results that failed the quick checks against the whole contract, and return all of them.
+
+        Args:
+            kernel: The function that computed them.
+            result: What it returned.
+            values: The argument values.
+            before: Version counters of the tensors among them before the call; None if not recorded.
+
+        Raises:
+            MutationError, AliasError, ResultTypeError, LayoutError, CapturedTensorError: See their names.
+        """
+        specification = self.specification
+        versions = None if before is None else [count for count in before if count is not None]
+        results = validate_results(specification, kernel, result, values, versions)
+        without = not any(tensor.requires_grad for tensor in tensors_in(values))
+        if without and any(each.requires_grad for each in results):
+            raise self._captures(kernel)
+        return results
+
+    def validate_write(
+        self,
+        kernel: Callable[..., Any],
+        result: Any,
+        values: list[Any],
+        before: tuple[tuple[int | None, ...], tuple[int | None, ...]] | None,
+    ) -> Any:
+        """Validate a call in place as `validate` does, and return what the operator returns.
+
+        Args:
+            kernel: The function that wrote.
+            result: What it returned.
+            values: The argument values.
+            before: Version counters before the call: of the tensors that are read, and of those written.
+        """
+        schema = self.specification.schema
+        read, counts = before or ((), ())
+        versions = None if before is None else [count for count in read if count is not None]
+        results = validate_results(self.specification, kernel, result, values, versions)
+        written = tensors_in([values[schema.names.index(name)] for name in schema.written])
+        for tensor, count in zip(written, [count for count in counts if count is not None], strict=False):
+            if capabilities.version(tensor) == count:
+                torch.autograd.graph.increment_version(tensor)  # the kernel wrote past torch
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (*written, *results)):
+            raise self._captures(kernel)
+        if schema.returns is not None:
+            return written[0]
+        return results[0] if results else None
+
+    def _captures(self, kernel: Callable[..., Any]) -> errors.OpsmithError:
+        return self.specification.error(
+            errors.CapturedTensorError,
+            "it uses something that requires a gradient and is not an argument",
+            expected="a function of its arguments alone",
+            got="a result that requires a gradient, from arguments that do not",
+            where=where(kernel),
+            hint="make it an argument, or use `.detach()` of it",
+        )
+
+
+def _inference_call(specification: Specification, validate: Callable[..., Any]) -> Callable[..., Any]:
+    """Generate the call in inference mode, without version counters and marks of views.
+
+    It returns what a node returns, all results; or for an operator in place what that returns.
+    """
+    schema = specification.schema
+    contract = ContractSource(specification)
+    names: dict[str, Any] = {**contract.names, "_op_validate": validate}
+    arguments = "".join(f"{name}, " for name in schema.names)
+    to_kernel = "".join(f"{name}, " for name in schema.names[: schema.positional])
+    to_kernel += "".join(f"{name}={name}, " for name in schema.names[schema.positional :])
+    returned = contract.returned() if schema.written else "_op_result"
+    several = schema.written or len(schema.results) > 1
+    source = f"""
+def _op_in_inference(_op_kernel, _op_in_cpp, {arguments}):
+    _op_result = _op_kernel({to_kernel})
+    if {contract.fresh()}:
+        return {returned}
+    {"_op_result" if several else "(_op_result,)"} = _op_validate(_op_kernel, _op_result, [{arguments}], None)
+    return _op_result
+"""
+    exec(source, names)
+    made: Callable[..., Any] = names["_op_in_inference"]
+    return made
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    plain = type(tensor) in PLAIN_TYPES and tensor.layout is torch.strided
+    return plain and not (tensor.is_nested or tensor.is_quantized or capabilities.is_gradient_batch(tensor))
+
+
+def _is_materialized(tensor: Tensor) -> bool:
+    """Return True if a kernel can read the memory of a tensor as it is; torch operations take any tensor."""
+    return not (tensor.is_conj() or tensor.is_neg() or tensor.is_meta)

@@ -1,0 +1,434 @@
+"""Calls with gradients of operators with several, hidden, random and constant results bypass the dispatcher.
+
+Every call is compared with the reference under ordinary autograd.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import opsmith
+from opsmith import errors
+from opsmith.torch_library.registration import DispatcherRegistration
+
+Results = tuple[Tensor, ...]
+
+
+def standardised(x: Tensor, w: Tensor, by: float = 1.0) -> tuple[Tensor, Tensor]:
+    """x w / rms(x), and 1 / rms(x).  x, w [..., N]."""
+    scale = (x * x).mean(-1, keepdim=True).add(1e-3).rsqrt()
+    return x * scale * w * by, scale
+
+
+def by_x(grad: Tensor, x: Tensor, w: Tensor, scale: Tensor, by: float) -> Tensor:
+    inner = (grad * w * x).mean(-1, keepdim=True)
+    return by * scale * (grad * w - x * scale * scale * inner)
+
+
+def by_w(grad: Tensor, x: Tensor, scale: Tensor, by: float) -> Tensor:
+    return grad * x * scale * by
+
+
+def hidden() -> Any:
+    made = opsmith.operator("fast_gradients::hidden", hidden=("scale",))(standardised)
+    return made.gradients(x=by_x, w=by_w)
+
+
+def visible() -> Any:
+    made = opsmith.operator("fast_gradients::visible", results=("y", "scale"))(standardised)
+
+    def of_both(grad_y: Tensor, grad_scale: Tensor, x: Tensor, w: Tensor, scale: Tensor, by: float) -> Tensor:
+        return by_x(grad_y, x, w, scale, by) - (grad_scale * scale**3) * x / x.shape[-1]
+
+    return made.gradients(x=of_both, w=lambda grad_y, x, scale, by: by_w(grad_y, x, scale, by))
+
+
+def joint() -> Any:
+    made = opsmith.operator("fast_gradients::joint", hidden=("scale",))(standardised)
+
+    @made.gradients
+    def _(grad: Tensor, x: Tensor, w: Tensor, scale: Tensor, by: float, grads_needed: Any) -> Any:
+        found = {"x": by_x(grad, x, w, scale, by)}
+        return {**found, "w": by_w(grad, x, scale, by)} if "w" in grads_needed else found
+
+    return made
+
+
+def with_index(x: Tensor, w: Tensor, by: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+    """x w, and where and how x is largest."""
+    largest = x.amax(-1)
+    return x * w * by, x.argmax(-1), largest
+
+
+def constants() -> Any:
+    made = opsmith.operator(
+        "fast_gradients::constants",
+        results={
+            "y": ...,
+            "index": opsmith.non_differentiable,
+            "largest": opsmith.non_differentiable,
+        },
+    )(with_index)
+    return made.gradients(x=lambda grad_y, w, by: grad_y * w * by, w=lambda grad_y, x, by: grad_y * x * by)
+
+
+def ordinary() -> Any:
+    return opsmith.operator(
+        "fast_gradients::ordinary",
+        results={"y": ..., "index": ..., "largest": opsmith.non_differentiable},
+    )(with_index)
+
+
+SUBJECTS: dict[str, tuple[Callable[[], Any], Callable[..., Any], int]] = {
+    "hidden": (hidden, standardised, 1),
+    "visible": (visible, standardised, 2),
+    "joint": (joint, standardised, 1),
+    "constants": (constants, with_index, 1),
+    "ordinary": (ordinary, with_index, 1),
+}
+"""For each kind of operator how it is made, its reference, and how many results have gradients."""
+
+
+@pytest.fixture(params=SUBJECTS)
+def subject(request: pytest.FixtureRequest) -> tuple[Any, Callable[..., Results], int]:
+    make, reference, count = SUBJECTS[request.param]
+    operator = make()
+    for _ in range(3):  # the slow path, the fast path, and a backward that is known to write nothing
+        x, w = (torch.randn(3, requires_grad=True) for _ in range(2))
+        in_a_tuple(operator(x, w))[0].sum().backward()
+    return operator, reference, count
+
+
+def in_a_tuple(results: Any) -> Results:
+    return results if isinstance(results, tuple) else (results,)
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the operators whose calls took the slow path."""
+    calls: list[str] = []
+    values = DispatcherRegistration._values
+
+    def recorded(self: DispatcherRegistration, *args: Any) -> list[Any]:
+        calls.append(self.specification.name)
+        return values(self, *args)
+
+    monkeypatch.setattr(DispatcherRegistration, "_values", recorded)
+    return calls
+
+
+def compare(subject: Any, x: Tensor, w: Tensor, **more: Any) -> None:
+    """Compare results and gradients with those of the reference."""
+    operator, reference, count = subject
+    inputs = [each for each in (x, w) if each.requires_grad]
+    for chosen in ((0,), (count - 1,), tuple(range(count))):
+        found, expected = in_a_tuple(operator(x, w, **more)), reference(x, w, **more)
+        assert_close(found, expected[: len(found)])
+        within = [at for at in chosen if expected[at].requires_grad]
+        if not within:
+            continue
+        grads = [torch.randn_like(found[at]) for at in within]
+        assert_close(
+            torch.autograd.grad([found[at] for at in within], inputs, grads),
+            torch.autograd.grad([expected[at] for at in within], inputs, grads, materialize_grads=True),
+        )
+
+
+def asking(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(shape, dtype=dtype, requires_grad=True)
+
+
+@pytest.mark.every(2)
+@pytest.mark.parametrize("needed", [(True, True), (True, False), (False, True)], ids=["xw", "x", "w"])
+def test_known_calls_take_the_fast_path(subject: Any, slow: list[str], needed: tuple[bool, bool]) -> None:
+    for shape in ((4,), (2, 5), (1, 1)):
+        x, w = (asking(*shape).detach().requires_grad_(each) for each in needed)
+        compare(subject, x, w)
+        compare(subject, x, w, by=2.0)
+        compare(subject, x.expand(2, *shape)[1], w)
+        compare(subject, x.mT if len(shape) > 1 else x[::2], w.mT if len(shape) > 1 else w[::2])
+    compare(subject, asking(2, 3), asking(3))
+    compare(subject, asking(0, 2), asking(0, 2))
+    assert not slow
+
+
+def test_what_is_a_constant_has_no_gradient() -> None:
+    for operator in (constants(), ordinary()):
+        for _ in range(3):
+            y, index, largest = operator(asking(4), asking(4))
+            assert y.requires_grad
+            assert not index.requires_grad
+            assert not largest.requires_grad
+
+
+def test_a_second_order(subject: Any) -> None:
+    operator = subject[0]
+
+    def first(x: Tensor, w: Tensor) -> Any:
+        results = in_a_tuple(operator(x, w))
+        return results[: subject[2]]
+
+    for _ in range(2):
+        assert torch.autograd.gradgradcheck(first, (asking(3), asking(3)))
+
+
+class _Counting(TorchDispatchMode):
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return operator(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _hooks() -> Iterator[None]:
+    with torch.autograd.graph.saved_tensors_hooks(lambda each: each.clone(), lambda each: each):
+        yield
+
+
+CONTEXTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "anomaly": lambda: torch.autograd.detect_anomaly(check_nan=False),
+    "dispatch mode": _Counting,
+    "hooks": _hooks,
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "nothing": nullcontext,
+}
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection:UserWarning")
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_contexts(subject: Any, context: str) -> None:
+    for _ in range(2):
+        x, w = asking(4), asking(4)
+        with CONTEXTS[context]():
+            compare(subject, x, w)
+    x, w = asking(4), asking(4)
+    expected = torch.autograd.grad(subject[1](x, w)[0].sum(), (x, w))
+    results = in_a_tuple(subject[0](x, w))
+    with CONTEXTS[context]():  # around the backward alone
+        assert_close(torch.autograd.grad(results[0].sum(), (x, w)), expected)
+
+
+def test_modes_without_gradients(subject: Any) -> None:
+    x, w = asking(4), asking(4)
+    for context in (torch.no_grad, torch.inference_mode):
+        with context():
+            for _ in range(2):
+                found = in_a_tuple(subject[0](x, w))
+                assert_close(found, subject[1](x, w)[: len(found)])
+                assert not any(each.requires_grad for each in found)
+
+
+def test_transforms(subject: Any) -> None:
+    operator, reference, _ = subject
+
+    def summed(function: Callable[..., Any]) -> Callable[..., Tensor]:
+        return lambda x, w: in_a_tuple(function(x, w))[0].sum()
+
+    x, w = torch.randn(2, 3, dtype=torch.float64), torch.randn(2, 3, dtype=torch.float64)
+    for transform in (
+        lambda f: torch.func.grad(f, argnums=(0, 1)),
+        lambda f: torch.func.vmap(torch.func.grad(f, argnums=(0, 1))),
+    ):
+        assert_close(transform(summed(operator))(x, w), transform(summed(reference))(x, w))
+    x, w = asking(3), asking(3)
+    for _ in range(2):
+        y, expected = in_a_tuple(operator(x, w))[0], reference(x, w)[0]
+        grads = torch.eye(3, dtype=torch.float64)
+        assert_close(
+            torch.autograd.grad(y, (x, w), grads, is_grads_batched=True),
+            torch.autograd.grad(expected, (x, w), grads, is_grads_batched=True),
+        )
+
+
+def test_subclasses(subject: Any) -> None:
+    class Tagged(Tensor):
+        pass
+
+    x, w = asking(4), asking(4)
+    found = in_a_tuple(subject[0](x.as_subclass(Tagged), w))
+    assert_close(found[0].as_subclass(Tensor), subject[1](x, w)[0])
+    compare(subject, torch.nn.Parameter(torch.randn(4)), torch.randn(4))
+
+
+def test_hooks_of_tensors_and_nodes(subject: Any) -> None:
+    x, w = asking(4), asking(4)
+    y = in_a_tuple(subject[0](x, w))[0]
+    y.register_hook(lambda grad: grad * 2)
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    (expected,) = torch.autograd.grad(subject[1](x, w)[0].sum(), x)
+    assert_close(gradient, 2 * expected)
+
+
+def test_a_saved_tensor_that_is_changed_is_noticed(subject: Any) -> None:
+    x, w = asking(4).exp(), asking(4).exp()
+    y = in_a_tuple(subject[0](x, w))[0]
+    with torch.no_grad():
+        w.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_memory_ends_with_the_backward(subject: Any) -> None:
+    x, w = asking(4), asking(4)
+    y = in_a_tuple(subject[0](x, w))[0]
+    y.sum().backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        y.sum().backward()
+
+
+def test_threads(subject: Any) -> None:
+    failures: list[BaseException] = []
+
+    def work(dtype: torch.dtype) -> None:
+        try:
+            for size in range(1, 40):
+                compare(subject, asking(size, dtype=dtype), asking(size, dtype=dtype))
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=work, args=(dtype,)) for dtype in (torch.float64, torch.float32)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+@pytest.mark.slow
+def test_compiled(subject: Any) -> None:
+    operator, reference, count = subject
+    compiled = torch.compile(lambda x, w: operator(x, w), fullgraph=True)
+    for size in (4, 5):
+        compare((compiled, reference, count), asking(size), asking(size))
+
+
+def test_a_result_that_is_no_new_tensor() -> None:
+    def split(x: Tensor, form: str) -> tuple[Tensor, Tensor]:
+        if form == "input":
+            return x * 2, x
+        if form == "same":
+            y = x * 2
+            return y, y.view(-1)
+        if form == "part":
+            whole = torch.cat([x, x])
+            return whole[: len(x)], whole[len(x) :]
+        return (x * 2, x * 3) if form == "right" else [x * 2, x * 3]  # type: ignore[return-value]
+
+    operator = opsmith.operator("fast_gradients::split")(split)
+    operator.gradients(x=lambda grad_result0, grad_result1: 2 * grad_result0 + 3 * grad_result1)
+    for x in (asking(3), torch.randn(3)):
+        for _ in range(3):
+            assert_close(operator(x, "right"), (x * 2, x * 3))
+            assert_close(operator(x, "list"), (x * 2, x * 3))
+            for form in ("input", "same", "part"):
+                with pytest.raises(errors.AliasError):
+                    operator(x, form)
+
+
+def test_an_undeclared_write_beside_several_results() -> None:
+    def writing(x: Tensor, w: Tensor, write: bool) -> tuple[Tensor, Tensor]:
+        if write:
+            w.add_(1)
+        return x * w, x + w
+
+    operator = opsmith.operator("fast_gradients::writing", hidden=("result1",))(writing)
+    operator.gradients(x=lambda grad, w: grad * w)
+    for x in (asking(3), torch.randn(3)):
+        for _ in range(3):
+            operator(x, torch.ones(3), False)
+        with pytest.raises(errors.MutationError):
+            operator(x, torch.ones(3), True)
+
+
+def test_a_formula_that_writes_into_a_hidden_result() -> None:
+    operator = opsmith.operator("fast_gradients::spoiling", hidden=("scale",))(standardised)
+    operator.gradients(x=lambda grad, scale: grad * scale.mul_(2), w=lambda grad, x: grad * x)
+    y = operator(asking(3), asking(3))
+    with pytest.raises(errors.SavedTensorModifiedError, match="`scale`"):
+        y.sum().backward()
+
+
+def test_a_zero_gradient_beside_a_formula(slow: list[str]) -> None:
+    def floored(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        return x * w.floor(), w.floor()
+
+    operator = opsmith.operator("fast_gradients::floored", hidden=("low",))(floored)
+    operator.gradients(x=lambda grad, low: grad * low, w=opsmith.zero)
+    operator(torch.ones(2), torch.ones(2))
+    slow.clear()
+    for _ in range(3):
+        x, w = asking(2, 3), asking(3)
+        y = operator(x, w)
+        assert_close(torch.autograd.grad(y.sum(), (x, w)), (w.floor().expand(2, 3), torch.zeros_like(w)))
+    assert not slow
+
+
+def test_a_random_operator(slow: list[str]) -> None:
+    def dropped(x: Tensor) -> tuple[Tensor, Tensor]:
+        mask = torch.rand_like(x) > 0.5
+        return x * mask, mask
+
+    operator = opsmith.operator(
+        "fast_gradients::dropped",
+        random=True,
+        results={"y": ..., "mask": opsmith.non_differentiable},
+        hidden=("mask",),
+    )(dropped)
+    operator.gradients(x=lambda grad_y, mask: grad_y * mask)
+    for _ in range(2):
+        operator(torch.ones(3))
+    slow.clear()
+    x = asking(64)
+    drawn = set()
+    for _ in range(4):
+        y = operator(x)
+        (gradient,) = torch.autograd.grad(y.sum(), x)
+        assert_close(gradient * x.detach(), y.detach())
+        drawn.add(tuple(gradient.tolist()))
+    assert len(drawn) == 4
+    assert not slow
+    assert_close(torch.func.vmap(operator, randomness="different")(torch.zeros(2, 3)), torch.zeros(2, 3))
+
+
+def test_a_second_order_of_a_random_operator_draws_the_same_numbers() -> None:
+    def noisy(x: Tensor) -> tuple[Tensor, Tensor]:
+        slope = x * torch.rand_like(x)
+        return x * slope, slope
+
+    operator = opsmith.operator("fast_gradients::noisy", random=True, hidden=("slope",))(noisy)
+    operator.gradients(x=lambda grad, slope: 2 * grad * slope)
+    for _ in range(3):
+        x = asking(5)
+        (first,) = torch.autograd.grad(operator(x).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), x)
+        assert_close(second * x, first)
+
+
+def test_an_integer_result_whose_gradient_a_formula_uses() -> None:
+    def rounded(x: Tensor, w: Tensor, whole: bool) -> tuple[Tensor, Tensor]:
+        return x * w, (w.round().long() if whole else w.round())
+
+    operator = opsmith.operator("fast_gradients::rounded")(rounded)
+    operator.gradients(x=lambda grad_result0, grad_result1, w: grad_result0 * w + 0 * grad_result1)
+    for _ in range(3):
+        x = asking(3)
+        (gradient,) = torch.autograd.grad(operator(x, torch.ones(3), False)[0].sum(), x)
+        assert_close(gradient, torch.ones_like(x))
+        with pytest.raises(errors.IntegerResultError, match="`result1`"):
+            operator(x, torch.ones(3), True)
+
+
+def test_a_joint_formula_that_answers_for_too_few() -> None:
+    operator = opsmith.operator("fast_gradients::few", hidden=("scale",))(standardised)
+    operator.gradients(lambda grad, scale: {"x": grad * scale})
+    for _ in range(3):
+        y = operator(asking(3), asking(3))
+        with pytest.raises(errors.GradientCountError):
+            y.sum().backward()
