@@ -21,7 +21,8 @@ from opsmith.core.reachable import refuse_captured_tensors
 from opsmith.core.schema import REQUIRED
 from opsmith.core.specification import Specification
 from opsmith.torch_library import autocast, capabilities, served_libraries
-from opsmith.torch_library.adopted.node import AdoptedNode, adopted_call, computed_by_class
+from opsmith.torch_library.adopted.fast_call import class_call, computed_by_class
+from opsmith.torch_library.adopted.node import AdoptedNode
 from opsmith.torch_library.autograd.node import OperatorNode, OperatorPrimitive, differentiate
 from opsmith.torch_library.compilation import CompiledCode, inline_reference, traced_results
 from opsmith.torch_library.distributed import mesh_of, validated_placements
@@ -452,7 +453,7 @@ class DispatcherRegistration:
             by_class = all(isinstance(r, ClassFormula) for r in specification.gradients.rules.values())
             if specification.kernels or not by_class:
                 return None
-            return adopted_call(self, specification.adopted, call, self._by_class)
+            return class_call(self, specification.adopted, call, self._by_class)
         return generate_call(specification, compiled or self.overload, call)
 
     def _by_class(self, values: list[Any]) -> tuple[Any, ...] | None:

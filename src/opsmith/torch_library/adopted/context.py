@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import inspect
 import types
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,26 @@ class Context:
         self.opsmith_adopted = adopted
         self.opsmith_record = ContextRecord()
         self.needs_input_grad = tuple(needs_input_grad)
+
+    @classmethod
+    def of_torch(cls, adopted: AdoptedFunction, context: Any, saved: Sequence[Tensor | None]) -> Context:
+        """Copy what a class kept on torch's own context, which makes zeros of gradients by itself.
+
+        Args:
+            adopted: The class.
+            context: torch's context.
+            saved: The tensors that the class saved.
+        """
+        own = cls(adopted, context.needs_input_grad)
+        vars(own).update((name, value) for name, value in vars(context).items() if name not in _OURS)
+        own.opsmith_record = ContextRecord(
+            tuple(saved),
+            tuple(context.saved_for_forward or ()),
+            tuple(context.dirty_tensors or ()),
+            tuple(context.non_differentiable or ()),
+            materialize=False,
+        )
+        return own
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
         """Keep tensors; the last call counts, as in torch."""
@@ -153,7 +173,28 @@ class PackedContext:
         )
 
 
-_OURS = ("opsmith_adopted", "opsmith_record", "needs_input_grad")
+_OURS = ("opsmith_adopted", "opsmith_record", "opsmith_kept", "needs_input_grad")
+
+
+_NUMBERS_AND_NAMES = frozenset(
+    (
+        *(bool, int, float, complex, str, bytes, types.NoneType, slice, range, torch.Size),
+        *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+    )
+)
+
+
+def holds_no_tensor(values: Iterable[Any]) -> bool:
+    """Return True if it is plain that values hold no tensor: numbers, names, and tuples and lists of them.
+
+    Example:
+        >>> holds_no_tensor([3, (1, "mean")]), holds_no_tensor([print])
+        (True, False)
+    """
+    return all(
+        type(value) in _NUMBERS_AND_NAMES or (type(value) in (tuple, list) and holds_no_tensor(value))
+        for value in values
+    )
 
 
 _PLAIN = (

@@ -141,6 +141,14 @@ def _record_writes(adopted: AdoptedFunction, flags: tuple[Any, ...], positions: 
     note(facts.written_under, flags, facts.written_under.get(flags, frozenset()) | found)
 
 
+def late_writes(
+    adopted: AdoptedFunction, flags: tuple[Any, ...], given: Sequence[Any], positions: Iterable[int]
+) -> errors.OpsmithError:
+    """The error for a run that wrote into arguments as earlier runs did not; later ones copy these."""
+    _record_writes(adopted, flags, positions)
+    return late_write(adopted, adopted.argument_names(given)[min(positions)])
+
+
 def _copied(adopted: AdoptedFunction, count: int, written: frozenset[int] | None) -> frozenset[int]:
     """Positions of the arguments of forward that are handed over as copies."""
     if written is None:
@@ -177,7 +185,38 @@ def _run(
         copies = {**copies, **_requiring(given, copies, context.needs_input_grad)}
     handed = [copies.get(position, value) for position, value in enumerate(given)]
     before = [version_of(value) for value in handed]
-    returned, record = _call(adopted, context, handed), context.opsmith_record
+    returned = _call(adopted, context, handed)
+    return finished_run(
+        adopted, context, returned, given, flags, before, handed=handed, copies=copies, own=own
+    )
+
+
+def finished_run(
+    adopted: AdoptedFunction,
+    context: Context,
+    returned: Any,
+    given: Sequence[Any],
+    flags: tuple[Any, ...],
+    before: Sequence[int | None],
+    *,
+    handed: Sequence[Any],
+    copies: Mapping[int, Tensor],
+    own: frozenset[int],
+) -> tuple[ForwardRun, frozenset[int], bool]:
+    """The outcome of a run, the positions written to, and whether every write was counted.
+
+    Args:
+        adopted: The class.
+        context: What it kept.
+        returned: What its forward returned.
+        given: The arguments of the call.
+        flags: Those that may choose whether it writes.
+        before: Version counters of `handed` before the run.
+        handed: The arguments that it got.
+        copies: The copies among them, by position.
+        own: Positions of the arguments that it was to write into.
+    """
+    record, names = context.opsmith_record, adopted.argument_names(given)
     after = [version_of(value) for value in handed]
     written = frozenset(
         position

@@ -66,16 +66,21 @@ def run_backward(
         answer = adopted.backward(context, *handed)
     after = [version_of(grad) for grad in handed]
     if before != after and facts.grads_written is False:
-        facts.grads_written = True
-        raise adopted.error(
-            errors.SavedTensorModifiedError,
-            f"`{adopted.name}.backward` wrote into a grad_output, as its first run did not",
-            where=adopted.backward_where,
-            hint="let it work on a copy: `grad = grad.clone()`",
-        )
+        raise grad_output_error(adopted)
     if facts.grads_written is None and not (set(after) <= {None}):
         facts.grads_written = before != after
-    return _by_argument(adopted, context, answer, given)
+    return by_position(adopted, context.needs_input_grad, answer, given)
+
+
+def grad_output_error(adopted: AdoptedFunction) -> errors.OpsmithError:
+    """The error for a backward that wrote into a grad_output; later runs get copies."""
+    adopted.facts.grads_written = True
+    return adopted.error(
+        errors.SavedTensorModifiedError,
+        f"`{adopted.name}.backward` wrote into a grad_output, as its first run did not",
+        where=adopted.backward_where,
+        hint="let it work on a copy: `grad = grad.clone()`",
+    )
 
 
 def _by_output(
@@ -96,15 +101,23 @@ def _by_output(
     return handed
 
 
-def _by_argument(adopted: AdoptedFunction, context: Context, answer: Any, given: Sequence[Any]) -> list[Any]:
-    """One gradient for each argument of the forward; trailing Nones may be added or left out."""
+def by_position(
+    adopted: AdoptedFunction, needs: Sequence[bool], answer: Any, given: Sequence[Any]
+) -> list[Any]:
+    """One gradient for each argument of the forward; trailing Nones may be added or left out.
+
+    Args:
+        adopted: The class.
+        needs: For each argument, whether its gradient is needed.
+        answer: What its backward returned.
+        given: The arguments; only their types matter.
+
+    Raises:
+        GradientCountError: If the answer does not fit them.
+    """
     answers = list(answer) if isinstance(answer, tuple | list) else [answer]
     names = adopted.argument_names(given)
-    missing = [
-        name
-        for name, needed in list(zip(names, context.needs_input_grad, strict=True))[len(answers) :]
-        if needed
-    ]
+    missing = [name for name, needed in list(zip(names, needs, strict=True))[len(answers) :] if needed]
     extra = [
         position for position, value in enumerate(answers) if position >= len(names) and value is not None
     ]

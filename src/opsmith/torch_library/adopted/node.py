@@ -13,12 +13,10 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.core.adopted import AdoptedFunction, ClassFormula
-from opsmith.core.argument_types import ArgumentType
-from opsmith.core.call_arguments import requires_gradient
 from opsmith.core.formula import zero
 from opsmith.core.gradients import NEEDED
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.adopted.context import PackedContext
+from opsmith.torch_library.adopted.context import Context
 from opsmith.torch_library.adopted.fallback import (
     graph_cut_error,
     once_differentiable_error,
@@ -28,7 +26,7 @@ from opsmith.torch_library.adopted.fallback import (
     rerun_differs_error,
     run_or_fall_back,
 )
-from opsmith.torch_library.adopted.forward import ForwardRun, run_forward, run_traceable
+from opsmith.torch_library.adopted.forward import ForwardRun, run_traceable
 from opsmith.torch_library.adopted.gradients import by_name, run_backward
 from opsmith.torch_library.autograd.gradient_values import CallMetadata, fit, has_gradient
 from opsmith.torch_library.autograd.node import (
@@ -36,20 +34,18 @@ from opsmith.torch_library.autograd.node import (
     OperatorNode,
     OperatorPrimitive,
     Primitive,
-    RegisteredOperator,
     all_names,
 )
 from opsmith.torch_library.autograd.random_state import RandomState
-from opsmith.torch_library.flattening import ArgumentFlattening, SavedValues
-from opsmith.torch_library.validation import refuse_nondeterminism, unsupported_kind
+from opsmith.torch_library.flattening import SavedValues
+from opsmith.torch_library.validation import refuse_nondeterminism
 
 
 @dataclass(frozen=True)
-class _NodeState:
+class NodeState:
     """Values that one call keeps for its backward.
 
     Args:
-        packed: The class's context, without its tensors.
         count: Number of saved tensors that belong to the context.
         inputs: The inputs, if a second order or a fallback of the backward needs them.
         for_second: True if a second order needs the inputs, and does not run through the context.
@@ -59,7 +55,6 @@ class _NodeState:
         constant: Positions of the results that have no gradient.
     """
 
-    packed: PackedContext
     count: int
     inputs: SavedValues | None
     for_second: bool
@@ -106,7 +101,7 @@ class AdoptedNode(OperatorNode):
             return OperatorNode.backward(ctx, *grads)
         if all(grad is None for grad in grads):
             return (None,) * len(ctx.needs_input_grad)
-        return (*(None,) * LEADING_ARGUMENTS, *_gradients(ctx.primitive, ctx.state, ctx.saved_tensors, grads))
+        return (*(None,) * LEADING_ARGUMENTS, *saved_gradients(ctx, grads))
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
@@ -137,6 +132,7 @@ def save_run(
     run: ForwardRun,
     state: RandomState | None,
     lost: bool = False,
+    of_torch: bool = False,
 ) -> bool:
     """Save in a node's context what its backward needs; return True if a second order needs the inputs.
 
@@ -147,6 +143,7 @@ def save_run(
         run: The run of its forward.
         state: The random state of the forward, if it may run again.
         lost: True if the forward has written over an argument, of which there is no copy.
+        of_torch: True if the class ran on this context itself, in a node of the flat arguments alone.
     """
     specification = primitive.specification
     adopted = specification.adopted
@@ -160,9 +157,10 @@ def save_run(
         and (position in run.constant or not described.differentiable or not has_gradient(result.dtype))
     )
     ctx.mark_non_differentiable(*(run.results[position] for position in sorted(constant)))
-    ctx.set_materialize_grads(False)
+    if not of_torch:
+        ctx.set_materialize_grads(False)
     ctx.primitive = primitive
-    tensors, packed = run.context.pack()
+    tensors, ctx.packed = run.context.pack()
     inputs = None
     for_second = _keeps_inputs(adopted, tensors, run)
     if (for_second and not lost) or proxy_reason(flat) is not None:
@@ -170,9 +168,11 @@ def save_run(
         names = specification.schema.names
         inputs = primitive.save(lambda *kept: extra.extend(kept), names, flat, run.results)
     ctx.save_for_backward(*tensors, *(extra if inputs is not None else ()))
-    metadata = CallMetadata.of(flat, run.results, ctx.needs_input_grad[LEADING_ARGUMENTS:])
+    metadata = CallMetadata.of(
+        flat, run.results, ctx.needs_input_grad[0 if of_torch else LEADING_ARGUMENTS :]
+    )
     given = tuple(value if not isinstance(value, Tensor) else _TENSOR for value in run.given)
-    ctx.state = _NodeState(packed, len(tensors), inputs, for_second, given, metadata, state, constant)
+    ctx.state = NodeState(len(tensors), inputs, for_second, given, metadata, state, constant)
     return for_second
 
 
@@ -193,16 +193,36 @@ def _keeps_inputs(adopted: AdoptedFunction, kept: Sequence[Tensor], run: Forward
     return on_the_way and not adopted.once_differentiable
 
 
-def _gradients(
-    primitive: Primitive, state: _NodeState, saved: Sequence[Tensor], grads: Sequence[Tensor | None]
+def saved_gradients(ctx: Any, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Gradients of the flat arguments, from what `save_run` saved."""
+    saved = ctx.saved_tensors
+    return class_gradients(
+        ctx.primitive, ctx.state, ctx.packed.unpack(saved[: ctx.state.count]), saved, grads
+    )
+
+
+def class_gradients(
+    primitive: Primitive,
+    state: NodeState,
+    context: Context,
+    saved: Sequence[Tensor],
+    grads: Sequence[Tensor | None],
 ) -> list[Tensor | None]:
+    """Gradients of the flat arguments by the class's backward, with all checks.
+
+    Args:
+        primitive: The operator.
+        state: What the call kept.
+        context: The class's context.
+        saved: The saved tensors.
+        grads: Gradient of each result, None where there is none.
+    """
     specification = primitive.specification
     adopted = specification.adopted
     assert adopted is not None
     schema, flattening = specification.schema, primitive.flattening
     formula = next(rule for rule in specification.gradients.rules.values() if isinstance(rule, ClassFormula))
     higher = torch.is_grad_enabled()
-    context = state.packed.unpack(saved[: state.count])
 
     def run(grads: Sequence[Tensor | None]) -> list[Any]:
         return run_backward(adopted, context, grads, state.metadata.results, state.given)
@@ -258,7 +278,7 @@ def _if_reproducible(
 
 def _recomputed(
     primitive: Primitive,
-    state: _NodeState,
+    state: NodeState,
     formula: ClassFormula,
     saved: Sequence[Tensor],
     grads: Sequence[Tensor | None],
@@ -310,73 +330,3 @@ def _checked_graph(
         refuse_differentiation([answer], sources, error)[0] if lost and bool(answer.any()) else answer
         for answer, lost in zip(answers, cut, strict=True)
     ]
-
-
-def adopted_call(
-    registered: RegisteredOperator,
-    adopted: AdoptedFunction,
-    call: Callable[..., Any],
-    compute: Callable[[list[Any]], tuple[Any, ...] | None],
-) -> Callable[..., Any]:
-    """The `__call__` of a handle for calls of plain tensors, with no mode or transform active.
-
-    Args:
-        registered: The operator.
-        adopted: Its class.
-        call: Takes the handle, positional and keyword arguments: the slow path.
-        compute: Computes all results of argument values; None where the call needs the slow path.
-    """
-    schema = adopted.schema
-    kinds = [(argument.name, argument.kind) for argument in schema.arguments]
-    anywhere = registered.specification.deterministic
-
-    def accepted(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
-        """The argument values; None if the call needs the slow path."""
-        args, kwargs = adopted.completed(args, kwargs)
-        if len(args) > schema.positional or not schema.by_name.keys() >= kwargs.keys():
-            return None
-        if kwargs and any(name in kwargs for name in schema.names[: len(args)]):
-            return None  # given twice
-        values = schema.call_values(args, kwargs)
-        plain = all(_is_plain(kind, value) for (_, kind), value in zip(kinds, values, strict=True))
-        return values if plain and proxy_reason(values) is None else None
-
-    def fast_call(handle: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or not capabilities.nothing_active():
-            return call(handle, args, kwargs)
-        if not anywhere and torch.are_deterministic_algorithms_enabled():
-            return call(handle, args, kwargs)
-        values = accepted(args, kwargs)
-        if values is None:
-            return call(handle, args, kwargs)
-        try:
-            results = compute(values)
-        except (errors.ResultTypeError, errors.ResultCountError):
-            results = None  # the slow path learns another structure of results
-        return call(handle, args, kwargs) if results is None else adopted.structured(results)
-
-    return fast_call
-
-
-def computed_by_class(
-    registered: RegisteredOperator, adopted: AdoptedFunction, values: list[Any]
-) -> tuple[Any, ...]:
-    """All results of a call of plain tensors, by the forward of a class on copies of what it writes."""
-    if not torch.is_grad_enabled() or not requires_gradient(values):
-        with torch.no_grad():
-            return run_forward(adopted, values).results
-    flattening = ArgumentFlattening.of(adopted.schema, values)
-    primitive = OperatorPrimitive(registered, flattening)
-    results: tuple[Any, ...] = registered.node.apply(primitive, False, *flattening.flatten(values))
-    return results
-
-
-def _is_plain(kind: ArgumentType, value: Any) -> bool:
-    """Return True if a value needs no conversion, and is not a tensor of an unsupported kind."""
-    if isinstance(value, Tensor):
-        return kind.is_tensor and not kind.sequence and unsupported_kind(value) is None
-    if kind.base.schema == "float" and isinstance(value, int):
-        return False  # the dispatcher converts it to a float
-    return kind.accepts(value) and not (
-        kind.is_tensor and any(unsupported_kind(each) for each in value or ())
-    )

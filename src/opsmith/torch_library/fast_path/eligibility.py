@@ -19,15 +19,23 @@ MAX_OPTIONAL_TENSORS = 3
 def has_fast_path(specification: Specification) -> bool:
     """Return True if calls of an operator may take the fast path."""
     schema = specification.schema
-    tensors = [argument.kind for argument in schema.arguments if argument.kind.is_tensor]
-    optional = sum(kind.optional for kind in tensors)
     by_context = any(kernel.by_context for kernel in specification.kernels)
-    reserved = any(name.startswith("_op_") for name in (*schema.names, specification.short_name))
+    reserved = specification.short_name.startswith("_op_")
     return (
         schema.always_tensors
         and (not schema.written or len(schema.results) <= 1)
         and not (schema.written and schema.hidden)
         and not (reserved or by_context or specification.adopted is not None)
+        and takes_fast_path(schema)
+    )
+
+
+def takes_fast_path(schema: Schema) -> bool:
+    """Return True if the fast path can take arguments as an operator has them."""
+    tensors = [argument.kind for argument in schema.arguments if argument.kind.is_tensor]
+    optional = sum(kind.optional for kind in tensors)
+    return (
+        not any(name.startswith("_op_") for name in schema.names)
         and optional < len(tensors)
         and optional <= MAX_OPTIONAL_TENSORS
         and not any(kind.sequence and (kind.optional or kind.item_optional) for kind in tensors)

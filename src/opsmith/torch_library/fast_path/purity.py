@@ -6,7 +6,7 @@ import builtins
 import dis
 import math
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -169,6 +169,7 @@ class ContractSource:
 
     Args:
         specification: The operator.
+        functions: The functions that compute it; by default its reference and kernels.
 
     Attributes:
         names: Globals of the conditions.
@@ -176,13 +177,15 @@ class ContractSource:
         by_kernel: True if a kernel in C++ needs fewer conditions: these use `_op_in_cpp`.
     """
 
-    def __init__(self, specification: Specification) -> None:
-        kernels = (specification.reference, *(kernel.function for kernel in specification.kernels))
+    def __init__(
+        self, specification: Specification, functions: Sequence[Callable[..., Any]] | None = None
+    ) -> None:
+        kernels = functions or (specification.reference, *(each.function for each in specification.kernels))
         self._schema = specification.schema
         self._tensors = [each for each in specification.schema.arguments if each.kind.is_tensor]
         self._read = [each.name for each in self._tensors if not each.alias]
         self._written = [each.name for each in self._tensors if each.alias]
-        self.names = {**CONTRACT_NAMES, "_op_reference": specification.reference}
+        self.names = {**CONTRACT_NAMES, "_op_reference": specification.reference, "_op_in_cpp": False}
         self._several = not self._written and len(specification.schema.results) > 1
         self._lists = {each.name for each in self._tensors if each.kind.sequence}
         # Calls with lists are for kernels from source alone, which write into nothing else.

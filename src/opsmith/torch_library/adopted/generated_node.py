@@ -1,0 +1,276 @@
+"""An autograd node generated for an adopted class: its code runs on torch's own context, as under `apply`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith import errors
+from opsmith.core.adopted import AdoptedFunction, ClassFormula
+from opsmith.torch_library import capabilities
+from opsmith.torch_library.adopted.context import Context, holds_no_tensor
+from opsmith.torch_library.adopted.forward import finished_run, late_writes
+from opsmith.torch_library.adopted.gradients import by_position, grad_output_error
+from opsmith.torch_library.adopted.node import NodeState, class_gradients, save_run, saved_gradients
+from opsmith.torch_library.autograd.gradient_values import CallMetadata, TensorMetadata, fit, has_gradient
+from opsmith.torch_library.autograd.node import OperatorPrimitive, RecordedOperator, RegisteredOperator
+from opsmith.torch_library.fast_path.purity import ContractSource
+from opsmith.torch_library.flattening import ArgumentFlattening, SavedValues
+
+
+class MisfitError(Exception):
+    """A forward returned other results than the class was adopted with, from which the slow path learns."""
+
+
+_PLACEHOLDER = torch.empty(0)
+"""Stands for a tensor where only its type matters."""
+
+
+class ClassNodes:
+    """Generated nodes of an adopted class that writes into nothing, each for one signature of its tensors.
+
+    Args:
+        registered: The operator.
+        adopted: Its class.
+    """
+
+    def __init__(self, registered: RegisteredOperator, adopted: AdoptedFunction) -> None:
+        self._specification, self._adopted = registered.specification, adopted
+        flattening = ArgumentFlattening(adopted.schema, (None,) * len(adopted.schema.arguments))
+        self._primitive = OperatorPrimitive(registered, flattening)
+        self._formula = next(
+            rule for rule in self._specification.gradients.rules.values() if isinstance(rule, ClassFormula)
+        )
+        self._classes: dict[tuple[Any, ...], Any] = {}
+
+    def of(self, given: dict[str, Any]) -> Any:
+        """The node class for calls with tensors like these, made once."""
+        key = tuple(
+            (value.dtype, value.device, value.requires_grad) if isinstance(value, Tensor) else None
+            for value in given.values()
+        )
+        if key not in self._classes:
+            self._classes[key] = self._write(given)
+        return self._classes[key]
+
+    def _write(self, given: dict[str, Any]) -> Any:
+        specification, adopted = self._specification, self._adopted
+        tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
+        needed = {name: each for name, each in tensors.items() if each.requires_grad}
+        names: dict[str, Any] = {
+            **ContractSource(specification, [adopted.function_class.forward]).names,
+            "_op_Function": torch.autograd.Function,
+            "_op_class": adopted.function_class,
+            "_op_backward": adopted.backward,
+            "_op_facts": adopted.facts,
+            "_op_plain": lambda context: holds_no_tensor(vars(context).values()),
+            "_op_settle": self._settled,
+            "_op_keep": partial(_keep_inputs, list(tensors)),
+            "_op_has_gradient": has_gradient,
+            "_op_compiling": torch.compiler.is_dynamo_compiling,
+            "_op_grad_enabled": torch.is_grad_enabled,
+            "_op_transform": capabilities.innermost_transform,
+            "_op_own": self._own_context,
+            "_op_written": partial(_raise, partial(grad_output_error, adopted)),
+            "_op_answers": self._answers,
+            "_op_full": partial(self._full_backward, tensors, needed),
+        }
+        for name, each in needed.items():
+            names[f"_op_dtype_{name}"], names[f"_op_device_{name}"] = each.dtype, each.device
+            names[f"_op_fit_{name}"] = partial(self._fitted, name, each.dtype, each.device)
+        exec(_source(specification, adopted, list(tensors), list(needed)), names)
+        node = names[specification.short_name]
+        node.recorded_operator = RecordedOperator(specification, ())
+        capabilities.direct_backward(node, node.backward)
+        return node
+
+    def _settled(self, ctx: Any, before: Sequence[int], returned: Any, given: tuple[Any, ...]) -> Any:
+        """The results of a forward that returned no new tensors, or kept more than plain values.
+
+        Raises:
+            MisfitError: If they are others than the class was adopted with.
+            MutationError: If it wrote into an argument, which it did not in earlier runs.
+        """
+        adopted, flags = self._adopted, self._adopted.flags(given)
+        context = Context.of_torch(adopted, ctx, ctx.to_save or ())
+        counts = iter(before)
+        versions = [next(counts) if isinstance(value, Tensor) else None for value in given]
+        try:
+            run, written, _ = finished_run(
+                adopted, context, returned, given, flags, versions, handed=given, copies={}, own=frozenset()
+            )
+        except (errors.ResultTypeError, errors.ResultCountError) as error:
+            raise MisfitError from error
+        if written:
+            raise late_writes(adopted, flags, given, written)
+        vars(ctx).clear()  # a result in the context of its own node would close a reference cycle
+        ctx.opsmith_kept = None
+        save_run(ctx, self._primitive, given, run, None, of_torch=True)
+        return run.results if isinstance(adopted.outputs, tuple) else run.results[0]
+
+    def _own_context(self, ctx: Any, count: int) -> Context:
+        """The class's context, without the inputs that were saved beside its own tensors."""
+        return Context.of_torch(self._adopted, ctx, ctx.saved_tensors[:count])
+
+    def _answers(self, ctx: Any, answer: Any, tensors: Sequence[bool]) -> tuple[Any, ...]:
+        """One gradient for each argument, from what a backward returned."""
+        given = [_PLACEHOLDER if is_tensor else None for is_tensor in tensors]
+        return tuple(by_position(self._adopted, ctx.needs_input_grad, answer, given))
+
+    def _fitted(
+        self, name: str, dtype: torch.dtype, device: torch.device, gradient: Any, shape: torch.Size
+    ) -> Tensor:
+        """A gradient that has the shape, dtype and device of its input."""
+        expected = TensorMetadata(shape, dtype, device)
+        operator = self._specification.name
+        return fit(gradient, expected, label=name, operator=operator, formula=self._formula, mixed=True)
+
+    def _full_backward(
+        self,
+        tensors: dict[str, Tensor],
+        needed: dict[str, Tensor],
+        ctx: Any,
+        kept: tuple[Any, ...] | None,
+        *grads: Tensor | None,
+    ) -> tuple[Any, ...]:
+        """The backward of `AdoptedNode`: with all checks, and with a graph."""
+        names = self._adopted.schema.names
+        if all(grad is None for grad in grads):
+            return (None,) * len(names)
+        if kept is None:
+            return tuple(saved_gradients(ctx, grads))
+        *shapes, inputs = kept
+        saved = ctx.saved_tensors
+        count, others = inputs or (len(saved), {})
+        metadata = CallMetadata(
+            tuple(_metadata_by_name(needed, shapes).get(name) for name in names),
+            (None,) * len(names),
+            tuple(None if grad is None else TensorMetadata.of(grad) for grad in grads),
+            mixed=True,
+        )
+        given = tuple(_PLACEHOLDER if name in tensors else None for name in names)
+        loaded = None
+        if inputs is not None:
+            positions = {name: at for at, name in enumerate(tensors)}
+            loaded = SavedValues(
+                tuple(
+                    (name, False, ((positions[name],) if name in positions else ((others[name],),)))
+                    for name in names
+                )
+            )
+        state = NodeState(count, loaded, inputs is not None, given, metadata, None, frozenset())
+        context = self._own_context(ctx, count)
+        return tuple(class_gradients(self._primitive, state, context, saved, grads))
+
+
+def _metadata_by_name(needed: dict[str, Tensor], shapes: Sequence[torch.Size]) -> dict[str, TensorMetadata]:
+    pairs = zip(needed.items(), shapes, strict=True)
+    return {name: TensorMetadata(shape, like.dtype, like.device) for (name, like), shape in pairs}
+
+
+def _raise(error: Callable[[], errors.OpsmithError]) -> None:
+    raise error()
+
+
+def _keep_inputs(tensors: list[str], ctx: Any, given: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Save the inputs beside the class's own tensors; return the number of these, and the other arguments."""
+    saved = ctx.to_save or ()
+    ctx.save_for_backward(*saved, *(given[name] for name in tensors))
+    return len(saved), {name: value for name, value in given.items() if name not in tensors}
+
+
+def _keeps_inputs(adopted: AdoptedFunction) -> str:
+    """Source of a condition: a second order needs the inputs, as `_op_tensor` was saved."""
+    stands_in = adopted.reference is not None and not adopted.surrogate
+    if stands_in and (adopted.once_differentiable or adopted.leaves_torch):
+        return "True"
+    return "False" if not stands_in and adopted.once_differentiable else ""
+
+
+def _source(specification: Any, adopted: AdoptedFunction, tensors: list[str], needed: list[str]) -> str:
+    """Source of the class, for calls in which these arguments are tensors, and these need a gradient."""
+    schema = adopted.schema
+    arguments = "".join(f"{name}, " for name in schema.names)
+    forward = f"_op_result = _op_class.forward(_op_ctx, {arguments})"
+    if adopted.has_setup_context:
+        forward = f"""_op_result = _op_class.forward({arguments})
+        _op_class.setup_context(_op_ctx, ({arguments}), _op_result)"""
+    contract = ContractSource(specification, [adopted.function_class.forward])
+    versions = capabilities.versions_source(tensors)
+    several = isinstance(adopted.outputs, tuple)
+    count = len(schema.results)
+    results = [f"_op_result[{at}]" for at in range(count)] if several else ["_op_result"]
+    grads = [f"_op_grad_{at}" for at in range(count)]
+    counts = capabilities.versions_source(grads)
+    shapes = "".join(f"{name}.shape, " for name in needed)
+    every = ", ".join(f'"{name}": {name}' for name in schema.names)
+    keep = f"_op_inputs = _op_keep(_op_ctx, {{{every}}})"
+    known = " or ".join(f"_op_tensor is {each}" for each in ("None", *tensors, *results))
+    way = {
+        "True": keep,
+        "False": "_op_inputs = None",
+        "": f"""_op_inputs = None
+        for _op_tensor in _op_ctx.to_save or ():
+            if not ({known}) and _op_has_gradient(_op_tensor.dtype):
+                {keep}
+                break""",
+    }[_keeps_inputs(adopted)]
+    kept = f"""{way}
+        _op_ctx.opsmith_kept = ({shapes}_op_inputs)"""
+    gradients = [f"_op_d_{name}" for name in schema.names]
+    flags = ", ".join(str(name in tensors) for name in schema.names)
+    others = " or ".join(f"_op_d_{name} is not None" for name in schema.names if name not in tensors)
+    special = [
+        "_op_grad_enabled()",
+        "_op_compiling()",
+        "_op_facts.grads_written is not False",
+        "_op_kept is None",
+        "_op_transform() is not None",
+        *(f"({grad} is not None and {grad}.is_inference())" for grad in grads),
+    ]
+    checks = "".join(f"\n        {_check(name)}" for name in needed)
+    returned = "".join(f"_op_d_{name}, " if name in needed else "None, " for name in schema.names)
+    return f"""
+class {specification.short_name}(_op_Function):
+    @staticmethod
+    def forward(_op_ctx, {arguments}):
+        _op_before = {versions}
+        {forward}
+        if not (
+            {contract.fresh()}
+            and _op_before == {versions}
+            and not _op_ctx.dirty_tensors
+            and (not _op_ctx.__dict__ or _op_plain(_op_ctx))
+        ):
+            return _op_settle(_op_ctx, _op_before, _op_result, ({arguments}))
+        {kept if needed else ""}
+        return _op_result
+
+    @staticmethod
+    def backward(_op_ctx, {", ".join(grads)}):
+        _op_kept = _op_ctx.opsmith_kept
+        if {" or ".join(special)}:
+            return _op_full(_op_ctx, _op_kept, {", ".join(grads)})
+        {"".join(f"_op_shape_{name}, " for name in needed)}_op_inputs = _op_kept
+        _op_before = {counts}
+        _op_own_ctx = _op_ctx if _op_inputs is None else _op_own(_op_ctx, _op_inputs[0])
+        _op_answer = _op_backward(_op_own_ctx, {", ".join(grads)})
+        if _op_before != {counts}: _op_written()
+        if _op_type(_op_answer) is not _op_tuple or _op_len(_op_answer) != {len(gradients)}:
+            _op_answer = _op_answers(_op_ctx, _op_answer, ({flags},))
+        {", ".join(gradients)}, = _op_answer
+        {f"if {others}: _op_answers(_op_ctx, _op_answer, ({flags},))" if others else ""}{checks}
+        return ({returned})
+"""
+
+
+def _check(name: str) -> str:
+    """Source of the check of one gradient, which is fitted to its input if it does not match."""
+    plain = f"_op_type(_op_d_{name}) is _op_Tensor and _op_d_{name}.layout is _op_strided"
+    fits = f"_op_d_{name}.dtype is _op_dtype_{name} and _op_d_{name}.device == _op_device_{name}"
+    condition = f"_op_d_{name} is None or ({plain} and {fits} and _op_d_{name}.shape == _op_shape_{name})"
+    return f"if not ({condition}): _op_d_{name} = _op_fit_{name}(_op_d_{name}, _op_shape_{name})"

@@ -1,0 +1,518 @@
+"""Known calls of an adopted class run its code on torch's context, and do in every call what `apply` does."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+from torch.testing import assert_close
+
+import opsmith
+from opsmith import errors
+from opsmith.torch_library.registration import DispatcherRegistration
+
+
+class Product(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w)
+        return x * w
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, w = ctx.saved_tensors
+        return grad * w if ctx.needs_input_grad[0] else None, grad * x
+
+
+class ProductWithSetup(Function):
+    @staticmethod
+    def forward(x: Tensor, w: Tensor) -> Tensor:
+        return x * w
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, w = ctx.saved_tensors
+        return grad * w, grad * x
+
+
+class Keeps(Function):
+    """Keeps what it computed on its way, which has no graph."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        scale = x.sigmoid()
+        ctx.save_for_backward(scale, w)
+        return scale * w
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        scale, w = ctx.saved_tensors
+        return grad * w * scale * (1 - scale), grad * scale
+
+
+class Result(Function):
+    """Saves its result, and numbers and sizes as attributes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        y = (x * w).exp()
+        ctx.save_for_backward(x, w, y)
+        ctx.by, ctx.sizes, ctx.words = 1.0, x.shape, [("a", 1)]
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, w, y = ctx.saved_tensors
+        assert ctx.sizes == x.shape
+        return ctx.by * grad * y * w, grad * y * x
+
+
+class Attributes(Function):
+    """Keeps tensors as attributes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        y = x.exp() * w
+        ctx.y, ctx.both = y, {"x": x, "w": w}
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad * ctx.y, grad * ctx.both["x"].exp()
+
+
+class Two(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x, w)
+        return x * w, x + w
+
+    @staticmethod
+    def backward(ctx: Any, grad_product: Tensor, grad_sum: Tensor) -> Any:
+        x, w = ctx.saved_tensors
+        return grad_product * w + grad_sum, grad_product * x + grad_sum
+
+
+class Unmaterialized(Two):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        return Two.forward(ctx, x, w)
+
+    @staticmethod
+    def backward(ctx: Any, grad_product: Any, grad_sum: Any) -> Any:
+        filled = [torch.zeros(()) if grad is None else grad for grad in (grad_product, grad_sum)]
+        return Two.backward(ctx, *filled)
+
+
+class Broadcasts(Product):
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, w = ctx.saved_tensors
+        return (grad * w).sum_to_size(x.shape), (grad * x).sum_to_size(w.shape), None
+
+
+CLASSES = [Product, ProductWithSetup, Keeps, Result, Attributes, Two, Unmaterialized, Broadcasts]
+
+
+def asking(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(shape, dtype=dtype, requires_grad=True)
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the operators whose calls ran on a context of ours, or through the dispatcher."""
+    calls: list[str] = []
+    for name in ("_values", "_by_class"):
+        own = getattr(DispatcherRegistration, name)
+
+        def recorded(self: Any, *args: Any, own: Any = own) -> Any:
+            calls.append(self.specification.name)
+            return own(self, *args)
+
+        monkeypatch.setattr(DispatcherRegistration, name, recorded)
+    return calls
+
+
+def known(function_class: type[Function], *args: Any, **options: Any) -> Any:
+    """An adopted class that has had some calls, and a backward."""
+    name = f"fast_adopted::{function_class.__name__.lower()}"
+    operator = opsmith.adopt(function_class, name, **options)
+    for _ in range(3):
+        args = args or (asking(3), asking(3))
+        results = in_a_tuple(operator(*args))
+        if results[0].requires_grad:
+            sum(each.sum() for each in results).backward()
+    return operator
+
+
+def in_a_tuple(results: Any) -> tuple[Any, ...]:
+    return results if isinstance(results, tuple) else (results,)
+
+
+def compare(operator: Any, function: Callable[..., Any], *args: Any) -> None:
+    """Compare the results and gradients with those of `apply`."""
+    inputs = [each for each in args if isinstance(each, Tensor) and each.requires_grad]
+    found, expected = in_a_tuple(operator(*args)), in_a_tuple(function(*args))
+    assert_close(found, expected)
+    for at in range(len(found)):
+        found, expected = in_a_tuple(operator(*args)), in_a_tuple(function(*args))
+        assert found[at].requires_grad == expected[at].requires_grad
+        if inputs and expected[at].requires_grad:
+            grad = torch.randn_like(expected[at])
+            assert_close(
+                torch.autograd.grad(found[at], inputs, grad, allow_unused=True),
+                torch.autograd.grad(expected[at], inputs, grad, allow_unused=True),
+            )
+
+
+@pytest.mark.parametrize("function_class", CLASSES)
+def test_known_calls(function_class: type[Function], slow: list[str]) -> None:
+    operator = known(function_class)
+    slow.clear()
+    for dtype in (torch.float64, torch.float32):
+        x, w = asking(2, 5, dtype=dtype), asking(2, 5, dtype=dtype)
+        compare(operator, function_class.apply, x, w)
+        compare(operator, function_class.apply, x.mT, w.mT)
+        compare(operator, function_class.apply, x[:, ::2], w[:, ::2])
+        compare(operator, function_class.apply, x.detach(), w)
+        compare(operator, function_class.apply, x.detach(), w.detach())
+        compare(operator, function_class.apply, torch.nn.Parameter(x.detach()), w)
+        compare(operator, function_class.apply, asking(0, 2), asking(0, 2))
+        with torch.no_grad():
+            compare(operator, function_class.apply, x, w)
+    assert not slow
+
+
+def test_a_gradient_is_summed_to_its_input(slow: list[str]) -> None:
+    operator = known(Broadcasts)
+    slow.clear()
+    compare(operator, Broadcasts.apply, asking(2, 3), asking(3))
+    operator = known(ProductWithSetup)
+    slow.clear()
+    compare(operator, lambda x, w: x * w, asking(2, 3), asking(3))
+    assert not slow
+
+
+@pytest.mark.parametrize("function_class", CLASSES)
+def test_second_orders(function_class: type[Function]) -> None:
+    operator = known(function_class)
+    for _ in range(2):
+        assert torch.autograd.gradgradcheck(operator, (asking(3), asking(3)))
+
+
+CONTEXTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "anomaly": lambda: torch.autograd.detect_anomaly(check_nan=False),
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "hooks": lambda: torch.autograd.graph.saved_tensors_hooks(lambda each: each.clone(), lambda each: each),
+    "inference": torch.inference_mode,
+    "nothing": nullcontext,
+}
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection:UserWarning")
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("function_class", [Product, Keeps, Attributes, Two])
+def test_contexts(function_class: type[Function], context: str) -> None:
+    operator = known(function_class)
+    for _ in range(2):
+        x, w = asking(4), asking(4)
+        with CONTEXTS[context]():
+            compare(operator, function_class.apply, x, w)
+
+
+@pytest.mark.parametrize("function_class", [Product, Keeps, Two])
+def test_transforms_and_batches_of_gradients(function_class: type[Function]) -> None:
+    operator = known(function_class)
+
+    def first(*args: Any) -> Tensor:
+        found: Tensor = in_a_tuple(operator(*args))[0]
+        return found
+
+    x, w = torch.randn(3, 2, dtype=torch.float64), torch.randn(3, 2, dtype=torch.float64)
+    expected = in_a_tuple(function_class.apply(x, w))[0]
+    assert_close(torch.func.vmap(first)(x, w), expected)
+    x, w = asking(2), asking(2)
+    for grads in (torch.eye(2, dtype=torch.float64),):
+        y, expected = first(x, w), in_a_tuple(function_class.apply(x, w))[0]
+        rows = [torch.autograd.grad(expected, (x, w), row, retain_graph=True) for row in grads]
+        found = torch.autograd.grad(y, (x, w), grads, is_grads_batched=True)
+        assert_close(found, tuple(torch.stack(each) for each in zip(*rows, strict=True)))
+        y = first(x, w)
+        mapped = torch.func.vmap(lambda grad, y=y: torch.autograd.grad(y, (x, w), grad, retain_graph=True))
+        assert_close(mapped(grads), found)
+
+
+def test_flags_and_numbers(slow: list[str]) -> None:
+    class Scaled(Function):
+        @staticmethod
+        def forward(
+            ctx: Any, x: Tensor, by: float, w: Tensor | None = None, negative: bool = False
+        ) -> Tensor:
+            ctx.save_for_backward(w)
+            ctx.by = -by if negative else by
+            y = x * ctx.by
+            return y if w is None else y.mul_(w)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Any:
+            (w,) = ctx.saved_tensors
+            gradient = (grad if w is None else grad * w) * ctx.by
+            return gradient, *[None] * (len(ctx.needs_input_grad) - 1)
+
+    operator = known(Scaled, asking(3), 2.0)
+    for given in ((2.0,), (3.0, torch.ones(3)), (1.0, None, True), (2, torch.ones(3), True)):
+        for _ in range(3):
+            compare(operator, Scaled.apply, asking(3), *given)
+    slow.clear()
+    compare(operator, Scaled.apply, asking(3), 4.0, torch.ones(3), True)
+    assert not slow
+    assert_close(operator(torch.ones(2), negative=True, by=2.0), torch.full((2,), -2.0))
+
+
+def test_a_flag_that_makes_it_write() -> None:
+    class Perhaps(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, write: bool) -> Tensor:
+            if write:
+                x.mul_(2)
+            return x * 3
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Any:
+            return 3 * grad, None
+
+    operator = known(Perhaps, torch.ones(3), False)
+    x = torch.ones(3)
+    for _ in range(3):
+        assert_close(operator(x, True), torch.full((3,), 6.0))
+        assert_close(operator(x, False), torch.full((3,), 3.0))
+        assert_close(x, torch.ones(3))
+
+
+def test_a_write_that_no_earlier_run_has_done() -> None:
+    writes: list[bool] = []
+
+    class Late(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            if writes:
+                x.mul_(2)
+            return x * 3
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Any:
+            return 3 * grad
+
+    operator = known(Late, torch.ones(3))
+    writes.append(True)
+    with pytest.raises(errors.MutationError, match="argument: x"):
+        operator(torch.ones(3))
+    x = torch.ones(3)
+    for _ in range(2):  # it has learnt
+        assert_close(operator(x), torch.full((3,), 6.0))
+    assert_close(x, torch.ones(3))
+
+
+def test_results_that_are_no_new_tensors() -> None:
+    forms: list[str] = ["new"]
+
+    class Forms(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+            y = x * 2
+            if forms[-1] == "input":
+                return x, y
+            return (y, y.view(-1)) if forms[-1] == "view" else (y, x + 1)
+
+        @staticmethod
+        def backward(ctx: Any, first: Tensor, second: Tensor) -> Any:
+            by = {"new": 1, "input": 2, "view": 2}[forms[-1]]
+            return (1 if forms[-1] == "input" else 2) * first + by * second
+
+    operator = known(Forms, asking(3))
+    for form in ("new", "input", "view", "new"):
+        forms.append(form)
+        for _ in range(3):
+            x = asking(3)
+            first, second = operator(x)
+            assert first.data_ptr() not in (x.data_ptr(), second.data_ptr())
+            assert_close(first.detach(), x.detach() if form == "input" else 2 * x.detach())
+            (gradient,) = torch.autograd.grad((first.sum(), second.sum()), x)
+            assert_close(gradient, torch.full_like(x, {"new": 3.0, "input": 3.0, "view": 4.0}[form]))
+
+
+def test_results_of_another_structure() -> None:
+    several: list[bool] = []
+
+    class Changes(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Any:
+            return x * 2, x * 3 if several else None
+
+        @staticmethod
+        def backward(ctx: Any, first: Tensor, second: Any) -> Any:
+            return 2 * first + (3 * second if several else 0)
+
+    several.append(True)
+    operator = known(Changes, asking(3))
+    several.clear()
+    for _ in range(3):
+        x = asking(3)
+        first, second = operator(x)
+        assert second is None
+        assert_close(torch.autograd.grad(first.sum(), x)[0], torch.full_like(x, 2.0))
+
+
+def test_a_backward_that_writes_into_its_gradient() -> None:
+    class Writes(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Any:
+            return grad.mul_(2)
+
+    operator = known(Writes, asking(3))
+    grad = torch.ones(3, dtype=torch.float64)
+    for _ in range(3):
+        x = asking(3)
+        assert_close(torch.autograd.grad(operator(x), x, grad)[0], 2 * torch.ones_like(x))
+        assert_close(grad, torch.ones_like(grad))
+
+
+class Answers(Function):
+    answer: Any = staticmethod(lambda grad: (grad, None))
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, n: int) -> Tensor:
+        return x * n
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return Answers.answer(grad)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (lambda grad: (grad, grad), errors.GradientCountError),
+        (lambda grad: (grad, None, grad), errors.GradientCountError),
+        (lambda grad: (), errors.GradientCountError),
+        (lambda grad: (grad[:1].expand(7), None), errors.GradientShapeError),
+        (lambda grad: (3, None), errors.GradientTypeError),
+        (lambda grad: (grad.to("meta"), None), errors.GradientDeviceError),
+        (lambda grad: (grad, None, None), None),
+        (lambda grad: [grad], None),
+        (lambda grad: grad, None),
+        (lambda grad: (grad.float(), None), None),
+        (lambda grad: (grad.expand(2, 3), None), "twice"),
+        (lambda grad: None, "none"),
+    ],
+)
+def test_answers_of_a_backward(answer: Any, error: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    operator = known(Answers, asking(3), 2)
+    monkeypatch.setattr(Answers, "answer", staticmethod(answer))
+    for _ in range(2):
+        x = asking(3)
+        y = operator(x, 2).sum()
+        if isinstance(error, type):
+            with pytest.raises(error):
+                y.backward()
+            continue
+        y.backward()
+        if error == "none":
+            assert x.grad is None
+        else:
+            assert_close(x.grad, torch.full_like(x, 2.0 if error == "twice" else 1.0))
+
+
+def test_a_class_that_is_differentiable_once() -> None:
+    class Once(Product):
+        @staticmethod
+        @once_differentiable
+        def backward(ctx: Any, grad: Tensor) -> Any:
+            return Product.backward(ctx, grad)
+
+    operator = known(Once)
+    for _ in range(2):
+        x, w = asking(3), asking(3)
+        compare(operator, Once.apply, x, w)
+        (gradient,) = torch.autograd.grad(operator(x, w).sum(), x, create_graph=True)
+        with pytest.raises(errors.TransformError, match="once_differentiable"):
+            gradient.sum().backward()
+
+
+def test_it_keeps_what_apply_keeps() -> None:
+    for function_class in (Product, ProductWithSetup, Result):
+        operator = known(function_class)
+        counts: list[list[int]] = []
+        for function in (operator, function_class.apply):
+            kept: list[int] = []
+            with torch.autograd.graph.saved_tensors_hooks(
+                lambda each, kept=kept: (kept.append(each.numel()), each)[1], lambda each: each
+            ):
+                function(asking(3), asking(3))
+            counts.append(sorted(kept))
+        assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("function_class", [Product, Keeps, Result, Attributes])
+def test_nothing_outlives_a_result(function_class: type[Function]) -> None:
+    operator = known(function_class)
+    gc.collect()
+    gc.disable()
+    try:
+        result = operator(asking(3).exp(), asking(3))
+        seen = weakref.ref(result)
+        del result
+        assert seen() is None
+    finally:
+        gc.enable()
+
+
+def test_a_saved_tensor_that_is_changed_is_noticed() -> None:
+    for function_class in (Product, Keeps, Attributes):
+        operator = known(function_class)
+        x, w = asking(3), asking(3).exp()
+        y = operator(x, w)
+        with torch.no_grad():
+            w.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+
+
+def test_threads() -> None:
+    operators = {each: known(each) for each in (Product, Keeps, Attributes)}
+    failures: list[BaseException] = []
+
+    def work(dtype: torch.dtype) -> None:
+        try:
+            for size in range(1, 20):
+                for function_class, operator in operators.items():
+                    compare(
+                        operator, function_class.apply, asking(size, dtype=dtype), asking(size, dtype=dtype)
+                    )
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=work, args=(dtype,)) for dtype in (torch.float64, torch.float32)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
