@@ -264,7 +264,7 @@ def test_flags_and_numbers(slow: list[str]) -> None:
         ) -> Tensor:
             ctx.save_for_backward(w)
             ctx.by = -by if negative else by
-            y = x * ctx.by
+            y: Tensor = x * ctx.by
             return y if w is None else y.mul_(w)
 
         @staticmethod
@@ -463,9 +463,12 @@ def test_it_keeps_what_apply_keeps() -> None:
         counts: list[list[int]] = []
         for function in (operator, function_class.apply):
             kept: list[int] = []
-            with torch.autograd.graph.saved_tensors_hooks(
-                lambda each, kept=kept: (kept.append(each.numel()), each)[1], lambda each: each
-            ):
+
+            def note(each: Tensor, kept: list[int] = kept) -> Tensor:
+                kept.append(each.numel())
+                return each
+
+            with torch.autograd.graph.saved_tensors_hooks(note, lambda each: each):
                 function(asking(3), asking(3))
             counts.append(sorted(kept))
         assert counts[0] == counts[1]

@@ -232,10 +232,11 @@ def test_transforms(subject: Any) -> None:
         return lambda x, w: in_a_tuple(function(x, w))[0].sum()
 
     x, w = torch.randn(2, 3, dtype=torch.float64), torch.randn(2, 3, dtype=torch.float64)
-    for transform in (
+    transforms: list[Callable[..., Any]] = [
         lambda f: torch.func.grad(f, argnums=(0, 1)),
         lambda f: torch.func.vmap(torch.func.grad(f, argnums=(0, 1))),
-    ):
+    ]
+    for transform in transforms:
         assert_close(transform(summed(operator))(x, w), transform(summed(reference))(x, w))
     x, w = asking(3), asking(3)
     for _ in range(2):

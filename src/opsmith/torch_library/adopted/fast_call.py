@@ -12,7 +12,7 @@ from opsmith import errors
 from opsmith.core.adopted import AdoptedFunction
 from opsmith.core.argument_types import ArgumentType
 from opsmith.core.call_arguments import requires_gradient
-from opsmith.core.operator import without_missing
+from opsmith.core.operator import MISSING
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.adopted.fallback import proxy_reason
 from opsmith.torch_library.adopted.forward import run_forward
@@ -44,7 +44,9 @@ class ClassSignatures(CallSignatures):
     def implement(self, guard: Any, given: dict[str, Any], tensors: list[Tensor]) -> Implementation:
         """Choose the node on whose context the class's own code runs."""
         known = self.writes_nothing(tuple(given.values())) and not self._adopted.facts.copied
-        if not known or torch.is_inference_mode_enabled() or any(each.is_inference() for each in tensors):
+        if not known or torch.is_inference_mode_enabled():
+            return SLOW_PATH
+        if any(each.is_inference() or each.is_meta for each in tensors):
             return SLOW_PATH
         return guard, None, capabilities.direct_apply(self._nodes.of(given)), False, False, False
 
@@ -62,6 +64,7 @@ def class_call(
     otherwise, schema = adopted_call(registered, adopted, call, compute), adopted.schema
     in_order_of_results = adopted.outputs in (0, tuple(range(len(schema.results))))
     plain = adopted.parameters.plain and not adopted.defaults and not schema.new_values and not adopted.random
+    plain &= schema.positional == len(schema.arguments)
     lists = any(each.kind.is_tensor and each.kind.sequence for each in schema.arguments)
     differentiable = schema.always_tensors and all(result.differentiable for result in schema.results)
     if adopted.takes_self or lists or not (plain and in_order_of_results and differentiable):
@@ -70,8 +73,12 @@ def class_call(
         return otherwise
 
     def slow(handle: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given, named = without_missing(schema.names, args, kwargs)
-        return otherwise(handle, *given, **named)
+        count = 0
+        for value in args:
+            if value is MISSING:
+                break
+            count += 1
+        return otherwise(handle, *args[:count], **kwargs)
 
     signatures = ClassSignatures(registered, adopted)
     # What is no tensor may be a flag that chooses whether the class writes.
@@ -93,7 +100,7 @@ def class_call(
         "_op_facts": adopted.facts,
         "_op_writes_nothing": signatures.writes_nothing,
     }
-    return generated(signatures, slow, body, names)
+    return generated(signatures, slow, body, names, keywords=False)
 
 
 def adopted_call(

@@ -69,7 +69,6 @@ class ClassNodes:
             "_op_facts": adopted.facts,
             "_op_plain": lambda context: holds_no_tensor(vars(context).values()),
             "_op_settle": self._settled,
-            "_op_keep": partial(_keep_inputs, list(tensors)),
             "_op_has_gradient": has_gradient,
             "_op_compiling": torch.compiler.is_dynamo_compiling,
             "_op_grad_enabled": torch.is_grad_enabled,
@@ -145,7 +144,7 @@ class ClassNodes:
             return tuple(saved_gradients(ctx, grads))
         *shapes, inputs = kept
         saved = ctx.saved_tensors
-        count, others = inputs or (len(saved), {})
+        count, others = inputs or (len(saved), ())
         metadata = CallMetadata(
             tuple(_metadata_by_name(needed, shapes).get(name) for name in names),
             (None,) * len(names),
@@ -155,11 +154,10 @@ class ClassNodes:
         given = tuple(_PLACEHOLDER if name in tensors else None for name in names)
         loaded = None
         if inputs is not None:
-            positions = {name: at for at, name in enumerate(tensors)}
+            positions, rest = iter(range(len(tensors))), iter(others)
             loaded = SavedValues(
                 tuple(
-                    (name, False, ((positions[name],) if name in positions else ((others[name],),)))
-                    for name in names
+                    (name, False, (next(positions) if name in tensors else (next(rest),),)) for name in names
                 )
             )
         state = NodeState(count, loaded, inputs is not None, given, metadata, None, frozenset())
@@ -174,13 +172,6 @@ def _metadata_by_name(needed: dict[str, Tensor], shapes: Sequence[torch.Size]) -
 
 def _raise(error: Callable[[], errors.OpsmithError]) -> None:
     raise error()
-
-
-def _keep_inputs(tensors: list[str], ctx: Any, given: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    """Save the inputs beside the class's own tensors; return the number of these, and the other arguments."""
-    saved = ctx.to_save or ()
-    ctx.save_for_backward(*saved, *(given[name] for name in tensors))
-    return len(saved), {name: value for name, value in given.items() if name not in tensors}
 
 
 def _keeps_inputs(adopted: AdoptedFunction) -> str:
@@ -207,8 +198,10 @@ def _source(specification: Any, adopted: AdoptedFunction, tensors: list[str], ne
     grads = [f"_op_grad_{at}" for at in range(count)]
     counts = capabilities.versions_source(grads)
     shapes = "".join(f"{name}.shape, " for name in needed)
-    every = ", ".join(f'"{name}": {name}' for name in schema.names)
-    keep = f"_op_inputs = _op_keep(_op_ctx, {{{every}}})"
+    others = "".join(f"{name}, " for name in schema.names if name not in tensors)
+    saved = ", ".join(["*(_op_ctx.to_save or ())", *tensors])
+    # The number of the class's own tensors, and the arguments that are no tensors.
+    keep = f"_op_inputs = (_op_len(_op_ctx.to_save or ()), ({others})); _op_ctx.save_for_backward({saved})"
     known = " or ".join(f"_op_tensor is {each}" for each in ("None", *tensors, *results))
     way = {
         "True": keep,
@@ -223,7 +216,7 @@ def _source(specification: Any, adopted: AdoptedFunction, tensors: list[str], ne
         _op_ctx.opsmith_kept = ({shapes}_op_inputs)"""
     gradients = [f"_op_d_{name}" for name in schema.names]
     flags = ", ".join(str(name in tensors) for name in schema.names)
-    others = " or ".join(f"_op_d_{name} is not None" for name in schema.names if name not in tensors)
+    strays = " or ".join(f"_op_d_{name} is not None" for name in schema.names if name not in tensors)
     special = [
         "_op_grad_enabled()",
         "_op_compiling()",
@@ -263,7 +256,7 @@ class {specification.short_name}(_op_Function):
         if _op_type(_op_answer) is not _op_tuple or _op_len(_op_answer) != {len(gradients)}:
             _op_answer = _op_answers(_op_ctx, _op_answer, ({flags},))
         {", ".join(gradients)}, = _op_answer
-        {f"if {others}: _op_answers(_op_ctx, _op_answer, ({flags},))" if others else ""}{checks}
+        {f"if {strays}: _op_answers(_op_ctx, _op_answer, ({flags},))" if strays else ""}{checks}
         return ({returned})
 """
 

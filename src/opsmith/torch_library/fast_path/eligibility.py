@@ -42,14 +42,6 @@ def takes_fast_path(schema: Schema) -> bool:
     )
 
 
-def from_source_alone(schema: Schema) -> bool:
-    """Return True if only calls that a kernel from source computes, without gradients, take the fast path.
-
-    Such a kernel writes into nothing but what it should, and its results are new.
-    """
-    return any(argument.kind.is_tensor and argument.kind.sequence for argument in schema.arguments)
-
-
 def is_int_sequence(kind: ArgumentType) -> bool:
     """Return True for a sequence of integers, as a size or stride."""
     return kind.sequence and kind.base is INT and not kind.item_optional and kind.structure is None

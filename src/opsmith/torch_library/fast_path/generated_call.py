@@ -58,6 +58,8 @@ def generated(
     body: str,
     names: dict[str, Any],
     compiled: str | None = None,
+    *,
+    keywords: bool = True,
 ) -> Callable[..., Any]:
     """Generate a `__call__` that finds the implementation of a call by its signature.
 
@@ -68,6 +70,8 @@ def generated(
             path.
         names: Globals of it.
         compiled: Source for a call that torch compiles; None for the slow path.
+        keywords: False if calls with arguments given by name take the slow path, which then gets MISSING for
+            arguments that are left out.
     """
     schema = signatures.specification.schema
     names = {
@@ -97,7 +101,7 @@ def generated(
         if argument.default is not REQUIRED:
             names[f"_op_default_{argument.name}"] = argument.default
             names[f"_op_restored_{argument.name}"] = argument.kind.restore(argument.default)
-    exec(_call_source(signatures.specification, body, compiled), names)
+    exec(_call_source(signatures.specification, body, compiled, keywords), names)
     fast_call: Callable[..., Any] = names["__call__"]
     return fast_call
 
@@ -110,7 +114,7 @@ def _signature_names(signatures: CallSignatures) -> dict[str, Any]:
     return {f"_op_signatures_{index}": each for index, each in enumerate(known)}
 
 
-def _call_source(specification: Specification, body: str, compiled: str | None) -> str:
+def _call_source(specification: Specification, body: str, compiled: str | None, by_name: bool) -> str:
     schema = specification.schema
     tensors = [argument for argument in schema.arguments if argument.kind.is_tensor]
     every = ", ".join(_spread(each) for each in tensors)
@@ -135,8 +139,18 @@ def _call_source(specification: Specification, body: str, compiled: str | None) 
     positional = "".join(f"{name}, " for name in schema.names[: schema.positional])
     keywords = "".join(f"{name}={name}, " for name in schema.names[schema.positional :])
     slow_path = f"_op_call(_op_handle, ({positional}*_op_extra,), _op_dict({keywords}**_op_unknown))"
+    signature, defaults = f"/, {_signature(schema.arguments, schema.positional)}", ""
+    if not by_name:
+        every = "".join(f"{name}=_op_MISSING, " for name in schema.names)
+        signature = f"{every}/, *_op_extra, **_op_unknown"
+        left_out = [each.name for each in schema.arguments if each.default is not REQUIRED]
+        defaults = "".join(
+            f"\n        if {name} is _op_MISSING: {name} = _op_default_{name}" for name in left_out
+        )
+        defaults = f"if not (_op_unknown or _op_compiling()):{defaults}" if left_out else ""
     return f"""
-def __call__(_op_handle, /, {_signature(schema.arguments, schema.positional)}):
+def __call__(_op_handle, {signature}):
+    {defaults}
     if _op_compiling():
         return {compiled or slow_path}
     try:
@@ -180,7 +194,9 @@ def _call_body(specification: Specification, contract: ContractSource) -> str:
     takes = ["_op_kernel is not None", *([in_shape] if in_shape else [])]
     # Code that is proved to write nowhere is also proved to use no tensors but its arguments.
     captured, returned = "", contract.returned()
-    of_node = f"return _op_apply({to_node})"
+    tensors = {each.name: _spread(each) for each in schema.arguments if each.kind.is_tensor}
+    spread = "".join(f"{tensors.get(each.name) or _kernel_argument(each)}, " for each in schema.arguments)
+    of_node = f"return _op_apply({spread})"
     if schema.written:
         condition = "_op_apply"  # there is no node, and one call of inference mode
         takes += [
@@ -194,7 +210,7 @@ def _call_body(specification: Specification, contract: ContractSource) -> str:
         condition = "_op_apply and (not _op_requires or _op_grad_enabled())"
         takes.append("(_op_apply is not False or not _op_grad_enabled())")
         if returned != "_op_result":
-            of_node = f"_op_result = _op_apply({to_node}); return {returned}"
+            of_node = f"_op_result = _op_apply({spread}); return {returned}"
         if contract.may_write:
             captured = f" and (_op_requires or {contract.captured()})"
             takes.append("(_op_apply or not _op_inference_mode())")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,13 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.core.backward_plan import backward_plan
 from opsmith.core.formula import Formula
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.gradient_values import CallMetadata, TensorMetadata, constant_results, fit
 from opsmith.torch_library.autograd.node import RecordedOperator
-from opsmith.torch_library.autograd.vjp import Vjp, formula_answers, note_formula, written_into
+from opsmith.torch_library.autograd.vjp import (
+    Vjp,
+    formula_answers,
+    list_answers,
+    note_formula,
+    written_into,
+)
 from opsmith.torch_library.fast_path.node_source import NodeSource
 from opsmith.torch_library.fast_path.purity import CONTRACT_NAMES
 from opsmith.torch_library.flattening import ArgumentFlattening, ResultFlattening
@@ -29,7 +34,8 @@ class NodeSignature:
     Args:
         kernel: The function that computes the results.
         in_cpp: True if it is in C++, and returns new tensors by itself.
-        examples: An empty tensor like each input that requires a gradient: rank, dtype, device.
+        examples: An empty tensor like each tensor that needs a gradient, by its name in the source: rank,
+            dtype, device.
         mixed: True if floating dtypes are mixed.
     """
 
@@ -43,27 +49,31 @@ class NodeSignature:
         examples = ((name, each.dtype, each.device) for name, each in self.examples.items())
         return self.kernel, self.in_cpp, self.mixed, *examples
 
-    def gradient(self, name: str, shape: torch.Size) -> TensorMetadata:
-        """Metadata that the gradient of an input must have."""
-        example = self.examples[name]
+    def gradient(self, item: str, shape: torch.Size) -> TensorMetadata:
+        """Metadata that the gradient of a tensor must have."""
+        example = self.examples[item]
         return TensorMetadata(shape, example.dtype, example.device)
 
 
 class GeneratedNodes:
-    """Generated nodes of an operator, for one set of inputs that need gradients.
+    """Generated nodes of an operator, for one set of tensors that need gradients.
 
     Args:
-        specification: The operator; each of the inputs has a formula, or is declared zero.
-        needed: The inputs.
+        specification: The operator; each of the tensors has a formula, or is declared zero.
+        needed: The tensors, by their names in the source.
+        lengths: The lengths of lists of tensors.
         validate: Validates results that failed the quick checks, and returns all of them in a tuple.
     """
 
     def __init__(
-        self, specification: Specification, needed: frozenset[str], validate: Callable[..., Any]
+        self,
+        specification: Specification,
+        needed: Collection[str],
+        lengths: Mapping[str, int],
+        validate: Callable[..., Any],
     ) -> None:
-        names = [name for name in specification.schema.tensor_names if name in needed]
-        self._specification = specification
-        self._source = NodeSource(specification, names)
+        self._specification, self._lengths = specification, lengths
+        self._source = NodeSource(specification, needed, lengths)
         self._validate = validate
         self._classes: dict[Any, Any] = {}
         self._verified_pure = False
@@ -94,7 +104,9 @@ class GeneratedNodes:
             "_op_zeros": lambda *metadata: TensorMetadata(*metadata).zeros(),
             "_op_written": partial(_refuse_writes, specification, node_source.read),
         }
-        full_backward = names["_op_full_backward"] = _full_backward(specification, node_source, signature)
+        full_backward = names["_op_full_backward"] = _full_backward(
+            specification, node_source, signature, self._lengths
+        )
 
         def first(context: Any, *grads: Tensor | None) -> tuple[Any, ...]:
             """The backward until a call has shown that no formula writes to saved tensors."""
@@ -112,15 +124,19 @@ class GeneratedNodes:
             names[f"_op_answers_{first_input}"] = partial(_answers, specification, formula, inputs)
             names[f"_op_note_{first_input}"] = partial(note_formula, specification, formula)
             for name in inputs:
-                names[f"_op_dtype_{name}"] = signature.examples[name].dtype
-                names[f"_op_device_{name}"] = signature.examples[name].device
-                names[f"_op_fit_{name}"] = partial(_fit, specification, name, formula, signature)
-        for name in node_source.inputs:
-            names[f"_op_zeros_{name}"] = partial(_zeros, name, signature)
+                count = len(node_source.items[name])
+                names[f"_op_items_{name}"] = partial(_items, specification, formula, name, count)
+                for item in node_source.items[name]:
+                    label = node_source.label(item)
+                    names[f"_op_fit_{item}"] = partial(_fit, specification, item, label, formula, signature)
+        for item in node_source.inputs:
+            names[f"_op_zeros_{item}"] = partial(_zeros, item, signature)
+            names[f"_op_dtype_{item}"] = signature.examples[item].dtype
+            names[f"_op_device_{item}"] = signature.examples[item].device
         names["_op_same_gradients"] = lambda *tensors: False
         names["_op_update_guard"] = _GradientGuard(names)
         exec(
-            node_source.source({name: example.device.type for name, example in signature.examples.items()}),
+            node_source.source({item: example.device.type for item, example in signature.examples.items()}),
             names,
         )
         node = names[specification.short_name]
@@ -158,9 +174,17 @@ class _GradientGuard:
             self._names["_op_same_gradients"] = capabilities.tensor_guard(tensors, sizes=True)
 
 
+def _items(
+    specification: Specification, formula: Formula, name: str, count: int, answer: Any
+) -> Sequence[Any]:
+    """The gradients of the tensors of a list."""
+    return list_answers(specification, formula, name, answer, count)
+
+
 def _fit(
     specification: Specification,
-    name: str,
+    item: str,
+    label: str,
     formula: Formula,
     signature: NodeSignature,
     gradient: Any,
@@ -169,17 +193,17 @@ def _fit(
     """Fit a gradient to its input."""
     return fit(
         gradient,
-        signature.gradient(name, shape),
-        label=name,
+        signature.gradient(item, shape),
+        label=label,
         operator=specification.name,
         formula=formula,
         mixed=signature.mixed,
     )
 
 
-def _zeros(name: str, signature: NodeSignature, shape: torch.Size) -> Tensor:
-    """The gradient of an input that is declared zero."""
-    return signature.gradient(name, shape).zeros()
+def _zeros(item: str, signature: NodeSignature, shape: torch.Size) -> Tensor:
+    """A gradient that is zero."""
+    return signature.gradient(item, shape).zeros()
 
 
 def _answers(specification: Specification, formula: Formula, inputs: list[str], answer: Any) -> list[Any]:
@@ -205,7 +229,7 @@ def _record_result_dtypes(
     constant_results(
         ResultFlattening(specification.schema, (None,) * len(results)),
         specification,
-        backward_plan(specification, frozenset(node_source.inputs)),
+        node_source.plan,
         results,
     )
     for position in node_source.results_with_gradient:
@@ -213,38 +237,43 @@ def _record_result_dtypes(
 
 
 def _full_backward(
-    specification: Specification, node_source: NodeSource, signature: NodeSignature
+    specification: Specification,
+    node_source: NodeSource,
+    signature: NodeSignature,
+    lengths: Mapping[str, int],
 ) -> Callable[..., tuple[Any, ...]]:
     """The backward of `OperatorNode`, for a generated node: with all checks, and with a graph."""
     schema = specification.schema
-    with_shape = set(schema.shapes.values())
-    flattening = ArgumentFlattening(schema, (None,) * len(schema.arguments))
+    flattening = ArgumentFlattening(schema, [lengths.get(name) for name in schema.names])
     result_flattening = ResultFlattening(schema, (None,) * len(schema.results))
-    plan = backward_plan(specification, frozenset(node_source.inputs))
     differentiable = specification.gradients.differentiable
-    constants = [
-        name for name in node_source.tensors if name in schema.tensor_names and not differentiable(name)
-    ]
+    every = [(name, item) for name, items in node_source.items.items() for item in items]
+    constants = {item for name, item in every if not differentiable(name)}
+    shapes_of = {tensor: shape for shape, tensor in schema.shapes.items()}
 
     def full_backward(context: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         if all(grad is None for grad in grads):
-            return (None,) * len(schema.names)
-        saved = dict(zip(node_source.tensors, context.saved_tensors, strict=True))
-        for name in constants:  # they have no second order
-            saved[name] = None if saved[name] is None else saved[name].detach()
+            return (None,) * len(every)
+        saved: dict[str, Any] = dict(zip(node_source.saved, context.saved_tensors, strict=True))
+        for item in constants & saved.keys():  # they have no second order
+            saved[item] = None if saved[item] is None else saved[item].detach()
         kept = iter(getattr(context, "kept", ()))
-        sizes = {name: saved[name].shape for name in node_source.inputs if name in saved}
-        sizes.update((name, next(kept)) for name in node_source.shaped)
-        saved.update((name, next(kept)) for name in node_source.values)
+        sizes = {item: saved[item].shape for item in node_source.inputs if item in saved}
+        sizes.update((item, next(kept)) for item in node_source.shaped)
+        values: dict[str, Any] = {
+            name: [saved[item] for item in node_source.lists[name]]
+            if name in node_source.lists
+            else saved[node_source.local(name)]
+            for name in node_source.tensors
+        }
+        values.update((name, next(kept)) for name in node_source.values)
         results = [None if grad is None else TensorMetadata.of(grad) for grad in grads]
         for position in node_source.filled:
             results[position] = TensorMetadata(*next(kept))
-        inputs = tuple(
-            signature.gradient(name, sizes[name]) if name in sizes else None for name in schema.names
-        )
-        shapes = tuple(saved.get(f"{name}_shape") if name in with_shape else None for name in schema.names)
-        every = CallMetadata(inputs, shapes, tuple(results), signature.mixed)
-        vjp = Vjp(specification, plan, flattening, result_flattening, every, None)
-        return tuple(vjp(saved, grads))
+        inputs = tuple(signature.gradient(item, sizes[item]) if item in sizes else None for _, item in every)
+        shapes = tuple(values.get(shapes_of[name]) if name in shapes_of else None for name, _ in every)
+        metadata = CallMetadata(inputs, shapes, tuple(results), signature.mixed)
+        vjp = Vjp(specification, node_source.plan, flattening, result_flattening, metadata, None)
+        return tuple(vjp(values, grads))
 
     return full_backward

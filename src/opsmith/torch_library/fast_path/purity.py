@@ -188,12 +188,10 @@ class ContractSource:
         self.names = {**CONTRACT_NAMES, "_op_reference": specification.reference, "_op_in_cpp": False}
         self._several = not self._written and len(specification.schema.results) > 1
         self._lists = {each.name for each in self._tensors if each.kind.sequence}
-        # Calls with lists are for kernels from source alone, which write into nothing else.
-        from_source = bool(self._lists and not self._written)
-        pure = from_source or all(never_writes(kernel) for kernel in kernels)
+        pure = all(never_writes(kernel) for kernel in kernels)
         self.may_write = bool(self._written) or not pure  # a declared write need not happen
-        self._may_alias = from_source or not all(always_new(kernel) for kernel in kernels)
-        self.by_kernel = bool(self._written) or self._several
+        self._may_alias = bool(self._lists) or not all(always_new(kernel) for kernel in kernels)
+        self.by_kernel = bool(self._written or self._lists) or self._several
 
     def before(self) -> str:
         """Source of the version counters, read before a kernel that may write."""
@@ -201,8 +199,9 @@ class ContractSource:
         return f"None if _op_in_cpp else {versions}" if self.by_kernel else versions
 
     def _versions(self) -> str:
-        read = capabilities.versions_source(self._read)
-        return f"({read}, {capabilities.versions_source(self._written)})" if self._written else read
+        read = capabilities.versions_source(self._read, self._lists)
+        written = capabilities.versions_source(self._written, self._lists)
+        return f"({read}, {written})" if self._written else read
 
     def held(self) -> str:
         """Source of a condition: the result passes the quick checks."""
@@ -216,7 +215,7 @@ class ContractSource:
             f" and (_op_requires or not {name}.requires_grad)))"
             for at, name in enumerate(self._written)
         )
-        by_itself = f"_op_before[0] == {capabilities.versions_source(self._read)}{moved}"
+        by_itself = f"_op_before[0] == {capabilities.versions_source(self._read, self._lists)}{moved}"
         return f"{self.fresh()} and (_op_in_cpp or ({by_itself}))"
 
     def contiguous(self) -> str:
@@ -259,7 +258,8 @@ class ContractSource:
     def captured(self) -> str:
         """Source of a condition: no result requires a gradient, as it would from a captured tensor."""
         if not self._several:
-            return "not _op_result.requires_grad"
+            one = "not _op_result.requires_grad"
+            return f"(_op_in_cpp or {one})" if self.by_kernel else one
         every = " or ".join(f"_op_result[{at}].requires_grad" for at in range(len(self._schema.results)))
         return f"(_op_in_cpp or not ({every}))"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -14,14 +14,14 @@ from opsmith import errors
 from opsmith.core.argument_types import VALUE_TYPES
 from opsmith.core.backward_plan import backward_plan
 from opsmith.core.call_arguments import requires_gradient, tensors_in
-from opsmith.core.formula import Formula, NonDifferentiable, Zero
+from opsmith.core.formula import Formula, Zero
 from opsmith.core.kernels import BuiltKernel, choose
 from opsmith.core.location import where
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.gradient_values import mixes_dtypes
-from opsmith.torch_library.fast_path.eligibility import from_source_alone
 from opsmith.torch_library.fast_path.generated_node import GeneratedNodes, NodeSignature
+from opsmith.torch_library.fast_path.node_source import item_names, make_lists
 from opsmith.torch_library.fast_path.purity import ContractSource
 from opsmith.torch_library.validation import validate_results
 
@@ -92,10 +92,9 @@ class KernelSignatures(CallSignatures):
 
     def __init__(self, specification: Specification) -> None:
         super().__init__(specification)
-        self._nodes: dict[frozenset[str], GeneratedNodes] = {}
+        self._nodes: dict[tuple[frozenset[str], tuple[int, ...]], GeneratedNodes] = {}
+        self._inference_calls: dict[tuple[int, ...], Callable[..., Any]] = {}
         self._graphless: dict[Callable[..., Any], Callable[..., Any]] = {}
-        validate = self.validate_write if specification.schema.written else self.validate_all
-        self._in_inference = _inference_call(specification, validate)
 
     def implement(self, guard: Any, given: dict[str, Any], tensors: list[Tensor]) -> Implementation:
         """Choose the kernel, or the reference, and the node where gradients are needed."""
@@ -114,8 +113,8 @@ class KernelSignatures(CallSignatures):
             in_cpp = True
             any_layout = kernel.takes_any_layout and all(each.elsewhere for each in rejected)
             kernel = kernel.direct
-        elif from_source_alone(specification.schema):
-            return SLOW_PATH
+        elif self._lists and specification.schema.written:
+            return SLOW_PATH  # checks in Python would cost more than they spare
         elif accepted or specification.opaque:
             kernel = self._without_graph(kernel)
         if specification.schema.written:
@@ -147,7 +146,7 @@ class KernelSignatures(CallSignatures):
             # Without versions, torch cannot tell that a kernel in Python has written.
             if not (in_cpp or kernel is self.specification.reference):
                 return SLOW_PATH
-            in_inference = partial(self._in_inference, kernel, in_cpp)
+            in_inference = partial(self._in_inference(given), kernel, in_cpp)
         elif any(tensor.is_inference() for tensor in tensors):
             return SLOW_PATH
         requires = any(tensor.requires_grad for tensor in tensors)
@@ -162,38 +161,69 @@ class KernelSignatures(CallSignatures):
         in_cpp: bool,
     ) -> Implementation:
         specification = self.specification
-        requires = {name for name in specification.schema.tensor_names if requires_gradient([given[name]])}
+        requires = requires_gradient(tensors)
         if any(tensor.is_inference() for tensor in tensors) or torch.is_inference_mode_enabled():
             if requires and not torch.is_inference_mode_enabled():
                 return SLOW_PATH
-            return guard, kernel, partial(self._in_inference, kernel, in_cpp), False, in_cpp, False
-        if from_source_alone(specification.schema):
-            return guard, kernel, False if requires else None, bool(requires), in_cpp, False
+            return guard, kernel, partial(self._in_inference(given), kernel, in_cpp), False, in_cpp, False
         # Without formulas and kernels autograd records the reference.
         ordinary = not (specification.gradients.given or kernel is not specification.reference)
         if not requires or ordinary:
-            return guard, kernel, None, bool(requires), in_cpp, False
-        nodes = self._fast_node(requires)
+            return guard, kernel, None, requires, in_cpp, False
+        lengths = self._lengths(given)
+        items = item_names(specification.schema, lengths)
+        examples = {
+            item: tensor.detach().new_empty((0,) * tensor.dim())
+            for name in specification.schema.tensor_names
+            for item, tensor in zip(
+                items[name], given[name] if name in lengths else [given[name]], strict=True
+            )
+            if tensor is not None and tensor.requires_grad and specification.gradients.differentiable(name)
+        }
+        inputs = {name for name, each in items.items() if not examples.keys().isdisjoint(each)}
+        nodes = self._fast_node(inputs, frozenset(examples), lengths)
         if nodes is None:
             return guard, kernel, False, True, in_cpp, False
-        examples = {name: given[name].detach().new_empty((0,) * given[name].dim()) for name in requires}
-        node = nodes.of(NodeSignature(kernel, in_cpp, examples, mixes_dtypes(list(given.values()))))
+        node = nodes.of(NodeSignature(kernel, in_cpp, examples, mixes_dtypes(tensors)))
         return guard, kernel, capabilities.direct_apply(node), True, in_cpp, False
 
-    def _fast_node(self, requires: set[str]) -> GeneratedNodes | None:
-        """The nodes for calls in which these tensors require a gradient; None where there are none."""
+    def _fast_node(
+        self, inputs: set[str], needed: frozenset[str], lengths: dict[str, int]
+    ) -> GeneratedNodes | None:
+        """The nodes for calls in which some tensors need gradients; None where there are none.
+
+        Args:
+            inputs: The arguments.
+            needed: The tensors in them, by their names in the source.
+            lengths: The lengths of lists of tensors.
+        """
         specification = self.specification
         rules = specification.gradients.rules
-        needed = frozenset(name for name in requires if not isinstance(rules.get(name), NonDifferentiable))
-        if not needed or not all(isinstance(rules.get(name), Formula | Zero) for name in needed):
+        if not inputs or not all(isinstance(rules.get(name), Formula | Zero) for name in inputs):
             return None
         generator, arguments = VALUE_TYPES[torch.Generator], specification.schema.arguments
         draws = specification.random or any(each.kind.base is generator for each in arguments)
-        if draws and backward_plan(specification, needed).follows_hidden:
+        if draws and backward_plan(specification, frozenset(inputs)).follows_hidden:
             return None  # a second order draws the same numbers again
-        if needed not in self._nodes:
-            self._nodes[needed] = GeneratedNodes(specification, needed, self.validate_all)
-        return self._nodes[needed]
+        key = needed, tuple(lengths.values())
+        if key not in self._nodes:
+            if lengths and len(self._nodes) >= MAX_SIGNATURES:
+                return None  # another length in each call would make another node in each
+            self._nodes[key] = GeneratedNodes(specification, needed, lengths, self.validate_all)
+        return self._nodes[key]
+
+    def _lengths(self, given: dict[str, Any]) -> dict[str, int]:
+        return {name: len(given[name]) for name in self._lists}
+
+    def _in_inference(self, given: dict[str, Any]) -> Callable[..., Any]:
+        """The call in inference mode, for lists of these lengths."""
+        lengths = self._lengths(given)
+        key = tuple(lengths.values())
+        if key not in self._inference_calls:
+            written = bool(self.specification.schema.written)
+            validate = self.validate_write if written else self.validate_all
+            self._inference_calls[key] = _inference_call(self.specification, lengths, validate)
+        return self._inference_calls[key]
 
     def in_shape(self, values: tuple[Any, ...]) -> bool:
         """Return True if the tensors have the declared shapes."""
@@ -281,30 +311,40 @@ class KernelSignatures(CallSignatures):
         )
 
 
-def _inference_call(specification: Specification, validate: Callable[..., Any]) -> Callable[..., Any]:
+def _inference_call(
+    specification: Specification, lengths: dict[str, int], validate: Callable[..., Any]
+) -> Callable[..., Any]:
     """Generate the call in inference mode, without version counters and marks of views.
 
-    It returns what a node returns, all results; or for an operator in place what that returns.
+    It takes the items of lists one by one. It returns what a node returns, all results; or for an operator in
+    place what that returns.
     """
     schema = specification.schema
     contract = ContractSource(specification)
     names: dict[str, Any] = {**contract.names, "_op_validate": validate}
-    arguments = "".join(f"{name}, " for name in schema.names)
+    items = item_names(schema, lengths)
+    arguments = "".join(f"{item}, " for each in items.values() for item in each)
+    values = "".join(f"{name}, " for name in schema.names)
     to_kernel = "".join(f"{name}, " for name in schema.names[: schema.positional])
     to_kernel += "".join(f"{name}={name}, " for name in schema.names[schema.positional :])
     returned = contract.returned() if schema.written else "_op_result"
     several = schema.written or len(schema.results) > 1
     source = f"""
 def _op_in_inference(_op_kernel, _op_in_cpp, {arguments}):
+    {make_lists({name: items[name] for name in lengths})}
     _op_result = _op_kernel({to_kernel})
     if {contract.fresh()}:
         return {returned}
-    {"_op_result" if several else "(_op_result,)"} = _op_validate(_op_kernel, _op_result, [{arguments}], None)
+    {"_op_result" if several else "(_op_result,)"} = _op_validate(_op_kernel, _op_result, [{values}], None)
     return _op_result
 """
     exec(source, names)
     made: Callable[..., Any] = names["_op_in_inference"]
     return made
+
+
+def _as_list(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else [value]
 
 
 def _is_dense(tensor: Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -82,9 +82,20 @@ def direct_backward(node: Any, backward: Callable[..., Any]) -> None:
     node._backward_cls.apply = backward
 
 
-def versions_source(names: Sequence[str]) -> str:
-    """Source of a tuple of the version counters of these tensors; None for one that is None."""
-    return "(" + "".join(f"None if {name} is None else {name}._version, " for name in names) + ")"
+def versions_source(names: Sequence[str], lists: Collection[str] = ()) -> str:
+    """Source of a tuple of the version counters of these tensors; None for one that is None.
+
+    Args:
+        names: Names of the tensors.
+        lists: Those among the names that are lists of tensors.
+    """
+    each = [
+        f"*[_op_item._version for _op_item in {name}], "
+        if name in lists
+        else f"None if {name} is None else {name}._version, "
+        for name in names
+    ]
+    return f"({''.join(each)})"
 
 
 _RETURN_THEIR_INPUT = ("dequantize", "index", "lift", "resize", "resize_as", "_unsafe_view")

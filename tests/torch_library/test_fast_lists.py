@@ -1,0 +1,153 @@
+"""Calls with lists of tensors that a reference in Python computes bypass the dispatcher, with gradients too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+import opsmith
+from opsmith import errors
+from opsmith.torch_library.fast_path.signatures import MAX_SIGNATURES
+from opsmith.torch_library.registration import DispatcherRegistration
+
+
+def weighted(xs: list[Tensor], w: Tensor, by: float = 1.0) -> tuple[Tensor, Tensor]:
+    """The weighted sum of some tensors, and the sum of the weights.  xs [N] each, w [K] -> [N], []."""
+    return sum((x * each for x, each in zip(xs, w, strict=True)), torch.zeros(())) * by, w.sum() * 1
+
+
+def declared(name: str, **options: Any) -> Any:
+    made = opsmith.operator(f"fast_lists::{name}", hidden=("total",), **options)(weighted)
+    return made.gradients(
+        xs=lambda grad, w, by: [grad * each * by for each in w],
+        w=lambda grad, xs, by: torch.stack([(grad * x).sum() * by for x in xs]),
+    )
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the operators whose calls took the slow path."""
+    calls: list[str] = []
+    values = DispatcherRegistration._values
+
+    def recorded(self: DispatcherRegistration, *args: Any) -> list[Any]:
+        calls.append(self.specification.name)
+        return values(self, *args)
+
+    monkeypatch.setattr(DispatcherRegistration, "_values", recorded)
+    return calls
+
+
+def tensors(count: int, size: int, needed: str) -> list[Tensor]:
+    every = [torch.randn(size, dtype=torch.float64) for _ in range(count)]
+    return [
+        each.requires_grad_(needed == "all" or (needed == "last" and at == count - 1))
+        for at, each in enumerate(every)
+    ]
+
+
+def compare(operator: Any, xs: Any, w: Tensor, **more: Any) -> None:
+    found, (expected, _) = operator(xs, w, **more), weighted(xs, w, **more)
+    assert_close(found, expected)
+    inputs = [each for each in (*xs, w) if each.requires_grad]
+    if inputs:
+        grad = torch.randn_like(expected)
+        assert_close(torch.autograd.grad(found, inputs, grad), torch.autograd.grad(expected, inputs, grad))
+
+
+@pytest.mark.parametrize("needed", ["all", "last", "none"])
+def test_known_calls(needed: str, slow: list[str]) -> None:
+    operator = declared("known")
+    compare(operator, tensors(2, 3, needed), torch.ones(2, dtype=torch.float64))
+    slow.clear()
+    for count in (1, 2, 3):
+        for weights in (True, False):
+            w = torch.randn(count, dtype=torch.float64, requires_grad=weights)
+            compare(operator, tensors(count, 4, needed), w)
+            compare(operator, tuple(tensors(count, 4, needed)), w, by=2.0)
+            compare(operator, [x[::2] for x in tensors(count, 4, needed)], w)
+            with torch.no_grad():
+                assert not operator(tensors(count, 4, needed), w).requires_grad
+            with torch.inference_mode():
+                assert_close(operator(tensors(count, 4, "none"), w).shape, torch.Size([4]))
+    assert not slow
+
+
+def test_second_orders_and_batches_of_gradients() -> None:
+    operator = declared("orders")
+    xs, w = tensors(2, 3, "all"), torch.randn(2, dtype=torch.float64, requires_grad=True)
+    for _ in range(2):
+        assert torch.autograd.gradgradcheck(lambda w, *xs: operator(list(xs), w), (w, *xs))
+        grads = torch.eye(3, dtype=torch.float64)
+        assert_close(
+            torch.autograd.grad(operator(xs, w), (w, *xs), grads, is_grads_batched=True),
+            torch.autograd.grad(weighted(xs, w)[0], (w, *xs), grads, is_grads_batched=True),
+        )
+
+
+def test_transforms() -> None:
+    operator = declared("transforms")
+    xs, w = tensors(2, 3, "none"), torch.randn(2, dtype=torch.float64)
+    operator(xs, w)
+    for transform in (torch.func.grad, torch.func.jacrev):
+        for argnums in (0, 1):
+            found = transform(lambda xs, w: operator(xs, w).sum(), argnums=argnums)(xs, w)
+            assert_close(found, transform(lambda xs, w: weighted(xs, w)[0].sum(), argnums=argnums)(xs, w))
+
+
+def test_one_tensor_twice() -> None:
+    operator = declared("twice")
+    x, w = torch.randn(3, dtype=torch.float64, requires_grad=True), torch.ones(2, dtype=torch.float64)
+    for _ in range(3):
+        compare(operator, [x, x], w)
+
+
+def test_more_lengths_than_are_kept() -> None:
+    operator = declared("lengths")
+    for count in range(1, 2 * MAX_SIGNATURES):
+        compare(operator, tensors(count, 2, "all"), torch.ones(count, dtype=torch.float64))
+
+
+def test_writes_and_results_that_are_no_new_tensors() -> None:
+    def perhaps(xs: list[Tensor], form: str) -> Tensor:
+        if form == "write":
+            xs[1].add_(1)
+        return xs[0] if form == "alias" else xs[0] * 2
+
+    operator = opsmith.operator("fast_lists::perhaps")(perhaps)
+    operator.gradients(xs=lambda grad, xs: [2 * grad, *(torch.zeros_like(x) for x in xs[1:])])
+    for needed in ("all", "none"):
+        for _ in range(2):
+            operator(tensors(2, 3, needed), "right")
+        with pytest.raises(errors.AliasError):
+            operator(tensors(2, 3, needed), "alias")
+    with pytest.raises(errors.MutationError, match=r"xs\[1\]"):
+        operator(tensors(2, 3, "none"), "write")
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "argument"),
+    [
+        (lambda grad, xs: [grad], errors.GradientCountError, "xs"),
+        (lambda grad, xs: grad, errors.GradientCountError, "xs"),
+        (lambda grad, xs: [grad, grad[:1].expand(7)], errors.GradientShapeError, "xs[1]"),
+        (lambda grad, xs: [grad, xs[0].mul_(2)], errors.SavedTensorModifiedError, "xs"),
+    ],
+)
+def test_wrong_gradients_of_a_list(answer: Any, error: Any, argument: str) -> None:
+    def first(xs: list[Tensor]) -> Tensor:
+        return xs[0] * 2 + xs[1]
+
+    right = [True, True, True]
+    operator = opsmith.operator("fast_lists::wrong")(first)
+    operator.gradients(xs=lambda grad, xs: [2 * grad, grad] if right else answer(grad, xs))
+    while right:
+        operator(tensors(2, 3, "all")).sum().backward()
+        right.pop()
+    with pytest.raises(error) as refused:
+        operator(tensors(2, 3, "all")).sum().backward()
+    assert refused.value.argument == argument
