@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import opsmith
-from opsmith.torch_library.fast_path.signatures import MAX_SIGNATURES
+from opsmith.torch_library.fast_path import signatures
+from opsmith.torch_library.fast_path.signatures import MAX_SIGNATURES, KernelSignatures
 
 RAN: list[str] = []
 
@@ -52,20 +54,54 @@ def test_each_form_is_met_once(operator: Any) -> None:
     assert len(ways(operator)) == 5
 
 
-def test_more_forms_than_are_kept(operator: Any) -> None:
-    for rank in range(2 * MAX_SIGNATURES):
-        x = torch.full((1,) * rank, 3.0, requires_grad=True)
-        (gradient,) = torch.autograd.grad(operator(x, torch.ones(1)).sum(), x)
-        assert_close(gradient, torch.ones_like(x))
+@pytest.fixture
+def examined(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the operators of calls whose implementation was chosen anew."""
+    names: list[str] = []
+    implement = KernelSignatures.implement
+
+    def recorded(self: KernelSignatures, *args: Any) -> Any:
+        names.append(self.specification.name)
+        return implement(self, *args)
+
+    monkeypatch.setattr(KernelSignatures, "implement", recorded)
+    return names
+
+
+def test_more_forms_than_are_kept(operator: Any, examined: list[str]) -> None:
+    def call_all() -> None:
+        for rank in range(2 * MAX_SIGNATURES):
+            x = torch.full((1,) * rank, 3.0, requires_grad=True)
+            (gradient,) = torch.autograd.grad(operator(x, torch.ones(1)).sum(), x)
+            assert_close(gradient, torch.ones_like(x))
+
+    call_all()
     assert len(ways(operator)) == MAX_SIGNATURES
+    assert len(examined) == 2 * MAX_SIGNATURES
+    call_all()
+    assert len(examined) == 2 * MAX_SIGNATURES
 
 
-def test_one_tensor_twice(operator: Any) -> None:
-    x = torch.tensor([3.0], requires_grad=True)
+def test_other_forms_are_forgotten_where_they_are_too_many(
+    operator: Any, examined: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signatures, "MAX_OTHER_SIGNATURES", 4)
+    for _ in range(2):
+        for rank in range(2 * MAX_SIGNATURES):
+            assert_close(operator(torch.ones((1,) * rank), torch.ones(1)), torch.ones((1,) * max(rank, 1)))
+    assert len(examined) == 3 * MAX_SIGNATURES
+
+
+def test_one_tensor_twice(operator: Any, examined: list[str]) -> None:
+    x, w = torch.tensor([3.0], requires_grad=True), torch.tensor([5.0], requires_grad=True)
     for _ in range(3):
         (gradient,) = torch.autograd.grad(operator(x, x), x)
         assert_close(gradient, torch.tensor([6.0]))
     assert len(ways(operator)) == 0
+    assert len(examined) == 1
+    for _ in range(2):
+        assert_close(torch.autograd.grad(operator(x, w), (x, w)), (torch.tensor([5.0]), torch.tensor([3.0])))
+    assert len(examined) == 2
 
 
 def test_grad_mode_is_no_part_of_a_form(operator: Any) -> None:
@@ -203,6 +239,35 @@ def test_tensors_that_may_be_left_out(name: str) -> None:
             expected = torch.autograd.grad(affine(x, *given).sum(), needed)
             assert_close(found, expected)
             assert_close(operator(x, *given), affine(x, *given))
+
+
+def test_many_tensors_that_may_be_left_out(name: str, examined: list[str]) -> None:
+    def total(
+        x: Tensor,
+        a: Tensor | None = None,
+        b: Tensor | None = None,
+        c: Tensor | None = None,
+        d: Tensor | None = None,
+        e: Tensor | None = None,
+    ) -> Tensor:
+        return sum((each for each in (a, b, c, d, e) if each is not None), x * 2)
+
+    operator = opsmith.operator(name)(total).gradients(
+        x=lambda grad: 2 * grad, **dict.fromkeys("abcde", lambda grad: grad.clone())
+    )
+    operator(torch.ones(2))
+    for _ in range(2):
+        examined.clear()
+        for left_out in itertools.product((False, True), repeat=5):
+            x, *rest = (torch.randn(2, requires_grad=True) for _ in range(6))
+            given = [None if out else each for out, each in zip(left_out, rest, strict=True)]
+            needed = [x, *(each for each in given if each is not None)]
+            assert_close(operator(x, *given), total(x, *given))
+            assert_close(
+                torch.autograd.grad(operator(x, *given).sum(), needed),
+                torch.autograd.grad(total(x, *given).sum(), needed),
+            )
+    assert not examined
 
 
 def test_a_reference_without_formula_needs_no_dispatcher(name: str) -> None:

@@ -1,4 +1,4 @@
-"""Calls with lists of tensors that a reference in Python computes bypass the dispatcher, with gradients too."""
+"""Calls with lists of tensors bypass the dispatcher where a reference in Python computes them."""
 
 from __future__ import annotations
 

@@ -12,8 +12,6 @@ from opsmith.core.shapes import ANY
 from opsmith.core.specification import Specification
 
 _SCALARS = {FLOAT: "_op_float", INT: "_op_int", BOOL: "_op_bool", STR: "_op_str"}
-MAX_OPTIONAL_TENSORS = 3
-"""Each optional tensor doubles the number of lists of signatures."""
 
 
 def has_fast_path(specification: Specification) -> bool:
@@ -37,7 +35,6 @@ def takes_fast_path(schema: Schema) -> bool:
     return (
         not any(name.startswith("_op_") for name in schema.names)
         and optional < len(tensors)
-        and optional <= MAX_OPTIONAL_TENSORS
         and not any(kind.sequence and (kind.optional or kind.item_optional) for kind in tensors)
     )
 

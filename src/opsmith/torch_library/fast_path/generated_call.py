@@ -101,25 +101,23 @@ def generated(
         if argument.default is not REQUIRED:
             names[f"_op_default_{argument.name}"] = argument.default
             names[f"_op_restored_{argument.name}"] = argument.kind.restore(argument.default)
-    exec(_call_source(signatures.specification, body, compiled, keywords), names)
+    exec(_call_source(signatures, body, compiled, keywords), names)
     fast_call: Callable[..., Any] = names["__call__"]
     return fast_call
 
 
 def _signature_names(signatures: CallSignatures) -> dict[str, Any]:
-    """Globals that hold known signatures: lists, or where tensors come in lists, dictionaries of them."""
-    arguments = signatures.specification.schema.arguments
-    lists = any(each.kind.is_tensor and each.kind.sequence for each in arguments)
-    known = signatures.known if lists else [each[()] for each in signatures.known]
+    """Globals that hold known signatures: lists, or dictionaries of them."""
+    known = signatures.known if signatures.by_key else [each[()] for each in signatures.known]
     return {f"_op_signatures_{index}": each for index, each in enumerate(known)}
 
 
-def _call_source(specification: Specification, body: str, compiled: str | None, by_name: bool) -> str:
+def _call_source(signatures: CallSignatures, body: str, compiled: str | None, by_name: bool) -> str:
+    specification = signatures.specification
     schema = specification.schema
     tensors = [argument for argument in schema.arguments if argument.kind.is_tensor]
     every = ", ".join(_spread(each) for each in tensors)
-    lists = [each.name for each in tensors if each.kind.sequence]
-    optional = [each.name for each in tensors if each.kind.optional]
+    lists, optional = signatures.lists, signatures.chosen_by
     plain = [
         "not _op_extra",
         "not _op_unknown",
@@ -133,8 +131,12 @@ def _call_source(specification: Specification, body: str, compiled: str | None, 
         *(f"(_op_type({name}) is _op_list or _op_type({name}) is _op_tuple)" for name in lists),
         *(f"True not in _op_map(_op_is_nested, {name})" for name in lists),
     ]
-    lengths = "".join(f"_op_len({name}), " for name in lists)
-    known = "_op_signatures_{}" + f".get(({lengths}), ())" * bool(lists)
+    key = "".join(f"{name} is not None, " for name in signatures.optional_keys)
+    key += "".join(f"_op_len({name}), " for name in lists)
+    known = "_op_signatures_{}" + f".get(({key}), ())" * signatures.by_key
+    guarded = _guard_source(tensors, optional)
+    if signatures.optional_keys:
+        guarded = f"_op_guard(*[_op_tensor for _op_tensor in ({every},) if _op_tensor is not None])"
     implementation = "_op_kernel, _op_apply, _op_requires, _op_in_cpp, _op_any_layout"
     positional = "".join(f"{name}, " for name in schema.names[: schema.positional])
     keywords = "".join(f"{name}={name}, " for name in schema.names[schema.positional :])
@@ -159,7 +161,7 @@ def __call__(_op_handle, {signature}):
         _op_plain = False  # an argument is not a tensor
     if _op_plain:
         for _op_guard, {implementation} in {_by_given(known, optional)}:
-            if {_guard_source(tensors, optional)}:
+            if {guarded}:
                 break
         else:
             _, {implementation} = _op_select(({in_order(schema)}))

@@ -27,7 +27,13 @@ from opsmith.torch_library.validation import validate_results
 
 PLAIN_TYPES = frozenset((Tensor, torch.nn.Parameter))
 MAX_SIGNATURES = 16
-"""Maximum number of signatures; calls with others are examined in Python each time."""
+"""Maximum number of signatures whose guards are tried one after another."""
+
+MAX_OTHER_SIGNATURES = 256
+"""Maximum number of further signatures, which are looked up by dtypes and ranks."""
+
+MAX_CONDITIONS = 3
+"""Maximum number of optional tensors that conditions tell apart: each doubles the number of cases."""
 
 Apply = Callable[..., Any] | Literal[False] | None
 Implementation = tuple[Any, Callable[..., Any] | None, Apply, bool, bool, bool]
@@ -53,27 +59,48 @@ class CallSignatures(ABC):
     def __init__(self, specification: Specification) -> None:
         self.specification = specification
         tensors = [each for each in specification.schema.arguments if each.kind.is_tensor]
-        self._optional = [each.name for each in tensors if each.kind.optional]
-        self._lists = [each.name for each in tensors if each.kind.sequence]
-        # Operators without lists have one list of signatures in each, which their code names.
+        optional = [each.name for each in tensors if each.kind.optional]
+        self.lists = [each.name for each in tensors if each.kind.sequence]
+        # A few optional tensors choose a list by conditions, more of them by a key.
+        self.chosen_by = optional if len(optional) <= MAX_CONDITIONS else []
+        self.optional_keys = optional if len(optional) > MAX_CONDITIONS else []
         self.known: tuple[dict[tuple[int, ...], list[Implementation]], ...] = tuple(
-            {(): []} if not self._lists else {} for _ in range(2 ** len(self._optional))
+            {} if self.by_key else {(): []} for _ in range(2 ** len(self.chosen_by))
         )
+        self._others: dict[tuple[Any, ...], list[tuple[Any, Implementation]]] = {}
+
+    @property
+    def by_key(self) -> bool:
+        """True if a key chooses among known signatures; else there is one list of them, which code names."""
+        return bool(self.lists or self.optional_keys)
 
     def select(self, values: tuple[Any, ...]) -> Implementation:
         """Select the implementation of a call with these argument values, and cache it by its signature."""
         given = dict(zip(self.specification.schema.names, values, strict=True))
         tensors = tensors_in(list(values))
+        key = tuple(given[name] is not None for name in self.optional_keys)
+        key += tuple(len(given[name]) for name in self.lists)
+        number = sum(2**bit for bit, name in enumerate(reversed(self.chosen_by)) if given[name] is not None)
+        # A guard never accepts a tensor that is given twice.
+        places = {id(tensor): at for at, tensor in enumerate(tensors)}
+        distinct = [tensors[at] for at in places.values()]
+        form = number, *key, *(places[id(tensor)] for tensor in tensors)
+        form += tuple((tensor.dtype, tensor.dim(), tensor.requires_grad) for tensor in distinct)
+        for guard, implementation in self._others.get(form, ()):
+            if guard(*distinct):
+                return implementation
         if not capabilities.nothing_active() or not all(_is_dense(tensor) for tensor in tensors):
             return SLOW_PATH
-        guard = capabilities.tensor_guard(tensors)
+        guard = capabilities.tensor_guard(distinct)
         implementation = self.implement(guard, given, tensors)
-        number = sum(2**bit for bit, name in enumerate(reversed(self._optional)) if given[name] is not None)
-        kept = sum(map(len, self.known[number].values()))
-        # The guard never accepts a tensor that is given twice: such calls are selected each time.
-        if implementation is not SLOW_PATH and kept < MAX_SIGNATURES and guard(*tensors):
-            lengths = tuple(len(given[name]) for name in self._lists)
-            self.known[number].setdefault(lengths, []).append(implementation)
+        if implementation is SLOW_PATH or not guard(*distinct):
+            return implementation
+        if len(distinct) == len(tensors) and sum(map(len, self.known[number].values())) < MAX_SIGNATURES:
+            self.known[number].setdefault(key, []).append(implementation)
+        else:
+            if len(self._others) >= MAX_OTHER_SIGNATURES:
+                self._others.clear()
+            self._others.setdefault(form, []).append((guard, implementation))
         return implementation
 
     @abstractmethod
@@ -113,7 +140,7 @@ class KernelSignatures(CallSignatures):
             in_cpp = True
             any_layout = kernel.takes_any_layout and all(each.elsewhere for each in rejected)
             kernel = kernel.direct
-        elif self._lists and specification.schema.written:
+        elif self.lists and specification.schema.written:
             return SLOW_PATH  # checks in Python would cost more than they spare
         elif accepted or specification.opaque:
             kernel = self._without_graph(kernel)
@@ -213,7 +240,7 @@ class KernelSignatures(CallSignatures):
         return self._nodes[key]
 
     def _lengths(self, given: dict[str, Any]) -> dict[str, int]:
-        return {name: len(given[name]) for name in self._lists}
+        return {name: len(given[name]) for name in self.lists}
 
     def _in_inference(self, given: dict[str, Any]) -> Callable[..., Any]:
         """The call in inference mode, for lists of these lengths."""
