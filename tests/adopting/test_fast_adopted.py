@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from slow_calls import record_slow_calls
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
@@ -18,7 +19,6 @@ from torch.testing import assert_close
 
 import opsmith
 from opsmith import errors
-from opsmith.torch_library.registration import DispatcherRegistration
 
 
 class Product(Function):
@@ -135,16 +135,7 @@ def asking(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the operators whose calls ran on a context of ours, or through the dispatcher."""
-    calls: list[str] = []
-    for name in ("_values", "_by_class"):
-        own = getattr(DispatcherRegistration, name)
-
-        def recorded(self: Any, *args: Any, own: Any = own) -> Any:
-            calls.append(self.specification.name)
-            return own(self, *args)
-
-        monkeypatch.setattr(DispatcherRegistration, name, recorded)
-    return calls
+    return record_slow_calls(monkeypatch, "_values", "_by_class")
 
 
 def known(function_class: type[Function], *args: Any, **options: Any) -> Any:

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from slow_calls import record_slow_calls
 from torch import Tensor
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import opsmith
 from opsmith import errors
-from opsmith.torch_library.registration import DispatcherRegistration
 
 Results = tuple[Tensor, ...]
 
@@ -115,15 +115,7 @@ def in_a_tuple(results: Any) -> Results:
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the operators whose calls took the slow path."""
-    calls: list[str] = []
-    values = DispatcherRegistration._values
-
-    def recorded(self: DispatcherRegistration, *args: Any) -> list[Any]:
-        calls.append(self.specification.name)
-        return values(self, *args)
-
-    monkeypatch.setattr(DispatcherRegistration, "_values", recorded)
-    return calls
+    return record_slow_calls(monkeypatch)
 
 
 def compare(subject: Any, x: Tensor, w: Tensor, **more: Any) -> None:

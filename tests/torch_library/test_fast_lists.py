@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from slow_calls import record_slow_calls
 from torch import Tensor
 from torch.testing import assert_close
 
 import opsmith
 from opsmith import errors
 from opsmith.torch_library.fast_path.signatures import MAX_SIGNATURES
-from opsmith.torch_library.registration import DispatcherRegistration
 
 
 def weighted(xs: list[Tensor], w: Tensor, by: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -31,15 +31,7 @@ def declared(name: str, **options: Any) -> Any:
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the operators whose calls took the slow path."""
-    calls: list[str] = []
-    values = DispatcherRegistration._values
-
-    def recorded(self: DispatcherRegistration, *args: Any) -> list[Any]:
-        calls.append(self.specification.name)
-        return values(self, *args)
-
-    monkeypatch.setattr(DispatcherRegistration, "_values", recorded)
-    return calls
+    return record_slow_calls(monkeypatch)
 
 
 def tensors(count: int, size: int, needed: str) -> list[Tensor]:

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from slow_calls import record_slow_calls
 from torch import Tensor
 from torch.testing import assert_close
 
 import opsmith
 from opsmith import errors
-from opsmith.torch_library.registration import DispatcherRegistration
 
 BOTH = """
 template <class T>
@@ -50,15 +50,7 @@ def operator(request: pytest.FixtureRequest) -> Any:
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the operators whose calls took the slow path."""
-    calls: list[str] = []
-    values = DispatcherRegistration._values
-
-    def recorded(self: DispatcherRegistration, *args: Any) -> list[Any]:
-        calls.append(self.specification.name)
-        return values(self, *args)
-
-    monkeypatch.setattr(DispatcherRegistration, "_values", recorded)
-    return calls
+    return record_slow_calls(monkeypatch)
 
 
 def expected(operator: Any, *args: Any) -> Any:
