@@ -18,7 +18,8 @@ from typer.testing import Result
 
 from opsmith import config
 from opsmith.build import toolchain
-from opsmith.build.packaged import BuiltFile, looking_in
+from opsmith.build.manifest import BuiltFile
+from opsmith.build.packaged import looking_in
 from opsmith.cli import doctor
 from opsmith.kernels.cuda import nvrtc
 from opsmith.torch_library.capabilities.capability import CAPABILITIES, capability_statuses

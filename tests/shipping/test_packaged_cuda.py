@@ -14,7 +14,7 @@ from packaged_kernels import PACKAGE, build_into, edit_manifest, source_package
 
 import opsmith
 from opsmith import errors
-from opsmith.build import packaged
+from opsmith.build import manifest, packaged
 from opsmith.core import missing_kernels
 from opsmith.kernels.cuda import nvrtc
 from opsmith.kernels.cuda.driver import DriverError
@@ -66,7 +66,7 @@ def test_an_image_for_the_gpu_is_loaded_without_nvrtc(folder: Path, shifted: Any
         shifted.reload()
         assert torch.equal(shifted(X), X + 3)
     assert shifted.explain(X).origin == "built into the package for sm_90"
-    (loaded,) = kernel_of(shifted)._functions.values()
+    (loaded,) = kernel_of(shifted).launcher.functions.values()
     assert (loaded.cubin.max_threads, loaded.cubin.resources.registers > 0) == (128, True)
 
 
@@ -95,8 +95,8 @@ def test_which_files_fit_a_gpu(
 
 
 def test_rules_of_compatibility() -> None:
-    def file(target: str) -> packaged.BuiltFile:
-        return packaged.BuiltFile(operator="", language="CUDA", digest="", abi=1, target=target)
+    def file(target: str) -> manifest.BuiltFile:
+        return manifest.BuiltFile(operator="", language="CUDA", digest="", abi=1, target=target)
 
     fits = {
         gpu: [each for each in TARGETS if gpu_misfit(file(each), gpu) is None]

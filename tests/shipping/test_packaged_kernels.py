@@ -26,7 +26,7 @@ from packaged_kernels import (
 )
 
 import opsmith
-from opsmith.build import packaged, processor
+from opsmith.build import manifest, packaged, processor
 from opsmith.build.toolchain import FLAGS
 from opsmith.kernels.cpp.compiler import building_with
 from opsmith.kernels.cpp.kernel import CppKernel
@@ -59,9 +59,9 @@ def library(folder: Path) -> Path:
 
 def test_the_best_level_of_this_processor_is_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert origin_in(folder) == f"built into the package for {RUNNABLE[:2][-1]}"
-    monkeypatch.setattr(packaged, "cpu_features", lambda: frozenset(processor.levels()[RUNNABLE[0]]))
+    monkeypatch.setattr(manifest, "cpu_features", lambda: frozenset(processor.levels()[RUNNABLE[0]]))
     assert origin_in(folder) == f"built into the package for {RUNNABLE[0]}"
-    monkeypatch.setattr(packaged, "cpu_features", frozenset)
+    monkeypatch.setattr(manifest, "cpu_features", frozenset)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # another processor is no fault
         assert origin_in(folder) in ELSEWHERE
@@ -170,7 +170,7 @@ def older_structures(folder: Path) -> str:
 def no_library(folder: Path) -> str:
     path = library(folder)
     path.write_bytes(b"no library")
-    digest = packaged.digest_of(path)
+    digest = manifest.digest_of(path)
     edit_manifest(
         folder,
         lambda held: [
@@ -273,15 +273,15 @@ def test_other_files_of_a_package_are_no_more_open_than_its_code(tmp_path: Path)
     for path in (code, file):
         path.touch()
         path.chmod(0o664)  # as by pip under a umask of 002
-    packaged.refuse_open(file, code.stat())
+    manifest.refuse_open(file, code.stat())
     code.chmod(0o644)
-    with pytest.raises(packaged.UnusableError, match="its mode is 664"):
-        packaged.refuse_open(file, code.stat())
+    with pytest.raises(manifest.UnusableError, match="its mode is 664"):
+        manifest.refuse_open(file, code.stat())
     if os.geteuid() == 0:
         os.chown(file, 12345, -1)
         file.chmod(stat.S_IRUSR)
-        with pytest.raises(packaged.UnusableError, match="it belongs to user 12345, and the package to 0"):
-            packaged.refuse_open(file, code.stat())
+        with pytest.raises(manifest.UnusableError, match="it belongs to user 12345, and the package to 0"):
+            manifest.refuse_open(file, code.stat())
 
 
 def test_only_a_file_in_a_package_has_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

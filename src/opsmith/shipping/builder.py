@@ -16,13 +16,8 @@ from pathlib import Path
 
 import opsmith
 from opsmith import errors
-from opsmith.build.packaged import (
-    FOLDER,
-    RUNTIME,
-    BuiltFile,
-    nothing_packaged,
-    write_manifest,
-)
+from opsmith.build.manifest import RUNTIME, BuiltFile, write_manifest
+from opsmith.build.packaged import FOLDER, nothing_packaged
 from opsmith.build.processor import levels, machine
 from opsmith.build.toolchain import FLAGS, processors
 from opsmith.kernels.cpp.compiler import LIBRARY, building_with, kernel_toolchain

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from opsmith import errors
 from opsmith.build.cache import MANIFEST, flush
-from opsmith.build.packaged import BuiltFile, UnusableError, kernel_folder, sealed
+from opsmith.build.manifest import BuiltFile, UnusableError, kernel_folder, sealed
 from opsmith.shipping.source_package import SourcePackage
 
 _FILE = re.compile(r".+\.[0-9a-f]{16}\.(so|images)")

@@ -128,7 +128,7 @@ class FakeDriver(Driver):
         kernel, instance = next(
             (kernel, instance)
             for kernel in self._kernels
-            for (instance, _), loaded in kernel._functions.items()
+            for (instance, _), loaded in kernel.launcher.functions.items()
             if loaded.handle == function
         )
         if (kernel, instance) not in self._instances:
@@ -233,7 +233,7 @@ def on_cpu(operator: opsmith.Operator[..., Any]) -> CudaKernel:
     kernels = operator.specification.kernels
     (kernel,) = {each.function: None for each in kernels if isinstance(each.function, CudaKernel)}
     if all(each.device != "cpu" for each in kernels if each.function is kernel):  # once, whoever asks again
-        kernel._machine = OnCpu()
+        kernel.machine = OnCpu()
         driver().take(kernel)
         operator._attach_kernel(Kernel("cpu", kernel))
     return kernel

@@ -148,7 +148,7 @@ def test_constants_make_instances_and_are_no_part_of_the_size(kernels: dict[str,
     assert_close(pooled(x, 3, True), pooled.reference(x, 3, True))
     assert record().launches == 4
     assert record().shared == 16 * 4
-    loaded = {str(instance) for instance, _ in kernels["pooled"]._functions}
+    loaded = {str(instance) for instance, _ in kernels["pooled"].launcher.functions}
     assert loaded >= {"float32, SIZE=2, LARGEST=0", "float32, SIZE=3, LARGEST=1"}
     assert not any("SIZE=8" in each for each in loaded)
 

@@ -319,7 +319,7 @@ def test_more_shared_memory_is_asked_for_and_refused_beyond_what_there_is() -> N
     for kilobytes, allowed in ((1, 0), (64, 64 * 1024), (96, 96 * 1024), (80, 96 * 1024)):
         operator(torch.ones(kilobytes))
         assert (record().shared, record().allowed) == (kilobytes * 1024, allowed)
-    assert record().loads == len(kernel._functions) == 1
+    assert record().loads == len(kernel.launcher.functions) == 1
     with pytest.raises(errors.LaunchError) as caught:
         operator(torch.ones(228))
     assert str(caught.value).splitlines()[:4] == [
@@ -514,7 +514,7 @@ def test_a_first_call_while_a_graph_is_captured_is_refused_in_words(monkeypatch:
     forget()
     kernel = operator.specification.kernels[0].function
     capturing = True
-    monkeypatch.setattr(type(kernel._machine), "is_capturing", lambda self: capturing)
+    monkeypatch.setattr(type(kernel.machine), "is_capturing", lambda self: capturing)
     with pytest.raises(errors.KernelError, match="cannot be loaded while a CUDA graph is captured") as caught:
         operator(torch.ones(2))
     assert caught.value.got == "the first call of its instance float32"

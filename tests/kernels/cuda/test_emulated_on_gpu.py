@@ -80,7 +80,7 @@ def test_the_comparison_of_bundled_operators(name: str) -> None:
     """Hidden results, an argument that is returned, and a kernel of several launches."""
     (operator,) = (each for each in BUNDLED if each.name == name)
     kernels, (cuda, *_) = operator.specification.kernels, gpu_kernels(operator, CudaKernel)
-    machine = cuda._machine
+    machine = cuda.machine
     on_cpu(operator)
     forget(dry=False)
     try:
@@ -89,7 +89,7 @@ def test_the_comparison_of_bundled_operators(name: str) -> None:
     finally:
         forget()
         operator.replace_kernels(kernels)
-        cuda._machine = machine
+        cuda.machine = machine
 
 
 def test_a_difference_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,9 @@
-"""Kernel in C++, compiled when it is first needed, and the plans by which its calls run."""
+"""Kernel in C++: compiled or loaded when it is first needed, with the calls that it takes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +11,8 @@ import torch
 
 from opsmith import errors
 from opsmith.build.cache import CacheEntry
-from opsmith.build.packaged import Found, digest_of_parts, package_of, search
-from opsmith.core.argument_types import NUMBERED
+from opsmith.build.manifest import digest_of_parts
+from opsmith.build.packaged import Found, package_of, search
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.kernels import BuiltKernel
 from opsmith.core.missing_kernels import missing_reason, with_reason
@@ -20,72 +20,24 @@ from opsmith.core.operator import Operator
 from opsmith.kernels.common.parameters import (
     Parameter,
     check_parameters,
-    check_written,
     choose_candidate,
     copy_reason,
     cpp_arguments,
     dtype_refusal,
 )
-from opsmith.kernels.common.result_layout import ResultLayout, has_layout, result_layouts
+from opsmith.kernels.common.result_layout import has_layout
 from opsmith.kernels.cpp.codegen import DEFAULT_DTYPES, OUT_TABLE, TABLE, shapes_in_cpp
 from opsmith.kernels.cpp.compiler import builds_as_usual, compile_kernel, compile_with_headers
 from opsmith.kernels.cpp.dispatch import DispatchedKernel, dispatched_kernel
 from opsmith.kernels.cpp.library import VERSION, CppLibrary, loadable, packaged_library
+from opsmith.kernels.cpp.plan import CppPlan, plan_call
 from opsmith.kernels.cpp.runtime import runtime_file
 from opsmith.kernels.cpp.source import CppSource
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.validation import refuse_shapes
 from opsmith.torch_library.writes import refuse_unwritable
 
 if TYPE_CHECKING:
     from opsmith.kernels.cpp.linked_library import KernelObject
-
-_DTYPE_NUMBERS = {dtype: number for number, dtype in enumerate(NUMBERED["ScalarType"])}
-
-
-@dataclass(frozen=True, slots=True)
-class CppPlan:
-    """Plan for the calls of one signature.
-
-    Attributes:
-        candidate: Index of the instance.
-        copies: Tensors to copy into another layout first: index among the call's tensors, index of the
-            argument, True if it is copied back, strides of the copy.
-        results: Layout of each result, and the strides in which the kernel writes it where they differ.
-    """
-
-    candidate: int
-    copies: tuple[tuple[int, int, bool, tuple[int, ...]], ...]
-    results: tuple[tuple[ResultLayout, tuple[int, ...] | None], ...]
-
-    def encode(self) -> list[int]:
-        """Return the plan as the numbers that `Plan::read` in plans.h expects."""
-        numbers = [self.candidate, len(self.copies)]
-        for tensor, argument, back, strides in self.copies:
-            numbers += [tensor, argument, back, len(strides), *strides]
-        numbers.append(len(self.results))
-        for result, written in self.results:
-            numbers += [_DTYPE_NUMBERS[result.dtype], len(result.shape), written is not None]
-            numbers += [*result.shape, *result.stride, *(written or ())]
-        return numbers
-
-
-def _strides(shape: Sequence[int], layout: str) -> tuple[int, ...]:
-    """Return the strides of a tensor of this shape in a layout.
-
-    Example:
-        >>> _strides((2, 3), "contiguous")
-        (3, 1)
-    """
-    if layout == "channels-last":
-        order = [0, *range(2, len(shape)), 1]  # batch, spatial dimensions, channels
-        inner = _strides([shape[dim] for dim in order], "contiguous")
-        return tuple(dict(zip(order, inner, strict=True))[dim] for dim in range(len(shape)))
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
 
 
 class CppKernel(BuiltKernel[CppSource]):
@@ -430,7 +382,7 @@ class CppKernel(BuiltKernel[CppSource]):
             choice = self._choose(loaded, values)
             if isinstance(choice, int):
                 parameters = loaded.candidates[choice]
-                plan = self._plan(values, choice, parameters)
+                plan = plan_call(self, values, choice, parameters)
         finally:
             if signature is not None:
                 loaded.remember(signature, None if plan is None else plan.encode())
@@ -438,31 +390,6 @@ class CppKernel(BuiltKernel[CppSource]):
             given, named = specification.schema.split(values)
             return specification.computed_by(*given, **named)
         return loaded.overload(*args, **kwargs)
-
-    def _plan(self, values: list[Any], candidate: int, parameters: Sequence[Parameter]) -> CppPlan:
-        """Plan the calls that have the signature of these values.
-
-        Raises:
-            ShapeError: If the tensors do not have the declared shapes.
-            KernelSignatureError: If the instance writes results of another dtype or number of dimensions.
-        """
-        specification = self.operator.specification
-        refuse_shapes(specification, values)
-        copies, tensors = [], 0
-        for index, (value, parameter) in enumerate(zip(values, parameters, strict=False)):
-            for tensor in tensors_in([value]):
-                if not has_layout(tensor, parameter.layout):
-                    strides = _strides(tensor.shape, parameter.layout)
-                    copies.append((tensors, index, parameter.written, strides))
-                tensors += 1
-        results: list[tuple[ResultLayout, tuple[int, ...] | None]] = []
-        views = parameters[len(specification.schema.arguments) :]
-        layouts = result_layouts(specification, values)
-        for described, result, view in zip(specification.schema.results, layouts, views, strict=True):
-            check_written(self, described.name, result, view)
-            written = result.stride if view.layout == "any" else _strides(result.shape, view.layout)
-            results.append((result, None if written == result.stride else written))
-        return CppPlan(candidate, tuple(copies), tuple(results))
 
     def _failed(self, text: str) -> errors.KernelError:
         hint = "call it with what the kernel takes, or fix the kernel"

@@ -30,7 +30,7 @@ struct Plan {
   std::vector<Copied> copied;
   std::vector<Result> results;
 
-  // Decodes the numbers of `CppPlan.encode` in kernel.py.
+  // Decodes the numbers of `CppPlan.encode` in plan.py.
   static std::shared_ptr<const Plan> read(const int64_t* at) {
     auto plan = std::make_shared<Plan>();
     auto several = [&at](int64_t count) {

@@ -10,8 +10,9 @@ from typing import Any
 
 from opsmith import errors
 from opsmith.build.cache import CacheEntry, cache_on_disk
-from opsmith.build.packaged import RUNTIME as LANGUAGE
-from opsmith.build.packaged import Found, digest_of_parts, package_of, search
+from opsmith.build.manifest import RUNTIME as LANGUAGE
+from opsmith.build.manifest import digest_of_parts
+from opsmith.build.packaged import Found, package_of, search
 from opsmith.build.toolchain import FLAGS
 from opsmith.core.forked_locks import lock_of
 from opsmith.kernels.cpp.compiler import HEADER, HERE, LIBRARY, STUB, build_parts, kernel_toolchain

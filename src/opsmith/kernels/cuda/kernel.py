@@ -1,19 +1,18 @@
-"""CUDA kernels of operators: the choice of instances for a call, and its launches."""
+"""CUDA kernels of operators: the choice of instances for a call, and its plan."""
 
 from __future__ import annotations
 
 import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from opsmith import errors
-from opsmith.build.packaged import Found, digest_of_parts, package_of, search
+from opsmith.build.manifest import digest_of_parts
+from opsmith.build.packaged import Found, package_of, search
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.kernels import BuiltKernel
 from opsmith.core.missing_kernels import missing_reason, with_reason
@@ -29,9 +28,8 @@ from opsmith.kernels.cuda.compiler import (
     describe_instances,
     name_expression,
 )
-from opsmith.kernels.cuda.driver import DEFAULT_MAX_SHARED, DriverError, TorchCuda
-from opsmith.kernels.cuda.launch import Geometry
-from opsmith.kernels.cuda.limits import LaunchLimits
+from opsmith.kernels.cuda.driver import TorchCuda
+from opsmith.kernels.cuda.launcher import Launcher
 from opsmith.kernels.cuda.packaged import PackagedImages, gpu_misfit, gpu_rank
 from opsmith.kernels.cuda.parameters import (
     VERSION,
@@ -44,24 +42,14 @@ from opsmith.kernels.cuda.parameters import (
 from opsmith.kernels.cuda.plan import (
     CudaChoice,
     CudaPlan,
-    PreparedCall,
-    copy_of,
+    finish_call,
     needs_copy,
     plan_call,
+    prepare_call,
     without_data,
 )
 from opsmith.kernels.cuda.rules import KernelRules
 from opsmith.kernels.cuda.source import CudaSource
-
-
-@dataclass(slots=True)
-class _LoadedFunction:
-    """Kernel that is loaded on a GPU, with the dynamic shared memory that its launches may use."""
-
-    handle: int
-    cubin: Cubin
-    limits: LaunchLimits
-    shared: int = 0
 
 
 class CudaKernel(BuiltKernel[CudaSource]):
@@ -80,6 +68,8 @@ class CudaKernel(BuiltKernel[CudaSource]):
 
     Attributes:
         copied: Number of copies for their layout, of each argument and of the results.
+        machine: GPUs, streams and the driver.
+        launcher: Its functions that are loaded on GPUs.
     """
 
     language = "CUDA"
@@ -105,7 +95,7 @@ class CudaKernel(BuiltKernel[CudaSource]):
             declared=declared,
         )
         self._dtypes = dtypes
-        self._machine = TorchCuda()
+        self.machine = TorchCuda()
         self.rules = rules
         if len(rules.launches) > 1:
             self.manner = f"{len(rules.launches)} launches"
@@ -114,8 +104,7 @@ class CudaKernel(BuiltKernel[CudaSource]):
         self._missing: errors.ToolchainError | None = None
         self._wrong: dict[Any, errors.OpsmithError] = {}
         self._described: dict[Any, tuple[tuple[CudaParameter, ...], ...]] = {}
-        # Loaded kernels stay loaded: a launch may be pending in some stream.
-        self._functions: dict[tuple[Instance, int], _LoadedFunction] = {}
+        self.launcher = Launcher(self)
         self._choices: CallCache[CudaChoice | str] = CallCache()
         self._plans: CallCache[CudaPlan] = CallCache()
         self._images: dict[str, PackagedImages] = {}
@@ -138,7 +127,7 @@ class CudaKernel(BuiltKernel[CudaSource]):
         Raises:
             CompileError: If NVRTC refuses the source.
         """
-        reason = self._machine.unavailable() or device_refusal(values)
+        reason = self.machine.unavailable() or device_refusal(values)
         if reason is not None:
             return reason
         specification = self.operator.specification
@@ -162,10 +151,10 @@ class CudaKernel(BuiltKernel[CudaSource]):
         return ", ".join(each for each in found if each)
 
     def _origin_of_instance(self, instance: Instance, index: int) -> str:
-        loaded = self._functions.get((instance, index))
+        loaded = self.launcher.functions.get((instance, index))
         if loaded is not None:
             return loaded.cubin.origin
-        images = self.packaged(self._machine.architecture(index)).images(
+        images = self.packaged(self.machine.architecture(index)).images(
             name_expression(self.source, instance)
         )
         return next((image.cubin.origin for _, image in images), "")
@@ -274,126 +263,22 @@ class CudaKernel(BuiltKernel[CudaSource]):
             if isinstance(choice, str):
                 return specification.computed_by(*args, **kwargs)
             plan = self._plans.obtain(specification, signature, functools.partial(self.plan, choice, values))
-        call = self.prepare(plan, values, device)
+        call = prepare_call(specification.schema, plan, values, device, self.copied)
         if plan.launches:
             try:
-                self._launch(plan, call.tensors, device.index or 0)
+                self.launcher.launch(plan, call.tensors, device.index or 0)
             except errors.ToolchainError as error:  # built kernels that the driver does not load
                 missing_reason(self, error)
                 return specification.computed_by(*args, **kwargs)
-        return self.finish(call)
+        return finish_call(specification.schema, call, self.copied)
 
-    def prepare(self, plan: CudaPlan, values: list[Any], device: torch.device) -> PreparedCall:
-        """Copy arguments into the layouts that the kernel takes; allocate its results and scratch buffers.
+    def choose_anew(self, missing: errors.ToolchainError | None = None) -> None:
+        """Forget the choices for calls: what they were made by is there no more.
 
         Args:
-            plan: The plan of the call.
-            values: Argument values; copies take the places of those that are copied.
-            device: Device of the results.
+            missing: Error of a compiler that is missing; None if it was built kernels that do not load.
         """
-        back: list[tuple[Tensor, Tensor]] = []
-        for index, parameter in plan.copied:
-            given, values[index] = values[index], copy_of(values[index], parameter)
-            if parameter.written:
-                back += zip(tensors_in([given]), tensors_in([values[index]]), strict=True)
-            self.copied[self.operator.specification.schema.names[index]] += 1
-        results = [each.allocate(device) for each in plan.results]
-        scratch = [each.allocate(device) for each in plan.scratch]
-        tensors = [*tensors_in([values[index] for index in plan.passed]), *results, *scratch]
-        return PreparedCall(plan, tensors, results, back)
-
-    def finish(self, call: PreparedCall) -> Any:
-        """Return the results of a call that has run, after what it wrote is copied back."""
-        for tensor, copy in call.back:
-            tensor.copy_(copy)
-        results = list(call.results)
-        for index, planned in enumerate(call.plan.results):
-            results[index] = planned.layout.restore(call.results[index])
-            if results[index] is not call.results[index]:
-                self.copied["result"] += 1
-        single = self.operator.specification.schema.single
-        return (results[0] if single else tuple(results)) if results else None
-
-    def _launch(self, plan: CudaPlan, tensors: Sequence[Tensor], index: int) -> None:
-        """Launch the kernels one after the other on torch's current stream of a GPU."""
-        driver = self._machine.driver()
-        launch = plan.launches[0]
-        try:
-            with driver.on_device(index):
-                functions = []
-                for launch in plan.launches:  # which an error names
-                    functions.append(self._function(launch.instance, launch.geometry, index))
-                stream = self._machine.stream(index)
-                for launch, function in zip(plan.launches, functions, strict=True):
-                    driver.launch(
-                        function.handle,
-                        launch.geometry.grid,
-                        launch.geometry.block,
-                        launch.geometry.shared,
-                        stream,
-                        launch.packed.with_addresses([tensors[at].data_ptr() for at in launch.tensors]),
-                        launch.packed.offsets,
-                    )
-        except DriverError as error:
-            geometry = launch.geometry
-            named = f" `{launch.instance.entry}`" if launch.instance.entry else ""
-            raise self.error(
-                errors.KernelError,
-                f"the CUDA kernel{named} is not launched: {error}",
-                got=f"grid {geometry.grid}, block {geometry.block}, {geometry.shared} bytes of shared "
-                f"memory, on {self._machine.architecture(index)}",
-                hint="see what it takes with `opsmith compile`; what a kernel before it did wrong comes up "
-                "here, too: run with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer",
-            ) from None
-
-    def _function(self, instance: Instance, geometry: Geometry, index: int) -> _LoadedFunction:
-        """Load the kernel into the current context, once for each GPU."""
-        with self._lock:
-            driver = self._machine.driver()
-            function = self._functions.get((instance, index))
-            if function is None:
-                if self._machine.is_capturing():
-                    raise self.error(
-                        errors.KernelError,
-                        "the CUDA kernel cannot be loaded while a CUDA graph is captured",
-                        got="the first call of " + (f"its instance {instance}" if str(instance) else "it"),
-                        hint="call the operator once with such arguments before the capture",
-                    )
-                function = self._functions[instance, index] = self._loaded(instance, index)
-            if not function.limits.allow(geometry):
-                raise function.limits.refused(self, geometry)
-            total = function.limits.static + geometry.shared
-            if geometry.shared > function.shared and total > DEFAULT_MAX_SHARED:
-                driver.allow_shared(function.handle, geometry.shared)
-                function.shared = geometry.shared
-            return function
-
-    def _loaded(self, instance: Instance, index: int) -> _LoadedFunction:
-        """Load an instance: built in the package of the kernel, from the cache, or compiled now.
-
-        Raises:
-            CompileError, ToolchainError: If NVRTC refuses the source, or is missing.
-            DriverError: If the driver refuses what was compiled here.
-        """
-        driver, architecture = self._machine.driver(), self._machine.architecture(index)
-        packaged = self.packaged(architecture)
-        for path, image in packaged.images(name_expression(self.source, instance)):
-            try:
-                handle = driver.load(image.cubin.image, image.cubin.name)
-            except DriverError as error:  # one that is older than what built it
-                packaged.drop(path, f"the driver does not load it: {error}")
-                self._forget_choices()
-                continue
-            return _function_of(handle, image.cubin)
-        try:
-            cubin = self.compile(instance, architecture)
-        except errors.ToolchainError as error:
-            self._missing = error
-            self._forget_choices()
-            raise
-        return _function_of(driver.load(cubin.image, cubin.name), cubin)
-
-    def _forget_choices(self) -> None:
+        self._missing = missing or self._missing
         self._described.clear()
         self._choices = CallCache()
 
@@ -493,12 +378,8 @@ class CudaKernel(BuiltKernel[CudaSource]):
         return self._choices.obtain(
             specification,
             call_signature(values),
-            lambda: self.choose(values, self._machine.architecture(index)),
+            lambda: self.choose(values, self.machine.architecture(index)),
         )
-
-
-def _function_of(handle: int, cubin: Cubin) -> _LoadedFunction:
-    return _LoadedFunction(handle, cubin, LaunchLimits.of(cubin, cubin.architecture))
 
 
 def with_defaults(specification: Specification, values: Sequence[Any]) -> list[Any]:

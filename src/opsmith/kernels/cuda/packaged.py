@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from opsmith.build.packaged import BuiltFile, Found, warn_unusable
+from opsmith.build.manifest import BuiltFile
+from opsmith.build.packaged import Found, warn_unusable
 from opsmith.core.argument_types import NUMBERED
 from opsmith.kernels.common.gpu_resources import Resources
 from opsmith.kernels.cuda.compiler import Cubin

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -206,6 +207,48 @@ def plan_call(
     )
     results, rest = tuple(buffers[: len(names)]), tuple(buffers[len(names) :])
     return CudaPlan(tuple(copied), results, rest, launches, passed)
+
+
+def prepare_call(
+    schema: Schema, plan: CudaPlan, values: list[Any], device: torch.device, copied: Counter[str]
+) -> PreparedCall:
+    """Copy arguments into the layouts that a kernel takes; allocate its results and scratch buffers.
+
+    Args:
+        schema: Signature of the operator.
+        plan: The plan of the call.
+        values: Argument values; copies take the places of those that are copied.
+        device: Device of the results.
+        copied: Number of copies of each argument, to count on.
+    """
+    back: list[tuple[Tensor, Tensor]] = []
+    for index, parameter in plan.copied:
+        given, values[index] = values[index], copy_of(values[index], parameter)
+        if parameter.written:
+            back += zip(tensors_in([given]), tensors_in([values[index]]), strict=True)
+        copied[schema.names[index]] += 1
+    results = [each.allocate(device) for each in plan.results]
+    scratch = [each.allocate(device) for each in plan.scratch]
+    tensors = [*tensors_in([values[index] for index in plan.passed]), *results, *scratch]
+    return PreparedCall(plan, tensors, results, back)
+
+
+def finish_call(schema: Schema, call: PreparedCall, copied: Counter[str]) -> Any:
+    """Return the results of a call that has run, after what it wrote is copied back.
+
+    Args:
+        schema: Signature of the operator.
+        call: The call.
+        copied: Number of copies, to count those of results on under `result`.
+    """
+    for tensor, copy in call.back:
+        tensor.copy_(copy)
+    results = list(call.results)
+    for index, planned in enumerate(call.plan.results):
+        results[index] = planned.layout.restore(call.results[index])
+        if results[index] is not call.results[index]:
+            copied["result"] += 1
+    return (results[0] if schema.single else tuple(results)) if results else None
 
 
 def _check_scratch(kernel: BuiltKernel[Any], name: str, layout: ResultLayout, view: CudaParameter) -> None:

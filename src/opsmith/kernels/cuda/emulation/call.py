@@ -34,7 +34,7 @@ from opsmith.kernels.cuda.emulation.limits import emulated_limits
 from opsmith.kernels.cuda.emulation.messages import NOTE, SKIPPED, EmulationFinding
 from opsmith.kernels.cuda.kernel import CudaKernel
 from opsmith.kernels.cuda.parameters import CudaParameter, passed_arguments
-from opsmith.kernels.cuda.plan import CudaChoice, PreparedCall
+from opsmith.kernels.cuda.plan import CudaChoice, PreparedCall, finish_call, prepare_call
 from opsmith.kernels.gpu_usage import gpu_kernels
 from opsmith.torch_library.validation import refuse_shapes, refuse_unsupported
 from opsmith.torch_library.writes import refuse_unwritable
@@ -92,7 +92,7 @@ class EmulatedCall:
             for tensor, given in zip(self.call.tensors, run.tensors, strict=True):
                 if given.use.writable:
                     tensor.copy_(given.tensor)
-        return kernel.finish(self.call)
+        return finish_call(kernel.operator.specification.schema, self.call, kernel.copied)
 
 
 class KernelEmulation:
@@ -163,7 +163,7 @@ class KernelEmulation:
             return choice
         plan = kernel.plan(choice, values)
         named = dict(zip(schema.names, values, strict=True))
-        call = kernel.prepare(plan, list(values), torch.device("cpu"))
+        call = prepare_call(schema, plan, list(values), torch.device("cpu"), kernel.copied)
         uses: list[TensorUse] = []
         for name in passed_arguments(schema):
             written = name in choice.taken and choice.taken[name].written
