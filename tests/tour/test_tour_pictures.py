@@ -1,4 +1,4 @@
-"""The tour's last stage, and the index that links all of them."""
+"""The stages of pages and of pictures, and the index that links all of them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import io
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,10 @@ import opsmith
 from opsmith.checking import Outcome, Report
 from opsmith.ops import Linear
 from opsmith.pages import content
-from opsmith.tour import StageResult, TourContext, TourStage, pictures, run_tour
+from opsmith.tour import StageResult, TourContext, TourStage, operator_pages, pictures, run_tour
 from opsmith.tour.digits import DigitNetwork
 from opsmith.tour.pictures import learning_curves
 from opsmith.tour.stage import write_json, write_weights
-
-pytestmark = pytest.mark.slow  # the tour itself draws them in each `make tour`
 
 LINE = {"curve": {"step": [1, 2, 3], "loss": [4.0, 1.0, 0.1]}}
 DIGITS = {
@@ -43,40 +42,63 @@ def earlier(out: Path) -> None:
     write_json(out / "linear.json", LINE)
     write_json(out / "digits.json", DIGITS)
     outcomes = (Outcome("forward", "passed"), Outcome("gradient", "passed"))
-    write_json(out / "checks.json", [Report(each.name, outcomes, 0).to_dict() for each in pictures.PAGED])
+    write_json(
+        out / "checks.json", [Report(each.name, outcomes, 0).to_dict() for each in operator_pages.PAGED]
+    )
+
+
+Ran = tuple[Path, StageResult]
+
+
+def run_stage(stage: Any, out: Path) -> Ran:
+    earlier(out)
+    return out, stage.run(TourContext(out, torch.device("cpu"), Console(file=io.StringIO())))
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, StageResult]]:
-    out = tmp_path_factory.mktemp("tour")
-    earlier(out)
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    return run_stage(pictures, tmp_path_factory.mktemp("pictures"))
+
+
+@pytest.fixture(scope="module")
+def paged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
     with pytest.MonkeyPatch.context() as patch:
         # Exports and kernels have tests of their own.
         shorten_benchmarks(patch)
         patch.setattr(content, "exports_of", lambda operator: ())
         patch.setattr(content, "kernels_of", lambda operator, architectures: content.NO_KERNEL)
-        yield out, pictures.run(TourContext(out, torch.device("cpu"), Console(file=io.StringIO())))
+        yield run_stage(operator_pages, tmp_path_factory.mktemp("pages"))
 
 
-@pytest.mark.slow
-def test_every_file_is_there_and_is_what_its_name_says(ran: tuple[Path, StageResult]) -> None:
-    out, result = ran
-    names = {file.relative_to(out).as_posix() for file in result.files}
-    assert names == {
-        *(f"{stem}-graph.{form}" for stem in ("example", "digits") for form in ("svg", "png", "html")),
-        *("curves.svg", "curves.png", "checks.html"),
-        *("involution.json", "involution-roofline.svg", "involution-scaling.svg"),
-        *("pages/index.html", "pages/opsmith-linear.html", "pages/opsmith-involution.html"),
-        "pages/opsmith_tour-swish.html",
-    }
+PICTURES = {
+    "curves.svg",
+    "curves.png",
+    *(f"{stem}-graph.{form}" for stem in ("example", "digits") for form in ("svg", "png", "html")),
+}
+PAGES = {
+    *("checks.html", "involution.json", "involution-roofline.svg", "involution-scaling.svg"),
+    *("pages/index.html", "pages/opsmith-linear.html", "pages/opsmith-involution.html"),
+    "pages/opsmith_tour-swish.html",
+}
+
+
+@pytest.mark.parametrize(
+    ("fixture", "names"), [("drawn", PICTURES), pytest.param("paged", PAGES, marks=pytest.mark.slow)]
+)
+def test_every_file_is_there_and_is_what_its_name_says(
+    fixture: str, names: set[str], request: pytest.FixtureRequest
+) -> None:
+    out, result = request.getfixturevalue(fixture)
+    assert {file.relative_to(out).as_posix() for file in result.files} == names
     starts = {".png": b"\x89PNG", ".html": b"<!doctype html>", ".json": b"{"}
     for file in result.files:
         assert file.read_bytes().startswith(starts.get(file.suffix, b"<")), file
         assert "<svg" in file.read_text(encoding="utf-8") if file.suffix == ".svg" else True
 
 
-def test_what_is_said_is_what_was_measured(ran: tuple[Path, StageResult]) -> None:
-    out, result = ran
+@pytest.mark.slow
+def test_what_is_said_is_what_was_measured(paged: Ran) -> None:
+    out, result = paged
     made = opsmith.Benchmark.from_json((out / "involution.json").read_text(encoding="utf-8"))
     largest = max((case for case in made.cases if case.role == "size"), key=lambda case: case.elements)
     ratio = largest.ratio("native", "both")
@@ -88,8 +110,8 @@ def test_what_is_said_is_what_was_measured(ran: tuple[Path, StageResult]) -> Non
     assert largest.label in page
 
 
-def test_the_graph_of_the_example_has_its_names_and_what_is_saved(ran: tuple[Path, StageResult]) -> None:
-    text = (ran[0] / "example-graph.svg").read_text(encoding="utf-8")
+def test_the_graph_of_the_example_has_its_names_and_what_is_saved(drawn: Ran) -> None:
+    text = (drawn[0] / "example-graph.svg").read_text(encoding="utf-8")
     for name in ("opsmith::mul", "opsmith::add", "w", "b", "x"):
         assert re.search(rf">{name}<", text), name
 
@@ -102,8 +124,11 @@ def test_the_curves_are_those_of_the_stages() -> None:
     assert {*accuracy.lines[1].get_ydata()} == {97.0}
 
 
-def test_the_index_shows_the_pictures_and_links_every_file(ran: tuple[Path, StageResult]) -> None:
-    out, result = ran
+@pytest.mark.slow
+def test_the_index_shows_the_pictures_and_links_every_file(paged: Ran) -> None:
+    out, paged_result = paged
+    drawn_result = run_stage(pictures, out)[1]
+    result = replace(drawn_result, files=(*drawn_result.files, *paged_result.files))
 
     def again(context: TourContext) -> StageResult:
         return result

@@ -37,7 +37,15 @@ def stage(name: str, passed: bool) -> TourStage:
 
 
 def test_stages() -> None:
-    assert [stage.name for stage in STAGES] == ["checks", "linear", "digits", "pictures", "onnx", "decoder"]
+    assert [stage.name for stage in STAGES] == [
+        "checks",
+        "linear",
+        "pages",
+        "digits",
+        "pictures",
+        "onnx",
+        "decoder",
+    ]
 
 
 @pytest.mark.parametrize("second", [True, False], ids=["all_pass", "one_fails"])
@@ -164,7 +172,8 @@ def test_the_whole_tour(tmp_path: Path) -> None:
     assert done.exit_code == 0
     # The second process runs three stages from the start; what they print stands below their titles.
     order = [f"1. {STAGES[0].title}", "to check them thoroughly", f"2. {STAGES[1].title}", "w1"]
-    order += [f"3. {STAGES[2].title}", "read right", "opsmith::involution: ", f"4. {STAGES[3].title}"]
+    order += [f"3. {STAGES[2].title}", f"4. {STAGES[3].title}", "read right", "opsmith::involution: "]
+    order += [f"5. {STAGES[4].title}"]
     at = [done.output.index(each) for each in order]
     assert at == sorted(at)
     written = json.loads((tmp_path / "summary.json").read_text())

@@ -1,4 +1,4 @@
-"""Stage: graphs, learning curves, a benchmark, and a page about each operator."""
+"""Stage: graphs of an example and of a network, and learning curves."""
 
 from __future__ import annotations
 
@@ -10,25 +10,15 @@ import torch
 
 import opsmith
 from opsmith import ops
-from opsmith.checking.output.json import read_reports
-from opsmith.checking.side_effects.global_settings import thread_count
 from opsmith.core.output_file import replacing
-from opsmith.pages.kernels import accesses_of
-from opsmith.tour.digits import DigitNetwork, split_digits
-from opsmith.tour.operators import swish
-from opsmith.tour.stage import StageResult, TourContext, progress, read_weights, write_json
+from opsmith.tour.digits import DigitNetwork
+from opsmith.tour.stage import StageResult, TourContext, progress, read_weights
 
 # matplotlib is imported by the functions that draw: the command `opsmith tour --help` does without it.
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PAGED = (ops.linear, ops.involution, swish)
-"""Operators that get pages: those that both models consist of."""
-
 FORMATS = ("svg", "png", "html")
-
-REDNET_STAGES = ((256, 14), (512, 7))
-"""Channels, and height and width, of the features in the last two stages of RedNet-50."""
 
 # Colours of M. Okabe and K. Ito, which are distinct for colour-blind readers; markers differ, too.
 BLUE, VERMILION, GREY = "#0072B2", "#D55E00", "#666666"
@@ -47,9 +37,9 @@ def draw_example(out: Path) -> list[Path]:
     return paths
 
 
-def draw_network(out: Path, pixels: torch.Tensor) -> list[Path]:
-    """Draw the training graph of the network for digits."""
-    network = DigitNetwork()
+def draw_network(out: Path) -> list[Path]:
+    """Draw the training graph of the network for digits, for four images."""
+    network, pixels = DigitNetwork(), torch.zeros(4, 1, 8, 8)
     read_weights(out / "digits.pt", network)
     paths = [out / f"digits-graph.{each}" for each in FORMATS]
     title = "reading digits: training graph"
@@ -59,80 +49,16 @@ def draw_network(out: Path, pixels: torch.Tensor) -> list[Path]:
     return paths
 
 
-@thread_count(1)
-def rednet_samples(seed: int) -> list[tuple[Any, ...]]:
-    """Return features and kernels of 7x7 of two stages of RedNet-50, for one image of 224x224."""
-    source = torch.Generator().manual_seed(seed)
-    return [
-        (
-            torch.randn(1, channels, side, side, generator=source),
-            torch.randn(1, channels // 16, 7, 7, side, side, generator=source),
-            1,
-            3,
-        )
-        for channels, side in REDNET_STAGES
-    ]
-
-
-def build_emulated_kernels() -> None:
-    """Build the kernels of involution that its page runs on the CPU."""
-    accesses_of(ops.involution)
-
-
 def run(context: TourContext) -> StageResult:
-    """Draw graphs and curves, time involution beside its reference, and write the pages."""
-    from opsmith.benchmarking.plotting import save
-    from opsmith.checking.output.html import page
-
-    out = context.out
-    reports = read_reports((out / "checks.json").read_text(encoding="utf-8"))
-    _, test = split_digits(context.seed)
-    with progress(context.console, "drawing", 4 + len(PAGED)) as advance:
-        files = [*draw_example(out), *draw_network(out, test.pixels[:4])]
-        advance("graphs")
-        files += draw_curves(out)
+    """Draw the graphs and the curves."""
+    with progress(context.console, "drawing", 3) as advance:
+        files = draw_example(context.out)
+        advance("the graph of an example")
+        files += draw_network(context.out)
+        advance("the graph of the network")
+        files += draw_curves(context.out)
         advance("learning curves")
-        with replacing(out / "checks.html") as temporary:
-            temporary.write_text(page([*reports.values()]), encoding="utf-8")
-        files.append(out / "checks.html")
-        advance("checks")
-        report = reports[ops.involution.name]
-        made = opsmith.benchmark(
-            ops.involution,
-            samples=lambda: rednet_samples(context.seed),
-            effort="quick",
-            threads=1,
-            compiled=False,
-            report=report,
-        )
-        files += [write_json(out / "involution.json", made.to_dict()), *save(made, out / "involution.svg")]
-        advance("benchmark")
-
-        def advance_page(what: str, done: int, total: int) -> None:
-            if what.endswith(": benchmark"):  # the last part of each page
-                advance(what.partition(":")[0])
-
-        pages = opsmith.page(
-            PAGED,
-            out / "pages",
-            reports=reports,
-            benchmarks={made.operator: made},
-            architectures=("sm_90",),
-            progress=advance_page,
-        )
-    files += pages
-    details = _details(made, len(pages) - 1)
-    headline = f"{details['pages']} pages; involution takes {details['involution_beside_reference']:.2f} of "
-    headline += "the time of its reference, forward and backward"
-    return StageResult(not made.wrong, headline, details, tuple(files))
-
-
-def _details(made: opsmith.Benchmark, pages: int) -> dict[str, Any]:
-    largest = max((case for case in made.cases if case.role == "size"), key=lambda case: case.elements)
-    name = next(each.name for each in largest.contenders if each.kind == "operator")
-    ratio = largest.ratio(name, "both")
-    assert ratio is not None
-    return {"pages": pages, "involution_beside_reference": round(ratio.median, 4), "at": largest.label}
+    return StageResult(True, f"{len(files)} pictures of 2 graphs and of the training", {}, tuple(files))
 
 
 def learning_curves(line: dict[str, Any], digits: dict[str, Any]) -> Figure:

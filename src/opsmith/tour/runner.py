@@ -28,7 +28,7 @@ import opsmith
 from opsmith import errors
 from opsmith.core.output_file import replacing
 from opsmith.extras import install
-from opsmith.tour import decoder, digits, linear_fit, onnx_export, operators, pictures
+from opsmith.tour import decoder, digits, linear_fit, onnx_export, operator_pages, operators, pictures
 from opsmith.tour.stage import StageResult, TourContext, TourStage, write_json
 
 STAGES = (
@@ -40,6 +40,13 @@ STAGES = (
     ),
     TourStage("linear", "learn a plane with the linear operator", linear_fit.run, background=True),
     TourStage(
+        "pages",
+        "time involution, and write a page about each operator",
+        operator_pages.run,
+        ("jinja2", "matplotlib", "onnx", "onnxscript", "onnxruntime", "pygraphviz"),
+        prepare=operator_pages.build_emulated_kernels,
+    ),
+    TourStage(
         "digits",
         "read handwritten digits with a network of our own operators",
         digits.run,
@@ -48,10 +55,9 @@ STAGES = (
     ),
     TourStage(
         "pictures",
-        "draw it all, time involution, and write a page about each operator",
+        "draw graphs and learning curves",
         pictures.run,
-        ("sklearn", "jinja2", "matplotlib", "onnx", "onnxscript", "onnxruntime", "pygraphviz"),
-        prepare=pictures.build_emulated_kernels,
+        ("matplotlib", "pygraphviz"),
     ),
     TourStage(
         "onnx",
