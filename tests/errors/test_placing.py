@@ -293,7 +293,8 @@ def test_a_write_that_changes_the_shape(name: str, place: Place, says: Any, two_
 
 def test_what_is_read_is_gathered_for_a_write(name: str, mesh: Any) -> None:
     def accumulate(cache: Tensor, x: Tensor) -> None:
-        cache.add_(x).cumsum_(0)
+        if x.sum() > 0:  # nothing can be tried without data
+            cache.add_(x).cumsum_(0)
 
     operator = opsmith.operator(name, mutates=["cache"])(accumulate)
     cache, x = (distribute_tensor(torch.ones(3), mesh, [kind]) for kind in (Replicate(), Shard(0)))

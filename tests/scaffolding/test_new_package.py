@@ -348,6 +348,7 @@ def tool(folder: Path, *command: str) -> str:
 
 
 def test_ruff_has_nothing_to_say(packages: list[Path]) -> None:
+    pytest.importorskip("ruff", reason="ruff reads the same files with every torch: dev.txt alone has it")
     for folder in packages:
         tool(folder, "ruff", "check", "--no-cache", ".")
         tool(folder, "ruff", "format", "--no-cache", "--check", ".")
