@@ -27,9 +27,11 @@ from packaged_kernels import (
 
 import opsmith
 from opsmith.build import manifest, packaged, processor
+from opsmith.build.cache import CacheEntry
 from opsmith.build.toolchain import FLAGS
-from opsmith.kernels.cpp.compiler import building_with
+from opsmith.kernels.cpp.compiler import LIBRARY, building_with, compile_kernel
 from opsmith.kernels.cpp.kernel import CppKernel
+from opsmith.kernels.cpp.source import CppSource
 
 pytestmark = pytest.mark.skipif(not RUNNABLE, reason="no level of this machine's processors is known")
 ELSEWHERE = ("from the cache", "compiled now")
@@ -86,6 +88,39 @@ def test_the_out_form_shares_the_library(folder: Path) -> None:
 def test_a_build_with_other_flags_uses_no_package(folder: Path) -> None:
     with building_with((*FLAGS, "-DOTHER")):
         assert origin_in(folder) in ELSEWHERE
+
+
+def compiled_in(root: Path, *, shipped: bool = True, raised_by: int = 1) -> CacheEntry:
+    """A kernel with a header, compiled in a package that lies in a folder."""
+    root.mkdir(parents=True, exist_ok=True)
+    (root / "__init__.py").touch()
+    (root / "raised.h").write_text(f"inline float raised(float x) {{ return x + {raised_by}; }}\n")
+    text = """#include "raised.h"
+    void f(Contiguous<const float> x, Contiguous<float> y) {
+      OPSMITH_CHECK(x.dim, __FILE__);
+      y[0] = raised(x[0]);
+    }
+    """
+    source = CppSource(text, "f", False, str(root / "f.cpp"), 1, 2, folder=str(root))
+    flags = [flag for flag in FLAGS if not flag.startswith("-g")] if shipped else FLAGS
+    with building_with(flags, ("-g0",), home=root / "_kernels" if shipped else None):
+        return compile_kernel(source, "copied_package::f", ())
+
+
+def test_a_package_that_lies_elsewhere_has_the_same_entries_of_the_cache(tmp_path: Path) -> None:
+    one, other = tmp_path / "one" / "package", tmp_path / "other" / "package"
+    made = compiled_in(one)
+    assert compiled_in(other).directory == made.directory
+    assert str(tmp_path).encode() not in (made.directory / LIBRARY).read_bytes()
+
+
+@pytest.mark.slow
+def test_another_header_makes_another_entry(tmp_path: Path) -> None:
+    one, other = tmp_path / "one" / "package", tmp_path / "other" / "package"
+    made = compiled_in(one)
+    assert compiled_in(other, raised_by=2).directory != made.directory
+    assert compiled_in(one).directory == made.directory
+    assert compiled_in(one, shipped=False).directory != compiled_in(other, shipped=False).directory
 
 
 def truncate(folder: Path) -> str:

@@ -113,10 +113,13 @@ class PreprocessedText:
     text: str
     dependencies: Dependencies | None
 
-    @property
-    def digest(self) -> str:
-        """Digest of the text."""
-        return hashlib.sha256(self.text.encode(errors="surrogateescape")).hexdigest()
+    def digest(self, home: str = "") -> str:
+        """Return the digest of the text.
+
+        Args:
+            home: Beginning of paths that makes no difference.
+        """
+        return hashlib.sha256(_without(home, self.text).encode(errors="surrogateescape")).hexdigest()
 
 
 def preprocess(toolchain: Toolchain, flags: Sequence[str], files: Mapping[str, str]) -> PreprocessedText:
@@ -159,7 +162,11 @@ def obtain_compiled(
 
 
 def obtain_with_dependencies(
-    cache: Cache, parts: Mapping[str, str], preprocessed: Callable[[], PreprocessedText], build: Build
+    cache: Cache,
+    parts: Mapping[str, str],
+    preprocessed: Callable[[], PreprocessedText],
+    build: Build,
+    home: str = "",
 ) -> tuple[CacheEntry, Dependencies | None]:
     """Return the entry for a text with its headers: from the cache, or compiled now; and its dependencies.
 
@@ -170,12 +177,14 @@ def obtain_with_dependencies(
         parts: Everything that the entry depends on, without headers.
         preprocessed: Runs the preprocessor.
         build: Compiles the file `PREPROCESSED` in a directory. Its exceptions are raised.
+        home: Beginning of paths that is not in what is built: a copy in another folder has the same entry.
 
     Raises:
         CompileError: If the compiler refuses the text. The error is remembered for the process.
         CacheError: As `Cache.obtain`.
     """
     key = key_of(parts)
+    placeless = {name: _without(home, text) for name, text in parts.items()}
     known = _remembered(cache, key)
     digest = next((digest for digest, dependencies in known.items() if dependencies.hold()), None)
     made: PreprocessedText | None = None
@@ -183,7 +192,7 @@ def obtain_with_dependencies(
     def fill(directory: Path) -> None:
         nonlocal made
         made = made or preprocessed()
-        if made.digest != digest:
+        if made.digest(home) != digest:
             raise _OtherTextError
         if (key, digest) in _refused:
             raise _refused[key, digest].with_traceback(None)
@@ -198,14 +207,18 @@ def obtain_with_dependencies(
 
     if digest is not None:
         with suppress(_OtherTextError):  # a header was saved just now, or what was remembered is wrong
-            return cache.obtain({**parts, "preprocessed": digest}, fill), known[digest]
+            return cache.obtain({**placeless, "preprocessed": digest}, fill), known[digest]
     made = made or preprocessed()
-    digest = made.digest
-    entry = cache.obtain({**parts, "preprocessed": digest}, fill)
+    digest = made.digest(home)
+    entry = cache.obtain({**placeless, "preprocessed": digest}, fill)
     if made.dependencies is not None:
         known.pop(digest, None)  # the text is the same, as after an edit of a comment
         _remember(cache, key, {digest: made.dependencies, **known})
     return entry, made.dependencies
+
+
+def _without(home: str, text: str) -> str:
+    return text.replace(home, "") if home else text
 
 
 def own_headers(text: str) -> list[str]:

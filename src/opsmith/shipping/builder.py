@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import tempfile
@@ -210,7 +209,7 @@ def build_runtime(directory: Path) -> BuiltFile:
 def _build_cpp(kernel: CppKernel, level: str, root: Path, directory: Path) -> BuiltFile:
     """Build a kernel in C++ for a level of processors, without debug information and paths."""
     kept = [flag for flag in FLAGS if not flag.startswith(("-march", "-g"))]
-    last = (f"-march={level}", "-g0", "-Wl,-s", f"-ffile-prefix-map={root.parent}{os.sep}=")
+    last = (f"-march={level}", "-g0", "-Wl,-s")
     with building_with(kept, last, home=root / FOLDER):
         entry, headers = kernel.compile_with_headers()
     content = (entry.directory / LIBRARY).read_bytes()

@@ -56,6 +56,16 @@ class _Manner:
     last: Sequence[str] = ()
     home: Path | None = None
 
+    @property
+    def beginning(self) -> str:
+        """Beginning of paths that is not in what is built for a package: up to the package's folder."""
+        return "" if self.home is None else f"{self.home.parent.parent}{os.sep}"
+
+    @property
+    def path_flags(self) -> tuple[str, ...]:
+        """Flags by which it is not."""
+        return (f"-ffile-prefix-map={self.beginning}=",) if self.beginning else ()
+
 
 _USUAL = _Manner()
 _manner: ContextVar[_Manner] = ContextVar("build_manner", default=_USUAL)
@@ -63,7 +73,8 @@ _manner: ContextVar[_Manner] = ContextVar("build_manner", default=_USUAL)
 
 def build_flags() -> Sequence[str]:
     """Return the compiler's flags for all kernels in this context."""
-    return (*_manner.get().first, *_manner.get().last)
+    manner = _manner.get()
+    return (*manner.first, *manner.last, *manner.path_flags)
 
 
 def builds_as_usual() -> bool:
@@ -74,7 +85,8 @@ def builds_as_usual() -> bool:
 def kernel_flags(source: CppSource) -> list[str]:
     """Return the compiler's flags for a kernel in this context, its author's among them."""
     manner = _manner.get()
-    return [*manner.first, *include_flags(source), *source.options.compiling, *manner.last]
+    own = [*include_flags(source), *source.options.compiling]
+    return [*manner.first, *own, *manner.last, *manner.path_flags]
 
 
 @contextmanager
@@ -84,7 +96,8 @@ def building_with(flags: Sequence[str], last: Sequence[str] = (), home: Path | N
     Args:
         flags: Flags that the author's may override.
         last: Flags that override the author's.
-        home: Folder of a package that they will lie in; None for this machine alone.
+        home: Folder in a package that they will lie in, without a trace of where that is; None for this
+            machine alone.
     """
     before = _manner.set(_Manner(flags, last, home))
     try:
@@ -202,7 +215,8 @@ class KernelCompiler:
 
         with errors.about(self.operator, self.source.where):
             self.source.options.refuse_missing()
-        return obtain_with_dependencies(cache_on_disk(), self.parts(kind), self._preprocessed, fill)
+        home = _manner.get().beginning
+        return obtain_with_dependencies(cache_on_disk(), self.parts(kind), self._preprocessed, fill, home)
 
     def run(self, arguments: Sequence[str], directory: Path) -> None:
         """Run the compiler on the preprocessed text.
