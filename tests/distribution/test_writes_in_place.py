@@ -226,7 +226,7 @@ def test_compiled_code_writes_into_shards(place: Any, fresh_compiler: None) -> N
 def test_compiled_code_refuses_what_needs_communication(place: Any, fresh_compiler: None) -> None:
     @opsmith.operator("shards::reversed_rows", mutates=["x"])
     def reversed_rows(x: Tensor, y: Tensor) -> None:
-        x.index_copy_(0, torch.arange(3, -1, -1), y)
+        x.scatter_(0, torch.arange(3, -1, -1).unsqueeze(1).expand_as(y), y)
 
     @torch.compile(fullgraph=True, backend="aot_eager")
     def step(x: Tensor, y: Tensor) -> Tensor:

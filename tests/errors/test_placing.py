@@ -155,7 +155,7 @@ def test_a_write_on_several_meshes(name: str, place: Place, says: Any, mesh: Any
 
 def placed_otherwise(caches: list[Tensor]) -> None:
     for cache in caches:
-        cache.index_put_((torch.tensor([0, 1]),), torch.tensor(2.0))
+        cache.scatter_(0, torch.tensor([0, 1]), 2.0)
 
 
 def a_view_that_is_a_copy(caches: list[Tensor]) -> None:
@@ -184,7 +184,7 @@ def another_shape(caches: list[Tensor]) -> None:
 @pytest.mark.parametrize(
     ("reference", "reason", "placements"),
     [
-        (placed_otherwise, "`aten.index_put_.default` would place it as [Replicate()]", "[Replicate()]"),
+        (placed_otherwise, "`aten.scatter_.value` would place it as [Replicate()]", "[Replicate()]"),
         (
             a_view_that_is_a_copy,
             "`aten.add_.Tensor` writes a part of it, placed as [Replicate()]",

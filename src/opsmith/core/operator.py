@@ -70,6 +70,8 @@ class Registration(Protocol):
     overload: Any
     out_form: OutForm | None
     functional: Operator[..., Any] | None
+    owner: Operator[..., Any]
+    """The handle. Code that is traced calls methods without arguments: torch 2.11 takes constants alone."""
 
     @property
     def validated(self) -> bool:
@@ -88,11 +90,11 @@ class Registration(Protocol):
         """Deregister the operator."""
         ...
 
-    def make_functional(self, owner: Operator[..., Any]) -> None:
+    def make_functional(self) -> None:
         """Make the functional form of an operator that writes in place, if there is none."""
         ...
 
-    def make_out_form(self, owner: Operator[..., Any]) -> None:
+    def make_out_form(self) -> None:
         """Make the out form, if there is none."""
         ...
 
@@ -122,6 +124,7 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
     ) -> None:
         self._specification = specification
         self._registration = registration
+        registration.owner = self
         self._find = find
         self._fast = False
         self._lock = lock_of(self, "_lock")
@@ -257,7 +260,7 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
         if not self._specification.schema.written:
             return self
         if torch.compiler.is_compiling() or self._registration.functional is None:
-            self._registration.make_functional(self)
+            self._registration.make_functional()
         form = self._registration.functional
         assert form is not None
         return form
@@ -316,7 +319,7 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
 
     def _out_form(self) -> OutForm:
         if torch.compiler.is_compiling() or self._registration.out_form is None:
-            self._registration.make_out_form(self)
+            self._registration.make_out_form()
         form = self._registration.out_form
         assert form is not None
         return form

@@ -15,7 +15,6 @@ from opsmith.core.backward_plan import runs_ordinary
 from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import requires_gradient, tensors_in
 from opsmith.core.functional_form import all_results, copies_of_written, functional_form
-from opsmith.core.operator import Operator
 from opsmith.core.specification import Specification
 from opsmith.core.tensors import map_tensors
 from opsmith.torch_library import capabilities
@@ -68,12 +67,13 @@ class InPlaceRegistration(DispatcherRegistration):
                 self._form_registration = DispatcherRegistration(self.form)
             return self._form_registration
 
-    def make_functional(self, owner: Operator[..., Any]) -> None:
+    def make_functional(self) -> None:
         """Make the functional form, if there is none."""
         registration = self.form_registration
         with self._lock:
             if self.functional is None:
-                self.functional = owner.derived_kind(self.form, registration, owner, "functional")
+                kind = self.owner.derived_kind
+                self.functional = kind(self.form, registration, self.owner, "functional")
 
     def update(self, specification: Specification) -> None:
         """Replace the specification, and that of the functional form."""

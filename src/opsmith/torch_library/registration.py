@@ -63,10 +63,12 @@ class DispatcherRegistration:
         node: The class of its autograd node.
         out_form: The out form; None before it is needed.
         functional: The functional form of an operator that writes in place; None before it is needed.
+        owner: The handle.
     """
 
     overload: Any
     full_overload: Any
+    owner: Operator[..., Any]
 
     def __init__(self, specification: Specification) -> None:
         self.specification = specification
@@ -124,16 +126,16 @@ class DispatcherRegistration:
 
             self.out_form = out_variant.renew_out_form(self.out_form, self)
 
-    def make_functional(self, owner: Any) -> None:
+    def make_functional(self) -> None:
         """Do nothing: an operator that writes nothing is its own functional form."""
 
-    def make_out_form(self, owner: Any) -> None:
+    def make_out_form(self) -> None:
         """Make the out form, if there is none."""
         from opsmith.torch_library import out_variant  # it builds on this module
 
         with self._lock:
             if self.out_form is None:
-                self.out_form = out_variant.make_out_form(owner, self)
+                self.out_form = out_variant.make_out_form(self.owner, self)
 
     def remove(self) -> None:
         """Deregister the operator; kernels first, or torch would crash."""

@@ -248,14 +248,14 @@ def _full_backward(
     result_flattening = ResultFlattening(schema, (None,) * len(schema.results))
     differentiable = specification.gradients.differentiable
     every = [(name, item) for name, items in node_source.items.items() for item in items]
-    constants = {item for name, item in every if not differentiable(name)}
+    constants = [item for name, item in every if item in node_source.saved and not differentiable(name)]
     shapes_of = {tensor: shape for shape, tensor in schema.shapes.items()}
 
     def full_backward(context: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         if all(grad is None for grad in grads):
             return (None,) * len(every)
         saved: dict[str, Any] = dict(zip(node_source.saved, context.saved_tensors, strict=True))
-        for item in constants & saved.keys():  # they have no second order
+        for item in constants:  # they have no second order
             saved[item] = None if saved[item] is None else saved[item].detach()
         kept = iter(getattr(context, "kept", ()))
         sizes = {item: saved[item].shape for item in node_source.inputs if item in saved}

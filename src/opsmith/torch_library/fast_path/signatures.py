@@ -78,7 +78,7 @@ class CallSignatures(ABC):
         """Select the implementation of a call with these argument values, and cache it by its signature."""
         given = dict(zip(self.specification.schema.names, values, strict=True))
         tensors = tensors_in(list(values))
-        key = tuple(given[name] is not None for name in self.optional_keys)
+        key: tuple[int, ...] = tuple(given[name] is not None for name in self.optional_keys)
         key += tuple(len(given[name]) for name in self.lists)
         number = sum(2**bit for bit, name in enumerate(reversed(self.chosen_by)) if given[name] is not None)
         # A guard never accepts a tensor that is given twice.
