@@ -261,7 +261,7 @@ def peers(*, cpp: bool) -> dict[str, tuple[Way, Way]]:
         "hidden result : visible results": (hidden, visible),
         "hidden result : autograd.Function": (hidden, Keeping.apply),
         "three results : one of as many operations": (thrice, once),
-        "list : plain": (lambda x, w: listed([x, w]), ours),
+        "list : plain": (lambda x, w: listed([x, w]), lambda x, w: ours(x, w)),
         "random=True : plain": (random, ours),
         **{f"adopted, {name} : apply": pair for name, pair in ADOPTED.items()},
     }

@@ -201,7 +201,7 @@ def _source(specification: Any, adopted: AdoptedFunction, tensors: list[str], ne
     others = "".join(f"{name}, " for name in schema.names if name not in tensors)
     saved = ", ".join(["*(_op_ctx.to_save or ())", *tensors])
     # The number of the class's own tensors, and the arguments that are no tensors.
-    keep = f"_op_inputs = (_op_len(_op_ctx.to_save or ()), ({others})); _op_ctx.save_for_backward({saved})"
+    keep = f"_op_inputs = (_op_len(_op_ctx.to_save or ()), ({others})); _op_ctx.to_save = ({saved})"
     known = " or ".join(f"_op_tensor is {each}" for each in ("None", *tensors, *results))
     way = {
         "True": keep,

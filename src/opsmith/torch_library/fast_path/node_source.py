@@ -170,7 +170,7 @@ class NodeSource:
         constants = [
             each for each, role in zip(self._results, schema.results, strict=True) if not role.differentiable
         ]
-        without = f"_op_ctx.mark_non_differentiable({', '.join(constants)})"
+        without = f"_op_ctx.non_differentiable = {_tuple(constants)}"
         dtypes = " and ".join(f"{self._results[at]}.dtype is _op_result_dtype_{at}" for at in self._named)
         return f"""
 class {self.specification.short_name}(_op_Function):
@@ -186,8 +186,8 @@ class {self.specification.short_name}(_op_Function):
         {f"{results} = _op_result" if self._several else ""}
         {f"if not ({dtypes}): _op_floating([{results}])" if dtypes else ""}
         {without if constants else ""}
-        {"_op_ctx.set_materialize_grads(False)" if self._several else ""}
-        _op_ctx.save_for_backward({", ".join(saved)})
+        {"_op_ctx.materialize_grads = False" if self._several else ""}
+        _op_ctx.to_save = {_tuple(saved)}
         {f"_op_ctx.kept = {_tuple(kept)}" if kept else ""}
         return _op_result
 

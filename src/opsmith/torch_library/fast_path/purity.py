@@ -190,7 +190,7 @@ class ContractSource:
         self._lists = {each.name for each in self._tensors if each.kind.sequence}
         pure = all(never_writes(kernel) for kernel in kernels)
         self.may_write = bool(self._written) or not pure  # a declared write need not happen
-        self._may_alias = bool(self._lists) or not all(always_new(kernel) for kernel in kernels)
+        self._may_alias = not all(always_new(kernel) for kernel in kernels)
         self.by_kernel = bool(self._written or self._lists) or self._several
 
     def before(self) -> str:
@@ -298,13 +298,13 @@ class ContractSource:
         # A kernel in C++ makes new memory, but where it left a call to the reference.
         new = "".join(f" and _op_result[{at}].data_ptr() not in ({begins})" for at in self._schema.visible)
         plain = [
-            f"_op_type(_op_result[{at}]) is _op_Tensor and _op_result[{at}].layout is _op_strided"
-            f" and not _op_result[{at}].is_nested and _op_result[{at}].storage_offset() == 0"
+            f"_op_type(_op_new_{at} := _op_result[{at}]) is _op_Tensor and _op_new_{at}.layout is _op_strided"
+            f" and not _op_new_{at}.is_nested and _op_new_{at}.storage_offset() == 0"
             for at in range(count)
         ]
-        begin = ", ".join(f"_op_result[{at}].data_ptr()" for at in range(count))
+        begin = ", ".join(f"_op_new_{at}.data_ptr()" for at in range(count))
         # Every beginning stands once among those of the results, and not at all among those of the inputs.
-        apart = f"_op_len(_op_set(({begin}))) == {count} and _op_set(({begin})).isdisjoint(({begins}))"
+        apart = f"_op_len(_op_begins := _op_set(({begin}))) == {count} and _op_begins.isdisjoint(({begins}))"
         tupled = "_op_type(_op_result) is _op_tuple"
         in_python = f"_op_len(_op_result) == {count} and {' and '.join(plain)} and {apart}"
         return f"{tupled} and ((True{new}) if _op_in_cpp else ({in_python}))"
