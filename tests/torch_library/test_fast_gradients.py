@@ -139,7 +139,7 @@ def asking(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(shape, dtype=dtype, requires_grad=True)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("needed", [(True, True), (True, False), (False, True)], ids=["xw", "x", "w"])
 def test_known_calls_take_the_fast_path(subject: Any, slow: list[str], needed: tuple[bool, bool]) -> None:
     for shape in ((4,), (2, 5), (1, 1)):
@@ -194,6 +194,7 @@ CONTEXTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection:UserWarning")
+@pytest.mark.every(3)
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_contexts(subject: Any, context: str) -> None:
     for _ in range(2):
@@ -281,7 +282,7 @@ def test_threads(subject: Any) -> None:
 
     def work(dtype: torch.dtype) -> None:
         try:
-            for size in range(1, 40):
+            for size in range(1, 10):
                 compare(subject, asking(size, dtype=dtype), asking(size, dtype=dtype))
         except BaseException as failure:
             failures.append(failure)

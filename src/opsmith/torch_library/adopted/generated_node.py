@@ -174,12 +174,12 @@ def _raise(error: Callable[[], errors.OpsmithError]) -> None:
     raise error()
 
 
-def _keeps_inputs(adopted: AdoptedFunction) -> str:
-    """Source of a condition: a second order needs the inputs, as `_op_tensor` was saved."""
+def _keeps_inputs(adopted: AdoptedFunction) -> bool | None:
+    """Return True if a second order needs the inputs, None if only where saved tensors have no graph."""
     stands_in = adopted.reference is not None and not adopted.surrogate
     if stands_in and (adopted.once_differentiable or adopted.leaves_torch):
-        return "True"
-    return "False" if not stands_in and adopted.once_differentiable else ""
+        return True
+    return False if not stands_in and adopted.once_differentiable else None
 
 
 def _source(specification: Any, adopted: AdoptedFunction, tensors: list[str], needed: list[str]) -> str:
@@ -203,16 +203,15 @@ def _source(specification: Any, adopted: AdoptedFunction, tensors: list[str], ne
     # The number of the class's own tensors, and the arguments that are no tensors.
     keep = f"_op_inputs = (_op_len(_op_ctx.to_save or ()), ({others})); _op_ctx.to_save = ({saved})"
     known = " or ".join(f"_op_tensor is {each}" for each in ("None", *tensors, *results))
-    way = {
-        "True": keep,
-        "False": "_op_inputs = None",
-        "": f"""_op_inputs = None
+    settle = f"return _op_settle(_op_ctx, _op_before, _op_result, ({arguments}))"
+    on_the_way = "_op_keeps = _op_keeps or _op_has_gradient(_op_tensor.dtype)"
+    always = _keeps_inputs(adopted)
+    kept = f"""_op_inputs, _op_keeps = None, {always is True}
         for _op_tensor in _op_ctx.to_save or ():
-            if not ({known}) and _op_has_gradient(_op_tensor.dtype):
-                {keep}
-                break""",
-    }[_keeps_inputs(adopted)]
-    kept = f"""{way}
+            if {known}: continue
+            if _op_type(_op_tensor) is not _op_Tensor: {settle}
+            {on_the_way if always is None else ""}
+        if _op_keeps: {keep}
         _op_ctx.opsmith_kept = ({shapes}_op_inputs)"""
     gradients = [f"_op_d_{name}" for name in schema.names]
     flags = ", ".join(str(name in tensors) for name in schema.names)
@@ -239,7 +238,7 @@ class {specification.short_name}(_op_Function):
             and not _op_ctx.dirty_tensors
             and (not _op_ctx.__dict__ or _op_plain(_op_ctx))
         ):
-            return _op_settle(_op_ctx, _op_before, _op_result, ({arguments}))
+            {settle}
         {kept if needed else ""}
         return _op_result
 
