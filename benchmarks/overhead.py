@@ -2,8 +2,9 @@
 
 The first table is of one multiplication, as ratios to aten. The second compares each form of an operator with
 its peer: the same kernel with an autograd formula in C++, `apply` of the same class, an operator of the same
-work. What is compared takes turns within each round, so that a machine that slows down slows all of it; a
-figure is the median over rounds, a ratio the median of the ratios within each round.
+work. Figures are processor time of the one thread. What is compared takes turns within each round, so that a
+machine that slows down slows all of it; a figure is the median over rounds, a ratio the median of the ratios
+within each round.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import time
 import timeit
 from collections.abc import Callable
 from typing import Any
@@ -335,7 +337,7 @@ def measure(
     given: argparse.Namespace,
 ) -> dict[str, tuple[float, float]]:
     """Median microseconds, and median ratio to the baseline, of each way."""
-    timers = {name: timeit.Timer(prepare(way)) for name, way in ways.items()}
+    timers = {name: timeit.Timer(prepare(way), timer=time.thread_time) for name, way in ways.items()}
     for timer in timers.values():
         timer.timeit(given.calls)
 

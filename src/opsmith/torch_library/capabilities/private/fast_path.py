@@ -220,6 +220,28 @@ def self_test() -> None:
     (gradient,) = torch.autograd.grad(direct_apply(Sevenfold)(leaf).sum(), leaf)
     assert gradient.tolist() == [8.0, 8.0]
 
+    class Attributes(torch.autograd.Function):
+        """What generated nodes take the attributes of a context to mean."""
+
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Any:
+            y, z = x * 2, x * 3
+            assert ctx.to_save is ctx.dirty_tensors is ctx.non_differentiable is None
+            ctx.to_save, ctx.non_differentiable, ctx.materialize_grads = (x, None), (z,), False
+            return y, z
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            saved, nothing = ctx.saved_tensors
+            assert saved.equal(torch.ones(2))
+            assert nothing is grads[1] is None
+            return grads[0] * 2
+
+    results = direct_apply(Attributes)(leaf)
+    assert [each.requires_grad for each in results] == [True, False]
+    (gradient,) = torch.autograd.grad(results[0].sum(), leaf)
+    assert gradient.tolist() == [2.0, 2.0]
+
     negative = torch.ops.aten.neg.default
     assert direct_call(negative)(x).tolist() == [-1.0, -1.0]
     kept = {negative}
