@@ -258,6 +258,8 @@ def test_the_library_needs_torch_alone(library: TorchLibrary) -> None:
 
 BUNDLED = [
     opsmith.ops.involution,
+    opsmith.find_operator("opsmith::involution_input_gradient"),
+    opsmith.find_operator("opsmith::involution_weight_gradient"),
     opsmith.ops.rms_norm,
     opsmith.ops.add_rms_norm_,
     opsmith.ops.rope_,

@@ -287,6 +287,19 @@ void compute_row(const Plan<T>& plan, const View<const T, 6>& weight, const Turn
   }
 }
 
+// The size of the image, with all that the reference refuses: it is not asked about sizes that C++ gives.
+template <class T>
+Shape sizes(View<const T, 4> cotangent, View<const T, 6> weight, List<int64_t> size, List<int64_t> stride,
+            List<int64_t> padding, List<int64_t> dilation) {
+  fitted({size[0], cotangent.size(2), weight.size(2), stride[0], padding[0], dilation[0]},
+         {size[1], cotangent.size(3), weight.size(3), stride[1], padding[1], dilation[1]}, cotangent.size(1),
+         weight.size(1));
+  expect_same(cotangent.size(0), weight.size(0));
+  expect_same(cotangent.size(2), weight.size(4));
+  expect_same(cotangent.size(3), weight.size(5));
+  return {cotangent.size(0), cotangent.size(1), size[0], size[1]};
+}
+
 template <class T>
 void input_gradient(View<const T, 4> cotangent, View<const T, 6> weight, List<int64_t> size,
                     List<int64_t> stride, List<int64_t> padding, List<int64_t> dilation, View<T, 4> result) {

@@ -78,6 +78,11 @@ inline Axes fitted(const Axis& down, const Axis& across, int64_t channels, int64
   return {down.in_least_steps(), across.in_least_steps()};
 }
 
+inline void expect_same(int64_t one, int64_t other) {
+  OPSMITH_CHECK(one == other, "the tensors have other sizes than one another: %lld and %lld", (long long)one,
+                (long long)other);
+}
+
 // One image of one group: `channels` planes of `rows` by `columns`, with any strides.
 template <class T>
 struct Planes {

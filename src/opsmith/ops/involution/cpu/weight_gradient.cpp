@@ -237,6 +237,17 @@ void compute_tile(const Plan<T>& plan, const Band<A>& band, const Span& tile, T*
   }
 }
 
+// The size of the weight, with all that the reference refuses: it is not asked about sizes that C++ gives.
+template <class T>
+Shape sizes(View<const T, 4> cotangent, View<const T, 4> input, int64_t groups, List<int64_t> kernel,
+            List<int64_t> stride, List<int64_t> padding, List<int64_t> dilation) {
+  fitted({input.size(2), cotangent.size(2), kernel[0], stride[0], padding[0], dilation[0]},
+         {input.size(3), cotangent.size(3), kernel[1], stride[1], padding[1], dilation[1]}, input.size(1), groups);
+  expect_same(cotangent.size(0), input.size(0));
+  expect_same(cotangent.size(1), input.size(1));
+  return {input.size(0), groups, kernel[0], kernel[1], cotangent.size(2), cotangent.size(3)};
+}
+
 template <class T>
 void weight_gradient(View<const T, 4> cotangent, View<const T, 4> input, int64_t groups, List<int64_t> kernel,
                      List<int64_t> stride, List<int64_t> padding, List<int64_t> dilation,
