@@ -22,6 +22,9 @@ from opsmith.kernels.cuda.launch import Geometry
 from opsmith.shipping.served_cuda import _variants, cuda_kernels
 
 driver_path, library_path, cases, outcomes = sys.argv[1:]
+OUT_OF_RESOURCES = 701
+"""CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES."""
+
 emulated: dict[str, Any] = {}
 for operator in declare("twin").values():
     for kernel in cuda_kernels(operator.specification):
@@ -56,11 +59,12 @@ def launched(name: bytes, numbers: Any, parameters: Any) -> None:
 driver.fake_on_launch(launched)
 torch.ops.load_library(library_path)
 found = []
-for name, args, capturing in torch.load(cases):
+for name, args, state in torch.load(cases):
     args = copy.deepcopy(args)
     launches.clear()
     driver.fake_reset()
-    driver.fake_capture(int(capturing))
+    driver.fake_capture(int(state == "capture"))
+    driver.fake_fail(OUT_OF_RESOURCES if state == "failure" else 0)
     namespace, _, operator = name.partition("::")
     try:
         result = getattr(getattr(torch.ops, namespace), operator)(*args)

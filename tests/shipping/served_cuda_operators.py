@@ -67,6 +67,13 @@ INCREASE = r"""
 __global__ void increase_(Contiguous<float> x, double by) { OPSMITH_EACH(i, x.numel()) x[i] += float(by); }
 """
 
+LIMITED = r"""
+__global__ void limited(Contiguous<const float> x, int64_t, Contiguous<float> y, View<int64_t, 1> held) {
+  if (blockIdx.x == 0 && threadIdx.x == 0)
+    for (int64_t i = 0; i < x.numel(); i++) y[i] = 2 * x[i];
+}
+"""
+
 DOUBLED = r"""
 __global__ void doubled(ChannelsLast<const float> x, ChannelsLast<float> y) {
   OPSMITH_EACH(i, x.numel()) y.data[i] = 2 * x.data[i];
@@ -167,5 +174,19 @@ def declare(namespace: str) -> dict[str, Any]:
         return (x * 2).contiguous()
 
     doubled.kernel("cuda", cuda=DOUBLED, grid="max(1, x.numel / 8)", block=(2, 2))
-    every = (scaled, row_sums, told, increase_, doubled)
+
+    @opsmith.operator(f"{namespace}::limited", shapes="x: N -> N")
+    def limited(x: Tensor, n: int = 1) -> Tensor:
+        return (x * 2).contiguous()
+
+    limited.kernel(
+        "cuda",
+        cuda=LIMITED,
+        grid="n",
+        block=("n", 1, "1 + n // 4"),
+        scratch={"held": ("n + 3", torch.int64)},
+        initial={"held": f"n * {2**53 // 100}"},
+    )
+    limited.samples(lambda make: [(make(3),)])
+    every = (limited, scaled, row_sums, told, increase_, doubled)
     return {each.name.partition("::")[2]: each for each in every}

@@ -53,6 +53,8 @@ CALLS: dict[str, tuple[str, list[Any]]] = {
     "channels last": ("doubled", [image.contiguous(memory_format=torch.channels_last)]),
     "channels first": ("doubled", [image]),
 }
+OUTSIDE = "of its CUDA kernel is outside the limits of a GPU\n  expected: "
+UNKNOWN = "of its CUDA kernel cannot be computed"
 REFUSED: dict[str, tuple[str, list[Any], str]] = {
     "sizes": ("scaled", [x, 1.0, torch.ones(3)], "its tensors do not fit one another"),
     "a dtype": ("scaled", [x.double()], "expected: float32 or float16\n  got: float64"),
@@ -79,10 +81,30 @@ REFUSED: dict[str, tuple[str, list[Any], str]] = {
         "argument: small\n  expected: an int of 32 bits\n  got: 2147483648",
     ),
     "one tensor twice": ("increase_", [x[:1].expand(3, 4)], "are one in memory"),
+    "no blocks": (
+        "limited",
+        [x[0], 0],
+        f"`grid` {OUTSIDE}1 to 2147483647 x 65535 x 65535\n  got: 0",
+    ),
+    "an initial value": (
+        "limited",
+        [x[0], 101],
+        f"`initial` {UNKNOWN}\n  got: a whole number in it exceeds 53 bits",
+    ),
+    "a block": (
+        "limited",
+        [x[0], 65],
+        f"`block` {OUTSIDE}at most 1024 threads together\n  got: 65 x 1 x 17",
+    ),
+    "a negative size": (
+        "limited",
+        [x[0], -4],
+        f"`scratch` {UNKNOWN}\n  got: a negative size",
+    ),
     "a grid": (
         "doubled",
         [image[:, :, :3]],
-        "`grid` of its CUDA kernel cannot be computed",
+        f"`grid` {UNKNOWN}",
     ),
 }
 
@@ -115,9 +137,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> TorchLibrary:
 
 @pytest.fixture(scope="module")
 def outcomes(library: TorchLibrary, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    calls = {key: (name, args, False) for key, (name, args, *_) in (*CALLS.items(), *REFUSED.items())}
-    calls = {"capture": ("increase_", [x], True), **calls}
-    named = [(dispatched(name), args, capturing) for name, args, capturing in calls.values()]
+    calls = {key: (name, args, "") for key, (name, args, *_) in (*CALLS.items(), *REFUSED.items())}
+    calls = {"capture": ("increase_", [x], "capture"), **calls, "failure": ("increase_", [x], "failure")}
+    named = [(dispatched(name), args, state) for name, args, state in calls.values()]
     found = run(library.path, named, tmp_path_factory.mktemp("calls"))
     return dict(zip(calls, found, strict=True))
 
@@ -168,6 +190,14 @@ def test_a_kernel_is_not_loaded_while_a_graph_is_captured(outcomes: dict[str, An
     )
 
 
+def test_a_driver_that_refuses_a_launch_is_reported(outcomes: dict[str, Any]) -> None:
+    assert outcomes["failure"] == (
+        "served_cuda::increase__void: its CUDA kernel is not launched: cuLaunchKernel returns "
+        "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES\n"
+        "  launch: `kernel`, grid 3 x 1 x 1, block 4 x 1 x 1, 0 bytes of shared memory"
+    )
+
+
 def test_a_library_names_what_it_computes_on_gpus(tmp_path: Path) -> None:
     made = build_torch_library([OPERATORS["scaled"]], tmp_path / "lib.so", cuda="sm_80")
     assert (made.served, made.cuda) == (("served_cuda::scaled",),) * 2
@@ -202,7 +232,7 @@ except RuntimeError as error:
 def test_a_gpu_that_no_image_is_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "CUDA_KEY", "CPU")
     made = build_torch_library([OPERATORS["increase_"]], tmp_path / "lib.so", cuda="sm_100a")
-    (found,) = run(made.path, [(dispatched("increase_"), [x], False)], tmp_path)
+    (found,) = run(made.path, [(dispatched("increase_"), [x], "")], tmp_path)
     assert "the library has no code that this GPU runs\n  expected: one of sm_100a\n  got: sm_90\n" in found
 
 

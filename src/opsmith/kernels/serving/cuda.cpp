@@ -238,7 +238,8 @@ class CudaCall : ServedCall {
         const std::vector<Term> found = values_of(kernel.buffers[at].initial, all);
         if (found.size() != 1) throw NoValue("it is not one number");
         number = approximate(found[0]);
-        if (std::fabs(number) > 9007199254740992.0 && found[0].kind == Term::FRACTION)
+        // Torch takes a number of floating point.
+        if (all.dtypes[signature_.size() + size_t(at)] == dtype_of<int64_t>::value && std::fabs(number) > 9007199254740992.0)
           throw NoValue("a whole number in it exceeds 53 bits");
       } catch (const NoValue& error) {
         throw uncomputable("initial", error);
