@@ -30,7 +30,8 @@ KIND = "kernel object"
 ANY_PROCESSOR = ("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-pipe")
 THIS_PROCESSOR = tuple(flag for flag in FLAGS if not flag.startswith(("-Wl", "-g", "-shared", "-l")))
 """Flags without debug information, so that the library contains no paths of this machine."""
-_LINKING = ("-shared", "-fPIC", "-fopenmp", "-pthread", "-Wl,-s", "-Wl,--version-script=exported")
+_LINKING = ("-shared", "-fPIC", "-pthread", "-Wl,-s", "-Wl,--version-script=exported")
+_LINKING_KERNELS = ("-fopenmp",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +140,7 @@ class LinkedLibrary:
             ToolchainError: If there is no compiler, or it does not link.
         """
         toolchain = kernel_toolchain()
-        flags = [*_LINKING, *self.linking]
+        flags = [*_LINKING, *(_LINKING_KERNELS if kernels else ()), *self.linking]
 
         def build(directory: Path) -> None:
             self._copy_headers(directory)
