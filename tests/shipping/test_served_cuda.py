@@ -198,6 +198,7 @@ def test_a_driver_that_refuses_a_launch_is_reported(outcomes: dict[str, Any]) ->
     )
 
 
+@pytest.mark.slow
 def test_a_library_names_what_it_computes_on_gpus(tmp_path: Path) -> None:
     made = build_torch_library([OPERATORS["scaled"]], tmp_path / "lib.so", cuda="sm_80")
     assert (made.served, made.cuda) == (("served_cuda::scaled",),) * 2
