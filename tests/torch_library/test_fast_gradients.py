@@ -255,9 +255,38 @@ def test_hooks_of_tensors_and_nodes(subject: Any) -> None:
     x, w = asking(4), asking(4)
     y = in_a_tuple(subject[0](x, w))[0]
     y.register_hook(lambda grad: grad * 2)
+    y.grad_fn.register_prehook(lambda grads: tuple(each if each is None else each * 3 for each in grads))
+    y.grad_fn.register_hook(lambda found, grads: tuple(each if each is None else each * 5 for each in found))
     (gradient,) = torch.autograd.grad(y.sum(), x)
     (expected,) = torch.autograd.grad(subject[1](x, w)[0].sum(), x)
-    assert_close(gradient, 2 * expected)
+    assert_close(gradient, 30 * expected)
+
+
+class WithoutGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> None:
+        return None
+
+
+def test_without_any_gradient_of_a_result_there_is_none_of_an_input(slow: list[str]) -> None:
+    @opsmith.operator("fast_gradients::product_and_sum")
+    def product_and_sum(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x * y, x + y
+
+    product_and_sum.gradients(
+        x=lambda grad_result0, grad_result1, y: grad_result0 * y + grad_result1,
+        y=lambda grad_result0, grad_result1, x: grad_result0 * x + grad_result1,
+    )
+    for _ in range(4):
+        slow.clear()
+        x, y = (torch.ones(3, requires_grad=True) for _ in range(2))
+        WithoutGradient.apply(product_and_sum(x, y)[0]).sum().backward()
+        assert x.grad is y.grad is None
+    assert not slow
 
 
 def test_a_saved_tensor_that_is_changed_is_noticed(subject: Any) -> None:

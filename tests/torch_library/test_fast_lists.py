@@ -142,3 +142,35 @@ def test_wrong_gradients_of_a_list(answer: Any, error: Any, argument: str) -> No
     with pytest.raises(error) as refused:
         operator(tensors(2, 3, "all")).sum().backward()
     assert refused.value.argument == argument
+
+
+def changing(xs: Any) -> Tensor:
+    """The first tensor of a list, times 3 for a list and 5 for a tuple; a list is changed."""
+    found = xs[0] * (5 if isinstance(xs, tuple) else 3)
+    if not isinstance(xs, tuple):
+        xs.pop()
+    return found
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+@pytest.mark.parametrize("kernel", [False, True])
+@pytest.mark.parametrize(("hint", "factor"), [(list[Tensor], 3), (tuple[Tensor, ...], 5)])
+def test_each_call_gets_a_list_of_its_own_as_it_is_annotated(
+    hint: Any, factor: int, kernel: bool, mode: Any, slow: list[str]
+) -> None:
+    changing.__annotations__["xs"] = hint
+    operator = opsmith.operator(f"fast_lists::changing_{factor}_{kernel}_{mode.__name__}")(changing)
+    operator.gradients(xs=lambda grad, xs: [grad * factor, *[None] * (len(xs) - 1)])
+    if kernel:
+        operator.kernel("cpu", changing)
+    x = torch.ones(2, requires_grad=mode is torch.enable_grad)
+    for given in ([x, torch.zeros(2)], (x, torch.zeros(2))):
+        for repeated in range(3):
+            slow.clear()
+            with mode():
+                found = operator(given)
+            assert_close(found, torch.full((2,), float(factor)))
+            assert len(given) == 2
+            if x.requires_grad:
+                assert_close(torch.autograd.grad(found.sum(), x)[0], torch.full((2,), float(factor)))
+            assert not (repeated and slow)

@@ -13,6 +13,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
 
+import opsmith
+
 # The private means themselves, whatever is decided about them.
 from opsmith.torch_library.capabilities.private import fast_path as capabilities
 from opsmith.torch_library.capabilities.private.dispatch_mode import observe_operators
@@ -94,6 +96,20 @@ def test_nothing_active() -> None:
     assert NOTED.pop() is False
     torch.jit.trace(lambda x: (_note(capabilities.nothing_active()), x * 2)[1], (X,), check_trace=False)
     assert NOTED.pop() is False
+
+
+def test_a_trace_before_dispatch_holds_the_operator_each_time() -> None:
+    @opsmith.operator("fast_path_names::through_numpy")
+    def through_numpy(x: Tensor) -> Tensor:
+        return x * 2
+
+    through_numpy.kernel("cpu", lambda x: torch.from_numpy(x.numpy() * 2))
+    known = torch.ops.fast_path_names.through_numpy
+    for _ in range(3):
+        known(X)
+        traced = make_fx(lambda x: known(x), pre_dispatch=True)(torch.ones(2))
+        assert [node.target for node in traced.graph.nodes if node.op == "call_function"] == [known.default]
+        assert traced(torch.full((2,), 3.0)).tolist() == [6.0, 6.0]
 
 
 FORMS: dict[str, Any] = {

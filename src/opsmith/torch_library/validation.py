@@ -33,7 +33,9 @@ def run_validated(
     before = (
         None if restores else [capabilities.version(tensor) for tensor in _only_read(specification, values)]
     )
-    args, kwargs = specification.schema.split(values)
+    # It may change the lists that it gets.
+    given = [[*value] if type(value) is list else value for value in values]
+    args, kwargs = specification.schema.split(given)
     with replicating(tensors_in(values)):
         returned = function(*args, **kwargs)
     return validate_results(specification, function, returned, values, before)

@@ -23,6 +23,7 @@ from opsmith.torch_library.fast_path.eligibility import (
     type_condition,
     unless_none,
 )
+from opsmith.torch_library.fast_path.node_source import sequence_source
 from opsmith.torch_library.fast_path.purity import ContractSource
 from opsmith.torch_library.fast_path.signatures import CallSignatures, KernelSignatures
 
@@ -270,6 +271,8 @@ def _kernel_argument(argument: Argument) -> str:
     name, kind = argument.name, argument.kind
     if kind.base is FLOAT and not kind.sequence:  # the dispatcher converts integers, too
         return f"(None if {name} is None else _op_float({name}))" if kind.optional else f"_op_float({name})"
+    if kind.is_tensor and kind.sequence:  # a new one of the annotated kind, which the kernel may change
+        return sequence_source(kind, [f"*{name}"])
     if kind.is_tensor or not kind.sequence:
         return name
     spread = "(" + f"{name}, " * (kind.length or 1) + ")"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from opsmith.core.argument_types import ArgumentType
 from opsmith.core.backward_plan import backward_plan
 from opsmith.core.formula import Formula
 from opsmith.core.gradients import NEEDED
@@ -29,9 +30,28 @@ def item_names(schema: Schema, lengths: Mapping[str, int]) -> dict[str, list[str
     }
 
 
-def make_lists(items: Mapping[str, Sequence[str]]) -> str:
-    """Source of lists of tensors, from their items."""
-    return "; ".join(f"{name} = [{', '.join(each)}]" for name, each in items.items())
+def sequence_source(kind: ArgumentType, items: Iterable[str]) -> str:
+    """Source of a new list or tuple, as an argument of this kind is annotated, of items."""
+    listed = "".join(f"{item}, " for item in items)
+    return f"({listed})" if kind.as_tuple else f"[{listed}]"
+
+
+def make_lists(names: Iterable[str], items: Mapping[str, Sequence[str]]) -> str:
+    """Source of lists of tensors, as formulas get them, from their items."""
+    return "; ".join(f"{name} = [{', '.join(items[name])}]" for name in names)
+
+
+def to_kernel_source(schema: Schema, items: Mapping[str, Sequence[str]]) -> str:
+    """Source of the arguments of a kernel, which gets lists of its own."""
+    return ", ".join(
+        (f"{each.name}=" if each.keyword_only else "")
+        + (sequence_source(each.kind, items[each.name]) if _is_list(each.kind) else each.name)
+        for each in schema.arguments
+    )
+
+
+def _is_list(kind: ArgumentType) -> bool:
+    return kind.is_tensor and kind.sequence
 
 
 class NodeSource:
@@ -130,15 +150,11 @@ class NodeSource:
         schema = self.schema
         arguments = "".join(f", {item}" for each in self.items.values() for item in each)
         values = ", ".join(schema.names)
-        to_kernel = ", ".join(
-            f"{each.name}={each.name}" if each.keyword_only else each.name for each in schema.arguments
-        )
+        to_kernel = to_kernel_source(schema, self.items)
         contract = ContractSource(self.specification)
         before = "_op_before" if contract.may_write else "None"
-        saved, saved_lists = (
-            self.saved,
-            {name: self.lists[name] for name in self.tensors if name in self.lists},
-        )
+        saved = self.saved
+        saved_lists = [name for name in self.tensors if name in self.lists]
         results, grads = ", ".join(self._results), ", ".join(self._grads)
         counts = capabilities.versions_source([*saved, *(self._grads[at] for at in self._named)])
         may_write = not all(never_writes(formula.function) for formula, _ in self.formulas)
@@ -176,7 +192,7 @@ class NodeSource:
 class {self.specification.short_name}(_op_Function):
     @staticmethod
     def forward(_op_ctx{arguments}):
-        {make_lists(self.lists)}
+        {make_lists(self.lists, self.items)}
         {f"_op_before = {contract.before()}" if contract.may_write else ""}
         _op_result = _op_kernel({to_kernel})
         if not ({contract.held()}):
@@ -198,7 +214,7 @@ class {self.specification.short_name}(_op_Function):
         if {self._special(guarded=guarded, may_write=may_write)}:
             return _op_full_backward(_op_ctx, {grads})
         {f"{_tuple(saved)} = _op_ctx.saved_tensors" if saved else ""}
-        {make_lists(saved_lists)}
+        {make_lists(saved_lists, self.items)}
         {f"{_tuple(names_of_kept)} = _op_ctx.kept" if kept else ""}
         {f"_op_before = {counts}" if may_write else ""}
 {self._fill()}
@@ -212,6 +228,8 @@ class {self.specification.short_name}(_op_Function):
         """Source of a condition: the backward needs all checks, or a graph."""
         conditions = ["_op_grad_enabled()", "_op_compiling()"]
         conditions += [f"{self._grads[at]} is not None" for at in self._followed]
+        if self._several:  # torch would take zeros for gradients that are not there
+            conditions.append(f"({' and '.join(f'{grad} is None' for grad in self._grads)})")
         if not guarded:
             conditions.append("_op_autocast()")
         if may_write:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.gradient_values import mixes_dtypes
 from opsmith.torch_library.fast_path.generated_node import GeneratedNodes, NodeSignature
-from opsmith.torch_library.fast_path.node_source import item_names, make_lists
+from opsmith.torch_library.fast_path.node_source import item_names, make_lists, to_kernel_source
 from opsmith.torch_library.fast_path.purity import ContractSource
 from opsmith.torch_library.validation import validate_results
 
@@ -352,14 +352,12 @@ def _inference_call(
     items = item_names(schema, lengths)
     arguments = "".join(f"{item}, " for each in items.values() for item in each)
     values = "".join(f"{name}, " for name in schema.names)
-    to_kernel = "".join(f"{name}, " for name in schema.names[: schema.positional])
-    to_kernel += "".join(f"{name}={name}, " for name in schema.names[schema.positional :])
     returned = contract.returned() if schema.written else "_op_result"
     several = schema.written or len(schema.results) > 1
     source = f"""
 def _op_in_inference(_op_kernel, _op_in_cpp, {arguments}):
-    {make_lists({name: items[name] for name in lengths})}
-    _op_result = _op_kernel({to_kernel})
+    {make_lists(lengths, items)}
+    _op_result = _op_kernel({to_kernel_source(schema, items)})
     if {contract.fresh()}:
         return {returned}
     {"_op_result" if several else "(_op_result,)"} = _op_validate(_op_kernel, _op_result, [{values}], None)
@@ -368,10 +366,6 @@ def _op_in_inference(_op_kernel, _op_in_cpp, {arguments}):
     exec(source, names)
     made: Callable[..., Any] = names["_op_in_inference"]
     return made
-
-
-def _as_list(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, list | tuple) else [value]
 
 
 def _is_dense(tensor: Tensor) -> bool:

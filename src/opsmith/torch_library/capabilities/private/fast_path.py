@@ -49,6 +49,7 @@ def nothing_active() -> bool:
     """Return True if no mode, transform, autocast, trace, profiler or forward-mode level is active."""
     return not (
         _C._len_torch_dispatch_stack()
+        or _C._dispatch_tls_is_dispatch_key_included(_C.DispatchKey.PreDispatch)  # its handler pops its modes
         or _C._len_torch_function_stack()
         or _functorch.peek_interpreter_stack() is not None
         or any_autocast()
