@@ -21,6 +21,7 @@ from opsmith.build.dependencies import (
     PreprocessedText,
     PreprocessorError,
     obtain_compiled,
+    obtain_with_dependencies,
     preprocess,
 )
 from opsmith.build.toolchain import CompilerOutput, Toolchain, compiler_variables, find_toolchain
@@ -248,3 +249,52 @@ def test_a_text_that_was_refused_is_refused_again_at_once(tmp_path: Path) -> Non
         with pytest.raises(errors.CompileError, match="no"):
             obtain_compiled(Cache(tmp_path / "cache"), {"text": text}, preprocessed, build)
     assert len(builds) == 1
+
+
+LITERAL = '# 1 "{0}package/f.cpp"\nf("{0}table.bin");\n'
+RAW = '# 1 "{0}package/f.cpp"\nf(R"(\n# 1 "{0}x"\n)");\n'
+PLACED = '# 1 "{0}package/f.cpp"\n# 1 "{0}package/f.h" 1\nint f;\n'
+
+
+@pytest.fixture
+def entry_of(tmp_path: Path) -> Callable[..., Path]:
+    def found(home: str, text: str, flags: str = "") -> Path:
+        def build(directory: Path) -> None:
+            (directory / "made").touch()
+
+        parts = {"text": text, "flags": flags}
+        made = PreprocessedText(text, None)
+        return obtain_with_dependencies(Cache(tmp_path), parts, lambda: made, build, home)[0].directory
+
+    return found
+
+
+@pytest.mark.parametrize("homes", [("/home/me/", "/opt/"), ("/a+b/", "/")])
+@pytest.mark.parametrize("flags", ["-I{0}package -L {0}lib", "-ffile-prefix-map={0}=", "'-I{0}a b'"])
+def test_a_copy_in_another_folder_is_the_same(
+    entry_of: Callable[..., Path], homes: tuple[str, str], flags: str
+) -> None:
+    entries = {entry_of(home, PLACED.format(home), flags.format(home)) for home in homes}
+    assert len(entries) == 1
+
+
+@pytest.mark.parametrize("home", ["/home/me/", "/"])
+@pytest.mark.parametrize("text", [LITERAL, RAW], ids=["literal", "raw-literal"])
+def test_a_folder_in_a_literal_makes_a_difference(
+    entry_of: Callable[..., Path], home: str, text: str
+) -> None:
+    first, rest = text.format(home).split("\n", 1)
+    without = f"{first}\n{rest.replace(home, '')}"
+    assert without != text.format(home)
+    assert entry_of(home, text.format(home)) != entry_of(home, without)
+
+
+def test_a_literal_of_another_folder_makes_a_difference(entry_of: Callable[..., Path]) -> None:
+    assert len({entry_of(home, LITERAL.format(home)) for home in ("/one/", "/two/")}) == 2
+
+
+def test_a_flag_that_names_a_folder_inside_a_path_makes_a_difference(entry_of: Callable[..., Path]) -> None:
+    flags = [f"-I/opt/{folder}/x" for folder in ("one", "two")]
+    homes = ("/one/", "/two/")
+    entries = {entry_of(home, PLACED.format(home), flag) for home, flag in zip(homes, flags, strict=True)}
+    assert len(entries) == 2

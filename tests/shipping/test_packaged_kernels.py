@@ -29,7 +29,7 @@ import opsmith
 from opsmith.build import manifest, packaged, processor
 from opsmith.build.cache import CacheEntry
 from opsmith.build.toolchain import FLAGS
-from opsmith.kernels.cpp.compiler import LIBRARY, building_with, compile_kernel
+from opsmith.kernels.cpp.compiler import LIBRARY, build_flags, building_with, compile_kernel
 from opsmith.kernels.cpp.kernel import CppKernel
 from opsmith.kernels.cpp.source import CppSource
 
@@ -112,6 +112,12 @@ def test_a_package_that_lies_elsewhere_has_the_same_entries_of_the_cache(tmp_pat
     made = compiled_in(one)
     assert compiled_in(other).directory == made.directory
     assert str(tmp_path).encode() not in (made.directory / LIBRARY).read_bytes()
+
+
+@pytest.mark.parametrize(("root", "home"), [("/package", "/"), ("/home/me/package", "/home/me/")])
+def test_paths_are_built_without_the_folder_that_holds_the_package(root: str, home: str) -> None:
+    with building_with((), home=Path(root) / "_kernels"):
+        assert build_flags() == (f"-ffile-prefix-map={home}=",)
 
 
 @pytest.mark.slow

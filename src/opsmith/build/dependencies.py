@@ -36,6 +36,9 @@ ATTEMPTS = 4
 
 _ENTERED = re.compile(r'^# \d+ "((?:\\.|[^"\\\n])+)" 1((?: \d)*)$', re.MULTILINE)
 _FOLDER_MARKER = re.compile(r'^# \d+ "/.*//"\n', re.MULTILINE)
+_MARKED = r'^# \d+ "'
+_BEGINNING = r"""(?:^|[\s=:,"'\0])(?:-[A-Za-z]+)?"""
+"""What stands before a path in line markers; in flags, and in variables of the environment."""
 _SYSTEM_HEADER = "3"
 _SEARCHED = re.compile(r"^ (/.*?)(?: \(framework directory\))?$", re.MULTILINE)
 _MISSING = re.compile(r'^ignoring nonexistent directory "(/.*)"$', re.MULTILINE)
@@ -117,9 +120,11 @@ class PreprocessedText:
         """Return the digest of the text.
 
         Args:
-            home: Beginning of paths that makes no difference.
+            home: Folder, with a slash behind it, that makes no difference where a line marker names a file in
+                it. A literal of the same letters does.
         """
-        return hashlib.sha256(_without(home, self.text).encode(errors="surrogateescape")).hexdigest()
+        text = _placeless(home, self.text, _MARKED)
+        return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
 
 
 def preprocess(toolchain: Toolchain, flags: Sequence[str], files: Mapping[str, str]) -> PreprocessedText:
@@ -177,14 +182,15 @@ def obtain_with_dependencies(
         parts: Everything that the entry depends on, without headers.
         preprocessed: Runs the preprocessor.
         build: Compiles the file `PREPROCESSED` in a directory. Its exceptions are raised.
-        home: Beginning of paths that is not in what is built: a copy in another folder has the same entry.
+        home: Folder, with a slash behind it, that is not in what is built: a copy in another folder has the
+            same entry.
 
     Raises:
         CompileError: If the compiler refuses the text. The error is remembered for the process.
         CacheError: As `Cache.obtain`.
     """
     key = key_of(parts)
-    placeless = {name: _without(home, text) for name, text in parts.items()}
+    placeless = {name: _placeless(home, text, _BEGINNING) for name, text in parts.items()}
     known = _remembered(cache, key)
     digest = next((digest for digest, dependencies in known.items() if dependencies.hold()), None)
     made: PreprocessedText | None = None
@@ -217,8 +223,18 @@ def obtain_with_dependencies(
     return entry, made.dependencies
 
 
-def _without(home: str, text: str) -> str:
-    return text.replace(home, "") if home else text
+def _placeless(home: str, text: str, before: str) -> str:
+    """Return a text without a folder where it begins a path.
+
+    Args:
+        home: The folder; empty to keep all.
+        text: The text.
+        before: Pattern of what stands before a path.
+    """
+    if not home:
+        return text
+    # A null character marks the place, as no source has one: two texts that differ stay two.
+    return re.sub(f"({before}){re.escape(home)}", "\\1\0", text, flags=re.MULTILINE)
 
 
 def own_headers(text: str) -> list[str]:

@@ -59,7 +59,7 @@ class _Manner:
     @property
     def beginning(self) -> str:
         """Beginning of paths that is not in what is built for a package: up to the package's folder."""
-        return "" if self.home is None else f"{self.home.parent.parent}{os.sep}"
+        return "" if self.home is None else os.path.join(self.home.parent.parent, "")
 
     @property
     def path_flags(self) -> tuple[str, ...]:
