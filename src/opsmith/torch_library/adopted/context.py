@@ -230,6 +230,30 @@ def _hidden(value: Any, known: Collection[int]) -> bool:
     return not (isinstance(value, types.FunctionType) and value.__closure__ is None)
 
 
+def take_tensors(context: Any, given: Sequence[Any]) -> tuple[tuple[str, ...], bool] | None:
+    """Move the tensors among the attributes of torch's own context to those that autograd saves.
+
+    Args:
+        context: torch's context, in a forward.
+        given: The arguments of the forward.
+
+    Returns:
+        Names of the attributes, and True if an object among the others may hide tensors; None where a
+        container may hold tensors, and nothing was moved.
+    """
+    names, hides = [], False
+    known = {id(value) for value in given}
+    for name, value in vars(context).items():
+        if isinstance(value, Tensor):
+            names.append(name)
+        elif not holds_no_tensor((value,)):
+            if isinstance(value, list | tuple | dict):
+                return None
+            hides = hides or _hidden(value, known)
+    context.to_save = (*(context.to_save or ()), *(vars(context).pop(name) for name in names))
+    return tuple(names), hides
+
+
 def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
     if type(value) in (list, tuple):
         return type(value)(_changed(item, change) for item in value)

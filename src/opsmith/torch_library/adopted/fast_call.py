@@ -43,8 +43,7 @@ class ClassSignatures(CallSignatures):
 
     def implement(self, guard: Any, given: dict[str, Any], tensors: list[Tensor]) -> Implementation:
         """Choose the node on whose context the class's own code runs."""
-        known = self.writes_nothing(tuple(given.values())) and not self._adopted.facts.copied
-        if not known or torch.is_inference_mode_enabled():
+        if not self.writes_nothing(tuple(given.values())) or torch.is_inference_mode_enabled():
             return SLOW_PATH
         if any(each.is_inference() or each.is_meta for each in tensors):
             return SLOW_PATH

@@ -237,7 +237,7 @@ def finished_run(
     constant = frozenset(
         position for position, result in enumerate(results) if any(result is one for one in record.constant)
     )
-    apart = _unaliased(adopted, results, handed, given, written)
+    apart = unaliased(adopted, results, handed, given, written)
     known = {id(result): clone for result, clone in zip(results, apart, strict=True) if result is not clone}
     known |= {
         id(copy): given[position]
@@ -461,7 +461,7 @@ def _types(adopted: AdoptedFunction, position: int | None) -> tuple[type, ...]:
     return (Tensor, types.NoneType) if adopted.schema.results[position].optional else (Tensor,)
 
 
-def _unaliased(
+def unaliased(
     adopted: AdoptedFunction,
     results: Sequence[Any],
     handed: Sequence[Any],

@@ -12,14 +12,15 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.core.adopted import AdoptedFunction, ClassFormula
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.adopted.context import Context, holds_no_tensor
-from opsmith.torch_library.adopted.forward import finished_run, late_writes
+from opsmith.torch_library.adopted.context import Context, holds_no_tensor, take_tensors
+from opsmith.torch_library.adopted.forward import finished_run, late_writes, unaliased
 from opsmith.torch_library.adopted.gradients import by_position, grad_output_error
 from opsmith.torch_library.adopted.node import NodeState, class_gradients, save_run, saved_gradients
 from opsmith.torch_library.autograd.gradient_values import CallMetadata, TensorMetadata, fit, has_gradient
 from opsmith.torch_library.autograd.node import OperatorPrimitive, RecordedOperator, RegisteredOperator
 from opsmith.torch_library.fast_path.purity import ContractSource
 from opsmith.torch_library.flattening import ArgumentFlattening, SavedValues
+from opsmith.torch_library.validation import unsupported_kind
 
 
 class MisfitError(Exception):
@@ -68,6 +69,8 @@ class ClassNodes:
             "_op_backward": adopted.backward,
             "_op_facts": adopted.facts,
             "_op_plain": lambda context: holds_no_tensor(vars(context).values()),
+            "_op_apart": self._apart,
+            "_op_take": take_tensors,
             "_op_settle": self._settled,
             "_op_has_gradient": has_gradient,
             "_op_compiling": torch.compiler.is_dynamo_compiling,
@@ -111,9 +114,42 @@ class ClassNodes:
         save_run(ctx, self._primitive, given, run, None, of_torch=True)
         return run.results if isinstance(adopted.outputs, tuple) else run.results[0]
 
-    def _own_context(self, ctx: Any, count: int) -> Context:
-        """The class's context, without the inputs that were saved beside its own tensors."""
-        return Context.of_torch(self._adopted, ctx, ctx.saved_tensors[:count])
+    def _apart(self, ctx: Any, returned: Any, given: tuple[Any, ...]) -> Any:
+        """The results, cloned where they alias an input or another; None if they are no strided tensors."""
+        adopted = self._adopted
+        results = returned if isinstance(adopted.outputs, tuple) else (returned,)
+        if type(results) is not tuple or len(results) != len(adopted.schema.results):
+            return None
+        if not all(type(each) is Tensor and unsupported_kind(each) is None for each in results):
+            return None
+        if (
+            len(results) == 1 and 0 in adopted.facts.copied
+        ):  # it is known why, and what is new may be cloned, too
+            apart: tuple[Any, ...] = (results[0].clone(),)
+        else:
+            apart = unaliased(adopted, results, given, given, frozenset())
+        if not (ctx.to_save or ctx.non_differentiable or vars(ctx)):
+            return apart if isinstance(adopted.outputs, tuple) else apart[0]
+        clones = {id(result): clone for result, clone in zip(results, apart, strict=True)}
+        for name in ("to_save", "non_differentiable"):
+            kept = getattr(ctx, name)
+            if kept:
+                setattr(ctx, name, tuple(clones.get(id(each), each) for each in kept))
+        vars(ctx).update({name: clones[id(each)] for name, each in vars(ctx).items() if id(each) in clones})
+        return apart if isinstance(adopted.outputs, tuple) else apart[0]
+
+    def _own_context(self, ctx: Any, count: int, attributes: Sequence[str] = ()) -> Context:
+        """The class's context, without the inputs that were saved beside its own tensors.
+
+        Args:
+            ctx: torch's context.
+            count: Number of the tensors that the class saved.
+            attributes: Names of its attributes that are tensors, which are saved after these.
+        """
+        saved = ctx.saved_tensors
+        context = Context.of_torch(self._adopted, ctx, saved[:count])
+        vars(context).update(zip(attributes, saved[count:], strict=False))
+        return context
 
     def _answers(self, ctx: Any, answer: Any, tensors: Sequence[bool]) -> tuple[Any, ...]:
         """One gradient for each argument, from what a backward returned."""
@@ -144,7 +180,7 @@ class ClassNodes:
             return tuple(saved_gradients(ctx, grads))
         *shapes, inputs = kept
         saved = ctx.saved_tensors
-        count, others = inputs or (len(saved), ())
+        count, attributes, others = inputs or (len(saved), (), None)
         metadata = CallMetadata(
             tuple(_metadata_by_name(needed, shapes).get(name) for name in names),
             (None,) * len(names),
@@ -153,15 +189,16 @@ class ClassNodes:
         )
         given = tuple(_PLACEHOLDER if name in tensors else None for name in names)
         loaded = None
-        if inputs is not None:
+        if others is not None:
             positions, rest = iter(range(len(tensors))), iter(others)
             loaded = SavedValues(
                 tuple(
                     (name, False, (next(positions) if name in tensors else (next(rest),),)) for name in names
                 )
             )
-        state = NodeState(count, loaded, inputs is not None, given, metadata, None, frozenset())
-        context = self._own_context(ctx, count)
+        own = count + len(attributes)
+        state = NodeState(own, loaded, others is not None, given, metadata, None, frozenset())
+        context = self._own_context(ctx, count, attributes)
         return tuple(class_gradients(self._primitive, state, context, saved, grads))
 
 
@@ -200,13 +237,20 @@ def _source(specification: Any, adopted: AdoptedFunction, tensors: list[str], ne
     shapes = "".join(f"{name}.shape, " for name in needed)
     others = "".join(f"{name}, " for name in schema.names if name not in tensors)
     saved = ", ".join(["*(_op_ctx.to_save or ())", *tensors])
-    # The number of the class's own tensors, and the arguments that are no tensors.
-    keep = f"_op_inputs = (_op_len(_op_ctx.to_save or ()), ({others})); _op_ctx.to_save = ({saved})"
+    # The number of the class's own tensors, its attributes that are tensors, and the arguments that are none.
+    keep = f"_op_inputs = (_op_count, _op_names, ({others})); _op_ctx.to_save = ({saved})"
     known = " or ".join(f"_op_tensor is {each}" for each in ("None", *tensors, *results))
     settle = f"return _op_settle(_op_ctx, _op_before, _op_result, ({arguments}))"
     on_the_way = "_op_keeps = _op_keeps or _op_has_gradient(_op_tensor.dtype)"
     always = _keeps_inputs(adopted)
-    kept = f"""_op_inputs, _op_keeps = None, {always is True}
+    kept = f"""_op_inputs, _op_keeps, _op_names = None, {always is True}, ()
+        _op_count = _op_len(_op_ctx.to_save or ())
+        if _op_ctx.__dict__ and not _op_plain(_op_ctx):
+            _op_taken = _op_take(_op_ctx, ({arguments}))
+            if _op_taken is None: {settle}
+            _op_names, _op_hides = _op_taken
+            _op_inputs = (_op_count, _op_names, None)
+            {"_op_keeps = _op_keeps or _op_hides" if always is None else ""}
         for _op_tensor in _op_ctx.to_save or ():
             if {known}: continue
             if _op_type(_op_tensor) is not _op_Tensor: {settle}
@@ -232,13 +276,13 @@ class {specification.short_name}(_op_Function):
     def forward(_op_ctx, {arguments}):
         _op_before = {versions}
         {forward}
-        if not (
-            {contract.fresh()}
-            and _op_before == {versions}
-            and not _op_ctx.dirty_tensors
-            and (not _op_ctx.__dict__ or _op_plain(_op_ctx))
-        ):
+        if _op_before != {versions} or _op_ctx.dirty_tensors:
             {settle}
+        if not ({contract.fresh()}):
+            _op_new = _op_apart(_op_ctx, _op_result, ({arguments}))
+            if _op_new is None:
+                {settle}
+            _op_result = _op_new
         {kept if needed else ""}
         return _op_result
 
@@ -249,7 +293,7 @@ class {specification.short_name}(_op_Function):
             return _op_full(_op_ctx, _op_kept, {", ".join(grads)})
         {"".join(f"_op_shape_{name}, " for name in needed)}_op_inputs = _op_kept
         _op_before = {counts}
-        _op_own_ctx = _op_ctx if _op_inputs is None else _op_own(_op_ctx, _op_inputs[0])
+        _op_own_ctx = _op_ctx if _op_inputs is None else _op_own(_op_ctx, *_op_inputs[:2])
         _op_answer = _op_backward(_op_own_ctx, {", ".join(grads)})
         if _op_before != {counts}: _op_written()
         if _op_type(_op_answer) is not _op_tuple or _op_len(_op_answer) != {len(gradients)}:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from opsmith.core.argument_types import BOOL, FLOAT, INT, STR, ArgumentType
+from opsmith.core.argument_types import BOOL, FLOAT, INT, NUMBER, STR, ArgumentType
 from opsmith.core.schema import REQUIRED, Argument, Schema
 from opsmith.core.shapes import ANY
 from opsmith.core.specification import Specification
@@ -56,6 +56,8 @@ def type_condition(argument: Argument) -> str:
     kind = argument.kind
     if kind.base is FLOAT and not kind.sequence:
         return unless_none(argument, "(_op_type({0}) is _op_float or _op_type({0}) is _op_int)")
+    if kind.base is NUMBER and not kind.sequence:
+        return unless_none(argument, "(_op_type({0}) is _op_int or _op_type({0}) is _op_float)")
     if is_int_sequence(kind):
         several = f"_op_are_ints({{0}}, {kind.length})"
         return unless_none(argument, f"_op_type({{0}}) is _op_int or {several}" if kind.spread else several)
