@@ -206,6 +206,31 @@ class Keeping(torch.autograd.Function):
         return grad * w * scale, grad * scale
 
 
+class Attribute(torch.autograd.Function):
+    """The work of `hidden`, kept as an attribute."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        ctx.scale, ctx.w = x.exp(), w
+        return ctx.scale * w
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        return grad * ctx.w * ctx.scale, grad * ctx.scale
+
+
+class Reversal(torch.autograd.Function):
+    """A reversal of gradients, which returns a view of its input."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        return -grad, torch.zeros_like(grad)
+
+
 @opsmith.operator("overhead::thrice")
 def thrice(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return x * w, x + w, x - w
@@ -242,7 +267,9 @@ random.gradients(x=lambda grad, w: grad * w, w=lambda grad, x: grad * x)
 ADOPTED = {
     "forward(ctx, ...)": (opsmith.adopt(OldStyle, "overhead::old_style"), OldStyle.apply),
     "setup_context": (opsmith.adopt(WithSetupContext, "overhead::with_setup"), WithSetupContext.apply),
-    "keeps what it computed": (opsmith.adopt(Keeping, "overhead::keeping"), Keeping.apply),
+    "saves what it computed": (opsmith.adopt(Keeping, "overhead::keeping"), Keeping.apply),
+    "an attribute": (opsmith.adopt(Attribute, "overhead::attribute"), Attribute.apply),
+    "returns its input": (opsmith.adopt(Reversal, "overhead::reversal", kind="surrogate"), Reversal.apply),
 }
 
 

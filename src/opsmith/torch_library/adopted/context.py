@@ -52,22 +52,29 @@ class Context:
 
     @classmethod
     def of_torch(cls, adopted: AdoptedFunction, context: Any, saved: Sequence[Tensor | None]) -> Context:
-        """Copy what a class kept on torch's own context, which makes zeros of gradients by itself.
+        """Copy what a class kept on torch's own context for its backward.
+
+        torch makes zeros of gradients by itself.
 
         Args:
             adopted: The class.
             context: torch's context.
             saved: The tensors that the class saved.
         """
-        own = cls(adopted, context.needs_input_grad)
-        vars(own).update((name, value) for name, value in vars(context).items() if name not in _OURS)
-        own.opsmith_record = ContextRecord(
-            tuple(saved),
-            tuple(context.saved_for_forward or ()),
-            tuple(context.dirty_tensors or ()),
-            tuple(context.non_differentiable or ()),
-            materialize=False,
-        )
+        own = cls.__new__(cls)
+        own.__dict__ = {**context.__dict__, "opsmith_adopted": adopted}
+        own.opsmith_record = ContextRecord(tuple(saved), materialize=False)
+        own.needs_input_grad = context.needs_input_grad
+        return own
+
+    @classmethod
+    def of_forward(cls, adopted: AdoptedFunction, context: Any) -> Context:
+        """Copy what a class kept on torch's own context in its forward, with what it has marked."""
+        own = cls.of_torch(adopted, context, context.to_save or ())
+        record = own.opsmith_record
+        record.saved_forward = tuple(context.saved_for_forward or ())
+        record.dirty = tuple(context.dirty_tensors or ())
+        record.constant = tuple(context.non_differentiable or ())
         return own
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
@@ -242,15 +249,17 @@ def take_tensors(context: Any, given: Sequence[Any]) -> tuple[tuple[str, ...], b
         container may hold tensors, and nothing was moved.
     """
     names, hides = [], False
-    known = {id(value) for value in given}
-    for name, value in vars(context).items():
-        if isinstance(value, Tensor):
+    attributes = context.__dict__
+    for name, value in attributes.items():
+        kind = type(value)
+        if kind is Tensor or isinstance(value, Tensor):
             names.append(name)
-        elif not holds_no_tensor((value,)):
+        elif kind not in _NUMBERS_AND_NAMES and not holds_no_tensor((value,)):
             if isinstance(value, list | tuple | dict):
                 return None
-            hides = hides or _hidden(value, known)
-    context.to_save = (*(context.to_save or ()), *(vars(context).pop(name) for name in names))
+            hides = hides or _hidden(value, {id(each) for each in given})
+    if names:
+        context.to_save = (*(context.to_save or ()), *[attributes.pop(name) for name in names])
     return tuple(names), hides
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.core.adopted import AdoptedFunction, ClassFormula
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.adopted.context import Context, holds_no_tensor, take_tensors
+from opsmith.torch_library.adopted.context import Context, take_tensors
 from opsmith.torch_library.adopted.forward import finished_run, late_writes, unaliased
 from opsmith.torch_library.adopted.gradients import by_position, grad_output_error
 from opsmith.torch_library.adopted.node import NodeState, class_gradients, save_run, saved_gradients
@@ -68,7 +68,6 @@ class ClassNodes:
             "_op_class": adopted.function_class,
             "_op_backward": adopted.backward,
             "_op_facts": adopted.facts,
-            "_op_plain": lambda context: holds_no_tensor(vars(context).values()),
             "_op_apart": self._apart,
             "_op_take": take_tensors,
             "_op_settle": self._settled,
@@ -98,7 +97,7 @@ class ClassNodes:
             MutationError: If it wrote into an argument, which it did not in earlier runs.
         """
         adopted, flags = self._adopted, self._adopted.flags(given)
-        context = Context.of_torch(adopted, ctx, ctx.to_save or ())
+        context = Context.of_forward(adopted, ctx)
         counts = iter(before)
         versions = [next(counts) if isinstance(value, Tensor) else None for value in given]
         try:
@@ -117,26 +116,29 @@ class ClassNodes:
     def _apart(self, ctx: Any, returned: Any, given: tuple[Any, ...]) -> Any:
         """The results, cloned where they alias an input or another; None if they are no strided tensors."""
         adopted = self._adopted
-        results = returned if isinstance(adopted.outputs, tuple) else (returned,)
+        several = isinstance(adopted.outputs, tuple)
+        results = returned if several else (returned,)
         if type(results) is not tuple or len(results) != len(adopted.schema.results):
             return None
-        if not all(type(each) is Tensor and unsupported_kind(each) is None for each in results):
-            return None
-        if (
-            len(results) == 1 and 0 in adopted.facts.copied
-        ):  # it is known why, and what is new may be cloned, too
-            apart: tuple[Any, ...] = (results[0].clone(),)
-        else:
+        for each in results:
+            if type(each) is not Tensor or unsupported_kind(each) is not None:
+                return None
+        if several or 0 not in adopted.facts.copied:
             apart = unaliased(adopted, results, given, given, frozenset())
-        if not (ctx.to_save or ctx.non_differentiable or vars(ctx)):
-            return apart if isinstance(adopted.outputs, tuple) else apart[0]
+        else:
+            apart = (returned.clone(),)  # it is known why; what is new is cloned, too
+        attributes = ctx.__dict__
+        if ctx.to_save is None is ctx.non_differentiable and not attributes:
+            return apart if several else apart[0]
         clones = {id(result): clone for result, clone in zip(results, apart, strict=True)}
         for name in ("to_save", "non_differentiable"):
             kept = getattr(ctx, name)
             if kept:
                 setattr(ctx, name, tuple(clones.get(id(each), each) for each in kept))
-        vars(ctx).update({name: clones[id(each)] for name, each in vars(ctx).items() if id(each) in clones})
-        return apart if isinstance(adopted.outputs, tuple) else apart[0]
+        for name, value in attributes.items():
+            if id(value) in clones:
+                attributes[name] = clones[id(value)]
+        return apart if several else apart[0]
 
     def _own_context(self, ctx: Any, count: int, attributes: Sequence[str] = ()) -> Context:
         """The class's context, without the inputs that were saved beside its own tensors.
@@ -245,11 +247,11 @@ def _source(specification: Any, adopted: AdoptedFunction, tensors: list[str], ne
     always = _keeps_inputs(adopted)
     kept = f"""_op_inputs, _op_keeps, _op_names = None, {always is True}, ()
         _op_count = _op_len(_op_ctx.to_save or ())
-        if _op_ctx.__dict__ and not _op_plain(_op_ctx):
+        if _op_ctx.__dict__:
             _op_taken = _op_take(_op_ctx, ({arguments}))
             if _op_taken is None: {settle}
             _op_names, _op_hides = _op_taken
-            _op_inputs = (_op_count, _op_names, None)
+            if _op_names: _op_inputs = (_op_count, _op_names, None)
             {"_op_keeps = _op_keeps or _op_hides" if always is None else ""}
         for _op_tensor in _op_ctx.to_save or ():
             if {known}: continue
