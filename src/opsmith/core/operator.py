@@ -360,6 +360,8 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
             except Exception:
                 self._registration = register(before)
                 raise
+            finally:
+                self._registration.owner = self
         self._specification = specification
         self._take_lowering(specification)
         self._leave_fast_path()
