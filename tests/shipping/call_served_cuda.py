@@ -19,16 +19,17 @@ from served_cuda_operators import declare
 
 from opsmith.kernels.cuda.emulation.compiler import emulated_libraries
 from opsmith.kernels.cuda.launch import Geometry
-from opsmith.shipping.served_cuda import _variants, cuda_kernels
+from opsmith.shipping.served_cuda import cuda_kernels, variants_of
 
 driver_path, library_path, cases, outcomes = sys.argv[1:]
+HOST = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)  # where the library has its kernels here
 OUT_OF_RESOURCES = 701
 """CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES."""
 
 emulated: dict[str, Any] = {}
 for operator in declare("twin").values():
     for kernel in cuda_kernels(operator.specification):
-        instances = list(dict.fromkeys(each for variant in _variants(kernel) for each in variant))
+        instances = list(dict.fromkeys(each for variant in variants_of(kernel) for each in variant))
         for library in emulated_libraries(kernel.source, operator.name, instances):
             for entry, instance in enumerate(library.instances):
                 emulated[kernel.compile(instance, ARCHITECTURE).name] = kernel, library, entry
@@ -67,7 +68,8 @@ for name, args, state in torch.load(cases):
     driver.fake_fail(OUT_OF_RESOURCES if state == "failure" else 0)
     namespace, _, operator = name.partition("::")
     try:
-        result = getattr(getattr(torch.ops, namespace), operator)(*args)
+        overload = getattr(getattr(torch.ops, namespace), operator).default
+        result = overload.redispatch(HOST, *args) if state == "devices" else overload(*args)
     except RuntimeError as error:
         found.append(str(error))
     else:

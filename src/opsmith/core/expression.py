@@ -133,7 +133,7 @@ class Expression:
             return self.compiled(values)
         except ZeroDivisionError:
             raise ExpressionError("it divides by zero") from None
-        except (TypeError, IndexError, ValueError) as error:
+        except (TypeError, IndexError, ValueError, OverflowError) as error:
             raise ExpressionError(str(error)) from None
 
     def renamed(self, names: Mapping[str, str]) -> Expression:

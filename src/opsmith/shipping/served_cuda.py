@@ -11,7 +11,7 @@ from typing import Any
 from opsmith import errors
 from opsmith.build.toolchain import processors
 from opsmith.core.expression import Expression
-from opsmith.core.kernels import BuiltKernel
+from opsmith.core.kernels import BuiltKernel, Kernel
 from opsmith.core.operator import Operator
 from opsmith.core.specification import Specification
 from opsmith.kernels.common.parameters import cpp_arguments
@@ -40,13 +40,18 @@ def cuda_kernels(specification: Specification) -> list[CudaKernel]:
     return [each for each in kernels if isinstance(each, CudaKernel)]
 
 
+def in_another_language(name: str, kernel: Kernel) -> str:
+    """Return the refusal of a kernel in a language that no library holds."""
+    function = kernel.function
+    language = function.language if isinstance(function, BuiltKernel) else "Python"
+    return f"{name} at {kernel.where} is in {language}"
+
+
 def cuda_refusal(specification: Specification) -> str | None:
     """Return why a library cannot hold an operator's kernels for GPUs; None if it can."""
     for each in specification.kernels:
         if each.device == DEVICE and not isinstance(each.function, CudaKernel):
-            function = each.function
-            language = function.language if isinstance(function, BuiltKernel) else "Python"
-            return f"its kernel for GPUs at {each.where} is in {language}"
+            return in_another_language("its kernel for GPUs", each)
     kernels = cuda_kernels(specification)
     if (
         kernels
@@ -127,7 +132,7 @@ def _served_kernel(kernel: CudaKernel, targets: BuildTargets) -> ServedCudaKerne
     architecture = targets.cuda[0]
     # This plans each sample, too: what a call would find wrong with the kernel is an error now.
     needed_instances(kernel, architecture, partial(sample_values, kernel.operator))
-    variants = _variants(kernel)
+    variants = variants_of(kernel)
     instances = list(dict.fromkeys(each for variant in variants for each in variant))
     described = dict(zip(instances, kernel.candidates(instances, architecture), strict=True))
     with ThreadPoolExecutor(processors()) as pool:
@@ -151,7 +156,7 @@ def _served_kernel(kernel: CudaKernel, targets: BuildTargets) -> ServedCudaKerne
     )
 
 
-def _variants(kernel: CudaKernel) -> list[tuple[Instance, ...]]:
+def variants_of(kernel: CudaKernel) -> list[tuple[Instance, ...]]:
     """Return the instances of the launches for each dtype, and for each value of constants in a sample."""
     constants = [rules.fixed_constants() for rules in kernel.rules.launches]
     fixed = [each for each in constants if each is not None]

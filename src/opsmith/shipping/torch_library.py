@@ -24,7 +24,7 @@ from opsmith.kernels.serving.cuda_tables import ServedCuda
 from opsmith.kernels.serving.library import LIBRARY, link_library
 from opsmith.kernels.serving.tables import ServedOperator
 from opsmith.shipping.layout_rules import accepted_layouts
-from opsmith.shipping.served_cuda import cuda_kernels, cuda_refusal, served_cuda
+from opsmith.shipping.served_cuda import cuda_kernels, cuda_refusal, in_another_language, served_cuda
 from opsmith.shipping.targets import NONE, BuildTargets
 from opsmith.torch_library.registration import HIDDEN_SUFFIX
 from opsmith.torch_library.served_libraries import operator_digest
@@ -167,9 +167,7 @@ def _refusal(specification: Specification, on_gpu: bool) -> str | None:
         if each.device == "cpu" and not isinstance(each.function, CppKernel)
     ]
     if others:
-        function = others[0].function
-        language = function.language if isinstance(function, BuiltKernel) else "Python"
-        return f"its kernel at {others[0].where} is in {language}"
+        return in_another_language("its kernel", others[0])
     kernels = _cpp_kernels(specification)
     if not kernels and on_gpu:
         return None

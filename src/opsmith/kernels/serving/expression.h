@@ -16,29 +16,38 @@ struct NoValue : std::exception {
   const char* what() const noexcept override { return text.c_str(); }
 };
 
+using Wide = __int128;
+
 struct Term {
   enum Kind : int32_t { NONE, FRACTION, REAL, SEQUENCE, A_TENSOR };
   Kind kind = NONE;
-  int64_t over = 0, under = 1;  // a fraction in lowest terms; a whole number has 1 below
+  Wide over = 0, under = 1;  // a fraction in lowest terms, of less than 126 bits; a whole number has 1 below
   double real = 0;
   std::shared_ptr<const std::vector<Term>> items;  // of a sequence
   const RawTensor* tensor = nullptr;
   int32_t dtype = -1;  // of the tensor
 };
 
-inline Term fraction(__int128 over, __int128 under) {
+inline Wide bounded(Wide value) {
+  constexpr Wide limit = Wide(1) << 126;
+  if (value >= limit || value <= -limit) throw NoValue("a number in it exceeds 126 bits");
+  return value;
+}
+inline Wide times(Wide one, Wide other) {
+  Wide product;
+  if (__builtin_mul_overflow(one, other, &product)) throw NoValue("a number in it exceeds 126 bits");
+  return bounded(product);
+}
+inline Term fraction(Wide over, Wide under) {
   if (under == 0) throw NoValue("it divides by zero");
   if (under < 0) over = -over, under = -under;
-  __int128 a = over < 0 ? -over : over, b = under;
+  Wide a = over < 0 ? -over : over, b = under;
   while (b) {
-    const __int128 rest = a % b;
+    const Wide rest = a % b;
     a = b, b = rest;
   }
-  over /= a, under /= a;
-  constexpr __int128 most = INT64_MAX;
-  if (over > most || over < -most || under > most) throw NoValue("a number in it exceeds 64 bits");
   Term term;
-  term.kind = Term::FRACTION, term.over = int64_t(over), term.under = int64_t(under);
+  term.kind = Term::FRACTION, term.over = bounded(over / a), term.under = bounded(under / a);
   return term;
 }
 inline Term whole(int64_t value) { return fraction(value, 1); }
@@ -64,75 +73,134 @@ inline Term view_of(const RawTensor& raw, int32_t dtype) {
 inline void refuse_no_number(const Term& term) {
   if (term.kind != Term::FRACTION && term.kind != Term::REAL) throw NoValue("a part of it is not a number");
 }
+// The double nearest to a fraction: 62 bits or more of it, the last one set if there are others.
+inline double nearest(Wide over, Wide under) {  // under > 0
+  const Wide size_over = over < 0 ? -over : over;
+  Wide bits = size_over / under, rest = size_over % under;
+  int exponent = 0;
+  for (; rest && !(bits >> 62); exponent--) {
+    rest *= 2, bits *= 2;
+    if (rest >= under) rest -= under, bits++;
+  }
+  bool more = rest != 0;
+  for (; bits >> 63; exponent++) more = more || bits % 2, bits /= 2;
+  const double size = std::ldexp(double(uint64_t(bits) | uint64_t(more)), exponent);
+  return over < 0 ? -size : size;
+}
 inline double approximate(const Term& term) {
   refuse_no_number(term);
-  return term.kind == Term::REAL ? term.real : double(term.over) / double(term.under);
+  return term.kind == Term::REAL ? term.real : nearest(term.over, term.under);
 }
 inline bool are_exact(const Term& one, const Term& other) {
   refuse_no_number(one), refuse_no_number(other);
   return one.kind == Term::FRACTION && other.kind == Term::FRACTION;
 }
-inline __int128 wide(int64_t value) { return value; }
-inline double nonzero(double value) {
-  if (value == 0) throw NoValue("it divides by zero");
-  return value;
-}
 inline Term added(const Term& a, const Term& b) {
   if (!are_exact(a, b)) return real(approximate(a) + approximate(b));
-  return fraction(wide(a.over) * b.under + wide(b.over) * a.under, wide(a.under) * b.under);
+  return fraction(times(a.over, b.under) + times(b.over, a.under), times(a.under, b.under));
 }
 inline Term negated(const Term& a) {
   refuse_no_number(a);
-  return a.kind == Term::REAL ? real(-a.real) : fraction(-wide(a.over), a.under);
+  return a.kind == Term::REAL ? real(-a.real) : fraction(-a.over, a.under);
 }
-inline Term subtracted(const Term& a, const Term& b) { return added(a, negated(b)); }
+inline Term subtracted(const Term& a, const Term& b) {
+  return are_exact(a, b) ? added(a, negated(b)) : real(approximate(a) - approximate(b));
+}
 inline Term multiplied(const Term& a, const Term& b) {
   if (!are_exact(a, b)) return real(approximate(a) * approximate(b));
-  return fraction(wide(a.over) * b.over, wide(a.under) * b.under);
+  return fraction(times(a.over, b.over), times(a.under, b.under));
 }
-// Python divides a floating-point number by a whole one exactly.
+// Python divides a floating-point number by a whole one exactly, and none that is not finite.
 inline Term exact(const Term& a) {
-  if (a.kind != Term::REAL || !std::isfinite(a.real)) return a;
-  double value = a.real;
-  int64_t under = 1;
-  for (; value != std::floor(value) && under < int64_t(1) << 60; under *= 2) value *= 2;
-  return value == std::floor(value) && std::fabs(value) < 9e18 ? fraction(int64_t(value), under) : a;
+  if (a.kind != Term::REAL) return a;
+  if (!std::isfinite(a.real)) throw NoValue("a number in it is not finite");
+  int exponent = 0;
+  int64_t digits = int64_t(std::ldexp(std::frexp(a.real, &exponent), 53));
+  for (exponent -= 53; digits && digits % 2 == 0; exponent++) digits /= 2;
+  if (digits == 0) return whole(0);
+  if (std::abs(exponent) > 125) throw NoValue("a number in it exceeds 126 bits");
+  const Wide power = Wide(1) << std::abs(exponent);
+  return exponent < 0 ? fraction(digits, power) : fraction(times(digits, power), 1);
 }
 inline Term divided(const Term& real_or_not, const Term& b) {
-  const Term a = b.kind == Term::FRACTION ? exact(real_or_not) : real_or_not;
-  if (!are_exact(a, b)) return real(approximate(a) / nonzero(approximate(b)));
-  return fraction(wide(a.over) * b.under, wide(a.under) * b.over);
-}
-inline Term from_real(double value) {
-  if (!(std::fabs(value) < 9e18)) throw NoValue("a number in it exceeds 64 bits");
-  return whole(int64_t(value));
+  refuse_no_number(real_or_not), refuse_no_number(b);
+  if (b.kind == Term::REAL) {
+    if (b.real == 0) throw NoValue("it divides by zero");
+    if (real_or_not.kind == Term::REAL && !std::isfinite(real_or_not.real)) return exact(real_or_not);
+    return real((approximate(real_or_not) + 0.0) / b.real);  // a fraction of Python has no -0.0
+  }
+  const Term a = exact(real_or_not);
+  return fraction(times(a.over, b.under), times(a.under, b.over));
 }
 inline Term floored(const Term& a) {
+  if (a.kind == Term::REAL) return floored(exact(real(std::floor(a.real))));
   refuse_no_number(a);
-  if (a.kind == Term::REAL) return from_real(std::floor(a.real));
-  return whole(a.over / a.under - (a.over % a.under < 0));
+  return fraction(a.over / a.under - (a.over % a.under < 0), 1);
 }
 inline Term ceiled(const Term& a) { return negated(floored(negated(a))); }
+
+// Quotient and remainder of Python's `//` and `%`: `float_floor_div` and `float_rem` of CPython, Objects/floatobject.c.
+struct Division {
+  double quotient, remainder;
+};
+inline Division floor_division(double a, double b) {
+  if (b == 0) throw NoValue("it divides by zero");
+  double remainder = std::fmod(a, b), quotient = (a - remainder) / b;
+  if (remainder == 0) {
+    remainder = std::copysign(0.0, b);
+  } else if ((b < 0) != (remainder < 0)) {
+    remainder += b, quotient -= 1;
+  }
+  if (quotient == 0) return {std::copysign(0.0, a / b), remainder};
+  const double floor = std::floor(quotient);
+  return {quotient - floor > 0.5 ? floor + 1 : floor, remainder};
+}
 inline Term quotient(const Term& a, const Term& b) {
-  if (!are_exact(a, b)) return real(std::floor(approximate(a) / nonzero(approximate(b))));
+  if (!are_exact(a, b)) return real(floor_division(approximate(a), approximate(b)).quotient);
   return floored(divided(a, b));
 }
-inline Term remainder(const Term& a, const Term& b) { return subtracted(a, multiplied(quotient(a, b), b)); }
+inline Term remainder(const Term& a, const Term& b) {
+  if (!are_exact(a, b)) return real(floor_division(approximate(a), approximate(b)).remainder);
+  return subtracted(a, multiplied(quotient(a, b), b));
+}
 
 // ---- Comparisons and conditions.
 
 inline Term yes(bool value) { return whole(value); }
-inline bool less(const Term& a, const Term& b) {
-  if (!are_exact(a, b)) return approximate(a) < approximate(b);
-  return wide(a.over) * b.under < wide(b.over) * a.under;
+enum Order : int32_t { BEFORE = -1, SAME, AFTER, UNORDERED };  // with NaN there is none
+template <class T>
+Order order_of(T a, T b) {
+  return a < b ? BEFORE : a > b ? AFTER : a == b ? SAME : UNORDERED;
 }
+// Compares the whole parts of two fractions; where they are equal, what is left, turned over.
+inline Order order_of_fractions(Wide a, Wide under_a, Wide b, Wide under_b) {
+  const Wide first = a / under_a - (a % under_a < 0), second = b / under_b - (b % under_b < 0);
+  if (first != second) return order_of(first, second);
+  const Wide rest_a = a - first * under_a, rest_b = b - second * under_b;
+  if (rest_a == 0 || rest_b == 0) return order_of(rest_a != 0, rest_b != 0);
+  return order_of_fractions(under_b, rest_b, under_a, rest_a);
+}
+// As Python: exact, also between a whole number and one of floating point.
+inline Order order(const Term& one, const Term& other) {
+  if (!are_exact(one, other)) {
+    const Order rounded = order_of(approximate(one), approximate(other));
+    if (rounded != SAME || one.kind == other.kind) return rounded;
+  }
+  const Term a = exact(one), b = exact(other);
+  return order_of_fractions(a.over, a.under, b.over, b.under);
+}
+inline bool less(const Term& a, const Term& b) { return order(a, b) == BEFORE; }
 inline bool equal(const Term& a, const Term& b) {
   if (a.kind == Term::NONE || b.kind == Term::NONE) return a.kind == b.kind;
   if (a.kind == Term::SEQUENCE && b.kind == Term::SEQUENCE)
     return a.items->size() == b.items->size() && std::equal(a.items->begin(), a.items->end(), b.items->begin(), equal);
   if (a.kind == Term::A_TENSOR || b.kind == Term::A_TENSOR) throw NoValue("it compares a tensor");
   if (a.kind == Term::SEQUENCE || b.kind == Term::SEQUENCE) return false;
-  return are_exact(a, b) ? a.over == b.over && a.under == b.under : approximate(a) == approximate(b);
+  return order(a, b) == SAME;
+}
+inline bool less_or_equal(const Term& a, const Term& b) {
+  const Order found = order(a, b);
+  return found == BEFORE || found == SAME;
 }
 // `is` is for None alone.
 inline bool is_none(const Term& a, const Term& b) {
@@ -246,7 +314,8 @@ inline std::vector<int64_t> whole_numbers(Rule rule, const Scope& scope) {
   std::vector<int64_t> numbers;
   for (const Term& each : values_of(rule, scope)) {
     if (each.kind != Term::FRACTION || each.under != 1) throw NoValue("a value of it is not a whole number");
-    numbers.push_back(each.over);
+    if (each.over != int64_t(each.over)) throw NoValue("a number in it exceeds 64 bits");
+    numbers.push_back(int64_t(each.over));
   }
   return numbers;
 }

@@ -19,9 +19,9 @@ _ARITHMETIC: Mapping[type[ast.operator], str] = {
 }
 _COMPARISONS: Mapping[type[ast.cmpop], str] = {
     ast.Lt: "less({0}, {1})",
-    ast.LtE: "!less({1}, {0})",
+    ast.LtE: "less_or_equal({0}, {1})",
     ast.Gt: "less({1}, {0})",
-    ast.GtE: "!less({0}, {1})",
+    ast.GtE: "less_or_equal({1}, {0})",
     ast.Eq: "equal({0}, {1})",
     ast.NotEq: "!equal({0}, {1})",
     ast.Is: "is_none({0}, {1})",

@@ -21,6 +21,8 @@ from opsmith.kernels.serving.tables import ServedOperator, served_tables
 HERE = Path(__file__).parent
 REGISTERING, CALLING_CUDA = HERE / "library.cpp", HERE / "cuda.cpp"
 LIBRARY = "served.so"
+_AS_PYTHON = (*ANY_PROCESSOR, "-ffp-contract=off")
+"""Flags for launch expressions: a multiplication and an addition round twice."""
 _LIBRARY = LinkedLibrary(
     program="torch",
     kind="torch library",
@@ -64,7 +66,7 @@ def link_library(
     compiled = [_LIBRARY.compiled(REGISTERING)]
     if cuda:
         text, images = cuda_tables(cuda)
-        generated.append(GeneratedFile("cuda_tables.cpp", text, ANY_PROCESSOR, {IMAGES: images}))
+        generated.append(GeneratedFile("cuda_tables.cpp", text, _AS_PYTHON, {IMAGES: images}))
         compiled.append(_LIBRARY.compiled(CALLING_CUDA))
     names = [each.name for each in operators]
     return _LIBRARY.link(names, kernels, generated, compiled)
