@@ -59,7 +59,8 @@ def build(
             "--cpu",
             metavar="LEVELS",
             help="Levels of processors, with commas between, or `none`; by default all "
-            "of this machine: `x86-64-v2`, `x86-64-v3`, `x86-64-v4`; or `armv8-a`, `armv8.2-a`, `armv9-a`.",
+            "of this machine: `x86-64-v2`, `x86-64-v3`, `x86-64-v4`; or `armv8-a`, `armv8.2-a`, `armv9-a`. "
+            "With `--torch-library`: one level, by default this machine's processor.",
             show_default=False,
         ),
     ] = None,
@@ -69,7 +70,7 @@ def build(
             "--cuda",
             metavar="ARCHS",
             help="Architectures of GPUs, with commas between, or `none`; by default `sm_80`, `sm_90` and "
-            "`sm_100`. PTX of the newest is for later ones.",
+            "`sm_100`. PTX of the newest is for later ones. With `--torch-library` none by default.",
             show_default=False,
         ),
     ] = None,
