@@ -51,7 +51,16 @@ EVERY = (*NUMBERS, math.nan, math.inf, -math.inf)
 OF_TWO = (
     *(f"a {op} b" for op in ("+", "-", "*", "/", "//", "%", "<", "<=", ">", ">=", "==", "!=")),
     *("max(a, b)", "min(a, b)", "-a", "not a", "1 if a else 2", "floor(a)", "ceil(a)", "floor(a // b)"),
-    *("ceil(a / b)", "floor(a / b * 3)", "floor(a * b + a)", "a / 3 < b / 7", "a / 3 + b", "a / 7 == b / 7"),
+    *(
+        "ceil(a / b)",
+        "floor(a / b * 3)",
+        "floor(a * b + a)",
+        "a / 3 < b / 7",
+        "a / 3 + b",
+        "a / 11 + b",
+        "a / 13 + b",
+        "a / 7 == b / 7",
+    ),
 )
 REASONS = {
     "n / (n - 7)": "it divides by zero",
