@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -80,7 +80,8 @@ class _MetaMode:
 
 
 def run_in_traces(function: Callable[..., Any]) -> None:
-    """Leave a function as it is: Dynamo traces it."""
+    """Make Dynamo, which this imports, run a function while it traces, and take the result as a constant."""
+    torch.compiler.assume_constant_result(function)
 
 
 def fake_mode() -> _MetaMode:
@@ -286,12 +287,18 @@ class SingleLevelFunction:
     """Placeholder: subclasses can be imported, and are not used."""
 
 
-def innermost_transform() -> str | None:
-    """A non-empty string under a `torch.func` transform; None outside."""
+class Transform(NamedTuple):
+    """A transform that is running. Its kind has no public name."""
+
+    kind: str = ""
+
+
+def innermost_transform() -> Transform | None:
+    """The transform of `torch.func` that is running; None outside."""
     try:
         _TORCH_FUNC_PROBE.requires_grad_()
     except RuntimeError:  # raised under a transform only
-        return "some"
+        return Transform()
     return None
 
 

@@ -206,4 +206,5 @@ DETERMINISM = Property(
     first=True,
     compares_runs=False,
     about_gradients=False,
+    sends_gradients=True,
 )
