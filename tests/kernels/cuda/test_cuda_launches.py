@@ -303,8 +303,11 @@ def test_what_the_driver_refuses_to_load_names_the_kernel(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(driver.Driver, "load", refuse)
     monkeypatch.setenv("OPSMITH_REQUIRE_KERNELS", "1")  # no reference in place of a kernel, without a reason
+    x = torch.ones(3, dtype=torch.float32)
+    explained = operator.explain(x)
+    assert explained.forward.startswith("kernel"), explained
     with pytest.raises(errors.KernelError) as caught:
-        operator(torch.ones(3))
+        operator(x)
     assert caught.value.problem.startswith(
         "the CUDA kernel `folded` is not launched: cuModuleLoadData returns"
     )
