@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_driver import driver, forget, on_cpu
+from fake_driver import forget, on_cpu
 from packaged_kernels import PACKAGE, build_into, edit_manifest, source_package
 
 import opsmith
@@ -17,7 +17,7 @@ from opsmith import errors
 from opsmith.build import manifest, packaged
 from opsmith.core import missing_kernels
 from opsmith.kernels.cuda import nvrtc
-from opsmith.kernels.cuda.driver import DriverError
+from opsmith.kernels.cuda.driver import Driver, DriverError
 from opsmith.kernels.cuda.kernel import CudaKernel
 from opsmith.kernels.cuda.packaged import MAGIC, gpu_misfit, gpu_rank
 
@@ -159,15 +159,15 @@ def test_without_nvrtc_what_was_not_built_is_the_reference_s(folder: Path, shift
 
 def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the driver refuse the first image, as one that is older than it."""
-    load, refused = driver().load, []
+    load, refused = Driver.load, []
 
-    def refuse_once(image: bytes, name: str) -> int:
+    def refuse_once(self: Driver, image: bytes, name: str) -> int:
         if refused:
-            return load(image, name)
+            return load(self, image, name)
         refused.append(name)
         raise DriverError("cuModuleLoadData", 222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION")
 
-    monkeypatch.setattr(driver(), "load", refuse_once)
+    monkeypatch.setattr(Driver, "load", refuse_once)  # an instance would keep what is undone
 
 
 def test_an_image_that_the_driver_refuses_is_compiled_here(

@@ -146,6 +146,7 @@ def dispatched(name: str) -> str:
     return OPERATORS[name].name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", CALLS)
 def test_a_call_returns_what_the_reference_does(outcomes: dict[str, Any], call: str) -> None:
     name, given = CALLS[call]
@@ -162,6 +163,7 @@ def test_a_call_returns_what_the_reference_does(outcomes: dict[str, Any], call: 
     assert bool(launches) == (call != "nothing to write")
 
 
+@pytest.mark.slow
 def test_the_launches_are_those_that_the_author_declares(outcomes: dict[str, Any]) -> None:
     assert outcomes["a default"][2] == [("scaled", (2, 1, 1), (8, 1, 1), 0)]
     assert outcomes["an optional tensor"][2] == [("scaled", (6, 1, 1), (8, 1, 1), 0)]
@@ -173,6 +175,7 @@ def test_the_launches_are_those_that_the_author_declares(outcomes: dict[str, Any
     assert outcomes["channels first"][2] == [("doubled", (15, 1, 1), (2, 2, 1), 0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", REFUSED)
 def test_a_call_is_refused_by_name(outcomes: dict[str, Any], call: str) -> None:
     name, _, message = REFUSED[call]
@@ -181,6 +184,7 @@ def test_a_call_is_refused_by_name(outcomes: dict[str, Any], call: str) -> None:
     assert message in outcomes[call]
 
 
+@pytest.mark.slow
 def test_a_kernel_is_not_loaded_while_a_graph_is_captured(outcomes: dict[str, Any]) -> None:
     assert (
         "it cannot be loaded while a CUDA graph is captured\n  hint: call the operator once"
@@ -188,6 +192,7 @@ def test_a_kernel_is_not_loaded_while_a_graph_is_captured(outcomes: dict[str, An
     )
 
 
+@pytest.mark.slow
 def test_a_driver_that_refuses_a_launch_is_reported(outcomes: dict[str, Any]) -> None:
     assert outcomes["failure"] == (
         "served_cuda::increase__void: its CUDA kernel is not launched: cuLaunchKernel returns "
@@ -196,6 +201,7 @@ def test_a_driver_that_refuses_a_launch_is_reported(outcomes: dict[str, Any]) ->
     )
 
 
+@pytest.mark.slow
 def test_tensors_on_several_devices_are_refused(outcomes: dict[str, Any]) -> None:
     assert outcomes["devices"] == (
         "served_cuda::scaled: its tensors are on several devices\n"
