@@ -352,6 +352,7 @@ FORWARD_MODE = Property(
     "check_backward_ad=False, check_undefined_grad=False, check_batched_grad=False)",
     refusable=True,
     reruns=True,
+    sends_gradients=True,
 )
 
 
