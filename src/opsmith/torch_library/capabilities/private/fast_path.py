@@ -222,7 +222,7 @@ def self_test() -> None:
     assert gradient.tolist() == [8.0, 8.0]
 
     class Attributes(torch.autograd.Function):
-        """What generated nodes take the attributes of a context to mean."""
+        """Attributes of a context, as generated nodes take them."""
 
         @staticmethod
         def forward(ctx: Any, x: Tensor) -> Any:
