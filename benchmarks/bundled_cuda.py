@@ -3,8 +3,9 @@
 `rms_norm`, its gradients, `add_rms_norm_`, `rope_` and `write_kv_cache` of 4096 tokens and a model of width
 4096 in 32 heads, and a step of AdamW over 40 tensors. `torch` is `F.rms_norm`, the optimizer's fused kernel,
 or the reference. `copy` is how long the GPU takes to copy as many bytes as an operator has to read and write,
-each once; its part of our time is how much of the bandwidth of a copy we reach. Times are medians between
-events; before each call the L2 cache is written over. Run it with nothing else on the GPU:
+each once; its part of our time is how much of the bandwidth of a copy we reach. Times are medians of what the
+GPU needs, in milliseconds, by events; before each call the L2 cache is written over. `host` is how long a
+call takes until it returns, in microseconds. Run it with nothing else on the GPU:
 `python benchmarks/bundled_cuda.py [--rounds 30] [--dtypes float32 bfloat16]`.
 """
 
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
-from timing_cuda import is_ours, milliseconds
+from timing_cuda import is_ours, microseconds_of_host, milliseconds
 from torch import Tensor
 
 from opsmith import ops
@@ -99,7 +100,8 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks/bundled_cuda.py measures a GPU, and torch sees none here")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; milliseconds")
-    print(f"{'dtype':9} {'':16}{'ours':>9}{'torch':>9}{'copy':>9}{'to torch':>10}{'of copy':>9}")
+    print(f"{'dtype':9} {'':16}{'ours':>9}{'torch':>9}{'copy':>9}{'to torch':>10}{'of copy':>9}", end="")
+    print(f"{'host us':>10}{'torch':>9}")
     scratch = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
     for name in options.dtypes:
         for rows in (norms, attention, step):
@@ -112,6 +114,8 @@ def main() -> None:
                     print(
                         f"{name:9} {operator:16}{mine:9.3f}{other:9.3f}{copy:9.3f}"
                         f"{other / mine:9.1f}x{copy / mine:9.0%}"
+                        f"{microseconds_of_host(ours, options.rounds):10.0f}"
+                        f"{microseconds_of_host(theirs, options.rounds):9.0f}"
                     )
 
 

@@ -3,8 +3,8 @@
 The four stages of RedNet-50, kernels of 7x7, 16 channels to a group, batches of 64. The plain kernel has a
 thread for each number of its result, as the paper's authors' has: it is that of `examples/involution.cu`.
 `copy` is how long the GPU takes to copy as many bytes as an operator has to read and write, each once; its
-part of our time is how much of the bandwidth of a copy we reach. Times are medians between events; before
-each call the L2 cache is written over. Run it with nothing else on the GPU:
+part of our time is how much of the bandwidth of a copy we reach. Times are medians of what the GPU needs;
+before each call the L2 cache is written over. Run it with nothing else on the GPU:
 `python benchmarks/involution_cuda.py [--rounds 30] [--dtypes float32 bfloat16] [--stages 64x56 ...]`.
 """
 

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import opsmith
 from opsmith.kernels.common import call_cache
-from opsmith.kernels.common.call_cache import CallCache, call_signature
+from opsmith.kernels.common.call_cache import CallCache, call_signature, is_symbolic
 
 
 @opsmith.operator("memory::same")
@@ -56,3 +58,24 @@ def test_a_negated_view_is_of_another_form() -> None:
     imaginary = torch.ones(4, dtype=torch.complex64).conj().imag
     assert imaginary.is_neg()
     assert call_signature([imaginary]) != call_signature([torch.ones(4, 2)[:, 0]])
+
+
+def test_symbols_of_a_compiler_are_seen_in_sizes_lists_and_numbers() -> None:
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    symbolic = mode.from_tensor(torch.ones(4, 3), static_shapes=False)
+    shaped = [symbolic, torch.ones(4, 3), symbolic.shape[0], symbolic.shape[0] * 0.5, symbolic.shape[0] > 2]
+    assert [is_symbolic(call_signature([[1.0, each]])) for each in shaped] == [True, False, True, True, True]
+    assert not mode.shape_env.guards  # the question decides nothing
+    plain = [
+        None,
+        1,
+        True,
+        0.5,
+        2j,
+        "text",
+        torch.float32,
+        torch.device("cpu"),
+        torch.strided,
+        [torch.ones(2), None],
+    ]
+    assert not is_symbolic(call_signature(plain))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch.testing import assert_close
 
 import opsmith
 from opsmith import errors
+from opsmith.torch_library import capabilities
 from opsmith.torch_library.fast_path.signatures import MAX_SIGNATURES
 
 
@@ -174,3 +176,24 @@ def test_each_call_gets_a_list_of_its_own_as_it_is_annotated(
             if x.requires_grad:
                 assert_close(torch.autograd.grad(found.sum(), x)[0], torch.full((2,), float(factor)))
             assert not (repeated and slow)
+
+
+def test_lists_of_an_optimizer_are_compared_by_storage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each tensor with each other would take milliseconds."""
+
+    @opsmith.operator("fast_lists::many_", mutates=["kept"])
+    def many_(kept: list[Tensor], given: list[Tensor]) -> list[Tensor]:
+        for one, other in zip(kept, given, strict=True):
+            one.add_(other)
+        return [each * 2 for each in given]
+
+    many_.kernel("cpu", many_.reference)
+    asked: Counter[int] = Counter()
+    storage_of = capabilities.storage_of
+    monkeypatch.setattr(
+        capabilities, "storage_of", lambda tensor: asked.update([id(tensor)]) or storage_of(tensor)
+    )
+    for _ in range(2):
+        many_([torch.ones(2) for _ in range(50)], [torch.ones(2) for _ in range(50)])
+    assert asked
+    assert max(asked.values()) < 20

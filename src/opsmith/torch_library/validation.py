@@ -115,9 +115,10 @@ def _only_read(specification: Specification, values: list[Any]) -> list[Tensor]:
     pairs = list(zip(schema.arguments, values, strict=True))
     written = tensors_in([value for argument, value in pairs if argument.alias])
     others = tensors_in([value for argument, value in pairs if not argument.alias])
-    return [
-        tensor for tensor in others if not any(capabilities.shares_memory(tensor, each) for each in written)
-    ]
+    # By storage: each tensor with each other would take milliseconds for the lists of an optimizer.
+    storages = [capabilities.storage_of(tensor) for tensor in written]
+    taken = {id(storage) for storage in storages if storage is not None}
+    return [tensor for tensor in others if id(capabilities.storage_of(tensor)) not in taken]
 
 
 def _check_not_written(
@@ -260,6 +261,8 @@ def _check_not_aliased(
         pairs = zip(flattening.flatten(results), flattening.labels, strict=True)
         present = [(result, label) for result, label in pairs if result is not None]
         results, names = tuple(result for result, _ in present), [label for _, label in present]
+    if _apart(results, inputs):
+        return
     for position, result in enumerate(results):
         for tensor in inputs:
             if result is tensor or capabilities.shares_memory(result, tensor):
@@ -283,6 +286,14 @@ def _check_not_aliased(
                     where=where(function),
                     hint="return a copy of one of them: `.clone()`",
                 )
+
+
+def _apart(results: Sequence[Tensor], inputs: Sequence[Tensor]) -> bool:
+    """Return True if each result has a storage of its own; False for wrapped tensors, which have none."""
+    made = [capabilities.storage_of(tensor) for tensor in results]
+    given = [capabilities.storage_of(tensor) for tensor in inputs]
+    own = {id(storage) for storage in made}
+    return not any(each is None for each in made) and len(own) == len(made) and own.isdisjoint(map(id, given))
 
 
 def _name_of(tensor: Tensor, schema: Schema, values: Sequence[Any]) -> str:

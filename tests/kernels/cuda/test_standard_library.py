@@ -58,6 +58,27 @@ def with_cccl(root: Path, version: int, monkeypatch: pytest.MonkeyPatch) -> None
     nvrtc.headers_version.cache_clear()
 
 
+@pytest.mark.usefixtures("other_folders")
+@pytest.mark.parametrize("apart", [True, False])
+def test_headers_that_lie_in_two_packages_are_both_found(
+    apart: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    types, crt = tmp_path / "nvidia/a/include", tmp_path / "nvidia/b/include"
+    other = crt if apart else tmp_path / "nvidia/0/include"
+    for file in (
+        types / "cuda_fp16.h",
+        crt / nvrtc.CRT,
+        *(() if apart else (other / "cuda_fp16.h", other / nvrtc.CRT)),
+    ):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("")
+    monkeypatch.setattr(
+        nvrtc, "_folders", lambda *names: iter(sorted((tmp_path / "nvidia").glob("*/include"), reverse=True))
+    )
+    nvrtc.include_directories.cache_clear()
+    assert nvrtc.include_directories() == ((types, crt) if apart else (other,))
+
+
 @pytest.mark.parametrize("value", ["INFINITY", "-INFINITY", "NAN"])
 def test_infinity_and_nan_are_there_under_nvrtc_and_emulated(value: str) -> None:
     assert compiled(f"{value} * x(0)", f"constexpr float constant = {value};").image

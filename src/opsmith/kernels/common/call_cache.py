@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -54,8 +54,15 @@ def call_signature(values: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def is_symbolic(signature: Any) -> bool:
-    """Return True if a signature contains a symbol of a compiler, whose value differs between runs."""
-    return any(isinstance(each, torch.SymInt | torch.SymFloat | torch.SymBool) for each in _leaves(signature))
+    """Return True if a signature contains a symbol of a compiler, whose value differs between runs.
+
+    No other signature is without a hash. To ask for it is quick where lists have hundreds of sizes.
+    """
+    try:
+        hash(signature)
+    except TypeError:
+        return True
+    return False
 
 
 def _signature(value: Any) -> Any:
@@ -63,12 +70,6 @@ def _signature(value: Any) -> Any:
         return value.shape, value.stride(), value.dtype, value.device, value.is_neg()
     if isinstance(value, list | tuple):
         return tuple(map(_signature, value))
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return [value]  # torch decides what a number is when it makes a hash of a symbol
     return type(value), value
-
-
-def _leaves(signature: Any) -> Iterator[Any]:
-    if isinstance(signature, tuple):
-        for item in signature:
-            yield from _leaves(item)
-    else:
-        yield signature

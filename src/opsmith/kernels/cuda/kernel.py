@@ -131,11 +131,12 @@ class CudaKernel(BuiltKernel[CudaSource]):
         if reason is not None:
             return reason
         specification = self.operator.specification
-        if is_symbolic(call_signature(values)):
-            # The sizes are symbols of a compiler: each run of the compiled code decides again.
+        values = with_defaults(specification, values)
+        signature = call_signature(values)
+        if is_symbolic(signature):  # each run of the compiled code decides again
             return dtype_refusal(specification.schema.names, values, self.dtypes)
         try:
-            choice = self._cached_choice(specification, with_defaults(specification, values))
+            choice = self._cached_choice(specification, values, signature)
         except errors.ToolchainError as error:
             return missing_reason(self, error)
         return choice if isinstance(choice, str) else None
@@ -143,7 +144,8 @@ class CudaKernel(BuiltKernel[CudaSource]):
     def origin_of(self, values: Sequence[Any]) -> str:
         """Return words for where the instances of a call came from, in the order of its launches."""
         specification = self.operator.specification
-        choice = self._cached_choice(specification, with_defaults(specification, values))
+        values = with_defaults(specification, values)
+        choice = self._cached_choice(specification, values, call_signature(values))
         if isinstance(choice, str):
             return ""
         index = tensors_in(list(values))[0].device.index or 0
@@ -162,7 +164,7 @@ class CudaKernel(BuiltKernel[CudaSource]):
     def copies(self, values: Sequence[Any]) -> tuple[str, ...]:
         """Return the arguments that the kernel copies into another layout."""
         values = with_defaults(self.operator.specification, values)
-        choice = self._cached_choice(self.operator.specification, values)
+        choice = self._cached_choice(self.operator.specification, values, call_signature(values))
         return () if isinstance(choice, str) else self.copied_arguments(choice, values)
 
     def copied_arguments(self, choice: CudaChoice, values: Sequence[Any]) -> tuple[str, ...]:
@@ -259,7 +261,7 @@ class CudaKernel(BuiltKernel[CudaSource]):
         signature = call_signature(values)
         plan = self._plans.get(specification, signature)
         if plan is None:
-            choice = self._cached_choice(specification, values)
+            choice = self._cached_choice(specification, values, signature)
             if isinstance(choice, str):
                 return specification.computed_by(*args, **kwargs)
             plan = self._plans.obtain(specification, signature, functools.partial(self.plan, choice, values))
@@ -373,13 +375,14 @@ class CudaKernel(BuiltKernel[CudaSource]):
                 if rules.entry == instance.entry:
                     check_cuda_parameters(self, parameters, rules.passed, rules.call if several else None)
 
-    def _cached_choice(self, specification: Specification, values: Sequence[Any]) -> CudaChoice | str:
-        index = tensors_in(list(values))[0].device.index or 0
-        return self._choices.obtain(
-            specification,
-            call_signature(values),
-            lambda: self.choose(values, self.machine.architecture(index)),
-        )
+    def _cached_choice(
+        self, specification: Specification, values: Sequence[Any], signature: Any
+    ) -> CudaChoice | str:
+        def choose() -> CudaChoice | str:
+            index = tensors_in(list(values))[0].device.index or 0
+            return self.choose(values, self.machine.architecture(index))
+
+        return self._choices.obtain(specification, signature, choose)
 
 
 def with_defaults(specification: Specification, values: Sequence[Any]) -> list[Any]:

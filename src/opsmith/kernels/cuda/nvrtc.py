@@ -26,6 +26,8 @@ NEWEST, OLDEST = 13, 12
 """Versions of CUDA whose NVRTC is searched by name alone."""
 CCCL = "cuda/std/limits"
 """Header of CCCL, NVIDIA's standard library of C++, which a package of its own brings."""
+CRT = "crt/host_defines.h"
+"""Header that those of types include in code for the CPU."""
 COMPILATION = 6
 """The status of a source that NVRTC refuses."""
 
@@ -65,13 +67,16 @@ def builtins_beside(file: NvrtcFile) -> list[Path]:
 @functools.cache
 def include_directories() -> tuple[Path, ...]:
     """Return the folders of CUDA's headers, with that of CCCL; empty if they are not installed."""
-    folders = [*_folders("include")]
-    own = next((each for each in folders if (each / "cuda_fp16.h").exists()), None)
-    if own is None:
+    folders = [each for each in _folders("include") if each.is_dir()]
+    with_types = [each for each in folders if (each / "cuda_fp16.h").is_file()]
+    if not with_types:
         return ()
+    # Python packages of CUDA 13 have what a compiler for the CPU needs in one of their own, often left out.
+    own = next((each for each in with_types if (each / CRT).is_file()), with_types[0])
+    crt = [each for each in (own, *folders) if (each / CRT).is_file()][:1]
     beside = (each for folder in (own, *folders) for each in (folder / "cccl", folder))
     cccl = [each for each in beside if (each / CCCL).is_file()][:1]
-    return tuple(dict.fromkeys([own, *cccl]))
+    return tuple(dict.fromkeys([own, *crt, *cccl]))
 
 
 def has_cccl() -> bool:

@@ -78,6 +78,8 @@ class CallSignatures(ABC):
         """Select the implementation of a call with these argument values, and cache it by its signature."""
         given = dict(zip(self.specification.schema.names, values, strict=True))
         tensors = tensors_in(list(values))
+        if self.is_slow(tensors):
+            return SLOW_PATH
         key: tuple[int, ...] = tuple(given[name] is not None for name in self.optional_keys)
         key += tuple(len(given[name]) for name in self.lists)
         number = sum(2**bit for bit, name in enumerate(reversed(self.chosen_by)) if given[name] is not None)
@@ -103,6 +105,10 @@ class CallSignatures(ABC):
             self._others.setdefault(form, []).append((guard, implementation))
         return implementation
 
+    def is_slow(self, tensors: list[Tensor]) -> bool:
+        """Return True if no implementation can serve calls with tensors like these."""
+        return False
+
     @abstractmethod
     def implement(self, guard: Any, given: dict[str, Any], tensors: list[Tensor]) -> Implementation:
         """Choose what computes calls with the signature of these argument values.
@@ -122,6 +128,18 @@ class KernelSignatures(CallSignatures):
         self._nodes: dict[tuple[frozenset[str], tuple[int, ...]], GeneratedNodes] = {}
         self._inference_calls: dict[tuple[int, ...], Callable[..., Any]] = {}
         self._graphless: dict[Callable[..., Any], Callable[..., Any]] = {}
+        self._devices_in_cpp = {
+            kernel.device
+            for kernel in specification.kernels
+            if isinstance(kernel.function, BuiltKernel) and kernel.function.pure
+        }
+
+    def is_slow(self, tensors: list[Tensor]) -> bool:
+        """Return True for written lists that no kernel in C++ takes: checks in Python would cost too much."""
+        writes_lists = self.lists and self.specification.schema.written
+        return bool(writes_lists) and all(
+            tensor.device.type not in self._devices_in_cpp for tensor in tensors[:1]
+        )
 
     def implement(self, guard: Any, given: dict[str, Any], tensors: list[Tensor]) -> Implementation:
         """Choose the kernel, or the reference, and the node where gradients are needed."""
@@ -141,7 +159,7 @@ class KernelSignatures(CallSignatures):
             any_layout = kernel.takes_any_layout and all(each.elsewhere for each in rejected)
             kernel = kernel.direct
         elif self.lists and specification.schema.written:
-            return SLOW_PATH  # checks in Python would cost more than they spare
+            return SLOW_PATH
         elif accepted or specification.opaque:
             kernel = self._without_graph(kernel)
         if specification.schema.written:
