@@ -6,15 +6,28 @@ template <class A>
 struct Step {
   A decay, beta1, beta2, step_size, correction, eps;
 
-  template <class T>
-  __device__ void operator()(T& parameter, T given, T& mean, T& square) const {
-    const A derivative = A(given), new_mean = A(mean) + (derivative - A(mean)) * (1 - beta1);
-    const A new_square = A(square) * beta2 + derivative * derivative * (1 - beta2);
-    mean = T(new_mean);
-    square = T(new_square);
-    parameter = T(A(parameter) * decay - step_size * new_mean / (sqrt(new_square) * correction + eps));
+  __device__ void operator()(A& parameter, A derivative, A& mean, A& square) const {
+    mean += (derivative - mean) * (1 - beta1);
+    square = square * beta2 + derivative * derivative * (1 - beta2);
+    parameter = parameter * decay - step_size * mean / (sqrt(square) * correction + eps);
   }
 };
+
+// N elements of each of the four tensors, from element i N on, where they lie one after the other.
+template <int N, class T, class A>
+__device__ void update_together(const Step<A>& update, int64_t i, const Row<T>& parameter,
+                                const Row<const T>& derivative, const Row<T>& mean, const Row<T>& square) {
+  A p[N], g[N], m[N], v[N];
+  parameter.load(i, p);
+  derivative.load(i, g);
+  mean.load(i, m);
+  square.load(i, v);
+#pragma unroll
+  for (int at = 0; at < N; at++) update(p[at], g[at], m[at], v[at]);
+  parameter.store(i, p);
+  mean.store(i, m);
+  square.store(i, v);
+}
 
 // True if the elements of both tensors lie alike, and fill one piece of memory.
 template <class T, class U>
@@ -36,6 +49,9 @@ adamw_(List<View<T>, TENSORS> parameters, List<View<const T>, TENSORS> derivativ
        List<View<T>, TENSORS> squares, View<Wide<T>, 0> step, double learning_rate, double beta1, double beta2,
        double eps, double weight_decay) {
   using A = Wide<T>;
+  const View<T>& parameter = parameters[blockIdx.y];
+  const int64_t n = parameter.numel(), begin = int64_t(blockIdx.x) * blockDim.x, first = begin + threadIdx.x;
+  if (begin >= n) return;  // the grid is as wide as the largest tensor
   __shared__ Step<A> update;
   if (threadIdx.x == 0) {  // powers in double are slow
     const double count = double(step()) + 1;
@@ -43,16 +59,21 @@ adamw_(List<View<T>, TENSORS> parameters, List<View<const T>, TENSORS> derivativ
               A(learning_rate / (1 - pow(beta1, count))), A(1 / sqrt(1 - pow(beta2, count))), A(eps)};
   }
   __syncthreads();
-  const View<T>&parameter = parameters[blockIdx.y], &mean = means[blockIdx.y], &square = squares[blockIdx.y];
+  const View<T>&mean = means[blockIdx.y], &square = squares[blockIdx.y];
   const View<const T>& derivative = derivatives[blockIdx.y];
-  const bool together = alike(parameter, derivative) && alike(parameter, mean) && alike(parameter, square);
   const int64_t threads = int64_t(gridDim.x) * blockDim.x;
-  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < parameter.numel(); i += threads) {
-    if (together)
-      update(parameter.data[i], derivative.data[i], mean.data[i], square.data[i]);
-    else
-      update(element(parameter, i), element(derivative, i), element(mean, i), element(square, i));
+  if (!(alike(parameter, derivative) && alike(parameter, mean) && alike(parameter, square))) {
+    for (int64_t i = first; i < n; i += threads)
+      update_together<1>(update, 0, Row<T>{&element(parameter, i), 1}, Row<const T>{&element(derivative, i), 1},
+                         Row<T>{&element(mean, i), 1}, Row<T>{&element(square, i), 1});
+    return;
   }
+  const Row<T> p{parameter.data, 1}, m{mean.data, 1}, v{square.data, 1};
+  const Row<const T> g{derivative.data, 1};
+  constexpr int N = PACK<T>;
+  const int64_t packs = p.in_packs() && g.in_packs() && m.in_packs() && v.in_packs() ? n / N : 0;
+  for (int64_t i = first; i < packs; i += threads) update_together<N>(update, i, p, g, m, v);
+  for (int64_t i = packs * N + first; i < n; i += threads) update_together<1>(update, i, p, g, m, v);
 }
 
 template <class T>

@@ -74,9 +74,10 @@ softmax.kernel(
 
 
 @triton.jit
-def picked_kernel(x, index, shift, scale, flip, best, place, x_size_1, x_stride_0, x_stride_1, index_numel):
+def picked_kernel(x, index, shift, scale, flip, best, place, x_size_0, x_size_1, x_stride_0, x_stride_1):
     at = tl.program_id(0)
     row = tl.load(index + at)
+    row = tl.where(row < 0, row + x_size_0, row)
     best_yet = tl.load(x + row * x_stride_0)
     place_yet = 0
     for column in range(1, x_size_1):
