@@ -206,7 +206,8 @@ def _is_own(error: BaseException) -> bool:
     while isinstance(error, RuntimeError) and isinstance(error.__cause__, StopIteration):
         error = error.__cause__  # Python replaces a StopIteration that leaves a generator
     code = _innermost(error.__traceback__)
-    if code is None or isinstance(error, AboutOperatorError | errors.OpsmithError):
+    # A GPU tells of an error in a kernel late, wherever it is asked next.
+    if code is None or isinstance(error, AboutOperatorError | errors.OpsmithError | torch.AcceleratorError):
         return False
     if any(code is each for each in _CALLS):
         return False

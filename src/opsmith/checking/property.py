@@ -272,7 +272,9 @@ def first_line(error: BaseException) -> str:
 
 
 def _end(error: BaseException) -> str:
-    """Words for an exception that is not an `Exception`, as SystemExit."""
+    """Words for an exception that ends more than its call, as SystemExit; empty for others."""
+    if isinstance(error, torch.AcceleratorError):
+        return "a GPU tells of it after the call: `CUDA_LAUNCH_BLOCKING=1` shows which one"
     return (
         "" if isinstance(error, Exception) else "it ends the process instead of returning or raising an error"
     )

@@ -7,6 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 from opsmith.checking.causes import CAUSES
 from opsmith.checking.exceptions import UncheckableError, watched_calls
 from opsmith.checking.first_calls import Inputs
@@ -22,6 +24,8 @@ Progress = Callable[[str, int, int], None]
 
 MOST_HANGS = 2
 """Number of hangs after which nothing else runs: each takes its time."""
+
+GPU_ERROR = torch.AcceleratorError.__name__
 
 LIMIT = "limit"
 """Evidence of a call, or a process, that was stopped for its time."""
@@ -106,6 +110,9 @@ class Schedule:
         if len(hung := [*hung_before, *self.hung()]) >= MOST_HANGS:
             names = " and ".join(f"`{each}`" for each in dict.fromkeys(hung))
             return Outcome(known.name, "skipped", f"not run: a call does not return (see {names})")
+        if (lost := self._loses_gpu()) is not None:
+            reason = f"not run: after the error in `{lost}` this process can use the GPU no more"
+            return Outcome(known.name, "skipped", reason)
         subject = inputs.of(known)
         if known.compares_runs and (reason := self._unsteady()):
             steady = None if known.compiles else self._steady(inputs.subject)
@@ -122,6 +129,11 @@ class Schedule:
     def hung(self) -> list[str]:
         """Names of the properties in which a call does not return, each once."""
         return list(dict.fromkeys(_hung(self.failures)))
+
+    def _loses_gpu(self) -> str | None:
+        """Name of the property in which a kernel broke the GPU's context; None for none."""
+        lost = (each for each in self.failures if each.evidence.get("exception") == GPU_ERROR)
+        return next((each.property for each in lost), None)
 
     def exits(self) -> bool:
         """True if the operator calls `sys.exit`, so that no replay can run here."""
