@@ -7,17 +7,17 @@ WITHOUT ?=
 
 SET_UP := $(VENV)/.set-up
 OTHER_TORCHES := $(patsubst requirements/%.txt,%,$(wildcard requirements/torch-*.txt))
-BENCHMARKS := $(sort $(filter-out %_cuda.py,$(wildcard benchmarks/*.py)))
+BENCHMARKS := $(sort $(filter-out %_cuda.py %/compare.py,$(wildcard benchmarks/*.py)))
 RUN_PARTS := $(VENV)/bin/python ci/run_parts.py
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup tour test test-all test-browser lint bench gpu-test dist clean
+.PHONY: help setup tour test test-all test-browser lint bench bench-compare gpu-test dist clean
 
 help:  ## what you are reading
 	@echo "opsmith: a PyTorch operator, declared once."
 	@echo
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "Each sets up what it needs, so begin with any: 'make tour' shows opsmith, 'make test' shows that it works."
 	@echo
@@ -51,6 +51,10 @@ lint: $(SET_UP)  ## ruff and mypy alone
 bench: $(SET_UP)  ## run every benchmark in benchmarks/ that needs no GPU
 	@$(if $(BENCHMARKS),,echo "bench: there is no benchmarks/*.py" >&2; exit 1)
 	@set -e; for benchmark in $(BENCHMARKS); do echo "--- $$benchmark"; $(VENV)/bin/python "$$benchmark"; done
+
+# WITH=COMMIT names another commit than the newest tag, or the one before where there is none.
+bench-compare: $(SET_UP)  ## what became slower than at another commit, beyond the noise (10 minutes)
+	$(VENV)/bin/python benchmarks/compare.py $(if $(WITH),--with $(WITH)) $(if $(ROUNDS),--rounds $(ROUNDS))
 
 # With PYTHON, nothing is installed: neither .venv nor opsmith.
 gpu-test: $(if $(filter $(VENV)/bin/python,$(PYTHON)),$(SET_UP))  ## the tests that need a GPU

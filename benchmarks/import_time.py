@@ -5,6 +5,8 @@ The stated limit is 60 ms; this prints figures and judges nothing.
 
 from __future__ import annotations
 
+import argparse
+import json
 import statistics
 import subprocess
 import sys
@@ -29,14 +31,22 @@ def milliseconds(statement: str) -> float:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--json", action="store_true", help="print the medians alone, as JSON")
+    given = parser.parse_args()
     statements = ["import opsmith", "import opsmith.ops", "pass"]
     times: dict[str, list[float]] = {statement: [] for statement in statements}
-    for _ in range(ROUNDS):
+    for _ in range(given.rounds):
         for statement in statements:
             times[statement].append(milliseconds(statement))
-    print(
-        f"after `import torch`, {ROUNDS} fresh processes each, milliseconds (limit for opsmith: {LIMIT_MS})"
-    )
+    if given.json:
+        medians = {statement: statistics.median(taken) for statement, taken in times.items()}
+        nothing = medians.pop("pass")
+        print(json.dumps({statement: taken - nothing for statement, taken in medians.items()}))
+        return
+    limit = f"limit for opsmith: {LIMIT_MS}"
+    print(f"after `import torch`, {given.rounds} fresh processes each, milliseconds ({limit})")
     for statement, taken in times.items():
         low, middle, high = min(taken), statistics.median(taken), max(taken)
         print(f"  {statement:40s} median {middle:6.1f}   min {low:6.1f}   max {high:6.1f}")

@@ -10,6 +10,7 @@ within each round.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import time
@@ -328,6 +329,7 @@ def main() -> None:
     parser.add_argument(
         "--without-cpp", action="store_true", help="leave out what a C++ compiler is needed for"
     )
+    parser.add_argument("--json", action="store_true", help="print the ratios of opsmith alone, as JSON")
     given = parser.parse_args()
     torch.set_num_threads(1)
     ways: dict[str, Way] = {
@@ -341,6 +343,9 @@ def main() -> None:
     if not given.without_cpp:
         cpp_operators()
         ways["C++ TORCH_LIBRARY"] = torch.ops.overhead_cpp.mul.default
+    if given.json:
+        print(json.dumps(ratios(given)))
+        return
     print(f"torch {torch.__version__}, 1 thread, {SIZE} floats, {given.rounds} rounds of {given.calls} calls")
     print(f"load of the machine {os.getloadavg()[0]:.1f}; microseconds (ratio to aten)")
     columns = {case: measure(ways, "aten", prepare, given) for case, prepare in cases().items()}
@@ -355,6 +360,16 @@ def main() -> None:
             taken, ratio = measure({"first": way, "second": peer}, "second", prepare, given)["first"]
             cells.append(f"{taken:8.2f} (x{ratio:5.2f})")
         print(f"{name:50s}" + "".join(f"{cell:>20s}" for cell in cells), flush=True)
+
+
+def ratios(given: argparse.Namespace) -> dict[str, float]:
+    """The ratio of each form of an operator to its peer, by what is compared and the case."""
+    pairs = {"plain : torch.mul": (ours, torch.mul), **peers(cpp=not given.without_cpp)}
+    return {
+        f"{name}, {case}": measure({"first": way, "second": peer}, "second", prepare, given)["first"][1]
+        for name, (way, peer) in pairs.items()
+        for case, prepare in cases().items()
+    }
 
 
 def measure(
