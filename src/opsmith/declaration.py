@@ -134,8 +134,9 @@ def operator(
             hint='leave it out, or write `autocast="lower"`',
         )
 
+    written = _names_of_written(name, mutates)
+
     def declare(reference: Callable[P, Any]) -> Operator[P, Any]:
-        written = (mutates,) if isinstance(mutates, str) else tuple(mutates)
         schema = schema_of(reference, name, results=results, hidden=hidden, mutates=written, returns=returns)
         location = where(reference)
         with errors.about(name, location):
@@ -247,6 +248,22 @@ def check_flag(operator: str, flag: str, value: Any, allowed: tuple[Any, ...]) -
             got=repr(value),
             hint=f"write `{flag}={allowed[-1]}`, or leave it out",
         )
+
+
+def _names_of_written(operator: str, mutates: Any) -> tuple[str, ...]:
+    if isinstance(mutates, str):
+        return (mutates,)
+    names = tuple(mutates) if isinstance(mutates, Iterable) else (mutates,)
+    if all(isinstance(each, str) for each in names):
+        return names
+    raise errors.UsageError(
+        "it must be told by name what it writes into",
+        operator=operator,
+        argument="mutates",
+        expected="names of arguments",
+        got=repr(mutates),
+        hint='write `mutates=("x",)`, or leave it out where it writes into nothing',
+    )
 
 
 def _reserved_word(name: str) -> str | None:

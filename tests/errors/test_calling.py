@@ -266,7 +266,7 @@ def test_sparse_tensor_in_a_list(name: str, place: Place, says: Any) -> None:
           expected: torch.strided
           got: torch.sparse_coo
           where: {place(total)}
-          hint: call it with `x.to_dense()`
+          hint: call it with `xs[1].to_dense()`
         """,
     ):
         operator([torch.eye(2), torch.eye(2).to_sparse()])

@@ -191,6 +191,21 @@ def test_unknown_rule_for_autocast(name: str, says: Any) -> None:
         opsmith.operator(name, autocast="float16")  # type: ignore[call-overload]
 
 
+@pytest.mark.parametrize("given", [None, True, 3, [0], ["x", None]])
+def test_written_arguments_that_are_no_names(given: Any, name: str, says: Any) -> None:
+    with says(
+        errors.UsageError,
+        f"""
+        {name}: it must be told by name what it writes into
+          argument: mutates
+          expected: names of arguments
+          got: {given!r}
+          hint: write `mutates=("x",)`, or leave it out where it writes into nothing
+        """,
+    ):
+        opsmith.operator(name, mutates=given)
+
+
 @pytest.mark.parametrize(
     ("flag", "value", "expected"),
     [
@@ -488,10 +503,10 @@ def test_reserved_name_of_an_argument(reserved: str, name: str, says: Any) -> No
     with says(
         errors.ReservedNameError,
         f"""
-        {name}: names that begin with `grad` or `result` are what formulas call gradients and results
+        {name}: formulas keep names that begin with `grad` or `result` for gradients and results
           argument: {reserved}
           where: reserved.py:1
-          hint: rename the argument
+          hint: rename the argument, as `given_{reserved}`
         """,
     ):
         opsmith.operator(name)(module["reference"])
@@ -501,7 +516,7 @@ def test_reserved_name_of_a_result(name: str, place: Place, says: Any) -> None:
     with says(
         errors.ReservedNameError,
         f"""
-        {name}: names that begin with `grad` or `result` are what formulas call gradients and results
+        {name}: formulas keep names that begin with `grad` or `result` for gradients and results
           argument: gradient
           where: {place(identity)}
           hint: rename the result in `results=`

@@ -530,9 +530,11 @@ def test_only_the_first_argument_alone_may_be_returned() -> None:
             opsmith.operator("in_place::cannot_return", mutates=mutates, returns=returns)(reference)
         assert caught.value.expected == "the first argument, a `Tensor`, and the only one that it writes into"
         likely = mutates == ["cache"] and reference is both
-        assert str(caught.value.hint).startswith(
-            'write `returns="cache"`' if likely else "leave `returns=` out"
-        )
+        hint = 'write `returns="cache"`' if likely else "leave `returns=` out"
+        if not mutates:
+            assert str(caught.value.got).endswith("and it writes into nothing")
+            hint = 'write `mutates=("cache",)`, too'
+        assert str(caught.value.hint).startswith(hint)
         if likely:
             assert (
                 caught.value.got

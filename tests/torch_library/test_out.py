@@ -288,6 +288,19 @@ def test_results_that_are_no_tensors(returns: Any) -> None:
         operator.out(torch.ones(3), out=torch.empty(3))
 
 
+def test_an_operator_that_returns_nothing() -> None:
+    @opsmith.operator("outs::put", mutates=["cache"])
+    def put(cache: Tensor, x: Tensor) -> None:
+        cache.add_(x)
+
+    with pytest.raises(errors.UsageError, match="`out=` needs results that are tensors") as caught:
+        put.out(torch.ones(2), torch.ones(2), out=torch.empty(2))
+    assert caught.value.hint == "it writes into `cache` itself; `put.functional` takes `out=`"
+    given = torch.empty(2)
+    put.functional.out(torch.ones(2), torch.ones(2), out=given)
+    assert given.tolist() == [2.0, 2.0]
+
+
 def test_an_argument_of_that_name() -> None:
     @opsmith.operator("outs::taken")
     def taken(x: Tensor, out: int = 2) -> Tensor:

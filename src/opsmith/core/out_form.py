@@ -11,6 +11,7 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.core.argument_types import TENSOR, ArgumentType
+from opsmith.core.formula import listed
 from opsmith.core.schema import Argument, Schema
 from opsmith.core.specification import OUT, Specification
 
@@ -37,7 +38,9 @@ def out_form(specification: Specification, compute: Callable[[list[Any]], Sequen
             "`out=` needs results that are tensors in every call",
             expected="a result `Tensor`, or a tuple of them",
             got=found,
-            hint="call it without `out=`, and copy what it returns",
+            hint="call it without `out=`, and copy what it returns"
+            if schema.results
+            else _void_hint(specification),
         )
     names = out_names(schema)
     if taken := {*names} & {*schema.names}:
@@ -132,6 +135,11 @@ def refuse_other(specification: Specification, name: str, out: Tensor, result: T
                 if what == "placements"
                 else f"make it with `torch.empty({list(result.shape)}, dtype={result.dtype})`",
             )
+
+
+def _void_hint(specification: Specification) -> str:
+    written = listed(specification.schema.written)
+    return f"it writes into {written} itself; `{specification.short_name}.functional` takes `out=`"
 
 
 def _placed_hint(placements: Any, name: str) -> str:

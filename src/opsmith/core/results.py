@@ -123,7 +123,7 @@ def result_roles(count: int, results: ResultNames, hidden: tuple[str, ...]) -> t
         for name in roles:
             if name.startswith(RESERVED) and name != "result":
                 raise errors.ReservedNameError(
-                    "names that begin with `grad` or `result` are what formulas call gradients and results",
+                    "formulas keep names that begin with `grad` or `result` for gradients and results",
                     argument=name,
                     hint="rename the result in `results=`",
                 )

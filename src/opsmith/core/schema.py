@@ -344,9 +344,9 @@ def _argument(parameter: inspect.Parameter, known: ArgumentType | None) -> Argum
         )
     if name.startswith(RESERVED):
         raise errors.ReservedNameError(
-            "names that begin with `grad` or `result` are what formulas call gradients and results",
+            "formulas keep names that begin with `grad` or `result` for gradients and results",
             argument=name,
-            hint="rename the argument",
+            hint=f"rename the argument, as `given_{name}`",
         )
     refuse_unwritable(name)
     if parameter.annotation is REQUIRED and known is None:
@@ -402,6 +402,15 @@ def _is_writable(kind: ArgumentType) -> bool:
     return kind.is_tensor and not kind.item_optional and not (kind.sequence and kind.optional)
 
 
+def _returned_hint(first: str, mutates: tuple[str, ...], returns: str) -> str:
+    """The hint where an argument cannot be returned; `first` is the first one if it is a plain tensor."""
+    if first and not mutates and returns == first:
+        return f'write `mutates=("{first}",)`, too'
+    if first and mutates == (first,):
+        return f'write `returns="{first}"`, or leave `returns=` out and return None or new tensors'
+    return "leave `returns=` out, and let the function return None or new tensors"
+
+
 def _refuse_returned(
     arguments: tuple[Argument, ...], mutates: tuple[str, ...], returns: str, annotation: Any
 ) -> None:
@@ -415,10 +424,8 @@ def _refuse_returned(
             expected="the first argument, a `Tensor`, and the only one that it writes into",
             got=f"`{returns}`, where the first argument is "
             + (f"`{first.name}: {first.kind.annotation()}`" if first else "none")
-            + f", and it writes into {listed(mutates)}",
-            hint=f'write `returns="{first.name}"`, or leave `returns=` out and return None or new tensors'
-            if plain and first is not None and mutates == (first.name,)
-            else "leave `returns=` out, and let the function return None or new tensors",
+            + f", and it writes into {listed(mutates) or 'nothing'}",
+            hint=_returned_hint(first.name if plain and first else "", mutates, returns),
         )
     if annotation is not Tensor:
         raise errors.UnsupportedTypeError(

@@ -335,13 +335,14 @@ def refuse_unsupported(specification: Specification, values: list[Any]) -> None:
     for tensor in tensors_in(values):
         foreign = unsupported_kind(tensor)
         if foreign is not None:
+            name = _name_of(tensor, specification.schema, values)
             raise specification.error(
                 errors.LayoutError,
                 "it takes strided dense tensors only",
-                argument=_name_of(tensor, specification.schema, values),
+                argument=name,
                 expected="torch.strided",
                 got=foreign.name,
-                hint=f"call it with `{foreign.hint.format('x')}`",
+                hint=f"call it with `{foreign.hint.format(name)}`",
             )
 
 

@@ -58,7 +58,7 @@ def refuse_leaves(specification: Specification, values: Sequence[Any]) -> None:
                 errors.MutationError,
                 f"`{name}` is {'a leaf' if base is tensor else 'a view of a leaf'} that requires a gradient",
                 argument=name,
-                expected="a tensor that may be written: the gradient of a leaf is that of its first value",
+                expected="a tensor that requires no gradient, or that an operation has computed",
                 hint=f"call it under `torch.no_grad()`, or on `{name}.clone()`",
             )
 

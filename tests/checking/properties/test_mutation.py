@@ -127,6 +127,17 @@ def test_a_declared_write_that_never_happens_is_the_only_finding() -> None:
     assert (failure.cause, failure.input) == ("not-written", "state")
 
 
+def test_a_reference_that_changes_sizes() -> None:
+    @opsmith.operator("mutation_messages::turned", mutates=["state"])
+    def turned(state: Tensor) -> None:
+        state.t_()
+
+    (failure,) = mutation(turned, [(normal(3, 4),)], "quick").failures
+    assert (failure.cause, failure.input) == ("shape", "state")
+    said = "a call changes the sizes of `state` from [3, 4] to [4, 3]: write into its elements alone"
+    assert failure.message.startswith(said)
+
+
 def test_a_kernel_in_cpp() -> None:
     """It takes a pointer to the first element, and steps by one."""
     operator = opsmith.operator("test_mutation::raw", mutates=["state"])(raw)

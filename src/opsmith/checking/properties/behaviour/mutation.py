@@ -241,6 +241,12 @@ class CaseCheck:
         right, known, fine = found.after, untouched(self.case), True
         for argnum in self.case.written:
             before, got, label = flat[argnum], alone.given[argnum], self.sample.labels[argnum]
+            if got.shape != before.shape:
+                sizes = f"{list(before.shape)} to {list(got.shape)}"
+                words = f"a call changes the sizes of `{label}` from {sizes}: write into its elements alone"
+                self._enter(label, "shape", words, PLAIN, NO_GRAD)
+                fine = False
+                continue
             if not before.numel() or right[argnum].shape != got.shape or right[argnum].dtype != got.dtype:
                 continue
             written = compare_writes(before, right[argnum], got, known.get(argnum))
