@@ -111,8 +111,8 @@ class Schedule:
             names = " and ".join(f"`{each}`" for each in dict.fromkeys(hung))
             return Outcome(known.name, "skipped", f"not run: a call does not return (see {names})")
         if (lost := self._loses_gpu()) is not None:
-            reason = f"not run: after the error in `{lost}` this process can use the GPU no more"
-            return Outcome(known.name, "skipped", reason)
+            words = f"not run: after the error in `{lost}` this process can use the GPU no more"
+            return Outcome(known.name, "skipped", words)
         subject = inputs.of(known)
         if known.compares_runs and (reason := self._unsteady()):
             steady = None if known.compiles else self._steady(inputs.subject)
