@@ -108,6 +108,39 @@ class TensorAttributes(Function):
         return grad * ctx.w * ctx.scale * (1 - ctx.scale), grad * ctx.scale
 
 
+PARAMETER = torch.nn.Parameter(torch.full((3,), 2.0, dtype=torch.float64))
+
+
+class SavesAParameter(Function):
+    """Saves a weight that is no argument, and keeps a tensor as an attribute."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        ctx.scale, ctx.w = x.cos(), w
+        ctx.save_for_backward(PARAMETER)
+        return x * w
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (parameter,) = ctx.saved_tensors
+        return grad * parameter * ctx.scale, grad * ctx.w
+
+
+class KeepsAParameter(SavesAParameter):
+    """The same, each by the other way."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        ctx.parameter, ctx.scale = PARAMETER, x.cos()
+        ctx.save_for_backward(w)
+        return x * w
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (w,) = ctx.saved_tensors
+        return grad * ctx.parameter * ctx.scale, grad * w
+
+
 class Closure(Function):
     """Keeps a function that holds a tensor."""
 
@@ -237,6 +270,42 @@ def test_known_calls(function_class: type[Function], slow: list[str]) -> None:
                 operator, function_class.apply, *((x, w) if function_class is not Identity else (x.data, w))
             )
     assert not slow
+
+
+@pytest.mark.parametrize("function_class", [SavesAParameter, KeepsAParameter])
+def test_a_weight_that_is_no_argument(function_class: type[Function]) -> None:
+    operator = known(function_class)
+    for _ in range(3):
+        compare(operator, function_class.apply, asking(3), asking(3))
+
+
+@pytest.mark.parametrize("function_class", [Product, Two, Unmaterialized])
+def test_without_a_gradient_of_any_result(function_class: type[Function]) -> None:
+    """`apply` hands zeros to the backward, or None where the class wants it so."""
+    operator = opsmith.adopt(function_class, f"fast_adopted::nothing_{function_class.__name__.lower()}")
+    for _ in range(4):
+        found = []
+        for function in (operator, function_class.apply):
+            x, w = asking(3), asking(3)
+            try:
+                Stopped.apply(in_a_tuple(function(x, w))[0]).sum().backward()
+            except TypeError as error:
+                found.append(str(error))
+            else:
+                found.append([None if each.grad is None else each.grad.tolist() for each in (x, w)])
+        assert found[0] == found[1]
+
+
+class Stopped(Function):
+    """Gives no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> None:
+        return None
 
 
 def test_a_gradient_is_summed_to_its_input(slow: list[str]) -> None:

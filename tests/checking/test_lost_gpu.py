@@ -45,8 +45,20 @@ def test_it_is_a_finding_and_nothing_else_runs() -> None:
     assert f"AcceleratorError: {MESSAGE}" in failure.message
     assert late in failure.message
     reasons = {each.property: each.reason for each in report.outcomes}
-    expected = "not run: after the error in `forward` this process can use the GPU no more"
+    expected = "not run: after the error in `forward` this process can no longer use the GPU"
     assert reasons["gradient"] == reasons["vmap"] == expected
+
+
+def test_after_another_error_the_rest_runs() -> None:
+    @doubled.kernel("cpu")
+    def _(x: Tensor) -> Tensor:
+        if x.dtype == torch.float64:
+            raise torch.AcceleratorError("CUDA error: invalid configuration argument")
+        return x * 2
+
+    report = opsmith.check(doubled, only=["forward", "vmap"])
+    assert {failure.property for failure in report.failures} >= {"forward"}
+    assert not any("use the GPU" in each.reason for each in report.outcomes)
 
 
 def test_it_is_the_operator_s_though_the_check_itself_is_told() -> None:

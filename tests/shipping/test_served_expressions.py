@@ -71,7 +71,7 @@ REASONS = {
     "n[0]": "it indexes a value that has no items",
     "some[half]": "an index in it is not a whole number",
     "some[3]": "an index in it is out of range: there are 3",
-    "none.numel": "a part of it is no tensor, as None is none",
+    "none.numel": "a part of it must be a tensor",
     "min(())": "the least or the largest of nothing",
     "text": "it names a text",
     "half": "a value of it is not a whole number",
@@ -79,7 +79,7 @@ REASONS = {
 """Expressions without a value, and what C++ says."""
 LIMITS = {
     "x == 1": "it compares a tensor",
-    "n is 3": "`is` compares two values, of which none is None",
+    "n is 3": "one side of `is` must be None",
     "1 if x else 2": "it takes a tensor for a condition",
     "floor(half * 10000000000 * 10000000000 * 10000000000 * 10000000000)": "a number in it exceeds 126 bits",
     "n * 4611686018427387904 * 4611686018427387904": "a number in it exceeds 126 bits",

@@ -272,6 +272,10 @@ class WithoutGradient(torch.autograd.Function):
         return None
 
 
+def product_of_both(x: Tensor, y: Tensor) -> Tensor:
+    return x * y
+
+
 def test_without_any_gradient_of_a_result_there_is_none_of_an_input(slow: list[str]) -> None:
     @opsmith.operator("fast_gradients::product_and_sum")
     def product_and_sum(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -285,6 +289,17 @@ def test_without_any_gradient_of_a_result_there_is_none_of_an_input(slow: list[s
         slow.clear()
         x, y = (torch.ones(3, requires_grad=True) for _ in range(2))
         WithoutGradient.apply(product_and_sum(x, y)[0]).sum().backward()
+        assert x.grad is y.grad is None
+    assert not slow
+
+
+def test_so_it_is_with_one_result(slow: list[str]) -> None:
+    product = opsmith.operator("fast_gradients::product_alone")(product_of_both)
+    product.gradients(x=lambda grad, y: grad * y, y=lambda grad, x: grad * x)
+    for _ in range(4):
+        slow.clear()
+        x, y = (torch.ones(3, requires_grad=True) for _ in range(2))
+        WithoutGradient.apply(product(x, y)).sum().backward()
         assert x.grad is y.grad is None
     assert not slow
 

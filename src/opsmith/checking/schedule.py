@@ -27,6 +27,18 @@ MOST_HANGS = 2
 
 GPU_ERROR = torch.AcceleratorError.__name__
 
+FATAL = (
+    "illegal memory access",
+    "illegal instruction",
+    "illegal address space",
+    "misaligned address",
+    "invalid program counter",
+    "hardware stack error",
+    "device-side assert",
+    "unspecified launch failure",
+)
+"""Words of CUDA for errors after which a process cannot use the GPU, by its documentation."""
+
 LIMIT = "limit"
 """Evidence of a call, or a process, that was stopped for its time."""
 
@@ -111,7 +123,7 @@ class Schedule:
             names = " and ".join(f"`{each}`" for each in dict.fromkeys(hung))
             return Outcome(known.name, "skipped", f"not run: a call does not return (see {names})")
         if (lost := self._loses_gpu()) is not None:
-            words = f"not run: after the error in `{lost}` this process can use the GPU no more"
+            words = f"not run: after the error in `{lost}` this process can no longer use the GPU"
             return Outcome(known.name, "skipped", words)
         subject = inputs.of(known)
         if known.compares_runs and (reason := self._unsteady()):
@@ -132,8 +144,9 @@ class Schedule:
 
     def _loses_gpu(self) -> str | None:
         """Name of the property in which a kernel broke the GPU's context; None for none."""
-        lost = (each for each in self.failures if each.evidence.get("exception") == GPU_ERROR)
-        return next((each.property for each in lost), None)
+        errors = (each for each in self.failures if each.evidence.get("exception") == GPU_ERROR)
+        lost = (each.property for each in errors if any(text in each.message for text in FATAL))
+        return next(lost, None)
 
     def exits(self) -> bool:
         """True if the operator calls `sys.exit`, so that no replay can run here."""

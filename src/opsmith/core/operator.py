@@ -90,6 +90,10 @@ class Registration(Protocol):
         """Deregister the operator."""
         ...
 
+    def forget_calls(self) -> None:
+        """Validate the next call as the first one of a process."""
+        ...
+
     def make_functional(self) -> None:
         """Make the functional form of an operator that writes in place, if there is none."""
         ...
@@ -366,6 +370,11 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
         self._take_lowering(specification)
         self._leave_fast_path()
         functools.update_wrapper(self, specification.reference)
+
+    def forget_calls(self) -> None:
+        """Let the next call be as the first one of a process: it is validated, and known to nothing."""
+        self._registration.forget_calls()
+        self._leave_fast_path()
 
     def _replace(self, **aspects: Any) -> Self:
         """Replace parts of the specification, all at once."""

@@ -13,7 +13,7 @@ struct Step {
   }
 };
 
-// N elements of each of the four tensors, from element i N on, where they lie one after the other.
+// N elements of each of the four tensors, from element i * N on, where they lie one after the other.
 template <int N, class T, class A>
 __device__ void update_together(const Step<A>& update, int64_t i, const Row<T>& parameter,
                                 const Row<const T>& derivative, const Row<T>& mean, const Row<T>& square) {

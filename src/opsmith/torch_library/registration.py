@@ -126,6 +126,12 @@ class DispatcherRegistration:
 
             self.out_form = out_variant.renew_out_form(self.out_form, self)
 
+    def forget_calls(self) -> None:
+        """Validate the next call as the first one of a process."""
+        with self._lock:
+            self._fast_calls.uninstall()
+            self._validated = None
+
     def make_functional(self) -> None:
         """Do nothing: an operator that writes nothing is its own functional form."""
 

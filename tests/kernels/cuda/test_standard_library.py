@@ -59,24 +59,20 @@ def with_cccl(root: Path, version: int, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.usefixtures("other_folders")
-@pytest.mark.parametrize("apart", [True, False])
+@pytest.mark.parametrize(("version", "fits"), [("13000", True), ("12080", False), ("", True)])
 def test_headers_that_lie_in_two_packages_are_both_found(
-    apart: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    version: str, fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    types, crt = tmp_path / "nvidia/a/include", tmp_path / "nvidia/b/include"
-    other = crt if apart else tmp_path / "nvidia/0/include"
-    for file in (
-        types / "cuda_fp16.h",
-        crt / nvrtc.CRT,
-        *(() if apart else (other / "cuda_fp16.h", other / nvrtc.CRT)),
-    ):
+    types, other = tmp_path / "types", tmp_path / "other"
+    for file in (types / "cuda_fp16.h", other / "cuda_fp16.h", other / nvrtc.CRT):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("")
-    monkeypatch.setattr(
-        nvrtc, "_folders", lambda *names: iter(sorted((tmp_path / "nvidia").glob("*/include"), reverse=True))
-    )
+    (types / "cuda.h").write_text("#define CUDA_VERSION 13000\n")
+    if version:
+        (other / "cuda.h").write_text(f"#define CUDA_VERSION {version}\n")
+    monkeypatch.setattr(nvrtc, "_folders", lambda *names: iter([types, other]))
     nvrtc.include_directories.cache_clear()
-    assert nvrtc.include_directories() == ((types, crt) if apart else (other,))
+    assert nvrtc.include_directories() == ((types, other) if fits else (types,))
 
 
 @pytest.mark.parametrize("value", ["INFINITY", "-INFINITY", "NAN"])

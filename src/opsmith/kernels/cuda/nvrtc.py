@@ -71,9 +71,10 @@ def include_directories() -> tuple[Path, ...]:
     with_types = [each for each in folders if (each / "cuda_fp16.h").is_file()]
     if not with_types:
         return ()
+    own = with_types[0]
     # Python packages of CUDA 13 have what a compiler for the CPU needs in one of their own, often left out.
-    own = next((each for each in with_types if (each / CRT).is_file()), with_types[0])
-    crt = [each for each in (own, *folders) if (each / CRT).is_file()][:1]
+    alike = (each for each in folders if _cuda_version(each) in (None, _cuda_version(own)))
+    crt = [each for each in (own, *alike) if (each / CRT).is_file()][:1]
     beside = (each for folder in (own, *folders) for each in (folder / "cccl", folder))
     cccl = [each for each in beside if (each / CCCL).is_file()][:1]
     return tuple(dict.fromkeys([own, *crt, *cccl]))
@@ -100,11 +101,20 @@ def headers_version() -> str:
     for folder in include_directories():
         header = folder / "cuda.h"
         if header.exists():
-            found = re.search(r"#define\s+CUDA_VERSION\s+(\d+)", header.read_text(errors="replace"))
-            versions.append(f"{folder} {found[1] if found else file_identity(header)}")
+            versions.append(f"{folder} {_cuda_version(folder) or file_identity(header)}")
+        if (folder / CRT).is_file():
+            versions.append(file_identity(folder / CRT))
         if (folder / CCCL).is_file():
             versions.append(file_identity(folder / CCCL))
     return "; ".join(versions) or "none"
+
+
+def _cuda_version(folder: Path) -> str | None:
+    """The version of CUDA of a folder of headers, as 13000; None where it has no `cuda.h` that says so."""
+    header = folder / "cuda.h"
+    text = header.read_text(errors="replace") if header.is_file() else ""
+    found = re.search(r"#define\s+CUDA_VERSION\s+(\d+)", text)
+    return found[1] if found else None
 
 
 def no_nvrtc(tried: str) -> errors.ToolchainError:

@@ -204,7 +204,7 @@ inline bool less_or_equal(const Term& a, const Term& b) {
 }
 // `is` is for None alone.
 inline bool is_none(const Term& a, const Term& b) {
-  if (a.kind != Term::NONE && b.kind != Term::NONE) throw NoValue("`is` compares two values, of which none is None");
+  if (a.kind != Term::NONE && b.kind != Term::NONE) throw NoValue("one side of `is` must be None");
   return a.kind == b.kind;
 }
 inline bool holds(const Term& a) {
@@ -233,7 +233,7 @@ inline Term item(const Term& a, const Term& index) {
   return items[size_t(index.over < 0 ? index.over + count : index.over)];
 }
 inline const RawTensor& tensor_of(const Term& a) {
-  if (a.kind != Term::A_TENSOR) throw NoValue("a part of it is no tensor, as None is none");
+  if (a.kind != Term::A_TENSOR) throw NoValue("a part of it must be a tensor");
   return *a.tensor;
 }
 inline Term dim_of(const Term& a) { return whole(tensor_of(a).dim); }

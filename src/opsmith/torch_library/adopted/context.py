@@ -237,8 +237,8 @@ def _hidden(value: Any, known: Collection[int]) -> bool:
     return not (isinstance(value, types.FunctionType) and value.__closure__ is None)
 
 
-def take_tensors(context: Any, given: Sequence[Any]) -> tuple[tuple[str, ...], bool] | None:
-    """Move the tensors among the attributes of torch's own context to those that autograd saves.
+def tensor_attributes(context: Any, given: Sequence[Any]) -> tuple[tuple[str, ...], bool] | None:
+    """Return the attributes of torch's own context that are tensors, which autograd can save.
 
     Args:
         context: torch's context, in a forward.
@@ -246,7 +246,7 @@ def take_tensors(context: Any, given: Sequence[Any]) -> tuple[tuple[str, ...], b
 
     Returns:
         Names of the attributes, and True if an object among the others may hide tensors; None where a
-        container may hold tensors, and nothing was moved.
+        container may hold tensors.
     """
     names, hides = [], False
     attributes = context.__dict__
@@ -258,8 +258,6 @@ def take_tensors(context: Any, given: Sequence[Any]) -> tuple[tuple[str, ...], b
             if isinstance(value, list | tuple | dict):
                 return None
             hides = hides or _hidden(value, {id(each) for each in given})
-    if names:
-        context.to_save = (*(context.to_save or ()), *[attributes.pop(name) for name in names])
     return tuple(names), hides
 
 

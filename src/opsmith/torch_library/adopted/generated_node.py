@@ -12,7 +12,7 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.core.adopted import AdoptedFunction, ClassFormula
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.adopted.context import Context, take_tensors
+from opsmith.torch_library.adopted.context import Context, tensor_attributes
 from opsmith.torch_library.adopted.forward import finished_run, late_writes, unaliased
 from opsmith.torch_library.adopted.gradients import by_position, grad_output_error
 from opsmith.torch_library.adopted.node import NodeState, class_gradients, save_run, saved_gradients
@@ -69,7 +69,7 @@ class ClassNodes:
             "_op_backward": adopted.backward,
             "_op_facts": adopted.facts,
             "_op_apart": self._apart,
-            "_op_take": take_tensors,
+            "_op_tensors_of": tensor_attributes,
             "_op_settle": self._settled,
             "_op_has_gradient": has_gradient,
             "_op_compiling": torch.compiler.is_dynamo_compiling,
@@ -176,8 +176,6 @@ class ClassNodes:
     ) -> tuple[Any, ...]:
         """The backward of `AdoptedNode`: with all checks, and with a graph."""
         names = self._adopted.schema.names
-        if all(grad is None for grad in grads):
-            return (None,) * len(names)
         if kept is None:
             return tuple(saved_gradients(ctx, grads))
         *shapes, inputs = kept
@@ -246,17 +244,22 @@ def _source(specification: Any, adopted: AdoptedFunction, tensors: list[str], ne
     on_the_way = "_op_keeps = _op_keeps or _op_has_gradient(_op_tensor.dtype)"
     always = _keeps_inputs(adopted)
     kept = f"""_op_inputs, _op_keeps, _op_names = None, {always is True}, ()
-        _op_count = _op_len(_op_ctx.to_save or ())
+        _op_saved = _op_ctx.to_save or ()
+        _op_count = _op_len(_op_saved)
         if _op_ctx.__dict__:
-            _op_taken = _op_take(_op_ctx, ({arguments}))
+            _op_taken = _op_tensors_of(_op_ctx, ({arguments}))
             if _op_taken is None: {settle}
             _op_names, _op_hides = _op_taken
-            if _op_names: _op_inputs = (_op_count, _op_names, None)
             {"_op_keeps = _op_keeps or _op_hides" if always is None else ""}
-        for _op_tensor in _op_ctx.to_save or ():
+            _op_saved = [*_op_saved, *[_op_ctx.__dict__[_op_name] for _op_name in _op_names]]
+        for _op_tensor in _op_saved:
             if {known}: continue
             if _op_type(_op_tensor) is not _op_Tensor: {settle}
             {on_the_way if always is None else ""}
+        if _op_names:
+            for _op_name in _op_names: del _op_ctx.__dict__[_op_name]
+            _op_inputs = (_op_count, _op_names, None)
+            _op_ctx.to_save = (*_op_saved,)
         if _op_keeps: {keep}
         _op_ctx.opsmith_kept = ({shapes}_op_inputs)"""
     gradients = [f"_op_d_{name}" for name in schema.names]

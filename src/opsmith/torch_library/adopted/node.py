@@ -99,8 +99,6 @@ class AdoptedNode(OperatorNode):
         """Gradients of the flat arguments."""
         if ctx.state is None:
             return OperatorNode.backward(ctx, *grads)
-        if all(grad is None for grad in grads):
-            return (None,) * len(ctx.needs_input_grad)
         return (*(None,) * LEADING_ARGUMENTS, *saved_gradients(ctx, grads))
 
     @staticmethod

@@ -202,7 +202,7 @@ class {self.specification.short_name}(_op_Function):
         {f"{results} = _op_result" if self._several else ""}
         {f"if not ({dtypes}): _op_floating([{results}])" if dtypes else ""}
         {without if constants else ""}
-        {"_op_ctx.materialize_grads = False" if self._several else ""}
+        _op_ctx.materialize_grads = False
         _op_ctx.to_save = {_tuple(saved)}
         {f"_op_ctx.kept = {_tuple(kept)}" if kept else ""}
         return _op_result
@@ -228,8 +228,8 @@ class {self.specification.short_name}(_op_Function):
         """Source of a condition: the backward needs all checks, or a graph."""
         conditions = ["_op_grad_enabled()", "_op_compiling()"]
         conditions += [f"{self._grads[at]} is not None" for at in self._followed]
-        if self._several:  # torch would take zeros for gradients that are not there
-            conditions.append(f"({' and '.join(f'{grad} is None' for grad in self._grads)})")
+        # torch would take zeros for gradients that are not there
+        conditions.append(f"({' and '.join(f'{grad} is None' for grad in self._grads)})")
         if not guarded:
             conditions.append("_op_autocast()")
         if may_write:

@@ -128,6 +128,7 @@ class KernelSignatures(CallSignatures):
         self._nodes: dict[tuple[frozenset[str], tuple[int, ...]], GeneratedNodes] = {}
         self._inference_calls: dict[tuple[int, ...], Callable[..., Any]] = {}
         self._graphless: dict[Callable[..., Any], Callable[..., Any]] = {}
+        self._writes_lists = bool(self.lists and specification.schema.written)
         self._devices_in_cpp = {
             kernel.device
             for kernel in specification.kernels
@@ -136,8 +137,7 @@ class KernelSignatures(CallSignatures):
 
     def is_slow(self, tensors: list[Tensor]) -> bool:
         """Return True for written lists that no kernel in C++ takes: checks in Python would cost too much."""
-        writes_lists = self.lists and self.specification.schema.written
-        return bool(writes_lists) and all(
+        return self._writes_lists and all(
             tensor.device.type not in self._devices_in_cpp for tensor in tensors[:1]
         )
 
@@ -158,7 +158,7 @@ class KernelSignatures(CallSignatures):
             in_cpp = True
             any_layout = kernel.takes_any_layout and all(each.elsewhere for each in rejected)
             kernel = kernel.direct
-        elif self.lists and specification.schema.written:
+        elif self._writes_lists:
             return SLOW_PATH
         elif accepted or specification.opaque:
             kernel = self._without_graph(kernel)

@@ -54,7 +54,6 @@ from opsmith.checking.samples.memory_layouts import CHUNK
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
 from opsmith.core.kernels import choose
-from opsmith.core.operator import Operator
 
 
 def run(subject: Subject) -> Findings:
@@ -114,8 +113,8 @@ class CaseCheck:
         modes = (GRAD_MODE, INFERENCE, *([RECORDED] if self.case.case.runner.argnums else []))
         right: list[Mode] = []
         for mode in modes:
-            if mode is GRAD_MODE:
-                self._make_calls_new()
+            if mode is GRAD_MODE:  # the first call of a process alone runs a kernel in Python in grad mode
+                self.case.operator.forget_calls()
             fine = yield from self._tried(PLAIN, mode)
             right += [mode] if fine else []
         if not self.case.case.inputs_too:
@@ -129,12 +128,6 @@ class CaseCheck:
             chunked = CHUNK in {each.name for each in place.layouts.values()}
             if fine and RECORDED in right and place.layouts and not chunked:
                 yield from self._tried(place, RECORDED)
-
-    def _make_calls_new(self) -> None:
-        """Let the next call be as the first of a process: it alone runs a kernel in Python in grad mode."""
-        operator = self.case.operator
-        if type(operator).__bases__ == (Operator,):  # not one that is adopted, or derived from another
-            operator.redeclare(replace(operator.specification))  # an equal one, which no call has validated
 
     def _tried(self, place: Place, mode: Mode) -> Generator[Finding, None, bool]:
         """Write in a place and a mode; return True if nothing is wrong."""
