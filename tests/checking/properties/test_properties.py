@@ -320,7 +320,8 @@ def test_a_kernel_on_the_gpu_is_checked_there() -> None:
     assert not any("did not run" in note for outcome in report.outcomes for note in outcome.notes)
     wrong = declare(square).kernel("cuda", lambda x: x * x * 2)
     failures = opsmith.check(wrong, samples=[(X,)], only=["forward"]).failures
-    assert [(failure.cause, failure.input) for failure in failures] == [("scale", "result")]
+    assert [(failure.cause, failure.input) for failure in failures] == [("kernel-mismatch", "result")]
+    assert failures[0].evidence["looks like"] == "scale"
     assert "on cuda" in failures[0].evidence["sample"]
     layout = declare(square).kernel("cuda", lambda x: x * x)
     layout.gradients(
