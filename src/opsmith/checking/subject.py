@@ -20,7 +20,8 @@ from opsmith.checking.exceptions import (
 )
 from opsmith.checking.processes.watchdog import beat
 from opsmith.checking.report import Failure, SeenDtypes
-from opsmith.checking.samples.sample import Sample, is_inexact, replica
+from opsmith.checking.samples.sample import CPU, Sample, is_inexact, replica
+from opsmith.checking.side_effects.torch_random import is_state, torch_state_restored
 from opsmith.core.adopted import Outputs, StructureMismatchError, leaves
 from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import tensors_in
@@ -36,8 +37,6 @@ from opsmith.torch_library.validation import run_validated
 if TYPE_CHECKING:
     from opsmith.checking.side_effects.outside_state import OutsideState
     from opsmith.checking.side_effects.steady_runs import SteadyRuns
-
-CPU = torch.device("cpu")
 
 GRAD_OUTPUT_SEED = 0x51ED270B
 """Added to the seed for grad_outputs, so that their numbers differ from those of samples."""
@@ -222,23 +221,29 @@ class Subject:
     def _result_flattenings(self) -> dict[int, ResultFlattening]:
         return {}
 
-    def call(self, sample: Sample, flat: Sequence[Any]) -> list[Any]:
+    def call(self, sample: Sample, flat: Sequence[Any], on: torch.device | None = None) -> list[Any]:
         """The results that callers see, from the operator itself.
+
+        Args:
+            sample: The sample.
+            flat: Flat arguments.
+            on: Device to call it on with numbers on the CPU; by default that of the sample, if it runs on
+                other devices alone. Their results come back to the CPU.
 
         Raises:
             WrongCountError: If it returns a list of another length than the reference.
             WrongFormError: If a class returns another structure than it did before.
         """
         with self.seeded():
-            args, kwargs = sample.arguments(self._own(sample, flat))
+            args, kwargs = sample.arguments(self._own(sample, self._sent(sample, flat, on)))
             returned = self.called(args, kwargs)
         if self.steady is not None:
             self.steady.before_backward(tensors_in([returned]))
         adopted = self.specification.adopted
         if adopted is not None:  # its results may lie in tuples inside of tuples
-            return self._widened(self._parts(adopted.outputs, returned, flat), flat)
+            return self._received(sample, self._parts(adopted.outputs, returned, flat), flat, on)
         self._hold_count(sample, returned, self.specification.schema.visible, lambda: self.runs_at(flat))
-        return self._widened(self._listed(returned), flat)
+        return self._received(sample, self._listed(returned), flat, on)
 
     @calls_operator
     def reference(
@@ -246,11 +251,30 @@ class Subject:
     ) -> list[Tensor]:
         """All results of the reference, or of another function, as plain PyTorch; hidden ones too."""
         with self.seeded():
-            args, kwargs = sample.arguments(self._own(sample, flat))
+            args, kwargs = sample.arguments(self._own(sample, self._sent(sample, flat)))
             beat()  # finite differences run it many hundred times, and no single one of these hangs
             returned = (function or self.specification.reference)(*args, **kwargs)
             beat(returned=True)
             results = self._listed(returned)
+        return self._received(sample, results, flat)
+
+    def _away(self, sample: Sample, flat: Sequence[Any], on: torch.device | None) -> torch.device | None:
+        """The device that numbers on the CPU are sent to; None for arguments that stay where they are."""
+        target = on or (CPU if CPU in self.devices else sample.home)
+        stay = target == CPU or any(each.device != CPU for each in tensors_in([*flat]))
+        return None if stay else target
+
+    def _sent(self, sample: Sample, flat: Sequence[Any], on: torch.device | None = None) -> Sequence[Any]:
+        """The arguments on the device of a call: a check computes with numbers on the CPU."""
+        target = self._away(sample, flat, on)
+        return flat if target is None else sample.placed(flat, target)
+
+    def _received(
+        self, sample: Sample, results: list[Any], flat: Sequence[Any], on: torch.device | None = None
+    ) -> list[Any]:
+        """The results on the CPU if the arguments were there, and in float64 if they were."""
+        if self._away(sample, flat, on) is not None:
+            results = [each.cpu() if isinstance(each, Tensor) else each for each in results]
         return self._widened(results, flat)
 
     def _widened(self, results: list[Any], flat: Sequence[Any]) -> list[Any]:
@@ -361,7 +385,7 @@ class Subject:
             return [each for each in self.call(sample, flat) if is_inexact(each)]
 
         def moved(step: float) -> list[Any]:
-            return [value * (1 + step) if is_inexact(value) else value for value in sample.at(torch.float64)]
+            return [value * (1 + step) if is_inexact(value) else value for value in sample.in_double()]
 
         def rounded(values: Sequence[Any]) -> list[Any]:
             return [replica(v, torch.float32).to(v.dtype) if is_inexact(v) else v for v in values]
@@ -371,8 +395,8 @@ class Subject:
             return len(results) == len(others) and all(torch.equal(a.to(b.dtype), b) for a, b in pairs)
 
         with torch.no_grad(), Overlooking():  # the properties report what it raises
-            results = inexact(sample.at(torch.float64))
-            blind = (inexact(moved(2.0**-40)), inexact(rounded(sample.at(torch.float64))), rounded(results))
+            results = inexact(sample.in_double())
+            blind = (inexact(moved(2.0**-40)), inexact(rounded(sample.in_double())), rounded(results))
             return bool(results) and all(map(equal, blind)) and not equal(inexact(moved(2.0**-10)))
         return False
 
@@ -392,7 +416,7 @@ class Subject:
         if not self.draws:  # setting the state takes longer than most operators
             yield
             return
-        with torch.random.fork_rng():
+        with torch_state_restored():
             torch.manual_seed(self.seed)
             yield
 
@@ -402,14 +426,13 @@ class Subject:
         return self.specification.random or any(self._draws_in(sample) for sample in self.samples)
 
     def _draws_in(self, sample: Sample) -> bool:
-        with torch.random.fork_rng():
-            before = torch.get_rng_state()
+        with torch_state_restored() as before:
             for function in (self.called, self.referred):
                 with torch.no_grad(), Overlooking():  # the properties report what it raises
                     function(*sample.arguments(sample.at()))
             with Overlooking():
                 self.called_with_gradients(sample)
-            return not torch.equal(before, torch.get_rng_state())
+            return not is_state(before)
 
     def called_with_gradients(self, sample: Sample) -> None:
         """Call a class on inputs that require a gradient: its forward may draw only then."""
@@ -429,12 +452,13 @@ class Subject:
 
     @cached_property
     def devices(self) -> tuple[torch.device, ...]:
-        """Devices to check on: the CPU, and those for which it has kernels that can run here."""
+        """Devices to check on: those of the samples, and those for which it has kernels that can run here."""
         own = self.specification.library_operator
         adopted = own.devices if own is not None else ()
+        homes = {each.type: each for each in (sample.home for sample in self.samples)} or {"cpu": CPU}
         types = dict.fromkeys((*(kernel.device for kernel in self.specification.kernels), *adopted))
-        others = [torch.device(kind) for kind in types if kind != "cpu" and missing_device(kind) is None]
-        return (CPU, *others)
+        others = [torch.device(kind) for kind in types if kind not in homes and missing_device(kind) is None]
+        return (*homes.values(), *others)
 
     def devices_with(self, dtype: torch.dtype) -> tuple[torch.device, ...]:
         """Those of the devices that have a dtype: not each has float64."""
@@ -455,7 +479,7 @@ def drawing_operations(subject: Subject, sample: Sample) -> list[tuple[str, bool
 
     args, kwargs = sample.arguments(sample.at())
     # Suppressed, since the properties report what the reference raises; what it drew before that counts.
-    with torch.random.fork_rng(), torch.no_grad(), capabilities.observe_operators(see), Overlooking():
+    with torch_state_restored(), torch.no_grad(), capabilities.observe_operators(see), Overlooking():
         subject.referred(args, kwargs)
     return draws
 

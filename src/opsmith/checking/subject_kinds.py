@@ -29,6 +29,7 @@ from opsmith.checking.report import Failure, Outcome
 from opsmith.checking.samples.cases import refuse_unfit
 from opsmith.checking.samples.sample import Sample, sample_named
 from opsmith.checking.side_effects.outside_state import OutsideState
+from opsmith.checking.side_effects.torch_random import torch_state_restored
 from opsmith.checking.subject import (
     ADOPTED,
     ADOPTED_CLASS,
@@ -107,7 +108,7 @@ def _show_writes(operator: Operator[..., Any], samples: GivenSamples, seed: int)
     try:
         position, returned = _returned(adopted.function_class, [adopted.spread(values) for values in given])
         if returned.marked:
-            with torch.random.fork_rng(), torch.no_grad():
+            with torch_state_restored(), torch.no_grad():
                 operator(*map_tensors(Tensor.clone, given[position]))
     except errors.OpsmithError:
         return  # the check reports it
@@ -234,7 +235,7 @@ def _drawn(
 @contextmanager
 def _drawing(seed: int) -> Iterator[Make]:
     """A region with seeded random state, for authors who draw without `make`."""
-    with torch.random.fork_rng():
+    with torch_state_restored():
         torch.manual_seed(seed)
         yield Make(generator=torch.Generator().manual_seed(seed))
 

@@ -157,7 +157,7 @@ class Observer:
     def _at(self, sample: Sample, grads: Grads, seed: int) -> Observation | None:
         """Observe another sample."""
         observer = replace(self, sample=sample)
-        return observer.draw(sample.at(torch.float64), grads, seed)
+        return observer.draw(sample.in_double(), grads, seed)
 
     def draw(self, flat: Sequence[Any], grads: Grads, seed: int) -> Observation | None:
         """Observe on fresh inputs, drawn closer to the sample's where the operator rejects them."""

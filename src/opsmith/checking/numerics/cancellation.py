@@ -159,14 +159,14 @@ def low_precision_in_backward(
         argnums: Positions of the inputs that require a gradient.
         grad_outputs: The grad_outputs.
     """
-    flat = sample.at(torch.float64)
+    flat = sample.in_double()
     for argnum in argnums:
         flat[argnum].requires_grad_()
     results: list[Any] = []
     with torch.enable_grad():
         if low_precision_operand(lambda: results.extend(subject.call(sample, flat)), mixed=False) is not None:
             return None
-    grads = grad_outputs.at(torch.float64, torch.device("cpu"))
+    grads = grad_outputs.in_double()
     inputs = [flat[argnum] for argnum in argnums]
     return low_precision_operand(partial(differentiate, results, inputs, grads))
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from opsmith.checking.output.literals import MOST_ELEMENTS, drawn, imports, writable, written
 from opsmith.checking.samples.memory_layouts import Layout
 from opsmith.checking.samples.sample import Sample, is_inexact
+from opsmith.checking.side_effects.torch_random import torch_state_restored
 from opsmith.checking.subject import Subject
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.forward_arguments import Slot
@@ -226,7 +227,7 @@ def _fails(target: ReplayTarget, values: Mapping[str, Any], lines: Sequence[str]
     """Return True if lines fail when they are executed."""
     space: dict[str, Any] = {"torch": torch, **target.bound}
     space.update({type(each).__qualname__: type(each) for each in values.values()})
-    with torch.random.fork_rng(), warnings.catch_warnings():
+    with torch_state_restored(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             exec("\n".join(lines), space)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.samples.memory_layouts import PLAIN
-from opsmith.checking.samples.sample import Sample, is_inexact, replica
+from opsmith.checking.samples.sample import CPU, Sample, is_inexact, replica
 from opsmith.checking.subject import Subject
 
 
@@ -29,6 +29,10 @@ class GradOutputs:
     def at(self, dtype: torch.dtype, device: torch.device) -> list[Tensor | None]:
         """Return the gradients in another dtype and on another device."""
         return [replica(grad, dtype, device) for grad in self.grads]
+
+    def in_double(self) -> list[Tensor | None]:
+        """Return the gradients as numbers that a check computes with: in float64, on the CPU."""
+        return self.at(torch.float64, CPU)
 
 
 def grad_outputs_to_try(subject: Subject, sample: Sample, results: Sequence[Tensor]) -> list[GradOutputs]:

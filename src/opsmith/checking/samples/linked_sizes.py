@@ -241,13 +241,11 @@ def is_batch_like(subject: Subject, sizes: Sizes, symbol: Symbol) -> bool:
     dimensions = {location.argnum: location.index for location in symbol.locations}
     # Suppressed: if it raises for a slice, the size has a meaning.
     with Overlooking(), torch.no_grad():
-        whole = subject.reference(sizes.sample, sizes.sample.at(torch.float64))
+        whole = subject.reference(sizes.sample, sizes.sample.in_double())
         return all(
             _is_part(
                 whole,
-                subject.reference(
-                    sizes.sample, _part(sizes.sample.at(torch.float64), dimensions, start, length)
-                ),
+                subject.reference(sizes.sample, _part(sizes.sample.in_double(), dimensions, start, length)),
                 symbol.size,
                 start,
                 length,

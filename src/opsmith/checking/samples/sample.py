@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,9 +12,12 @@ from torch import Tensor
 from opsmith.checking.processes.fork import announce
 from opsmith.checking.samples.object_arguments import ObjectArguments
 from opsmith.core.cached_property import cached_property
-from opsmith.core.call_arguments import CallArguments
+from opsmith.core.call_arguments import CallArguments, tensors_in
 from opsmith.core.schema import Schema
 from opsmith.torch_library.flattening import ArgumentFlattening
+
+CPU = torch.device("cpu")
+"""Device of the numbers that a check computes with; the tensors of a call stay where the author put them."""
 
 
 @dataclass(frozen=True)
@@ -87,10 +90,37 @@ class Sample:
 
         Args:
             dtype: dtype of floating tensors; complex tensors get the complex dtype of the same precision.
-            device: Device of the tensors.
+            device: Device of the tensors; on the sample's own device, each stays where it is.
         """
         announce(lambda: str(self) if dtype is None else f"{self} in {str(dtype).removeprefix('torch.')}")
-        return self.objects.fresh([replica(value, dtype, device) for value in self.flat])
+        elsewhere = device if device is not None and device.type != self.home.type else None
+        return self.objects.fresh([replica(value, dtype, elsewhere) for value in self.flat])
+
+    def in_double(self) -> list[Any]:
+        """Return the flat arguments as numbers that a check computes with: in float64, on the CPU."""
+        return self.at(torch.float64, CPU)
+
+    def placed(self, flat: Sequence[Any], device: torch.device) -> list[Any]:
+        """Return arguments on a device, differentiably; on the sample's own, each where the author put it."""
+        own = [value.device if isinstance(value, Tensor) else device for value in self.flat]
+        places = own if device == self.home else [device] * len(own)
+        return [
+            value.to(place) if isinstance(value, Tensor) else value
+            for value, place in zip(flat, places, strict=True)
+        ]
+
+    def on_cpu(self) -> Sample:
+        """Return the sample on the CPU, for a kernel that runs there."""
+        return self if self.home == CPU else replace(self, flat=tuple(self.at(device=CPU)))
+
+    @cached_property
+    def home(self) -> torch.device:
+        """Device of the sample: that of its first tensor elsewhere than on the CPU, if there is one.
+
+        A kernel for another device may take some tensors on the CPU, such as lengths.
+        """
+        tensors = tensors_in([*self.flat])
+        return next((each.device for each in tensors if each.device.type != CPU.type), CPU)
 
     @cached_property
     def objects(self) -> ObjectArguments:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.samples.perturb import perturbed
-from opsmith.checking.samples.sample import Sample
+from opsmith.checking.samples.sample import CPU, Sample
 from opsmith.checking.subject import PERTURBATIONS, Subject
 
 
@@ -153,7 +153,7 @@ class SpecialCall:
             return None
         numbers = dict(zip(self.group.values, alike[0].values, strict=True))
         where = {position: numbers[value] for position, value in self.where.items()}
-        flat = self.sample.at(torch.float32)
+        flat = self.sample.at(torch.float32, CPU)
         other = flat[self.argnum].clone(memory_format=torch.contiguous_format)
         for position, value in where.items():
             other.view(-1)[position] = value

@@ -55,7 +55,7 @@ def _of_one_triangle(subject: Subject, sample: Sample) -> set[str]:
 
 
 def _reads_one(subject: Subject, sample: Sample, argnum: int) -> bool:
-    wide = sample.at(torch.float64)
+    wide = sample.in_double()
 
     def results(value: Tensor) -> list[Any]:
         flat = [value if at == argnum else each for at, each in enumerate(wide)]

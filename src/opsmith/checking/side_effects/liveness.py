@@ -60,6 +60,17 @@ def not_freed_after_collection(watched: Sequence[WatchedMemory]) -> list[Watched
     return not_freed(watched)
 
 
+def await_autograd(device: torch.device) -> None:
+    """Wait until autograd's thread of a device has dropped the gradients that it computed last.
+
+    It drops them before it begins the next backward; that of the CPU runs in the thread of the caller.
+    """
+    if device.type != "cpu":
+        with torch.enable_grad():
+            leaf = torch.zeros(1, device=device, requires_grad=True)
+            torch.autograd.grad(leaf.sum(), leaf)
+
+
 def holders(subject: Subject, watched: WatchedMemory) -> list[str]:
     """Name the holders of a tensor: values that the operator's functions reach, or else types of objects."""
     named = [

@@ -24,6 +24,7 @@ from opsmith.checking.report import Failure
 from opsmith.checking.side_effects.canaries import fill_freed_memory
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.side_effects.outside_state import OutsideState
+from opsmith.checking.side_effects.torch_random import set_torch_state, torch_state
 from opsmith.checking.subject import Subject
 from opsmith.checking.subject_kinds import THROUGH_APPLY
 
@@ -173,21 +174,10 @@ def random_states_restored() -> Iterator[None]:
 def random_states() -> dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]]:
     """Functions that read and set each global random state, by name."""
     states: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
-        "torch": (_torch_state, _set_torch_state),
+        "torch": (torch_state, set_torch_state),
         "Python's `random`": (random.getstate, random.setstate),
     }
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         states["NumPy"] = (numpy.random.get_state, numpy.random.set_state)
     return states
-
-
-def _torch_state() -> list[torch.Tensor]:
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return [torch.get_rng_state(), *cuda]
-
-
-def _set_torch_state(states: list[torch.Tensor]) -> None:
-    torch.set_rng_state(states[0])
-    if torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(states[1:])

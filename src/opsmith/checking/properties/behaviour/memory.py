@@ -16,6 +16,7 @@ from opsmith.checking.side_effects.global_settings import without_garbage_collec
 from opsmith.checking.side_effects.liveness import (
     WatchedMemory,
     attribute_tensors,
+    await_autograd,
     holders,
     nodes,
     not_freed,
@@ -45,6 +46,7 @@ def _leaks(run: SampleRun) -> Findings:
     """Check for memory that stays after several calls when all of their tensors are dropped."""
     with without_garbage_collection():
         each_call = [_watched(run) for _ in range(CALLS)]
+        await_autograd(run.device)
         left = not_freed([each for call in each_call for each in call])
         if not left:
             return

@@ -16,6 +16,7 @@ from opsmith.checking.samples.grad_outputs import contiguous_grad_outputs
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.side_effects.steady_runs import random_states, random_states_restored
+from opsmith.checking.side_effects.torch_random import is_state, torch_state, torch_state_restored
 from opsmith.checking.subject import Subject, drawing_operations
 from opsmith.core.call_arguments import tensors_in
 
@@ -101,18 +102,18 @@ def _undeclared(subject: Subject, sample: Sample, draws: list[str]) -> Failure:
 def _of_a_class(subject: Subject, sample: Sample) -> Failure | Note:
     """Check a class that draws, which it cannot declare: its backward must use the numbers of the forward."""
     argnums = differentiated(subject, sample).argnums
-    with torch.random.fork_rng(), without_warnings():
+    with torch_state_restored(), without_warnings():
         with torch.no_grad():
             grads = contiguous_grad_outputs(subject, sample, subject.call(sample, sample.at())).grads
-        drawn: list[torch.Tensor] = []
+        drawn: list[list[torch.Tensor]] = []
 
         def function(flat: Sequence[Any]) -> Sequence[torch.Tensor]:
             results = subject.call(sample, flat)
-            drawn.append(torch.get_rng_state())
+            drawn.append(torch_state())
             return results
 
         vjp(function, sample.at(), argnums, grads)
-        drew = bool(argnums) and not torch.equal(drawn[-1], torch.get_rng_state())
+        drew = bool(argnums) and not is_state(drawn[-1])
     if not drew:
         return Note(
             "its forward draws from torch's random state, and every run here starts from the same one; "
@@ -164,7 +165,7 @@ def seeds(subject: Subject, sample: Sample) -> bool:
         sample: The sample.
     """
     first, second = (state for _, state in _from_each_seed(subject, sample))
-    return torch.equal(first, second)
+    return all(map(torch.equal, first, second))
 
 
 def _same_from_any_state(subject: Subject, sample: Sample) -> bool:
@@ -175,13 +176,15 @@ def _same_from_any_state(subject: Subject, sample: Sample) -> bool:
     )
 
 
-def _from_each_seed(subject: Subject, sample: Sample) -> Iterator[tuple[list[torch.Tensor], torch.Tensor]]:
+def _from_each_seed(
+    subject: Subject, sample: Sample
+) -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor]]]:
     """Results of a call from each of two random states, none where it raises, and the state after it."""
     for seed in SEEDS:
         results: list[torch.Tensor] = []
-        with torch.random.fork_rng():
+        with torch_state_restored():
             torch.manual_seed(seed)
             args, kwargs = sample.arguments(sample.at())
             with Overlooking():  # the properties report what it raises
                 results = tensors_in([subject.called(args, kwargs)])
-            yield results, torch.get_rng_state()
+            yield results, torch_state()

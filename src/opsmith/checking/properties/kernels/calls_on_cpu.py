@@ -16,8 +16,8 @@ from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.tolerance import MeasuredFunction
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, Case, cases
 from opsmith.checking.samples.memory_layouts import Layout, layouts_of, plain
-from opsmith.checking.samples.sample import Sample
-from opsmith.checking.subject import CPU, Subject
+from opsmith.checking.samples.sample import CPU, Sample
+from opsmith.checking.subject import Subject
 from opsmith.core.specification import Specification
 from opsmith.torch_library.writes import refuse_unwritable
 
@@ -33,6 +33,7 @@ def kernel_calls(
         dtypes: The dtypes of floating tensors that the kernel takes.
         in_layouts: True to try each tensor in other layouts too, as many as the effort allows.
     """
+    sample = sample.on_cpu()
     measure = _measure(subject, sample, sample.at())
     for case in _cases(subject, sample, measure, dtypes, None):
         yield case, case.flat()
@@ -74,7 +75,11 @@ def _cases(
     dtypes = tried_dtypes(sample, taken)
     if not dtypes:
         return
-    alone = replace(subject, specification=replace(subject.specification, kernels=()))
+    alone = replace(
+        subject,
+        samples=tuple(each.on_cpu() for each in subject.samples),
+        specification=replace(subject.specification, kernels=()),
+    )
     for case in cases(alone, sample, measure, dtypes, arguments):
         if isinstance(case, Case) and case.device == CPU:
             yield case

@@ -36,7 +36,7 @@ def keeps_one(subject: Subject, sample: Sample, flat: Sequence[Any]) -> bool:
         _repeats(here) and not _repeats(given) for here, given in zip(flat, own.flat, strict=True)
     ):
         return False
-    given = own.at(torch.float64)
+    given = own.in_double()
     wide = [each.double() if is_inexact(each) and not each.is_complex() else each for each in flat]
     lost, before = (_lost(subject, sample, each) for each in (wide, given))
     return any(now > once for now, once in zip(lost, before, strict=True))

@@ -30,9 +30,9 @@ from opsmith.checking.property import Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, dtype_name
 from opsmith.checking.samples.memory_layouts import layouts_of
-from opsmith.checking.samples.sample import Sample
+from opsmith.checking.samples.sample import CPU, Sample
 from opsmith.checking.samples.variations import variations
-from opsmith.checking.subject import CPU, Subject
+from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
 from opsmith.core.kernels import Kernel, Rejected
 from opsmith.kernels.common.result_layout import ResultLayout
@@ -121,7 +121,7 @@ def _calls(subject: Subject, kernel: Kernel, sample: Sample, at: int) -> Iterato
     for dtype in (None, *ALWAYS_CHECKED, *LOW_PRECISION):
         if dtype is not None and not sample.takes(dtype):
             continue
-        flat = sample.at(dtype)
+        flat = sample.at(dtype, CPU)
         form = tuple(value.dtype if isinstance(value, Tensor) else None for value in flat)
         if form in seen:
             continue

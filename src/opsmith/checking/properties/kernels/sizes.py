@@ -234,7 +234,7 @@ def _computes_sizes(kernel: Kernel) -> bool:
 def _served(subject: Subject, sample: Sample) -> tuple[Kernel, torch.dtype | None] | None:
     """The kernel that takes the sample's call, if it gives sizes itself, and the dtype in which it does."""
     for dtype in DTYPES:
-        values = sample.flattening.pack(sample.at(dtype))
+        values = sample.flattening.pack(sample.at(dtype, CPU))
         chosen = choose(subject.specification.kernels, values)[0]
         if chosen is not None and _computes_sizes(chosen.kernel):
             return chosen.kernel, dtype
@@ -250,14 +250,14 @@ def refused_calls(
         error = _refusal(subject, changed, dtype)
         # The reference may refuse the new numbers instead of the size.
         if error is not None and _refusal(subject, _repeated(sample, changed), dtype) is not None:
-            yield RefusedCall(changed, changed.at(dtype), argument, error)
+            yield RefusedCall(changed, changed.at(dtype, CPU), argument, error)
 
 
 def _refusal(subject: Subject, sample: Sample, dtype: torch.dtype | None) -> str | None:
     """The reference's error for a sample that it refuses; None where it takes it."""
     try:
         with torch.no_grad():
-            subject.reference(sample, sample.at(dtype))
+            subject.reference(sample, sample.at(dtype, CPU))
     except Exception as error:
         refuse_own(error)
         return f"{type(error).__name__}: {first_line(error)}"
@@ -308,7 +308,7 @@ def _called(
     try:
         with torch.no_grad():
             for _ in range(2):  # the first validates the sizes in C++ by the reference
-                subject.call(sample, sample.at(dtype))
+                subject.call(sample, sample.at(dtype, CPU))
             announce(partial(str, refused.sample))
             taking[0] = 1
             results = subject.call(refused.sample, refused.flat)
@@ -403,9 +403,11 @@ def _call_all(subject: Subject, samples: Sequence[Sample]) -> tuple[Failure, ...
         for dtype in taken:
             # `seeded` may run the author's samples; the sample that is announced last is the one that dies.
             with Overlooking(), torch.no_grad(), subject.seeded():
-                subject.call(sample, sample.at(dtype))
+                subject.call(sample, sample.at(dtype, CPU))
         if None not in taken:
             continue
         with Overlooking():
-            live_call(subject, sample, sample.at(), differentiated(subject, sample).argnums).backward()
+            live_call(
+                subject, sample, sample.at(device=CPU), differentiated(subject, sample).argnums
+            ).backward()
     return ()

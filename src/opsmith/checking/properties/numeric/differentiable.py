@@ -65,7 +65,7 @@ def not_exercised(
 def nothing_to_differentiate(subject: Subject) -> bool:
     """True if no result requires a gradient in any sample, though every floating input does."""
     for sample in subject.samples:
-        flat = [value.requires_grad_() if is_inexact(value) else value for value in sample.at(torch.float64)]
+        flat = [value.requires_grad_() if is_inexact(value) else value for value in sample.in_double()]
         with torch.enable_grad():
             if any(map(has_gradient, tensors_in(subject.call(sample, flat)))):
                 return False

@@ -174,7 +174,7 @@ def _lost_precision(subject: Subject) -> Findings:
             continue
         try:
             with torch.no_grad():
-                results: Sequence[Tensor | None] = subject.call(sample, sample.at(torch.float64))
+                results: Sequence[Tensor | None] = subject.call(sample, sample.in_double())
         except Exception as error:
             refuse_own(error)
             continue  # it may take one dtype alone, and what it raises is reported
@@ -202,7 +202,7 @@ def _through_default_dtype(subject: Subject) -> Findings:
     for sample in subject.samples:
         if sample.origin or not sample.inexact:
             continue
-        flat = sample.at(torch.float64)
+        flat = sample.in_double()
         near = [perturbed(value, LITTLE, subject.generator()) for value in flat]
         runs: list[list[Sequence[Tensor | None]]] = []
         with Overlooking(), torch.no_grad():  # it may take one dtype alone, and what it raises is reported

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -394,16 +393,20 @@ class Tangents:
         case = case_name(self.sample, torch.float64, self.device)
         return Failure(NAME, self.labels, cause, message, where, {"sample": case, **evidence})
 
+    def call(self, flat: Sequence[Any]) -> list[Any]:
+        """The results on the device, of numbers on the CPU, as numbers on the CPU."""
+        return self.subject.call(self.sample, flat, self.device)
+
     @cached_property
     def packed(self) -> PackedTensors:
         """The inputs, those with tangents in a row."""
-        return PackedTensors(self.sample.at(torch.float64, self.device), self.argnums)
+        return PackedTensors(self.sample.in_double(), self.argnums)
 
     @cached_property
     def results(self) -> list[Any]:
         """Results of the operator."""
         with torch.no_grad():
-            return self.subject.call(self.sample, self.sample.at(torch.float64, self.device))
+            return self.call(self.sample.in_double())
 
     @cached_property
     def weights(self) -> list[list[Tensor | None]]:
@@ -423,7 +426,7 @@ class Tangents:
     def line(self, weights: Sequence[Tensor | None]) -> DirectionalFunction:
         """The results as they move with the inputs."""
         return DirectionalFunction(
-            lambda flat: self.subject.call(self.sample, self.packed.unpacked(flat[0])),
+            lambda flat: self.call(self.packed.unpacked(flat[0])),
             [self.packed.row],
             0,
             weights,
@@ -443,9 +446,9 @@ class Tangents:
         with torch.enable_grad(), without_warnings(), forward_ad.dual_level():
             for argnum in self.argnums:
                 value = flat[argnum] if values is not None else flat[argnum].detach().requires_grad_()
-                tangent = steps[argnum].to(value.device, copy=True).contiguous()
+                tangent = steps[argnum].clone().contiguous()
                 flat[argnum] = forward_ad.make_dual(value.clone(), tangent)  # it may write into both
-            results = self.subject.call(self.sample, flat)
+            results = self.call(flat)
             found = [forward_ad.unpack_dual(r).tangent if is_inexact(r) else None for r in results]
         return found if values is not None else [None if each is None else each.detach() for each in found]
 
@@ -461,8 +464,8 @@ class Tangents:
 
     def by_gradients(self, weights: Sequence[Tensor | None]) -> float:
         """The derivative of the weighed results along the direction, by reverse mode: (u J) v."""
-        call, steps = partial(self.subject.call, self.sample), self.packed.unpacked(self.direction)
-        found = vjp(call, list(self.packed.values), self.argnums, weights)
+        steps = self.packed.unpacked(self.direction)
+        found = vjp(self.call, list(self.packed.values), self.argnums, weights)
         return weighed(found, [steps[argnum] for argnum in self.argnums])
 
     def numerically(

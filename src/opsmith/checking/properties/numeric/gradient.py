@@ -165,7 +165,7 @@ def _sample(subject: Subject, sample: Sample, seen: GradientCoverage) -> Finding
     )
     seen.samples += 1
     with torch.no_grad():
-        results = subject.call(sample, sample.at(torch.float64))
+        results = subject.call(sample, sample.in_double())
     if right.recorded and _has_other_shapes(subject, sample, results):
         yield Note("results of other shapes than the reference's were left out: see `forward`")
         return
@@ -199,7 +199,7 @@ def _sample(subject: Subject, sample: Sample, seen: GradientCoverage) -> Finding
 def _has_other_shapes(subject: Subject, sample: Sample, results: list[Tensor]) -> bool:
     """Return True if results and those of the reference differ in shape: no grad_output fits both."""
     with subject.seeded(), torch.no_grad():
-        right = subject.reference(sample, sample.at(torch.float64))
+        right = subject.reference(sample, sample.in_double())
     expected = [right[position] for position in subject.visible_positions(sample)]
     return [getattr(each, "shape", None) for each in results] != [
         getattr(each, "shape", None)
@@ -277,7 +277,7 @@ def _cases(right: RightGradient, grad_outputs: GradOutputs, *, by_reference: boo
     subject, sample = right.subject, right.sample
     count = len(sample.flat)
     function = right.by_reference if by_reference else right.by_itself
-    values = [*sample.at(torch.float64), *grad_outputs.grads]
+    values = [*sample.in_double(), *grad_outputs.grads]
     measure = MeasuredFunction.of(
         lambda given: function(given[:count], given[count:]),
         values,
@@ -322,13 +322,13 @@ def _judged(right: RightGradient, attempt: Attempt, case: Case | None, believed:
 
 def _rounding_of_terms(right: RightGradient, attempt: Attempt, allowed: float, believed: bool) -> float:
     """Rounding error of the terms whose cancellation leaves a gradient, as in a saturated softmax."""
-    sample, grads = right.sample, attempt.grad_outputs.at(torch.float64, torch.device("cpu"))
+    sample, grads = right.sample, attempt.grad_outputs.in_double()
     function = right.by_reference if believed else right.by_itself
     position = right.argnums.index(attempt.argnum)
     size = size_of_terms(
         lambda flat: [function(flat, grads)[position]],
         partial(right.subject.call, sample),
-        sample.at(torch.float64),
+        sample.in_double(),
     )
     return allowed * unit_roundoff(attempt.dtype) * size
 

@@ -61,17 +61,17 @@ class RightGradient:
             return self._is_recorded()
         # torch runs a class's forward without grad mode: it may call `.numpy()`, or work in place.
         with torch.no_grad():
-            results = self.subject.plain(self.sample)(self.sample.at(torch.float64))
+            results = self.subject.plain(self.sample)(self.sample.in_double())
         grads = [torch.ones_like(result) if is_inexact(result) else None for result in results]
         with Overlooking():
             if self._is_recorded():
-                self.by_reference(self.sample.at(torch.float64), grads)
+                self.by_reference(self.sample.in_double(), grads)
                 return True
         return False
 
     def _is_recorded(self) -> bool:
         with torch.enable_grad():
-            flat = self.sample.at(torch.float64)
+            flat = self.sample.in_double()
             for argnum in self.argnums:
                 flat[argnum].requires_grad_()
             return any(has_gradient(result) for result in self.subject.plain(self.sample)(flat))
@@ -102,7 +102,7 @@ class RightGradient:
 
     def _differences(self, argnum: int, grad_outputs: GradOutputs, elements: int) -> NumericalGradient:
         with torch.no_grad():
-            flat, grads = self.sample.at(torch.float64), grad_outputs.at(torch.float64, torch.device("cpu"))
+            flat, grads = self.sample.in_double(), grad_outputs.in_double()
             return _numerical(self.subject, self.sample, flat, argnum, grads, elements)
 
     def trusted(self, argnum: int, grad_outputs: GradOutputs) -> bool:
@@ -135,8 +135,8 @@ class RightGradient:
 
     def through_reference(self, argnum: int, grad_outputs: GradOutputs) -> Tensor:
         """Autograd's gradient through the reference by one input, in float64."""
-        grads = grad_outputs.at(torch.float64, torch.device("cpu"))
-        return self.by_reference(self.sample.at(torch.float64), grads)[self.argnums.index(argnum)]
+        grads = grad_outputs.in_double()
+        return self.by_reference(self.sample.in_double(), grads)[self.argnums.index(argnum)]
 
     def gradient(self, argnum: int, grad_outputs: GradOutputs) -> Tensor:
         """The right gradient by one input, in float64; nan where it is unknown."""

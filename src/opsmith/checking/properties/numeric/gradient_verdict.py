@@ -310,9 +310,7 @@ def _observed(right: RightGradient, shown: Attempt) -> Observation:
         dtype=shown.dtype,
         device=shown.device,
     )
-    return observer.observe(
-        sample.at(torch.float64), shown.grad_outputs.at(torch.float64, torch.device("cpu"))
-    )
+    return observer.observe(sample.in_double(), shown.grad_outputs.in_double())
 
 
 def _needing(right: RightGradient, subsets: Sequence[tuple[int, ...]]) -> str:

@@ -47,7 +47,7 @@ def _sample(subject: Subject, sample: Sample, compared: list[bool]) -> Findings:
     if not argnums:
         return
     with torch.no_grad():
-        results = subject.call(sample, sample.at(torch.float64))
+        results = subject.call(sample, sample.in_double())
     first = list(contiguous_grad_outputs(subject, sample, results).grads)
     for argnum in argnums:
         found = _linear(subject, sample, argnum, first)
@@ -58,7 +58,7 @@ def _sample(subject: Subject, sample: Sample, compared: list[bool]) -> Findings:
 
 def _linear(subject: Subject, sample: Sample, argnum: int, first: Grads) -> Failure | Skipped | None:
     def backward(grads: Grads) -> Tensor | None:
-        return vjp(partial(subject.call, sample), sample.at(torch.float64), (argnum,), grads)[0]
+        return vjp(partial(subject.call, sample), sample.in_double(), (argnum,), grads)[0]
 
     generator = subject.generator(1)
     second = [
@@ -110,8 +110,7 @@ def _only_rounds(
         return False
     every = (grads, *(each.grads for each in known))
     return any(
-        is_noise(again, [*sample.at(torch.float64), *each], got, expected, subject.generator(1))
-        for each in every
+        is_noise(again, [*sample.in_double(), *each], got, expected, subject.generator(1)) for each in every
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -218,13 +217,14 @@ class SecondOrderGradients:
     @cached_property
     def inputs_and_grads(self) -> list[Any]:
         """The inputs, and after them the grad_outputs, in float64."""
-        flat = self.sample.at(torch.float64, self.device)
+        flat = self.sample.in_double()
         with torch.no_grad():
-            results = self.subject.call(self.sample, self.sample.at(torch.float64))
-        return [
-            *flat,
-            *contiguous_grad_outputs(self.subject, self.sample, results).at(torch.float64, self.device),
-        ]
+            results = self.call(self.sample.in_double())
+        return [*flat, *contiguous_grad_outputs(self.subject, self.sample, results).in_double()]
+
+    def call(self, flat: Sequence[Any]) -> list[Any]:
+        """The results on the device, of numbers on the CPU, as numbers on the CPU."""
+        return self.subject.call(self.sample, flat, self.device)
 
     @cached_property
     def by(self) -> tuple[int, ...]:
@@ -253,16 +253,14 @@ class SecondOrderGradients:
         generator = self.subject.generator(1)
         wide = {True: torch.complex128, False: torch.float64}
         return [
-            torch.randn(value.shape, generator=generator, dtype=wide[value.is_complex()]).to(self.device)
+            torch.randn(value.shape, generator=generator, dtype=wide[value.is_complex()])
             for value in (self.inputs_and_grads[argnum] for argnum in self.argnums)
         ]
 
     def __call__(self, values: Sequence[Any]) -> list[Tensor]:
         """The gradients, as numbers; zeros where there is none."""
         count = len(self.sample.flat)
-        return vjp_or_zeros(
-            partial(self.subject.call, self.sample), values[:count], self.argnums, values[count:]
-        )
+        return vjp_or_zeros(self.call, values[:count], self.argnums, values[count:])
 
     def differentiated(
         self, weights: Sequence[Tensor | None], values: Sequence[Any] | None = None
@@ -284,9 +282,7 @@ class SecondOrderGradients:
             ]
             copies = [value.clone() if is_inexact(value) else value for value in leaves]
             inputs = [leaves[argnum] for argnum in self.argnums]
-            gradients = differentiate(
-                self.subject.call(self.sample, copies[:count]), inputs, copies[count:], create_graph=True
-            )
+            gradients = differentiate(self.call(copies[:count]), inputs, copies[count:], create_graph=True)
             again = [
                 (gradient, weight)
                 for gradient, weight in zip(gradients, weights, strict=True)
@@ -319,9 +315,9 @@ class SecondOrderGradients:
             sample = replace(self.sample, flat=tuple(flat))
             return [*replace(self, sample=sample).differentiated(weights).values()]
 
-        call, flat = partial(self.subject.call, self.sample), self.sample.at(torch.float64, self.device)
         allowed = allowed_roundings(self.sample.elements)
-        return allowed * unit_roundoff(torch.float64) * size_of_terms(derivatives, call, flat)
+        size = size_of_terms(derivatives, self.call, self.sample.in_double())
+        return allowed * unit_roundoff(torch.float64) * size
 
     def numerically(self, weights: Sequence[Tensor | None]) -> NumericalDerivatives:
         """Differentiate the gradients by finite differences."""

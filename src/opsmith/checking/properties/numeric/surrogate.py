@@ -22,8 +22,8 @@ from opsmith.checking.property import Findings, Note, Property, Skipped, each_sa
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, Case, case_name, cases
 from opsmith.checking.samples.grad_outputs import GradOutputs, contiguous_grad_outputs
-from opsmith.checking.samples.sample import Sample
-from opsmith.checking.subject import CPU, Subject
+from opsmith.checking.samples.sample import CPU, Sample
+from opsmith.checking.subject import Subject
 from opsmith.checking.subject_kinds import of_own_apply, through_apply
 
 NAME = "surrogate"
@@ -57,7 +57,7 @@ def _sample(subject: Subject, sample: Sample, seen: set[str], instead: dict[str,
     seen.update(sample.names[argnum] for argnum in argnums)
     if not argnums:
         return
-    results = subject.call(sample, sample.at(torch.float64))
+    results = subject.call(sample, sample.in_double())
     plain = contiguous_grad_outputs(subject, sample, results)
     for argnum in argnums:
         gradient = partial(_gradient, subject, sample, argnum)
@@ -75,7 +75,7 @@ def _form_of_each(subject: Subject, sample: Sample) -> Findings:
     """Check the form of each gradient alone, which torch's engine checks, too."""
     argnums = () if sample.origin else differentiated(subject, sample).argnums
     if argnums:
-        results = subject.call(sample, sample.at(torch.float64))
+        results = subject.call(sample, sample.in_double())
         plain = contiguous_grad_outputs(subject, sample, results)
         for argnum in argnums:
             yield from _form(subject, sample, argnum, partial(_gradient, subject, sample, argnum), plain)
@@ -118,7 +118,7 @@ def _precision(
 
     A gradient that rounds on purpose ignores larger changes of grad_output, too.
     """
-    grads = grad_outputs.at(torch.float64, CPU)
+    grads = grad_outputs.in_double()
     if subject.single_precision or not any(grad is not None for grad in grads):
         return
 
@@ -151,7 +151,7 @@ def _linear(
     subject: Subject, sample: Sample, argnum: int, gradient: Any, grad_outputs: GradOutputs
 ) -> Findings:
     """Check linearity in grad_output, which sums of losses and accumulated gradients need."""
-    first = grad_outputs.at(torch.float64, CPU)
+    first = grad_outputs.in_double()
     second = [None if grad is None else grad.flip(tuple(range(grad.dim()))) + 0.5 for grad in first]
     u, v = gradient(first), gradient(second)
     if u is None or v is None:
@@ -172,7 +172,7 @@ def _stand_in(
     def right(values: list[Any]) -> list[Tensor]:
         return vjp_or_zeros(subject.plain(sample, stand_in), values[:count], argnums, values[count:])
 
-    values = [*sample.at(torch.float64), *grad_outputs.grads]
+    values = [*sample.in_double(), *grad_outputs.grads]
     measure = MeasuredFunction.of(
         right, values, subject.generator(), has_truth=not subject.specification.random
     )

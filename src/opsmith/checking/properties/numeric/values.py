@@ -28,7 +28,7 @@ from opsmith.checking.property import Coverage, Findings, Note, Property, Skippe
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import case_name
 from opsmith.checking.samples.grad_outputs import contiguous_grad_outputs
-from opsmith.checking.samples.sample import Sample, is_inexact, replica
+from opsmith.checking.samples.sample import CPU, Sample, is_inexact, replica
 from opsmith.checking.samples.special_values import (
     SpecialCall,
     ValueGroup,
@@ -37,7 +37,7 @@ from opsmith.checking.samples.special_values import (
     with_values,
 )
 from opsmith.checking.side_effects.global_settings import without_warnings
-from opsmith.checking.subject import CPU, Subject
+from opsmith.checking.subject import Subject
 
 NAME = "values"
 ORDINARY = 4
@@ -84,7 +84,7 @@ def _ordinary(
     subject: Subject, sample: Sample, argnum: int, open_: Sequence[int], dtype: torch.dtype
 ) -> Iterator[Failure]:
     """Failures at the sample's own values; gradients are compared in float64 only."""
-    flat = sample.at(dtype)
+    flat = sample.at(dtype, CPU)
     argnum = open_[0] if open_ else argnum
     some = {at: float(value.real) for at, value in enumerate(flat[argnum].reshape(-1)[:ORDINARY])}
     call = SpecialCall(subject, sample, argnum, flat, some, ORDINARY_VALUES, dtype)
@@ -94,10 +94,10 @@ def _ordinary(
 
 def _boundaries(subject: Subject, sample: Sample, argnum: int) -> list[float]:
     """Values at which the gradient of one element jumps."""
-    flat = sample.at(torch.float64)
+    flat = sample.in_double()
     position = flat[argnum].numel() // 2
     with torch.no_grad():
-        results = subject.call(sample, sample.at(torch.float64))
+        results = subject.call(sample, sample.in_double())
         grads = contiguous_grad_outputs(subject, sample, results).grads
 
     def derivative(value: float) -> float:
@@ -121,10 +121,10 @@ def _group(
 ) -> Findings:
     label = sample.labels[argnum]
     generator = subject.generator()
-    for other, where in with_values(sample.at(dtype)[argnum], group, generator):
+    for other, where in with_values(sample.at(dtype, CPU)[argnum], group, generator):
         if label in coverage.wrong:
             return
-        flat = [other if at == argnum else value for at, value in enumerate(sample.at(dtype))]
+        flat = [other if at == argnum else value for at, value in enumerate(sample.at(dtype, CPU))]
         call = SpecialCall(subject, sample, argnum, flat, where, group, dtype)
         for finding in _check_call(call, open_):
             if isinstance(finding, Failure):
@@ -161,10 +161,10 @@ def _written(call: SpecialCall, given: Sequence[Any]) -> Findings:
     for argnum in sample.inexact:
         if same_bits(given[argnum], call.flat[argnum]):
             continue
-        ordinary = sample.at(call.dtype)
+        ordinary = sample.at(call.dtype, CPU)
         with torch.no_grad(), without_warnings():
             subject.call(sample, ordinary)
-        if not same_bits(ordinary[argnum], sample.at(call.dtype)[argnum]):
+        if not same_bits(ordinary[argnum], sample.at(call.dtype, CPU)[argnum]):
             return
         label, values = sample.labels[argnum], call.listed
         message = (
@@ -186,9 +186,7 @@ def _gradients(call: SpecialCall, results: Sequence[Any], open_: Sequence[int]) 
     if not all(bool(each.isfinite().all()) for each in results if is_inexact(each)):
         return
     with torch.no_grad():
-        grad_outputs = contiguous_grad_outputs(
-            subject, sample, subject.call(sample, sample.at(torch.float64))
-        )
+        grad_outputs = contiguous_grad_outputs(subject, sample, subject.call(sample, sample.in_double()))
     grads = grad_outputs.at(call.dtype, CPU)
     try:
         with without_warnings():

@@ -44,7 +44,7 @@ def run(subject: Subject) -> Findings:
 def _sample(subject: Subject, sample: Sample) -> Findings:
     generator = subject.generator()
     for argnums in _batched(subject.specification, sample):
-        flat = sample.at(torch.float64)
+        flat = sample.in_double()
         columns = {argnum: drawn(flat[argnum], SIZE, generator) for argnum in argnums}
         rows = [[columns[p][i] if p in columns else v for p, v in enumerate(flat)] for i in range(SIZE)]
         batch = [torch.stack(columns[p]) if p in columns else v for p, v in enumerate(flat)]
