@@ -10,15 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from standin import standin
+from standin import DEVICE
 from torch import Tensor
 from torch.autograd import Function
 from torch.utils._pytree import tree_map
 
 import opsmith
 from opsmith.checking.effort import Level
-
-DEVICE = standin()  # before an operator is declared, which may run a backward
 
 TORCH_LACKS = ["opcheck"]
 """torch's own test of the registration of gradients knows the CPU, CUDA and XPU alone."""
@@ -167,7 +165,7 @@ def wrong_forward_mode(name: str) -> Any:
         return x.sin()
 
     operator.gradients(x=lambda grad, x: grad * x.cos())
-    return operator.tangents(x=lambda tangent, x: 2 * tangent * x.cos())
+    return operator.tangents(result=lambda x, tangent_x: 2 * tangent_x * x.cos())
 
 
 def undeclared_random(name: str) -> Any:

@@ -1,4 +1,8 @@
-"""A second device for tests, `standin:0`: memory of the host under the rules of a GPU; see standin.cpp."""
+"""A second device for tests, `standin:0`: memory of the host under the rules of a GPU; see standin.cpp.
+
+It is a plugin of pytest, `-p standin`, which comes before each conftest.py: autograd knows the devices alone
+that were there at the first backward of the process.
+"""
 
 from __future__ import annotations
 
@@ -54,9 +58,12 @@ def device_module() -> ModuleType:
 
 
 def standin() -> torch.device:
-    """The device, for the rest of the process; autograd knows those that its first backward finds."""
+    """The device, which the process has from here on."""
     torch.ops.load_library(str(built()))
     torch.utils.rename_privateuse1_backend("standin")
     sys.modules["torch.standin"] = module = device_module()
     torch._register_device_module("standin", module)
     return torch.device("standin:0")
+
+
+DEVICE = standin()
