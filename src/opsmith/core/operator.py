@@ -372,7 +372,14 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
         functools.update_wrapper(self, specification.reference)
 
     def forget_calls(self) -> None:
-        """Let the next call be as the first one of a process: it is validated, and known to nothing."""
+        """Let the next call be as the first one of a process: it is validated, and bypasses nothing.
+
+        Example:
+            >>> import torch, opsmith.ops
+            >>> opsmith.ops.exp.forget_calls()
+            >>> opsmith.ops.exp(torch.zeros(2))
+            tensor([1., 1.])
+        """
         self._registration.forget_calls()
         self._leave_fast_path()
 
