@@ -327,5 +327,5 @@ def test_a_kernel_on_the_gpu_is_checked_there() -> None:
     layout.gradients(
         x=lambda grad, x: 2 * x * (grad.view(-1) if grad.is_cuda else grad.reshape(-1)).view(x.shape)
     )
-    failures = opsmith.check(layout, samples=[(X,)], only=["gradient"]).failures
+    failures = opsmith.check(layout, samples=[(X,)], only=["layouts"]).failures
     assert [(failure.cause, failure.input) for failure in failures] == [("layout", "x")]
