@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import subprocess
 import sys
 import threading
@@ -457,6 +458,29 @@ def test_only_stand_ins() -> None:
     assert capabilities.only_stand_ins([Tensor, type(fake), FunctionalTensor])
     assert capabilities.only_stand_ins([])
     assert not capabilities.only_stand_ins([Tensor, TwoTensor])
+
+
+def test_traced() -> None:
+    from torch._subclasses.functional_tensor import FunctionalTensor
+
+    mode: Any = capabilities.FUNCTIONALIZATION()
+    with mode:
+        functional = FunctionalTensor.to_functional(X.clone())
+    with capabilities.fake_mode() as fakes:
+        fake = fakes.from_tensor(X)
+    symbolic = capabilities.symbolic_mode().from_tensor(X)
+    for tensor in (functional, fake, symbolic):
+        assert capabilities.traced([X, tensor])
+    assert not capabilities.traced([X])
+
+
+def test_symbolic_functions() -> None:
+    """torch's own functions of `math` keep a symbol, and compute numbers as `math` does."""
+    (size,) = capabilities.symbolic_mode().from_tensor(X).shape
+    functions = capabilities.symbolic_functions()
+    for name in ("sqrt", "cos", "sin", "tan", "log2"):
+        assert type(functions[name](size)) is torch.SymFloat
+        assert functions[name](0.5) == getattr(math, name)(0.5)
 
 
 def inside(transform: Any, see: Any) -> None:

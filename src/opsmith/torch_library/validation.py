@@ -19,6 +19,7 @@ from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.distributed import replicating
 from opsmith.torch_library.flattening import ResultFlattening
+from opsmith.torch_library.symbolic_sizes import for_symbolic_sizes
 
 
 def run_validated(
@@ -37,7 +38,7 @@ def run_validated(
     given = [[*value] if type(value) is list else value for value in values]
     args, kwargs = specification.schema.split(given)
     with replicating(tensors_in(values)):
-        returned = function(*args, **kwargs)
+        returned = for_symbolic_sizes(function, values)(*args, **kwargs)
     return validate_results(specification, function, returned, values, before)
 
 

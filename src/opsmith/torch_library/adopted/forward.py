@@ -38,6 +38,7 @@ from opsmith.torch_library.adopted.misfits import (
 )
 from opsmith.torch_library.adopted.trial import refuse_other_metadata, results_by_trial
 from opsmith.torch_library.autograd.gradient_values import has_gradient
+from opsmith.torch_library.symbolic_sizes import for_symbolic_sizes
 
 
 @dataclass(frozen=True)
@@ -366,10 +367,12 @@ def _needed(name: str, value: Any, needs: frozenset[str]) -> bool:
 
 def _call(adopted: AdoptedFunction, context: Context, given: Sequence[Any]) -> Any:
     function_class: Any = adopted.function_class
+    forward = for_symbolic_sizes(function_class.forward, given)
     if not adopted.has_setup_context:
-        return function_class.forward(context, *given)
-    returned = function_class.forward(*given)
-    function_class.setup_context(context, tuple(given), returned)
+        return forward(context, *given)
+    returned = forward(*given)
+    setup = for_symbolic_sizes(function_class.setup_context, given)
+    setup(context, tuple(given), returned)
     return returned
 
 

@@ -30,6 +30,7 @@ from opsmith.torch_library.adopted.forward import run_forward, version_of
 from opsmith.torch_library.autograd.gradient_values import TensorMetadata
 from opsmith.torch_library.autograd.pullback import vjp_by_recompute
 from opsmith.torch_library.flattening import ArgumentFlattening
+from opsmith.torch_library.symbolic_sizes import for_symbolic_sizes
 
 
 def run_backward(
@@ -61,9 +62,10 @@ def run_backward(
         handed = [grad.clone() if isinstance(grad, Tensor) else grad for grad in handed]
     before = [version_of(grad) for grad in handed]
     assert adopted.backward is not None
+    backward = for_symbolic_sizes(adopted.backward, handed)
     # In grad mode `once_differentiable` raises from a node of its own, which does not name the operator.
     with torch.set_grad_enabled(torch.is_grad_enabled() and not adopted.once_differentiable):
-        answer = adopted.backward(context, *handed)
+        answer = backward(context, *handed)
     after = [version_of(grad) for grad in handed]
     if before != after and facts.grads_written is False:
         raise grad_output_error(adopted)

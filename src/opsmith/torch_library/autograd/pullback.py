@@ -12,6 +12,7 @@ from torch import Tensor
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.random_state import RandomState
 from opsmith.torch_library.flattening import ArgumentFlattening
+from opsmith.torch_library.symbolic_sizes import for_symbolic_sizes
 
 Pullback = Callable[[Sequence[Tensor | None]], list[Tensor]]
 """Function of a gradient, or None, for each result; returns one for each input."""
@@ -135,7 +136,7 @@ def vjp_by_recompute(
             filled[index] = value
         args, kwargs = flattening.schema.split(flattening.pack(filled))
         with state.again() if state else nullcontext():
-            results = function(*args, **kwargs)
+            results = for_symbolic_sizes(function, filled)(*args, **kwargs)
         results = results if isinstance(results, tuple | list) else (results,)
         spread = [each for one in results for each in (one if isinstance(one, tuple | list) else (one,))]
         there[:] = [each is not None for each in spread]

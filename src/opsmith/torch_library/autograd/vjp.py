@@ -24,6 +24,7 @@ from opsmith.torch_library.autograd.pullback import vjp_by_recompute
 from opsmith.torch_library.autograd.random_state import RandomState, generators_in
 from opsmith.torch_library.distributed import replicating
 from opsmith.torch_library.flattening import ArgumentFlattening, ResultFlattening
+from opsmith.torch_library.symbolic_sizes import for_symbolic_sizes
 
 
 @dataclass(frozen=True, eq=False)  # torch 2.11 hashes it during its construction
@@ -259,8 +260,9 @@ def call_formula(
     """
     tensors = [(name, tensor) for name, value in arguments.items() for tensor in tensors_in([value])]
     before = [capabilities.version(tensor) for _, tensor in tensors]
+    function = for_symbolic_sizes(formula.function, arguments.values())
     try:
-        returned = formula.function(**arguments)
+        returned = function(**arguments)
     except Exception as error:
         note_formula(specification, formula, error, kind)
         raise

@@ -256,7 +256,14 @@ CAPABILITIES = {
             name="inlining",
             purpose="compiled code that sees the reference in an operator's place, and fuses it",
             instead="the operator is opaque in compiled code, which runs it whole",
-            provides=("FUNCTIONALIZATION", "exporting", "only_stand_ins", "run_in_traces"),
+            provides=(
+                "FUNCTIONALIZATION",
+                "exporting",
+                "only_stand_ins",
+                "run_in_traces",
+                "symbolic_functions",
+                "traced",
+            ),
         ),
         Capability(
             name="compiled_code",

@@ -321,6 +321,16 @@ def unwrap_dead(value: Any) -> Any:
     return value.view_as(value) if isinstance(value, Tensor) else value
 
 
+def traced(tensors: Sequence[Tensor]) -> bool:
+    """Return True if some tensors have a symbol for a size."""
+    return any(torch.SymInt in map(type, each.shape) for each in tensors)
+
+
+def symbolic_functions() -> dict[str, Callable[[Any], Any]]:
+    """Functions of `math` on one number that torch computes on a symbol, too, by name."""
+    return {"sqrt": torch.sym_sqrt}
+
+
 def observe_operators(
     see: Callable[[Any, dict[str, Any]], None], given: Callable[[Any, Sequence[Any]], None] | None = None
 ) -> AbstractContextManager[Any]:

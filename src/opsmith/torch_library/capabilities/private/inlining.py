@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,6 +27,21 @@ def only_stand_ins(types: Sequence[type]) -> bool:
     return all(kind is Tensor or issubclass(kind, FunctionalTensor | FakeTensor) for kind in types)
 
 
+def traced(tensors: Sequence[Tensor]) -> bool:
+    """Return True if some tensors are fake or made functional, as in a trace, or have a symbol for a size."""
+    return any(
+        isinstance(each, FunctionalTensor | FakeTensor) or torch.SymInt in map(type, each.shape)
+        for each in tensors
+    )
+
+
+def symbolic_functions() -> dict[str, Callable[[Any], Any]]:
+    """Functions of `math` on one number that torch computes on a symbol, too, by name."""
+    prefix = "_sym_"
+    names = (name.removeprefix(prefix) for name in vars(torch) if name.startswith(prefix))
+    return {name: vars(torch)[f"{prefix}{name}"] for name in names if hasattr(math, name)}
+
+
 def run_in_traces(function: Callable[..., Any]) -> None:
     """Make Dynamo run a function while it traces, and take the result as a constant.
 
@@ -37,6 +53,9 @@ def run_in_traces(function: Callable[..., Any]) -> None:
 def self_test() -> None:
     """A rule for the mode sees the call of an operator made functional, and its answer is the one used."""
     assert exporting() is False
+    functions = symbolic_functions()
+    assert functions["sqrt"](4) == 2.0
+    assert functions["log2"](8) == 3.0
 
     def marked() -> None: ...
 
