@@ -67,7 +67,7 @@ dist: $(SET_UP) .venv-dist/.set-up  ## source distribution, pure wheel and wheel
 	$(VENV)/bin/python -m hatchling build --target sdist --target wheel
 	HATCH_BUILD_HOOKS_ENABLE=1 $(VENV)/bin/python -m hatchling build --target wheel
 	.venv-dist/bin/twine check --strict dist/*
-	@echo "libgomp.so.1 and libtorch_cpu.so are torch's, whatever this says of linux_x86_64:"
+	@echo "libgomp.so.1, libc10.so and libtorch_*.so are torch's, whatever this says of linux_x86_64:"
 	.venv-dist/bin/auditwheel show dist/*linux*.whl
 	@ls -l dist
 	@echo "To publish: .venv-dist/bin/twine upload dist/*"
@@ -99,5 +99,6 @@ define make_environment
 	$(1)/bin/python -m pip install --quiet --requirement $(2)
 	$(1)/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	$(1)/bin/python -m pip check
+	@$(1)/bin/opsmith build --calls || echo "setup: calls are made in Python here"
 	@touch $@
 endef

@@ -50,10 +50,13 @@ def refusing(error: BaseException | None) -> str | None:
 
 
 def copy_bundled_kernels(source: Path, target: Path) -> None:
-    """Copy what `make setup` has built: the kernels of involution take half a minute."""
+    """Copy what `make setup` has built: kernels of involution and calls in C++ take half a minute each."""
     for entry in source.iterdir() if source.is_dir() else ():
         parts = parts_of(entry)
-        bundled = parts.get("operator", "").startswith("opsmith::") or parts.get("kind") == "runtime"
+        bundled = parts.get("operator", "").startswith("opsmith::") or parts.get("kind") in (
+            "runtime",
+            "calls",
+        )
         if bundled and not (target / entry.name).exists():
             target.mkdir(mode=0o700, parents=True, exist_ok=True)
             scratch = Path(tempfile.mkdtemp(dir=target))

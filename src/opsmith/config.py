@@ -26,6 +26,19 @@ def conservative() -> bool:
     return _is_on(CONSERVATIVE)
 
 
+PYTHON_CALLS = "OPSMITH_PYTHON_CALLS"
+"""Variable that leaves calls in C++ unused where they are built."""
+
+
+def calls_in_python() -> bool:
+    """Return True if `OPSMITH_PYTHON_CALLS` is on.
+
+    Raises:
+        UsageError: If its value is neither 0 nor 1.
+    """
+    return _is_on(PYTHON_CALLS)
+
+
 REQUIRE_KERNELS = "OPSMITH_REQUIRE_KERNELS"
 """Variable that makes it an error that a kernel can neither be loaded nor built."""
 

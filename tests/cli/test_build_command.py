@@ -285,3 +285,22 @@ def test_the_package_of_the_project_in_the_current_directory(
     refused(opsmith("build"), 2, "no package is named", f"got: `{space}_named`, `{space}_other`")
     (project / "pyproject.toml").write_text(f'[project]\nname = "{space}-other"\n')
     refused(opsmith("build"), 2, f"`{space}_other` declares no kernel from a source")
+
+
+def test_calls_in_cpp(opsmith: Command) -> None:
+    """`make setup` has compiled them; else this takes a minute."""
+    done = opsmith("build", "--calls", "--json")
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    assert (Path(report["calls"]) / "opsmith_calls.so").is_file()
+    assert report["for"].startswith("torch-")
+    done = opsmith("build", "--calls")
+    assert done.stdout == f"calls in C++ for {report['for']} are in {report['calls']}\n"
+
+
+@pytest.mark.parametrize("words", [["--verify"], ["-o", "here"], ["--cpu", "none"], ["package"]])
+def test_calls_in_cpp_take_no_other_option(opsmith: Command, words: list[str]) -> None:
+    done = opsmith("build", "--calls", *words)
+    assert done.exit_code == 2
+    assert "is not for calls in C++" in done.stderr
+    assert "expected: no other option than `--json`" in done.stderr

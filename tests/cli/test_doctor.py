@@ -33,6 +33,7 @@ NAMES = [
     "typer",
     "C++ compiler",
     "built kernels",
+    "calls in C++",
     "GPU",
     "NVRTC",
     "Triton",

@@ -17,6 +17,8 @@ from opsmith.torch_library.capabilities.capability import CAPABILITIES, TESTED, 
 # What is taken away from torch before opsmith is imported, for each capability.
 LOSSES = {
     "fast_path": "del torch._C._len_torch_dispatch_stack",
+    # Where it is not built, nothing is lost, and nothing is said.
+    "calls_in_cpp": "import sys; sys.modules['opsmith.torch_library.calls_extension'] = None",
     "torch_func": "del torch._functorch.autograd_function.reductify_leaf",
     "forward_mode": "del torch.autograd.forward_ad._set_fwd_grad_enabled",
     "autocast": "del torch._C._ExcludeDispatchKeyGuard",

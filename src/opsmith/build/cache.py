@@ -97,6 +97,18 @@ class Cache:
             self._warn(entry.reason)  # last: a filter may make it an error
         return entry
 
+    def find(self, parts: Mapping[str, str]) -> CacheEntry | None:
+        """Return the entry for these parts; None if it is not built.
+
+        Raises:
+            CacheError: As `obtain`.
+        """
+        key = key_of(parts)
+        if self._unusable or not self.directory.is_dir():
+            return None
+        path = own_directory(self.directory, CACHE) / key
+        return CacheEntry(path, "disk") if is_sound(path, key) else None
+
     def abandon(self, reason: str) -> None:
         """Store and load nothing any more in this process, which builds for itself alone.
 

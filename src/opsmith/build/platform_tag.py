@@ -18,7 +18,7 @@ SYSTEM = frozenset(
     }
 )
 """Libraries that every system with glibc has: those of the policies of auditwheel that kernels may need."""
-OF_TORCH = frozenset({"libgomp.so.1", "libtorch_cpu.so"})
+OF_TORCH = frozenset({"libgomp.so.1", "libc10.so", "libtorch_cpu.so", "libtorch_python.so"})
 """Libraries that torch brings along, and loads first. A copy in a wheel would be a second OpenMP runtime."""
 
 _POLICIES = (

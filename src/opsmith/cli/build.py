@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from opsmith import errors
-from opsmith.cli.guard import FAILED, guarded
+from opsmith.cli.guard import FAILED, guarded, waiting
 from opsmith.cli.options import AsJson, Traceback, named_as_options
 from opsmith.cli.output import Output, progress_bar
 from opsmith.cli.verification import Verification, verified
@@ -28,6 +28,8 @@ from opsmith.shipping import (
     staged_build,
 )
 from opsmith.targets import Target
+from opsmith.torch_library.calls_extension import compile_calls
+from opsmith.torch_library.calls_extension import target as calls_target
 
 SCHEMA = 1
 """Version of the JSON output; it rises when a key is renamed, removed or changes its meaning."""
@@ -92,6 +94,14 @@ def build(
             help="First compare what this machine can run with the references.",
         ),
     ] = False,
+    calls: Annotated[
+        bool,
+        typer.Option(
+            "--calls",
+            help="Compile opsmith's own calls instead, for this Python and this torch, into the cache: "
+            "a minute, once.",
+        ),
+    ] = False,
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
@@ -114,6 +124,8 @@ def build(
 
     - `opsmith build mypackage.ops:scaled --torch-library libmine.so`
 
+    - `opsmith build --calls`
+
     Exit status: 0 built; 1 a kernel does not compile, or differs from its reference; 2 nothing could be
     built.
     """
@@ -122,11 +134,34 @@ def build(
     wrong = False
     with guarded(traceback=traceback, failures=failures), redirect_stdout(sys.stderr):
         printer = Output(out)
+        if calls:
+            with named_as_options(build):
+                others = {
+                    "package": package,
+                    "output": output,
+                    "cpu": cpu,
+                    "cuda": cuda,
+                    "torch_library": torch_library,
+                    "verify": verify,
+                }
+                for option, value in others.items():
+                    if value:
+                        raise _unfit(option, "calls in C++", "no other option than `--json`")
+            with waiting("compiling calls in C++"):
+                entry = compile_calls()
+            if as_json:
+                printer.write_json({"schema": SCHEMA, "calls": str(entry.directory), "for": calls_target()})
+            else:
+                printer.console().print(
+                    f"calls in C++ for {calls_target()} are in {entry.directory}", soft_wrap=True
+                )
+            printer.close()
+            raise typer.Exit(0)
         if torch_library is not None:
             with named_as_options(build):
                 for option, given in (("output", output), ("verify", verify)):
                     if given:
-                        raise _unfit(option)
+                        raise _unfit(option, "a library for torch", LIBRARY_OPTIONS)
                 served = _serve(package or [], torch_library, cpu, cuda)
             if as_json:
                 printer.write_json(_library_to_dict(served))
@@ -162,11 +197,14 @@ def _only(packages: list[str]) -> str | None:
     return packages[0] if packages else None
 
 
-def _unfit(option: str) -> errors.UsageError:
+LIBRARY_OPTIONS = "operators, `--torch-library`, one level of `--cpu`, and `--cuda`"
+
+
+def _unfit(option: str, purpose: str, expected: str) -> errors.UsageError:
     return errors.UsageError(
-        f"`{option}` is not for a library for torch",
+        f"`{option}` is not for {purpose}",
         argument=option,
-        expected="operators, `--torch-library`, one level of `--cpu`, and `--cuda`",
+        expected=expected,
         hint=f"leave `{option}` out",
     )
 

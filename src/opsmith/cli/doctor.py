@@ -31,6 +31,8 @@ from opsmith.cli.kernel_origins import KernelOrigin, kernel_origins
 from opsmith.cli.options import AsJson
 from opsmith.cli.output import Output
 from opsmith.extras import install
+from opsmith.torch_library.calls_extension import calls_extension
+from opsmith.torch_library.calls_extension import target as calls_target
 from opsmith.torch_library.capabilities.capability import CapabilityStatus, capability_statuses
 
 SCHEMA = 2
@@ -224,6 +226,16 @@ def _built_kernels() -> InventoryItem:
     )
 
 
+def _calls() -> InventoryItem:
+    extension = calls_extension()
+    return InventoryItem(
+        "calls in C++",
+        None if extension is None else f"for {calls_target()}",
+        "calls and backwards of small tensors in less time",
+        "opsmith build --calls, which needs a C++ compiler and a minute",
+    )
+
+
 def _cuda() -> InventoryItem:
     found = None
     if torch.cuda.is_available():
@@ -259,6 +271,7 @@ ENTRIES: tuple[Callable[[], InventoryItem], ...] = (
     _of_package("typer", "typer", "the command line", install("cli")),
     _compiler,
     _built_kernels,
+    _calls,
     _cuda,
     _nvrtc,
     _of_package("Triton", "triton", "Triton kernels; torch.compile on the GPU", install("triton")),

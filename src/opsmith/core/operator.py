@@ -82,6 +82,10 @@ class Registration(Protocol):
         """Return a faster `__call__` whose fallback is `call`; None if there is none."""
         ...
 
+    def call_in_cpp(self, handle: type, call: Callable[..., Any]) -> None:
+        """Make the calls of a handle in C++, where that is built; `call` is its `__call__`."""
+        ...
+
     def update(self, specification: Specification) -> None:
         """Use this specification from now on."""
         ...
@@ -193,6 +197,7 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
             call = self._registration.fast_path(type(self)._fallback)
             if call is not None:
                 setattr(type(self), "__call__", call)  # noqa: B010
+                self._registration.call_in_cpp(type(self), call)
 
     def _leave_fast_path(self) -> None:
         with self._lock:

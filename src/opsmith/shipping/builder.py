@@ -16,7 +16,7 @@ from pathlib import Path
 import opsmith
 from opsmith import errors
 from opsmith.build.manifest import RUNTIME, BuiltFile, write_manifest
-from opsmith.build.packaged import FOLDER, nothing_packaged
+from opsmith.build.packaged import FOLDER, nothing_packaged, package_of
 from opsmith.build.processor import levels, machine
 from opsmith.build.toolchain import FLAGS, processors
 from opsmith.kernels.cpp.compiler import LIBRARY, building_with, kernel_toolchain
@@ -40,6 +40,11 @@ from opsmith.shipping.package_build import (
 from opsmith.shipping.package_limits import refuse_folders, shipped_cuda_headers, shipped_headers
 from opsmith.shipping.source_package import SourcePackage
 from opsmith.shipping.targets import BuildTargets
+from opsmith.torch_library.calls_extension import LANGUAGE as CALLS
+from opsmith.torch_library.calls_extension import LIBRARY as CALLS_LIBRARY
+from opsmith.torch_library.calls_extension import VERSION as CALLS_VERSION
+from opsmith.torch_library.calls_extension import compile_calls, source_digest
+from opsmith.torch_library.calls_extension import target as calls_target
 
 Advance = Callable[[str, int, int], None]
 """Function of the current activity, the number of finished ones, and their total."""
@@ -143,6 +148,8 @@ def staged_build(
 
 def _jobs(package: SourcePackage, targets: BuildTargets) -> list[_Job]:
     jobs = []
+    if package.whole and package.root == package_of(opsmith.__file__) and targets.cpu:
+        jobs.append(_Job(None, calls_target(), build_calls))
     if package.of_language(CppKernel) and targets.cpu:
         jobs.append(_Job(None, ANY_TARGET, build_runtime))
     for level in reversed(targets.cpu):
@@ -204,6 +211,24 @@ def build_runtime(directory: Path) -> BuiltFile:
     return write_named_by_content(
         built, (compile_runtime().directory / LIBRARY).read_bytes(), directory, "so"
     )
+
+
+def build_calls(directory: Path) -> BuiltFile:
+    """Build the module for calls in C++, for this Python and this torch.
+
+    Args:
+        directory: Folder that gets the file.
+    """
+    built = BuiltFile(
+        operator="",
+        language=CALLS,
+        digest=source_digest(),
+        abi=CALLS_VERSION,
+        target=calls_target(),
+        machine=machine(),
+    )
+    content = (compile_calls().directory / CALLS_LIBRARY).read_bytes()
+    return write_named_by_content(built, content, directory, "so")
 
 
 def _build_cpp(kernel: CppKernel, level: str, root: Path, directory: Path) -> BuiltFile:

@@ -464,6 +464,17 @@ class DispatcherRegistration:
             return class_call(self, specification.adopted, call, self._by_class)
         return generate_call(specification, compiled or self.overload, call)
 
+    def call_in_cpp(self, handle: type, call: Callable[..., Any]) -> None:
+        """Make the calls of a handle in C++, where that is built.
+
+        Args:
+            handle: The class of the handle.
+            call: Its `__call__`, a fast path.
+        """
+        plan = getattr(call, "call_plan", None)
+        if plan is not None:
+            capabilities.call_in_cpp(handle, plan)
+
     def _by_class(self, values: list[Any]) -> tuple[Any, ...] | None:
         """Compute all results of an adopted class, for plain tensors; None for a call of the slow path."""
         adopted = self.specification.adopted

@@ -18,6 +18,7 @@ from opsmith.torch_library.capabilities.capability import CAPABILITIES, PROVIDER
 if TYPE_CHECKING:  # the types of all names; their values are looked up below
     from opsmith.torch_library.capabilities.private.autocast import *  # noqa: F403
     from opsmith.torch_library.capabilities.private.autograd_graph import *  # noqa: F403
+    from opsmith.torch_library.capabilities.private.calls_in_cpp import *  # noqa: F403
     from opsmith.torch_library.capabilities.private.compiled_code import *  # noqa: F403
     from opsmith.torch_library.capabilities.private.dispatch import *  # noqa: F403
     from opsmith.torch_library.capabilities.private.dispatch_mode import *  # noqa: F403

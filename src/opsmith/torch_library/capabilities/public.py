@@ -169,6 +169,10 @@ _SAVED = "_saved_"
 """Prefix of attributes for saved values: torch's notes on autograd, "Saved tensors"."""
 
 
+def calls_in_cpp() -> None:
+    """Nothing: calls are made in Python."""
+
+
 def forward_class(node: Any) -> type | None:
     """Return None: the class of a node is not public."""
     return None

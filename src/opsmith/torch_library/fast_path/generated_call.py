@@ -15,6 +15,7 @@ from opsmith.core.operator import MISSING, without_missing
 from opsmith.core.schema import REQUIRED, Argument, Schema
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
+from opsmith.torch_library.fast_path.call_plan import call_plan
 from opsmith.torch_library.fast_path.eligibility import (
     are_ints,
     has_fast_path,
@@ -24,7 +25,7 @@ from opsmith.torch_library.fast_path.eligibility import (
     unless_none,
 )
 from opsmith.torch_library.fast_path.node_source import sequence_source
-from opsmith.torch_library.fast_path.purity import ContractSource
+from opsmith.torch_library.fast_path.purity import SINGLE_TENSOR, ContractSource
 from opsmith.torch_library.fast_path.signatures import CallSignatures, KernelSignatures
 
 
@@ -50,7 +51,17 @@ def generate_call(
         "_op_validate": signatures.validate_write if schema.written else signatures.validate,
         "_op_in_shape": signatures.in_shape,
     }
-    return generated(signatures, call, _call_body(specification, contract), names, _overload(schema))
+    # A kernel that is proved to return a new tensor, and to write nowhere, needs no check but of the type.
+    plain = contract.returned() == "_op_result"
+    return generated(
+        signatures,
+        call,
+        _call_body(specification, contract),
+        names,
+        _overload(schema),
+        node_returns=plain,
+        kernel_returns=plain and not contract.may_write and contract.held() == SINGLE_TENSOR,
+    )
 
 
 def generated(
@@ -61,6 +72,8 @@ def generated(
     compiled: str | None = None,
     *,
     keywords: bool = True,
+    node_returns: bool = False,
+    kernel_returns: bool = False,
 ) -> Callable[..., Any]:
     """Generate a `__call__` that finds the implementation of a call by its signature.
 
@@ -73,6 +86,8 @@ def generated(
         compiled: Source for a call that torch compiles; None for the slow path.
         keywords: False if calls with arguments given by name take the slow path, which then gets MISSING for
             arguments that are left out.
+        node_returns: True if the operator returns what a node does.
+        kernel_returns: True if it returns what a kernel does, once that is a tensor.
     """
     schema = signatures.specification.schema
     names = {
@@ -104,6 +119,13 @@ def generated(
             names[f"_op_restored_{argument.name}"] = argument.kind.restore(argument.default)
     exec(_call_source(signatures, body, compiled, keywords), names)
     fast_call: Callable[..., Any] = names["__call__"]
+    fast_call.call_plan = call_plan(  # type: ignore[attr-defined]
+        signatures,
+        names,
+        by_name=keywords,
+        node_returns=node_returns,
+        kernel_returns=kernel_returns,
+    )
     return fast_call
 
 
@@ -168,6 +190,11 @@ def __call__(_op_handle, {signature}):
             _, {implementation} = _op_select(({in_order(schema)}))
         {body}
     return {slow_path}
+
+def _op_finish(_op_handle, {implementation}, {"".join(f"{name}, " for name in schema.names)}):
+    if True:
+        {body}
+    return _op_call(_op_handle, ({positional}), _op_dict({keywords}))
 """
 
 

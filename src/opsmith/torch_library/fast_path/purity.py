@@ -164,6 +164,10 @@ CONTRACT_NAMES: dict[str, Any] = {
 """Globals of the source below."""
 
 
+SINGLE_TENSOR = "_op_type(_op_result) is _op_Tensor"
+"""Source of a condition: the result is a tensor, which is all that is left to check of a proved kernel."""
+
+
 class ContractSource:
     """The contract of an operator's kernels, as conditions on `_op_result` and the tensor arguments.
 
@@ -275,7 +279,7 @@ class ContractSource:
         if not self._schema.results:
             return "_op_result is None"
         if not self._may_alias:
-            return "_op_type(_op_result) is _op_Tensor"
+            return SINGLE_TENSOR
         begins = "".join(
             f"*_op_map(_op_data_ptr, {each.name}), "
             if each.kind.sequence

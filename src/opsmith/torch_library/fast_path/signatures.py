@@ -230,7 +230,7 @@ class KernelSignatures(CallSignatures):
         if nodes is None:
             return guard, kernel, False, True, in_cpp, False
         node = nodes.of(NodeSignature(kernel, in_cpp, examples, mixes_dtypes(tensors)))
-        return guard, kernel, capabilities.direct_apply(node), True, in_cpp, False
+        return guard, kernel, capabilities.recorder(node), True, in_cpp, False
 
     def _fast_node(
         self, inputs: set[str], needed: frozenset[str], lengths: dict[str, int]

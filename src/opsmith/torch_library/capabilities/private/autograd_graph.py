@@ -14,7 +14,7 @@ from opsmith.torch_library.torch_messages import SAVED_WRITTEN, has_message
 
 def forward_class(node: Any) -> type | None:
     """The `autograd.Function` whose node this is; None for a node of torch's own."""
-    found: type | None = getattr(type(node), "_forward_cls", None)
+    found: type | None = getattr(node, "_forward_cls", None)
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from opsmith.torch_library import capabilities
 
 _C: Any = torch._C
 _autograd: Any = torch.autograd
@@ -38,6 +41,9 @@ GUARD_CONDITIONS = (
     "not _op_profiler._is_profiler_enabled",
 )
 """Conditions of the fast path besides the tensor guard."""
+
+UNWATCHED = ((forward_ad, "_current_level", -1), (torch.autograd.profiler, "_is_profiler_enabled", False))
+"""Modules and names whose values say that no level of forward mode and no profiler is active."""
 
 
 def torch_function_condition(names: str) -> str:
@@ -71,6 +77,10 @@ def tensor_guard(tensors: Sequence[Tensor], *, sizes: bool = False) -> Callable[
         tensors: An example for each argument.
         sizes: True to compare sizes too.
     """
+    in_cpp = capabilities.calls_in_cpp()
+    if in_cpp is not None:
+        accepts: Callable[..., bool] = in_cpp.guard(tuple(tensors), sizes)
+        return accepts
     ranks = [[None] * tensor.dim() for tensor in tensors]
     shapes = [list(tensor.shape) for tensor in tensors] if sizes else ranks
     guards = _C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=shapes, dynamic_dims_strides=ranks)
@@ -137,6 +147,25 @@ def writes_nowhere(name: str) -> bool:
 def direct_apply(node: type[torch.autograd.Function]) -> Any:
     """The `apply` of a node in C, without the checks in Python that the fast path has made already."""
     return super(torch.autograd.Function, node).apply  # type: ignore[misc]
+
+
+def recorder(node: type[torch.autograd.Function]) -> Any:
+    """The `apply` of a node whose context is used for what is saved alone: in C++ where that is built."""
+    in_cpp = capabilities.calls_in_cpp()
+    return direct_apply(node) if in_cpp is None else in_cpp.recorder(node)
+
+
+def call_in_cpp(handle: type, plan: Any) -> None:
+    """Make the calls of a handle in C++, until its `__call__` is set or deleted.
+
+    Args:
+        handle: The class of the handle, of which it is the only one.
+        plan: How calls are made, a `CallPlan`.
+    """
+    in_cpp = capabilities.calls_in_cpp()
+    if in_cpp is not None:
+        unchanged = tuple((vars(module), sys.intern(name), value) for module, name, value in UNWATCHED)
+        handle.call_plan = in_cpp.plan(handle, *plan.switches, *plan.objects, unchanged)  # type: ignore[attr-defined]
 
 
 def direct_call(overload: Any) -> Callable[..., Any]:

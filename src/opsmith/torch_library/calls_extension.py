@@ -1,0 +1,135 @@
+"""Extension module for calls and autograd nodes in C++: how it is found, compiled and loaded.
+
+It is built for one Python and one version of torch, since it uses both from inside. Without it the same is
+done in Python.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+from functools import cache
+from importlib.machinery import ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from opsmith import config, errors
+from opsmith.build.cache import CacheEntry, cache_on_disk
+from opsmith.build.manifest import BuiltFile, digest_of_parts
+from opsmith.build.packaged import package_of, search, warn_unusable
+from opsmith.build.processor import machine
+from opsmith.build.toolchain import Toolchain, find_toolchain
+
+LANGUAGE = "calls"
+"""Language of its file among the built kernels of opsmith's own package."""
+VERSION = 1
+"""Version of its functions; it rises when one takes other arguments."""
+NAME = "opsmith_calls"
+LIBRARY = f"{NAME}.so"
+SOURCES = Path(__file__).parent / "capabilities" / "private" / "cpp"
+SOURCE = SOURCES / "module.cpp"
+
+
+def target() -> str:
+    """Return what it is built for, as `torch-2.13.0-cpython-311-x86_64-linux-gnu`."""
+    release = torch.__version__.partition("+")[0]
+    return f"torch-{release}-{sysconfig.get_config_var('SOABI')}"
+
+
+def source_digest() -> str:
+    """Return the digest of its source."""
+    texts = {path.name: path.read_text(encoding="utf-8") for path in _sources()}
+    return digest_of_parts(texts)
+
+
+def _sources() -> list[Path]:
+    return sorted((*SOURCES.glob("*.h"), SOURCE))
+
+
+def _parts() -> dict[str, str]:
+    return {"kind": LANGUAGE, "source": source_digest(), "target": target(), "machine": machine()}
+
+
+@cache
+def calls_extension() -> ModuleType | None:
+    """Return the module: that of opsmith's own package, else that of the cache; None for neither."""
+    return None if config.calls_in_python() else next(filter(None, map(_loaded, _files())), None)
+
+
+def _files() -> list[Path]:
+    found = search(package_of(__file__), LANGUAGE, "", source_digest, VERSION, _misfit)
+    entry = cache_on_disk().find(_parts())
+    return [*(path for _, path, _ in found.usable()), *([entry.directory / LIBRARY] if entry else [])]
+
+
+def _misfit(built: BuiltFile) -> str | None:
+    """Return why a built file does not fit here; None if it does."""
+    return built.misfit or (None if built.target == target() else f"`{built.file}` is for {built.target}")
+
+
+def _loaded(path: Path) -> ModuleType | None:
+    """Load a file; None, with a warning, where the system cannot."""
+    loader = ExtensionFileLoader(NAME, str(path))
+    spec = spec_from_loader(NAME, loader)
+    assert spec is not None
+    try:
+        module = module_from_spec(spec)
+        loader.exec_module(module)
+    except ImportError as error:
+        warn_unusable(path, str(error))
+        return None
+    return module
+
+
+def compile_calls() -> CacheEntry:
+    """Compile the extension into the cache, once on a machine; it takes a minute.
+
+    Raises:
+        ToolchainError: If there is no compiler, it lacks Python's headers, or it does not compile the source.
+        CacheError: As `Cache.obtain`.
+    """
+    toolchain = find_toolchain()
+    include = Path(sysconfig.get_paths()["include"])
+    if not (include / "Python.h").is_file():
+        raise errors.ToolchainError(
+            "calls in C++ cannot be compiled without Python's headers",
+            expected=f"the file {include / 'Python.h'}",
+            got="no such file",
+            hint="install them, on Debian or Ubuntu by `apt-get install python3-dev`",
+        )
+    return cache_on_disk().obtain(_parts(), lambda directory: _compile(toolchain, include, directory))
+
+
+def _compile(toolchain: Toolchain, include: Path, directory: Path) -> None:
+    home = Path(torch.__file__).parent
+    folders = (include, home / "include", home / "include" / "torch" / "csrc" / "api" / "include")
+    done = toolchain.run(
+        [
+            *(
+                "-std=c++20",
+                "-O2",
+                "-g0",
+                "-DNDEBUG",
+                "-fPIC",
+                "-shared",
+                "-fvisibility=hidden",
+                "-w",
+                "-Wl,-s",
+            ),
+            *(f"-isystem{folder}" for folder in folders),
+            # Messages have the names of files in them, and no wheel has folders of the machine that made it.
+            *(f"-ffile-prefix-map={folder}=." for folder in (SOURCES, *folders)),
+            *(str(SOURCE), f"-L{home / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch_python", "-o", LIBRARY),
+        ],
+        directory,
+    )
+    if done.status:
+        raise errors.ToolchainError(
+            "the C++ compiler does not compile calls in C++",
+            expected="a compiler of C++20, as g++ 11 or clang 14, and the headers of torch",
+            got=done.printed.strip()[-2000:],
+            hint="name another compiler in CXX; without them, the same is done in Python",
+        )
+    toolchain.refuse_incomplete(directory / LIBRARY)

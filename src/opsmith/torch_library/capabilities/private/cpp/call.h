@@ -1,0 +1,284 @@
+// Calls of a handle: the conditions of the fast path, without a frame in Python.
+#pragma once
+
+#include "node.h"
+
+#include <ATen/Context.h>
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+
+#include <unordered_map>
+
+namespace opsmith {
+
+// Forms of an argument. In upper case it may be None, too.
+enum Form : char {
+  TENSOR = 't',
+  FLOATING = 'f',  // an integer is converted
+  NUMBER = 'n',    // an integer or a floating number, as it is
+  INTEGERS = 's',  // a tuple or list of plain integers
+  EXACT = 'e',     // of one type
+};
+
+// How the calls of one operator are made; `fast_path/call_plan.py` says what each part is.
+struct Plan {
+  PyObject_HEAD
+  PyTypeObject* handle;  // borrowed: its dictionary holds the plan
+  PyObject *fallback, *finish, *validate, *fits;
+  PyObject *names, *defaults, *types, *known, *missing, *unchanged;
+  const char* forms;
+  Py_ssize_t positional;
+  bool by_name, alike, node_returns, kernel_returns;
+};
+
+inline PyTypeObject PlanType = {PyVarObject_HEAD_INIT(nullptr, 0) "opsmith.Plan", sizeof(Plan)};
+inline std::unordered_map<PyTypeObject*, Plan*> plans;
+inline PyTypeObject *plain_tensor = nullptr, *plain_parameter = nullptr;
+
+using Values = c10::SmallVector<PyObject*, 16>;
+
+inline PyObject* call_with(PyObject* function, PyObject* first, const Values& values) {
+  Values given{first};
+  given.append(values.begin(), values.end());
+  return PyObject_Vectorcall(function, given.data(), given.size(), nullptr);
+}
+
+inline PyObject* fall_back(const Plan* plan, PyObject* self, PyObject* args, PyObject* kwargs) {
+  Values given{self};
+  given.append(&PyTuple_GET_ITEM(args, 0), &PyTuple_GET_ITEM(args, 0) + PyTuple_GET_SIZE(args));
+  return PyObject_VectorcallDict(plan->fallback, given.data(), given.size(), kwargs);
+}
+
+// The arguments in order, borrowed; false where one is missing, unknown or given twice.
+inline bool bind(const Plan* plan, PyObject* args, PyObject* kwargs, Values& values) {
+  const Py_ssize_t count = PyTuple_GET_SIZE(plan->names), given = PyTuple_GET_SIZE(args);
+  if (given > plan->positional) return false;
+  values.append(&PyTuple_GET_ITEM(args, 0), &PyTuple_GET_ITEM(args, 0) + given);
+  values.resize(count, nullptr);
+  PyObject *key, *value;
+  for (Py_ssize_t at = 0; kwargs && PyDict_Next(kwargs, &at, &key, &value);) {
+    if (!plan->by_name) return false;
+    Py_ssize_t place = 0;
+    while (place < count && PyTuple_GET_ITEM(plan->names, place) != key) place++;  // names are interned
+    if (place == count || values[place]) return false;
+    values[place] = value;
+  }
+  for (Py_ssize_t at = given; at < count; at++) {
+    if (values[at]) continue;
+    values[at] = PyTuple_GET_ITEM(plan->defaults, at);
+    if (values[at] == plan->missing) return false;
+  }
+  return true;
+}
+
+inline bool are_integers(PyObject* value) {
+  if (PyTuple_CheckExact(value)) {
+    for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(value); at++) {
+      if (!PyLong_CheckExact(PyTuple_GET_ITEM(value, at))) return false;
+    }
+    return true;
+  }
+  if (!PyList_CheckExact(value)) return false;
+  for (Py_ssize_t at = 0; at < PyList_GET_SIZE(value); at++) {
+    if (!PyLong_CheckExact(PyList_GET_ITEM(value, at))) return false;
+  }
+  return true;
+}
+
+// Whether each argument has its form. Collects the tensors, and which optional ones are given, as a number.
+inline bool has_forms(const Plan* plan, const Values& values, Values& tensors, size_t& number) {
+  for (size_t at = 0; at < values.size(); at++) {
+    PyObject* value = values[at];
+    char form = plan->forms[at];
+    const bool optional = form < 'a';
+    if (optional) form += 'a' - 'A';
+    if (optional && form == TENSOR) number = 2 * number + (value != Py_None);
+    if (optional && value == Py_None) continue;
+    PyTypeObject* type = Py_TYPE(value);
+    bool fits = false;
+    switch (form) {
+      case TENSOR:
+        fits = type == plain_tensor || type == plain_parameter;
+        tensors.push_back(value);
+        break;
+      case FLOATING:
+      case NUMBER:
+        fits = PyFloat_CheckExact(value) || PyLong_CheckExact(value);
+        break;
+      case INTEGERS:
+        fits = are_integers(value);
+        break;
+      case EXACT:
+        fits = reinterpret_cast<PyObject*>(type) == PyTuple_GET_ITEM(plan->types, at);
+        break;
+    }
+    if (!fits) return false;
+  }
+  return true;
+}
+
+// Whether nothing is active that would see the call: a mode, a forward-mode level, a profiler.
+inline bool nothing_watches(const Plan* plan) {
+  if (at::impl::torch_function_mode_enabled() || c10::impl::TorchDispatchModeTLS::stack_len() > 0) return false;
+  if (!plan->alike && at::globalContext().deterministicAlgorithms()) return false;
+  for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(plan->unchanged); at++) {
+    PyObject* each = PyTuple_GET_ITEM(plan->unchanged, at);  // a module's dictionary, a name, a value
+    PyObject* value = PyDict_GetItemWithError(PyTuple_GET_ITEM(each, 0), PyTuple_GET_ITEM(each, 1));
+    if (value != PyTuple_GET_ITEM(each, 2)) return false;
+  }
+  return true;
+}
+
+// The known implementation of a call: guard, kernel, apply, requires, in_cpp, any_layout; null for none.
+inline PyObject* implementation_of(const Plan* plan, size_t number, const Values& tensors) {
+  PyObject* known = PyTuple_GET_ITEM(plan->known, number);
+  for (Py_ssize_t at = 0; at < PyList_GET_SIZE(known); at++) {
+    PyObject* each = PyList_GET_ITEM(known, at);
+    PyObject* guard = PyTuple_GET_ITEM(each, 0);
+    if (Py_TYPE(guard) == &GuardType && reinterpret_cast<Guard*>(guard)->accepts(tensors.data(), tensors.size())) {
+      return Py_NewRef(each);
+    }
+  }
+  return nullptr;
+}
+
+inline PyObject* call_handle(PyObject* self, PyObject* args, PyObject* kwargs) {
+  HANDLE_TH_ERRORS
+  const auto found = plans.find(Py_TYPE(self));
+  if (found == plans.end()) {
+    THPObjectPtr call(PyObject_GetAttrString(reinterpret_cast<PyObject*>(Py_TYPE(self)), "__call__"));
+    if (!call) return nullptr;
+    Values given{self};
+    given.append(&PyTuple_GET_ITEM(args, 0), &PyTuple_GET_ITEM(args, 0) + PyTuple_GET_SIZE(args));
+    return PyObject_VectorcallDict(call, given.data(), given.size(), kwargs);
+  }
+  Plan* plan = found->second;
+  THPObjectPtr held(Py_NewRef(reinterpret_cast<PyObject*>(plan)));  // a call may replace it
+  Values values, tensors;
+  size_t number = 0;
+  if (!bind(plan, args, kwargs, values) || !has_forms(plan, values, tensors, number) || !nothing_watches(plan)) {
+    return fall_back(plan, self, args, kwargs);
+  }
+  THPObjectPtr implementation(implementation_of(plan, number, tensors));
+  if (!implementation) return fall_back(plan, self, args, kwargs);
+  PyObject* kernel = PyTuple_GET_ITEM(implementation.get(), 1);
+  PyObject* apply = PyTuple_GET_ITEM(implementation.get(), 2);
+  const bool requires_grad = PyTuple_GET_ITEM(implementation.get(), 3) == Py_True;
+  const bool grad_enabled = at::GradMode::is_enabled();
+  const bool by_node = apply != Py_None && apply != Py_False && (!requires_grad || grad_enabled);
+  const bool plain = by_node ? plan->node_returns : plan->kernel_returns && !(apply == Py_False && grad_enabled);
+  if (kernel == Py_None) return fall_back(plan, self, args, kwargs);
+  if (!plain) {
+    Values given{self};
+    for (Py_ssize_t at = 1; at < PyTuple_GET_SIZE(implementation.get()); at++) {
+      given.push_back(PyTuple_GET_ITEM(implementation.get(), at));
+    }
+    given.append(values.begin(), values.end());
+    return PyObject_Vectorcall(plan->finish, given.data(), given.size(), nullptr);
+  }
+  c10::SmallVector<THPObjectPtr, 4> converted;
+  for (size_t at = 0; at < values.size(); at++) {
+    if ((plan->forms[at] | ('a' - 'A')) == FLOATING && PyLong_CheckExact(values[at])) {
+      converted.emplace_back(PyNumber_Float(values[at]));
+      if (!converted.back()) return nullptr;
+      values[at] = converted.back().get();
+    }
+  }
+  if (plan->fits != Py_None) {
+    THPObjectPtr fits(PyObject_Vectorcall(plan->fits, values.data(), values.size(), nullptr));
+    if (!fits) return nullptr;
+    if (fits.get() != Py_True) return fall_back(plan, self, args, kwargs);
+  }
+  if (by_node) return PyObject_Vectorcall(apply, values.data(), values.size(), nullptr);
+  // Those that are given by keyword alone stand last.
+  PyObject* keywords = nullptr;
+  THPObjectPtr owned;
+  if (static_cast<size_t>(plan->positional) < values.size()) {
+    owned = PyTuple_GetSlice(plan->names, plan->positional, static_cast<Py_ssize_t>(values.size()));
+    keywords = owned.get();
+  }
+  PyObject* result = PyObject_Vectorcall(kernel, values.data(), plan->positional, keywords);
+  if (!result || Py_TYPE(result) == plain_tensor) return result;
+  THPObjectPtr other(result), listed(PyList_New(static_cast<Py_ssize_t>(values.size())));
+  if (!listed) return nullptr;
+  for (size_t at = 0; at < values.size(); at++) PyList_SET_ITEM(listed.get(), at, Py_NewRef(values[at]));
+  return PyObject_CallFunctionObjArgs(plan->validate, kernel, result, listed.get(), Py_None, nullptr);
+  END_HANDLE_TH_ERRORS
+}
+
+inline constexpr size_t OBJECTS = 10;
+
+inline std::array<PyObject**, OBJECTS> objects(Plan* plan) {
+  return {&plan->fallback, &plan->finish, &plan->validate, &plan->fits, &plan->names,
+          &plan->defaults, &plan->types, &plan->known, &plan->missing, &plan->unchanged};
+}
+
+inline int traverse_plan(PyObject* self, visitproc visit, void* arg) {
+  for (PyObject** each : objects(reinterpret_cast<Plan*>(self))) Py_VISIT(*each);
+  return 0;
+}
+
+inline int clear_plan(PyObject* self) {
+  auto* plan = reinterpret_cast<Plan*>(self);
+  const auto found = plans.find(plan->handle);
+  if (found != plans.end() && found->second == plan) plans.erase(found);
+  for (PyObject** each : objects(plan)) Py_CLEAR(*each);
+  return 0;
+}
+
+inline void delete_plan(PyObject* self) {
+  PyObject_GC_UnTrack(self);
+  clear_plan(self);
+  free(const_cast<char*>(reinterpret_cast<Plan*>(self)->forms));
+  PyObject_GC_Del(self);
+}
+
+// plan(handle class, forms, positional, by_name, alike, node_returns, kernel_returns, *objects): calls of the
+// handle are made by it from now on, until `__call__` of the class is set or deleted.
+inline PyObject* make_plan(PyObject*, PyObject* args) {
+  PyObject* handle;
+  const char* forms;
+  Py_ssize_t positional;
+  int by_name, alike, node_returns, kernel_returns;
+  std::array<PyObject*, OBJECTS> given;
+  if (!PyArg_ParseTuple(
+          args, "O!snppppOOOOOOOOOO", &PyType_Type, &handle, &forms, &positional, &by_name, &alike, &node_returns,
+          &kernel_returns, &given[0], &given[1], &given[2], &given[3], &given[4], &given[5], &given[6], &given[7],
+          &given[8], &given[9])) {
+    return nullptr;
+  }
+  auto* plan = PyObject_GC_New(Plan, &PlanType);
+  if (!plan) return nullptr;
+  plan->handle = reinterpret_cast<PyTypeObject*>(handle);
+  plan->forms = strdup(forms);
+  plan->positional = positional;
+  plan->by_name = by_name;
+  plan->alike = alike;
+  plan->node_returns = node_returns;
+  plan->kernel_returns = kernel_returns;
+  const auto places = objects(plan);
+  for (size_t at = 0; at < OBJECTS; at++) *places[at] = Py_NewRef(given[at]);
+  PyObject_GC_Track(plan);
+  plans[plan->handle] = plan;
+  plan->handle->tp_call = call_handle;
+  return reinterpret_cast<PyObject*>(plan);
+}
+
+// use_types(tensor: type, parameter: type)
+inline PyObject* use_types(PyObject*, PyObject* args) {
+  PyObject *tensor, *parameter;
+  if (!PyArg_ParseTuple(args, "O!O!", &PyType_Type, &tensor, &PyType_Type, &parameter)) return nullptr;
+  plain_tensor = reinterpret_cast<PyTypeObject*>(Py_NewRef(tensor));
+  plain_parameter = reinterpret_cast<PyTypeObject*>(Py_NewRef(parameter));
+  Py_RETURN_NONE;
+}
+
+inline bool ready_plan() {
+  PlanType.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC;
+  PlanType.tp_dealloc = delete_plan;
+  PlanType.tp_traverse = traverse_plan;
+  PlanType.tp_clear = clear_plan;
+  return PyType_Ready(&PlanType) == 0;
+}
+
+}  // namespace opsmith

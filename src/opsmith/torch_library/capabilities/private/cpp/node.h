@@ -1,0 +1,383 @@
+// Autograd nodes: what `torch.autograd.Function` does for a class that opsmith generated, and no more.
+#pragma once
+
+#include "guard.h"
+
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/python_cpp_function.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/dynamo/compiled_autograd.h>
+#include <torch/version.h>
+
+#include <c10/core/DeviceGuard.h>
+#include <c10/util/SmallVector.h>
+
+#include <structmember.h>
+
+namespace opsmith {
+
+using torch::autograd::SavedVariable;
+using torch::autograd::variable_list;
+
+#if TORCH_VERSION_MINOR >= 13
+using NodePtr = c10::intrusive_ptr<torch::autograd::Node>;
+#else
+using NodePtr = std::shared_ptr<torch::autograd::Node>;
+#endif
+
+[[noreturn]] inline void raise_python_error() {
+  python_error error;
+  error.persist();
+  throw error;
+}
+
+inline PyObject *make_of_torch = nullptr, *wrap_maker = nullptr;  // see `use_maker`
+
+struct OperatorNode;
+
+// `ctx` of a generated class: what its forward leaves for its backward.
+struct Context {
+  PyObject_HEAD
+  PyObject *to_save, *non_differentiable, *kept, *materialize_grads;
+  OperatorNode* node;  // null once it is gone
+};
+
+inline PyTypeObject ContextType = {PyVarObject_HEAD_INIT(nullptr, 0) "opsmith.Context", sizeof(Context)};
+
+struct OperatorNode : public torch::autograd::Node {
+  PyObject* generated = nullptr;  // the class, owned
+  Context* context = nullptr;     // owned
+  std::vector<SavedVariable> saved;
+  std::vector<char> given;  // for each argument: 0 no tensor, 1 a tensor, 2 one that requires a gradient
+  std::vector<bool> constant;  // of each result
+  bool freed = false;
+  mutable NodePtr of_torch;  // stands in for this one in compiled autograd, which knows torch's nodes alone
+
+  ~OperatorNode() override {
+    if (!Py_IsInitialized()) return;
+    pybind11::gil_scoped_acquire gil;
+    context->node = nullptr;
+    Py_DECREF(context);
+    Py_DECREF(generated);
+  }
+
+  std::string name() const override {
+    return std::string(reinterpret_cast<PyTypeObject*>(generated)->tp_name) + "Backward";
+  }
+
+  void release_variables() override {
+    pybind11::gil_scoped_acquire gil;
+    saved.clear();
+    of_torch.reset();
+    freed = true;
+    Py_CLEAR(context->kept);
+  }
+
+  // The saved tensors, as a new tuple.
+  PyObject* unpack() {
+    TORCH_CHECK(!freed, torch::autograd::ERR_BACKWARD_TWICE);
+    THPObjectPtr tensors(PyTuple_New(static_cast<Py_ssize_t>(saved.size())));
+    if (!tensors) raise_python_error();
+    for (size_t at = 0; at < saved.size(); at++) {
+      PyTuple_SET_ITEM(tensors.get(), at, THPVariable_Wrap(saved[at].unpack(getptr())));
+    }
+    return tensors.release();
+  }
+
+  variable_list apply(variable_list&& grads) override {
+    pybind11::gil_scoped_acquire gil;
+    at::OptionalDeviceGuard device;
+    THPObjectPtr arguments(PyTuple_New(static_cast<Py_ssize_t>(1 + grads.size())));
+    if (!arguments) raise_python_error();
+    PyTuple_SET_ITEM(arguments.get(), 0, Py_NewRef(reinterpret_cast<PyObject*>(context)));
+    for (size_t at = 0; at < grads.size(); at++) {
+      const bool defined = grads[at].defined();
+      if (defined && !device.current_device()) device.reset_device(grads[at].device());
+      PyTuple_SET_ITEM(arguments.get(), 1 + at, defined ? THPVariable_Wrap(grads[at]) : Py_NewRef(Py_None));
+    }
+    grads.clear();
+    static PyObject* const backward_name = PyUnicode_InternFromString("backward");
+    THPObjectPtr backward(PyObject_GetAttr(generated, backward_name));
+    if (!backward) raise_python_error();
+    THPObjectPtr gradients(PyObject_CallObject(backward, arguments));
+    if (!gradients) raise_python_error();
+    TORCH_CHECK(
+        PyTuple_Check(gradients.get()) && static_cast<size_t>(PyTuple_GET_SIZE(gradients.get())) == given.size(),
+        name(), " returned other gradients than it has arguments");
+    variable_list made;
+    made.reserve(given.size());
+    for (size_t at = 0; at < given.size(); at++) {
+      PyObject* each = PyTuple_GET_ITEM(gradients.get(), at);
+      if (given[at]) made.push_back(each == Py_None ? at::Tensor() : THPVariable_Unpack(each));
+    }
+    return made;
+  }
+
+  // The same call, as a node of `torch.autograd.Function`, made once.
+  Node& torch_node() const {
+    if (of_torch) return *of_torch;
+    pybind11::gil_scoped_acquire gil;
+    THPObjectPtr results(PyTuple_New(static_cast<Py_ssize_t>(num_inputs())));
+    THPObjectPtr arguments(PyTuple_New(static_cast<Py_ssize_t>(given.size())));
+    if (!results || !arguments) raise_python_error();
+    for (uint32_t at = 0; at < num_inputs(); at++) {
+      PyObject* like = constant[at] ? Py_NewRef(Py_None) : THPVariable_Wrap(input_metadata(at).zeros_like());
+      PyTuple_SET_ITEM(results.get(), at, like);
+    }
+    for (size_t at = 0; at < given.size(); at++) {
+      PyTuple_SET_ITEM(arguments.get(), at, PyLong_FromLong(given[at]));
+    }
+    if (wrap_maker) {
+      PyObject* wrapped = PyObject_CallOneArg(wrap_maker, make_of_torch);
+      if (!wrapped) raise_python_error();
+      Py_SETREF(make_of_torch, wrapped);
+      Py_CLEAR(wrap_maker);
+    }
+    THPObjectPtr result(PyObject_CallFunctionObjArgs(
+        make_of_torch, generated, reinterpret_cast<PyObject*>(context), results.get(), arguments.get(), nullptr));
+    if (!result) raise_python_error();
+    of_torch = THPVariable_Unpack(result.get()).grad_fn();
+    return *of_torch;
+  }
+
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
+    torch_node().compiled_args(args);
+  }
+
+  variable_list apply_with_saved(
+      const variable_list& grads, torch::dynamo::autograd::SwapSavedVariables& swapped) override {
+    return torch_node().apply_with_saved(grads, swapped);
+  }
+};
+
+inline PyObject* context_saved_tensors(PyObject* self, void*) {
+  HANDLE_TH_ERRORS
+  auto* node = reinterpret_cast<Context*>(self)->node;
+  TORCH_CHECK(node, torch::autograd::ERR_BACKWARD_TWICE);
+  return node->unpack();
+  END_HANDLE_TH_ERRORS
+}
+
+inline void delete_context(PyObject* self) {
+  auto* context = reinterpret_cast<Context*>(self);
+  Py_CLEAR(context->to_save);
+  Py_CLEAR(context->non_differentiable);
+  Py_CLEAR(context->kept);
+  Py_CLEAR(context->materialize_grads);
+  PyObject_Free(self);
+}
+
+// `grad_fn` of a result: torch's own attributes, the saved tensors, and the class as `_forward_cls`.
+// torch prints the `name()` of a node whose type has this name.
+inline PyTypeObject NodeType = {
+    PyVarObject_HEAD_INIT(nullptr, 0) "opsmith.CppFunction", sizeof(torch::autograd::THPCppFunction)};
+
+inline OperatorNode& node_of(PyObject* self) {
+  return static_cast<OperatorNode&>(*reinterpret_cast<torch::autograd::THPCppFunction*>(self)->cdata);
+}
+
+inline PyObject* node_saved_tensors(PyObject* self, void*) {
+  HANDLE_TH_ERRORS
+  return node_of(self).unpack();
+  END_HANDLE_TH_ERRORS
+}
+
+inline PyObject* node_raw_saved_tensors(PyObject* self, void*) {
+  HANDLE_TH_ERRORS
+  auto& node = node_of(self);
+  TORCH_CHECK(!node.freed, torch::autograd::ERR_BACKWARD_TWICE);
+  THPObjectPtr all(PyTuple_New(static_cast<Py_ssize_t>(node.saved.size())));
+  if (!all) return nullptr;
+  for (size_t at = 0; at < node.saved.size(); at++) {
+    // It lives as long as the node, which the caller holds.
+    pybind11::object each = pybind11::cast(&node.saved[at], pybind11::return_value_policy::reference);
+    PyTuple_SET_ITEM(all.get(), at, each.release().ptr());
+  }
+  return all.release();
+  END_HANDLE_TH_ERRORS
+}
+
+inline PyObject* node_needs_input_grad(PyObject* self, void*) {
+  const auto& given = node_of(self).given;
+  PyObject* needs = PyTuple_New(static_cast<Py_ssize_t>(given.size()));
+  for (size_t at = 0; needs && at < given.size(); at++) PyTuple_SET_ITEM(needs, at, PyBool_FromLong(given[at] == 2));
+  return needs;
+}
+
+inline PyObject* node_class(PyObject* self, void*) { return Py_NewRef(node_of(self).generated); }
+
+// The `apply` of a generated class.
+struct Recorder {
+  PyObject_HEAD
+  vectorcallfunc call;
+  PyObject *generated, *forward;
+};
+
+inline PyTypeObject RecorderType = {PyVarObject_HEAD_INIT(nullptr, 0) "opsmith.Recorder", sizeof(Recorder)};
+
+inline bool holds(PyObject* tuple, PyObject* item) {
+  for (Py_ssize_t at = 0; tuple && at < PyTuple_GET_SIZE(tuple); at++) {
+    if (PyTuple_GET_ITEM(tuple, at) == item) return true;
+  }
+  return false;
+}
+
+// Makes the results those of a node.
+inline void record(
+    PyObject* generated, Context* context, PyObject* result, PyObject* const* arguments, size_t count) {
+#if TORCH_VERSION_MINOR >= 13
+  auto node = c10::make_intrusive<OperatorNode>();
+#else
+  auto node = std::shared_ptr<OperatorNode>(new OperatorNode(), torch::autograd::deleteNode);
+#endif
+  node->generated = Py_NewRef(generated);
+  node->context = reinterpret_cast<Context*>(Py_NewRef(reinterpret_cast<PyObject*>(context)));
+  context->node = node.get();
+  torch::autograd::edge_list edges;
+  edges.reserve(count);
+  node->given.reserve(count);
+  for (size_t at = 0; at < count; at++) {
+    const bool tensor = THPVariable_Check(arguments[at]);
+    node->given.push_back(tensor + (tensor && THPVariable_Unpack(arguments[at]).requires_grad()));
+    if (tensor) edges.push_back(torch::autograd::impl::gradient_edge(THPVariable_Unpack(arguments[at])));
+  }
+  node->set_next_edges(std::move(edges));
+  const bool several = PyTuple_Check(result);
+  const Py_ssize_t results = several ? PyTuple_GET_SIZE(result) : 1;
+  for (Py_ssize_t at = 0; at < results; at++) {
+    PyObject* each = several ? PyTuple_GET_ITEM(result, at) : result;
+    const at::Tensor& tensor = THPVariable_Unpack(each);
+    const bool constant =
+        !torch::autograd::isDifferentiableType(tensor.scalar_type()) || holds(context->non_differentiable, each);
+    node->constant.push_back(constant);
+    if (constant) {
+      node->add_input_metadata(torch::autograd::Node::undefined_input());
+    } else {
+      const auto number = node->add_input_metadata(tensor);
+      torch::autograd::impl::set_gradient_edge(tensor, {node, number});
+    }
+  }
+  const Py_ssize_t count_saved = context->to_save ? PyTuple_GET_SIZE(context->to_save) : 0;
+  node->saved.reserve(count_saved);
+  for (Py_ssize_t at = 0; at < count_saved; at++) {
+    PyObject* each = PyTuple_GET_ITEM(context->to_save, at);
+    if (each == Py_None) {
+      node->saved.emplace_back();
+    } else {
+      node->saved.emplace_back(THPVariable_Unpack(each), several ? holds(result, each) : each == result);
+    }
+  }
+}
+
+inline PyObject* call_recorder(PyObject* self, PyObject* const* arguments, size_t flags, PyObject*) {
+  HANDLE_TH_ERRORS
+  auto* recorder = reinterpret_cast<Recorder*>(self);
+  const size_t count = PyVectorcall_NARGS(flags);
+  auto* context = PyObject_New(Context, &ContextType);
+  if (!context) return nullptr;
+  THPObjectPtr owned(reinterpret_cast<PyObject*>(context));
+  context->to_save = context->non_differentiable = context->kept = context->materialize_grads = nullptr;
+  context->node = nullptr;
+  c10::SmallVector<PyObject*, 16> given{owned.get()};
+  given.append(arguments, arguments + count);
+  THPObjectPtr result;
+  {
+    at::AutoGradMode no_grad(false);
+    at::AutoFwGradMode no_forward_mode(false);
+    result = PyObject_Vectorcall(recorder->forward, given.data(), given.size(), nullptr);
+  }
+  if (!result) return nullptr;
+  bool requires_grad = false;
+  for (size_t at = 0; at < count; at++) {
+    requires_grad |= THPVariable_Check(arguments[at]) && THPVariable_Unpack(arguments[at]).requires_grad();
+  }
+  if (requires_grad && at::GradMode::is_enabled()) {
+    record(recorder->generated, context, result, arguments, count);
+  }
+  Py_CLEAR(context->to_save);
+  Py_CLEAR(context->non_differentiable);
+  return result.release();
+  END_HANDLE_TH_ERRORS
+}
+
+inline int traverse_recorder(PyObject* self, visitproc visit, void* arg) {
+  auto* recorder = reinterpret_cast<Recorder*>(self);
+  Py_VISIT(recorder->generated);
+  Py_VISIT(recorder->forward);
+  return 0;
+}
+
+inline int clear_recorder(PyObject* self) {
+  auto* recorder = reinterpret_cast<Recorder*>(self);
+  Py_CLEAR(recorder->generated);
+  Py_CLEAR(recorder->forward);
+  return 0;
+}
+
+inline void delete_recorder(PyObject* self) {
+  PyObject_GC_UnTrack(self);
+  clear_recorder(self);
+  PyObject_GC_Del(self);
+}
+
+// recorder(generated: type)
+inline PyObject* make_recorder(PyObject*, PyObject* generated) {
+  THPObjectPtr forward(PyObject_GetAttrString(generated, "forward"));
+  if (!forward) return nullptr;
+  auto* recorder = PyObject_GC_New(Recorder, &RecorderType);
+  if (!recorder) return nullptr;
+  recorder->call = call_recorder;
+  recorder->generated = Py_NewRef(generated);
+  recorder->forward = forward.release();
+  PyObject_GC_Track(recorder);
+  return reinterpret_cast<PyObject*>(recorder);
+}
+
+// use_maker(function, wrap): `wrap(function)`, made at its first call, takes `(generated, context, results,
+// arguments)`, makes the same call by `torch.autograd.Function`, and returns one of its results.
+inline PyObject* use_maker(PyObject*, PyObject* args) {
+  PyObject *function, *wrap;
+  if (!PyArg_ParseTuple(args, "OO", &function, &wrap)) return nullptr;
+  Py_XSETREF(make_of_torch, Py_NewRef(function));
+  Py_XSETREF(wrap_maker, Py_NewRef(wrap));
+  Py_RETURN_NONE;
+}
+
+inline PyMemberDef context_members[] = {
+    {"to_save", T_OBJECT_EX, offsetof(Context, to_save), 0, nullptr},
+    {"non_differentiable", T_OBJECT_EX, offsetof(Context, non_differentiable), 0, nullptr},
+    {"kept", T_OBJECT_EX, offsetof(Context, kept), 0, nullptr},
+    {"materialize_grads", T_OBJECT_EX, offsetof(Context, materialize_grads), 0, nullptr},
+    {nullptr}};
+inline PyGetSetDef context_properties[] = {{"saved_tensors", context_saved_tensors, nullptr, nullptr, nullptr}, {nullptr}};
+inline PyGetSetDef node_properties[] = {
+    {"next_functions", torch::autograd::THPCppFunction_next_functions, nullptr, nullptr, nullptr},
+    {"requires_grad", torch::autograd::THPCppFunction_requires_grad, nullptr, nullptr, nullptr},
+    {"metadata", torch::autograd::THPCppFunction_metadata, nullptr, nullptr, nullptr},
+    {"_input_metadata", torch::autograd::THPCppFunction_input_metadata, nullptr, nullptr, nullptr},
+    {"saved_tensors", node_saved_tensors, nullptr, nullptr, nullptr},
+    {"_raw_saved_tensors", node_raw_saved_tensors, nullptr, nullptr, nullptr},
+    {"needs_input_grad", node_needs_input_grad, nullptr, nullptr, nullptr},
+    {"_forward_cls", node_class, nullptr, nullptr, nullptr},
+    {nullptr}};
+
+inline bool ready_node() {
+  ContextType.tp_flags = Py_TPFLAGS_DEFAULT;
+  ContextType.tp_dealloc = delete_context;
+  ContextType.tp_members = context_members;
+  ContextType.tp_getset = context_properties;
+  RecorderType.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_HAVE_GC;
+  RecorderType.tp_vectorcall_offset = offsetof(Recorder, call);
+  RecorderType.tp_call = PyVectorcall_Call;
+  RecorderType.tp_dealloc = delete_recorder;
+  RecorderType.tp_traverse = traverse_recorder;
+  RecorderType.tp_clear = clear_recorder;
+  if (PyType_Ready(&ContextType) < 0 || PyType_Ready(&RecorderType) < 0) return false;
+  // It makes the type ready, with the methods of torch's own nodes.
+  torch::autograd::_initFunctionPyTypeObject(NodeType, NodeType.tp_name, node_properties, nullptr);
+  torch::autograd::registerCppFunction(typeid(OperatorNode), &NodeType);
+  return true;
+}
+
+}  // namespace opsmith

@@ -1,0 +1,135 @@
+"""Plan of the calls of a handle, by which C++ makes them where it is built."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from opsmith.core.argument_types import BOOL, FLOAT, INT, NUMBER, STR
+from opsmith.core.operator import MISSING
+from opsmith.core.schema import REQUIRED, Argument
+from opsmith.torch_library.fast_path.eligibility import is_int_sequence, size_condition
+
+if TYPE_CHECKING:
+    from opsmith.torch_library.fast_path.signatures import CallSignatures
+
+_TYPES = {INT: int, BOOL: bool, STR: str}
+
+
+class CallPlan(NamedTuple):
+    """How the calls of a handle are made.
+
+    Attributes:
+        forms: Form of each argument, a letter: t tensor, f floating, n number, s sequence of integers, e of
+            one type; in upper case it may be None.
+        positional: Number of arguments that may be given by position.
+        by_name: True if arguments may be given by name.
+        alike: True if `torch.use_deterministic_algorithms` changes nothing.
+        node_returns: True if the operator returns what the `apply` of a node returns.
+        kernel_returns: True if it returns what a kernel returns, once that is a tensor.
+        fallback: Takes the handle and any arguments: the generated `__call__`.
+        finish: Takes the handle, the parts of an `Implementation` but the guard, and all arguments.
+        validate: Takes a kernel, its result, the arguments and None; raises, or returns the result.
+        fits: Takes all arguments, and returns True if the tensors have the declared shapes; None if there is
+            nothing to check.
+        names: Names of the arguments.
+        defaults: Their defaults; `MISSING` for those without.
+        types: Type of each argument of form e; None for others.
+        known: For each set of optional tensors that are given, the list of implementations.
+        missing: `MISSING`.
+    """
+
+    forms: str
+    positional: int
+    by_name: bool
+    alike: bool
+    node_returns: bool
+    kernel_returns: bool
+    fallback: Callable[..., Any]
+    finish: Callable[..., Any]
+    validate: Callable[..., Any] | None
+    fits: Callable[..., Any] | None
+    names: tuple[str, ...]
+    defaults: tuple[Any, ...]
+    types: tuple[type | None, ...]
+    known: tuple[list[Any], ...]
+    missing: Any
+
+    @property
+    def switches(self) -> tuple[Any, ...]:
+        """The parts that are no objects to C++."""
+        return self[:6]
+
+    @property
+    def objects(self) -> tuple[Any, ...]:
+        """The other parts."""
+        return self[6:]
+
+
+def call_plan(
+    signatures: CallSignatures,
+    generated: Mapping[str, Any],
+    *,
+    by_name: bool,
+    node_returns: bool,
+    kernel_returns: bool,
+) -> CallPlan | None:
+    """The plan of an operator's calls; None where an argument has a form that C++ does not know.
+
+    Args:
+        signatures: The known signatures.
+        generated: Globals of the generated `__call__`, with it.
+        by_name, node_returns, kernel_returns: As in `CallPlan`.
+    """
+    specification = signatures.specification
+    schema = specification.schema
+    forms = [_form(argument) for argument in schema.arguments]
+    if None in forms or signatures.by_key:
+        return None
+    # A kernel gets a copy of a list, which the generated code makes.
+    plain = "s" not in "".join(map(str, forms)).lower()
+    condition = size_condition(specification)
+    names = tuple(map(sys.intern, schema.names))
+    fits = eval(f"lambda {', '.join(names)}: {condition}", dict(generated)) if condition else None
+    return CallPlan(
+        forms="".join(map(str, forms)),
+        positional=schema.positional,
+        by_name=by_name,
+        alike=specification.rounds_alike,
+        node_returns=node_returns and plain,
+        kernel_returns=kernel_returns and plain,
+        fallback=generated["__call__"],
+        finish=generated["_op_finish"],
+        validate=generated.get("_op_validate"),
+        fits=fits,
+        names=names,
+        defaults=tuple(MISSING if each.default is REQUIRED else each.default for each in schema.arguments),
+        types=tuple(_exact(each) for each in schema.arguments),
+        known=tuple(each[()] for each in signatures.known),
+        missing=MISSING,
+    )
+
+
+def _form(argument: Argument) -> str | None:
+    """The form of an argument; None for one that the generated code must look at."""
+    kind = argument.kind
+    if kind.is_tensor:
+        form = None if kind.sequence else "t"
+    elif is_int_sequence(kind):
+        form = None if kind.spread or kind.length is not None else "s"
+    elif kind.sequence or kind.structure is not None:
+        form = None
+    elif kind.base is FLOAT:
+        form = "f"
+    elif kind.base is NUMBER:
+        form = "n"
+    else:
+        form = None if _exact(argument) is None else "e"
+    return form.upper() if form is not None and kind.optional else form
+
+
+def _exact(argument: Argument) -> type | None:
+    kind = argument.kind
+    exact: type | None = None if kind.sequence else _TYPES.get(kind.base, kind.base.exact)
+    return exact

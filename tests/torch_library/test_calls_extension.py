@@ -1,0 +1,94 @@
+"""The extension for calls in C++: how it is found, what is said where it cannot be built or loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from opsmith import errors
+from opsmith.build.cache import cache_on_disk
+from opsmith.torch_library import calls_extension as extension
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty cache, and a search that has found nothing yet."""
+    monkeypatch.setenv("OPSMITH_CACHE", str(tmp_path / "cache"))
+    cache_on_disk.cache_clear()
+    monkeypatch.setattr(extension, "calls_extension", extension.calls_extension.__wrapped__)
+    yield tmp_path / "cache"
+    monkeypatch.undo()
+    cache_on_disk.cache_clear()
+
+
+def source(text: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Take this text for the source of the extension."""
+    (folder / "module.cpp").write_text(text)
+    monkeypatch.setattr(extension, "SOURCES", folder)
+    monkeypatch.setattr(extension, "SOURCE", folder / "module.cpp")
+
+
+def test_its_target_names_python_and_torch() -> None:
+    assert extension.target().startswith(f"torch-{torch.__version__.partition('+')[0]}-cpython-3")
+
+
+def test_without_a_build_there_is_none(own_cache: Path) -> None:
+    assert extension.calls_extension() is None
+    assert not own_cache.exists(), "a search makes nothing"
+
+
+def test_it_can_be_left_unused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPSMITH_PYTHON_CALLS", "1")
+    assert extension.calls_extension.__wrapped__() is None
+    monkeypatch.setenv("OPSMITH_PYTHON_CALLS", "yes")
+    with pytest.raises(errors.UsageError, match="OPSMITH_PYTHON_CALLS has an invalid value"):
+        extension.calls_extension.__wrapped__()
+
+
+def test_without_a_compiler(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(errors.ToolchainError, match=r"there is no C\+\+ compiler"):
+        extension.compile_calls()
+
+
+def test_without_headers_of_python(own_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(extension.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    with pytest.raises(errors.ToolchainError) as caught:
+        extension.compile_calls()
+    assert str(caught.value).splitlines() == [
+        "calls in C++ cannot be compiled without Python's headers",
+        f"  expected: the file {tmp_path / 'Python.h'}",
+        "  got: no such file",
+        "  hint: install them, on Debian or Ubuntu by `apt-get install python3-dev`",
+    ]
+
+
+def test_a_source_that_does_not_compile(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    source("int broken(", monkeypatch, tmp_path)
+    with pytest.raises(errors.ToolchainError) as caught:
+        extension.compile_calls()
+    text = str(caught.value)
+    assert "the C++ compiler does not compile calls in C++" in text
+    assert "expected: a compiler of C++20" in text
+    assert "broken" in text
+    assert "the same is done in Python" in text
+
+
+def test_a_library_that_is_no_module_is_told_and_not_used(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    source("int other() { return 1; }", monkeypatch, tmp_path)
+    entry = extension.compile_calls()
+    assert entry.source == "built"
+    assert extension.compile_calls().source == "memory"
+    with pytest.warns(RuntimeWarning, match=r"opsmith_calls\.so is not used: .*PyInit_opsmith_calls"):
+        assert extension.calls_extension() is None
+    library = entry.directory / extension.LIBRARY
+    library.unlink()  # this process has it in its memory
+    library.write_bytes(b"")
+    assert extension.calls_extension() is None, "what is damaged is not loaded"

@@ -1,0 +1,394 @@
+"""Calls and nodes in C++ do what those in Python do: values, gradients, errors."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import sysconfig
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+import opsmith
+from opsmith import config, errors
+from opsmith.build.toolchain import find_toolchain
+from opsmith.torch_library import capabilities
+from opsmith.torch_library.calls_extension import calls_extension, compile_calls, target
+
+
+def missing() -> str:
+    """What is missing here to build them; empty for nothing."""
+    if config.conservative() or config.calls_in_python():
+        return "they are turned off"
+    try:
+        find_toolchain()
+    except errors.ToolchainError as error:
+        return error.problem
+    include = Path(sysconfig.get_paths()["include"])
+    return "" if (include / "Python.h").is_file() else "Python's headers are missing"
+
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
+NUMBER = iter(range(10_000))
+
+
+def declared(reference: Callable[..., Any], **options: Any) -> Any:
+    return opsmith.operator(f"calls_in_cpp::case_{next(NUMBER)}", **options)(reference)
+
+
+def scaled(x: Tensor, w: Tensor | None = None, by: float = 2.0, *, shift: int = 1) -> Tensor:
+    return x * by + shift if w is None else x * w * by + shift
+
+
+@pytest.fixture
+def operator() -> Any:
+    made = declared(scaled)
+    made.gradients(
+        x=lambda grad, w, by: grad * by if w is None else grad * w * by, w=lambda grad, x, by: grad * x * by
+    )
+    x = torch.ones(2, requires_grad=True)
+    for _ in range(3):
+        made(x).sum().backward()
+        made(x, x).sum().backward()
+        made(x.detach(), x.detach())
+    assert type(made).call_plan is not None
+    return made
+
+
+SHAPES = {
+    "odd": lambda: torch.randn(3, 5, 7),
+    "strided": lambda: torch.randn(6, 10)[::2, 1::3],
+    "transposed": lambda: torch.randn(4, 3).mT,
+    "expanded": lambda: torch.randn(1, 3).expand(4, 3),
+    "empty": lambda: torch.randn(0, 3),
+    "zero-dimensional": lambda: torch.randn(()),
+    "channels last": lambda: torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+}
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.complex64],
+    ids=str,
+)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_values_and_gradients(operator: Any, shape: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = (SHAPES[shape]() * 4).to(dtype)
+    floating = dtype.is_floating_point or dtype.is_complex
+    for given in (lambda w: (x,), lambda w: (x, w), lambda w: (w, x)):
+        w = torch.ones_like(x).requires_grad_(floating)
+        other = w.detach().clone().requires_grad_(floating)
+        for _ in range(3):
+            found, right = operator(*given(w)), scaled(*given(other))
+            assert_close(found, right)
+            assert found.requires_grad is right.requires_grad
+            if right.requires_grad:
+                grad = torch.randn(right.shape).to(dtype)
+                assert_close(
+                    torch.autograd.grad(found, w, grad),
+                    torch.autograd.grad(right, other, grad),
+                    equal_nan=True,
+                )
+
+
+def test_arguments_by_name_and_defaults(operator: Any) -> None:
+    x, w = torch.ones(3), torch.full((3,), 2.0)
+    for args, kwargs in [
+        ((x,), {}),
+        ((x, w), {}),
+        ((x, None, 3), {}),
+        ((x, w, 3.5), {"shift": 4}),
+        ((), {"x": x, "w": w}),
+        ((x,), {"shift": 0, "by": 1.5}),
+        ((x,), {"w": None}),
+        ((x,), {"".join(["b", "y"]): 3.0}),
+    ]:
+        assert_close(operator(*args, **kwargs), scaled(*args, **kwargs))
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "error"),
+    [
+        ((), {}, errors.OpsmithError),
+        ((torch.ones(2), None, 1.0, 3), {}, errors.OpsmithError),
+        ((torch.ones(2),), {"x": torch.ones(2)}, errors.OpsmithError),
+        ((torch.ones(2),), {"bye": 1.0}, errors.OpsmithError),
+        ((2.0,), {}, errors.OpsmithError),
+        ((torch.ones(2), None, "2"), {}, errors.OpsmithError),
+        ((torch.ones(2), None, torch.ones(())), {}, errors.OpsmithError),
+    ],
+)
+def test_errors_are_those_of_python(
+    operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises((error, TypeError)) as in_cpp:
+        operator(*args, **kwargs)
+    with pytest.raises((error, TypeError)) as in_python:
+        type(operator).__call__(operator, *args, **kwargs)
+    assert str(in_cpp.value) == str(in_python.value)
+
+
+def test_what_is_special_takes_the_way_of_python(operator: Any) -> None:
+    x = torch.ones(2)
+    seen: list[str] = []
+
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append("function")
+            return function(*args, **(kwargs or {}))
+
+    class Dispatch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append("dispatch")
+            return function(*args, **(kwargs or {}))
+
+    class Subclass(Tensor):
+        pass
+
+    with Mode():
+        operator(x)
+    assert seen
+    seen.clear()
+    with Dispatch():
+        operator(x)
+    assert seen
+    assert type(operator(x.as_subclass(Subclass))) is Subclass
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert_close(operator(x), scaled(x))
+    assert_close(torch.func.vmap(operator)(torch.ones(3, 2)), scaled(torch.ones(3, 2)))
+    primal, tangent = torch.func.jvp(operator, (x,), (x,))
+    assert_close((primal, tangent), (scaled(x), 2 * x))
+    with torch.inference_mode():
+        assert operator(x).is_inference()
+    with torch.profiler.profile() as profile:
+        operator(x)
+    assert any("calls_in_cpp" in event.key for event in profile.key_averages())
+
+
+def test_the_graph_is_as_of_a_function_of_torch(operator: Any) -> None:
+    x = torch.ones(2, requires_grad=True)
+    result = operator(x, torch.full((2,), 3.0))
+    node: Any = result.grad_fn
+    assert (node.name(), node.requires_grad, len(node.next_functions)) == (
+        f"{operator.specification.short_name}Backward",
+        True,
+        2,
+    )
+    assert [each is None for each, _ in node.next_functions] == [False, True]
+    assert node.needs_input_grad == (True, False, False, False)
+    assert capabilities.forward_class(node) is not None
+    assert f"grad_fn=<{node.name()}>" in repr(result)
+    assert len(node.saved_tensors) == len(node._raw_saved_tensors)
+    hooked: list[str] = []
+    node.register_prehook(lambda grads: hooked.append("before"))
+    node.register_hook(lambda inputs, outputs: hooked.append("after"))
+    result.register_hook(lambda grad: grad * 2)
+    result.sum().backward()
+    assert hooked == ["before", "after"]
+    assert_close(x.grad, torch.full((2,), 12.0))
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        result.sum().backward()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        node.saved_tensors  # noqa: B018
+
+
+def test_second_order_and_retained_graphs(operator: Any) -> None:
+    x, w = (
+        torch.randn(4, dtype=torch.float64, requires_grad=True),
+        torch.randn(4, dtype=torch.float64, requires_grad=True),
+    )
+    for _ in range(3):
+        assert torch.autograd.gradcheck(operator, (x, w))
+        assert torch.autograd.gradgradcheck(operator, (x, w))
+    result = operator(x, w).sum()
+    first = torch.autograd.grad(result, x, retain_graph=True)
+    assert_close(torch.autograd.grad(result, x), first)
+
+
+def test_hooks_pack_what_is_saved(operator: Any) -> None:
+    x = torch.ones(2, requires_grad=True)
+    packed: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        packed.append(tensor)
+        return tensor * 10
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor / 10):
+        result = operator(x, torch.full((2,), 3.0))
+    assert packed
+    (gradient,) = torch.autograd.grad(result.sum(), x)
+    assert_close(gradient, torch.full((2,), 6.0))
+
+
+def test_a_write_into_what_is_saved_is_told(operator: Any) -> None:
+    x, w = torch.ones(2, requires_grad=True), torch.ones(2)
+    result = operator(x, w)
+    w.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        result.sum().backward()
+
+
+def test_an_error_of_a_formula_arrives() -> None:
+    wrong = declared(lambda_of_one())
+    wrong.gradients(x=lambda grad: (_ for _ in ()).throw(ValueError("no gradient today")))
+    x = torch.ones(2, requires_grad=True)
+    for _ in range(3):
+        with pytest.raises(ValueError, match="no gradient today"):
+            wrong(x).sum().backward()
+
+
+def lambda_of_one() -> Callable[..., Any]:
+    def doubled(x: Tensor) -> Tensor:
+        return x * 2
+
+    return doubled
+
+
+def test_an_error_of_a_kernel_arrives() -> None:
+    refused = declared(lambda_of_one())
+
+    @refused.kernel("cpu")
+    def _(x: Tensor) -> Tensor:
+        if x.sum() > 5:
+            raise ValueError("too large")
+        return x * 2
+
+    for _ in range(3):
+        refused(torch.ones(2))
+    with pytest.raises(ValueError, match="too large"):
+        refused(torch.full((2,), 9.0))
+
+
+@pytest.mark.compile
+@pytest.mark.xdist_group("calls-in-cpp")
+def test_compiled_autograd(operator: Any) -> None:
+    from torch._dynamo import compiled_autograd
+
+    x, w = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+    right = torch.autograd.grad(scaled(x, w).pow(2).sum(), (x, w))
+    for _ in range(2):
+        loss = operator(x, w).pow(2).sum()
+        assert type(operator(x, w).grad_fn).__name__ == "CppFunction"
+        x.grad = w.grad = None
+        with compiled_autograd._enable(torch.compile(backend="eager")):
+            loss.backward()
+        assert_close((x.grad, w.grad), right)
+
+
+def test_threads(operator: Any) -> None:
+    failed: list[BaseException] = []
+
+    def run(seed: int) -> None:
+        try:
+            torch.manual_seed(seed)
+            for size in range(1, 40):
+                x = torch.ones(size, requires_grad=True)
+                (gradient,) = torch.autograd.grad(operator(x, by=float(seed)).sum(), x)
+                assert gradient.tolist() == [float(seed)] * size
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(1, 5)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert not failed
+
+
+def test_nothing_is_kept(operator: Any) -> None:
+    x = torch.ones(2, requires_grad=True)
+    result = operator(x, torch.ones(2))
+    held = weakref.ref(result)
+    del result
+    assert held() is None, "without a collection of garbage"
+    before = len(gc.get_objects())
+    for _ in range(50):
+        operator(x, torch.ones(2)).sum().backward()
+        operator(x.detach())
+    gc.collect()
+    assert len(gc.get_objects()) - before < 20
+
+
+def test_a_plan_goes_with_its_handle(operator: Any) -> None:
+    class Handle:
+        def __call__(self, *args: Any, **kwargs: Any) -> str:
+            return "in Python"
+
+    capabilities.call_in_cpp(Handle, type(operator).__call__.call_plan)
+    handle, x = Handle(), torch.ones(2)
+    assert_close(handle(x), scaled(x))
+    assert handle.__call__(x) == "in Python"
+    Handle.__call__ = lambda self, x: "another"  # type: ignore[assignment, method-assign, misc]
+    assert handle(x) == "another"
+    held = weakref.ref(Handle)
+    del Handle, handle
+    gc.collect()
+    assert held() is None
+
+
+def test_another_kernel_takes_effect() -> None:
+    made = declared(lambda_of_one())
+    for _ in range(3):
+        assert made(torch.ones(1)).item() == 2
+    made.kernel("cpu", lambda x: x * 3)
+    for _ in range(3):
+        assert made(torch.ones(1)).item() == 3
+
+
+def test_compiled_code_sees_the_operator(operator: Any) -> None:
+    graph = torch.export.export(_Module(operator), (torch.ones(2),)).graph
+    assert any("mul" in str(node.target) or "case" in str(node.target) for node in graph.nodes)
+
+
+class _Module(torch.nn.Module):
+    def __init__(self, operator: Any) -> None:
+        super().__init__()
+        self.operator = operator
+
+    def forward(self, x: Tensor) -> Any:
+        return self.operator(x)
+
+
+FALLBACK = """
+import torch, opsmith
+from opsmith.torch_library.calls_extension import calls_extension
+print(calls_extension())
+x = torch.ones(2, requires_grad=True)
+for _ in range(3):
+    opsmith.ops.exp(x).sum().backward()
+print(hasattr(type(opsmith.ops.exp), "call_plan"), type(opsmith.ops.exp(x).grad_fn).__name__)
+"""
+
+
+def test_a_variable_leaves_them_unused() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FALLBACK],
+        env={**os.environ, "OPSMITH_PYTHON_CALLS": "1", "PYTHONPATH": str(Path(opsmith.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines() == ["None", "False expBackward"]
+
+
+def test_they_are_built() -> None:
+    assert calls_extension() is not None, "`make setup` or `opsmith build --calls` builds them"
+    assert compile_calls().source in ("disk", "memory")
+    assert torch.__version__.partition("+")[0] in target()
+
+
+@pytest.fixture(autouse=True)
+def _deterministic() -> Iterator[None]:
+    yield
+    torch.use_deterministic_algorithms(False)
