@@ -248,7 +248,9 @@ def _packed(
     gc.freeze()
     try:
         _settle(room, stderr_file)
-        refusal = _without_backward()
+        refusal = backward_refusal(
+            "isolate", "check in a fresh process, as `opsmith check FILE --isolate` does"
+        )
         if refusal is not None:
             return pickle.dumps((None, refusal))
         if crash_tracer is not None:
@@ -257,7 +259,7 @@ def _packed(
         try:
             return pickle.dumps((outcome, None))
         except Exception:  # evidence may be any object; its JSON form can be sent
-            return pickle.dumps((_sendable(outcome), None))
+            return pickle.dumps((sendable(outcome), None))
     except SystemExit as error:
         os._exit(error.code if isinstance(error.code, int) else 1)
     except BaseException as error:
@@ -274,7 +276,8 @@ def _packed(
         sys.stderr.flush()
 
 
-def _sendable(outcome: Outcome) -> Outcome:
+def sendable(outcome: Outcome) -> Outcome:
+    """Return an outcome with the JSON form of its evidence, which every process can unpickle."""
     return replace(
         outcome, failures=tuple(replace(each, evidence=plain(each.evidence)) for each in outcome.failures)
     )
@@ -295,8 +298,13 @@ def _settle(room: mmap.mmap, stderr_file: BinaryIO) -> None:
     _room = room
 
 
-def _without_backward() -> errors.UsageError | None:
-    """Return the error for a child in which torch refuses every backward, not a fault of the operator."""
+def backward_refusal(argument: str, hint: str) -> errors.UsageError | None:
+    """Return the error for a child in which torch refuses every backward, not a fault of the operator.
+
+    Args:
+        argument: The argument that asks for a child.
+        hint: What to do instead.
+    """
     with torch.inference_mode(False), torch.enable_grad():
         leaf = torch.zeros(1, device="cpu", requires_grad=True)
         try:
@@ -306,9 +314,9 @@ def _without_backward() -> errors.UsageError | None:
                 return errors.UsageError(
                     "a check cannot be isolated once autograd has started threads of its own: torch computes "
                     "no gradients in a process that is forked after that",
-                    argument="isolate",
+                    argument=argument,
                     got=str(error).partition(". ")[0],
-                    hint="check in a fresh process, as `opsmith check FILE --isolate` does. A backward on an "
+                    hint=f"{hint}. A backward on an "
                     "accelerator starts such threads, and one within 60 others; where torch is built for "
                     "CUDA and finds none, `torch.compile` may, unless a gradient was computed before",
                 )

@@ -1,0 +1,249 @@
+"""Worker processes that check several operators at once, each of them one after the other.
+
+They are forked, so that they have what the parent has imported. A worker that dies takes no other answer
+along.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import pickle
+import signal
+import sys
+import traceback
+import warnings
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import Any, NoReturn
+
+import torch
+
+from opsmith import errors
+from opsmith.checking.processes.fork import backward_refusal, describe_exit, sendable
+from opsmith.checking.processes.watchdog import POLL_S
+from opsmith.checking.report import Report
+from opsmith.core.forked_child import end_with_parent
+
+Advance = Callable[[str, int, int], None]
+Task = Callable[[Advance], Report]
+"""Function that makes a report, and calls another one with its progress, as of `check`."""
+
+
+@dataclass(frozen=True)
+class Progressed:
+    """Progress of a task.
+
+    Args:
+        task: Position of the task.
+        activity: What it does now.
+        done: Number of finished activities.
+        total: Number of activities.
+    """
+
+    task: int
+    activity: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Answered:
+    """End of a task.
+
+    Args:
+        task: Position of the task.
+        report: Its report; None where there is an error.
+        error: The exception that it raised, or the end of its process.
+    """
+
+    task: int
+    report: Report | None = None
+    error: BaseException | None = None
+
+
+@dataclass
+class _Worker:
+    """A process, and the task that it runs; None while it waits for one."""
+
+    process: int
+    connection: Connection
+    task: int | None = None
+
+
+def refuse_workers() -> None:
+    """Raise an error where operators cannot be checked in several processes.
+
+    Raises:
+        UsageError: On a system without fork, once an accelerator has been used, or once autograd has threads.
+    """
+    reason = hint = None
+    if not hasattr(os, "fork"):
+        reason, hint = f"the platform {sys.platform}, where processes cannot be forked", "leave `-j` out"
+    elif torch.cuda.is_initialized():
+        reason = "CUDA has been used, and a forked process cannot use it again"
+        hint = "leave `-j` out, or let the file make nothing on the GPU when it is imported"
+    if reason is not None:
+        raise errors.UsageError(
+            "operators cannot be checked in several processes here", argument="-j", got=reason, hint=hint
+        )
+
+
+def run_in_workers(tasks: Sequence[Task], count: int) -> Generator[Progressed | Answered]:
+    """Run tasks in several processes, and yield their progress and their answers as they come.
+
+    Args:
+        tasks: The tasks, which begin in this order.
+        count: Number of processes.
+
+    Raises:
+        UsageError: As `refuse_workers`.
+    """
+    refuse_workers()
+    left, workers = deque(range(len(tasks))), []
+    try:
+        for _ in range(min(count, len(tasks))):
+            workers.append(_started(tasks, left.popleft()))
+        while workers:
+            ready = wait([each.connection for each in workers], POLL_S)
+            for worker in [*workers]:
+                events, alive = _received(worker, heard=worker.connection in ready)
+                yield from events
+                if worker.task is not None and alive:
+                    continue
+                if alive and left:
+                    _begin(worker, left.popleft())
+                    continue
+                workers.remove(worker)
+                _end(worker)
+                if left and not alive:
+                    workers.append(_started(tasks, left.popleft()))
+    finally:
+        for worker in workers:
+            _end(worker)
+
+
+def _received(worker: _Worker, *, heard: bool) -> tuple[list[Progressed | Answered], bool]:
+    """Read what a worker has sent; False beside it if the worker has ended."""
+    events: list[Progressed | Answered] = []
+    try:
+        while heard and worker.task is not None and worker.connection.poll():
+            event = pickle.loads(worker.connection.recv_bytes())
+            events.append(event)
+            if isinstance(event, Answered):
+                worker.task = None
+    except (EOFError, ConnectionError):
+        pass
+    else:
+        ended, status = os.waitpid(worker.process, os.WNOHANG) if not heard else (0, 0)
+        if not ended:
+            return events, True
+        worker.process = 0
+        return [*events, *_died(worker, status)], False
+    _, status = os.waitpid(worker.process, 0)
+    worker.process = 0
+    return [*events, *_died(worker, status)], False
+
+
+def _died(worker: _Worker, status: int) -> list[Answered]:
+    if worker.task is None:
+        return []
+    error = errors.KernelError(
+        f"the process that checked it is gone: {describe_exit(status)[0]}",
+        hint="run `opsmith check --isolate`, where this is a finding, and what ran then has its line",
+    )
+    return [Answered(worker.task, error=error)]
+
+
+def _started(tasks: Sequence[Task], first: int) -> _Worker:
+    """Fork a worker, and let it begin with a task."""
+    ours, theirs = Pipe()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    parent = os.getpid()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 and later: threads and fork
+        try:
+            process = os.fork()
+        except OSError as error:
+            raise errors.UsageError(
+                f"the system forks no process: {error.strerror}",
+                argument="-j",
+                hint="leave `-j` out, or check where memory and the number of processes suffice",
+            ) from error
+    if process == 0:
+        ours.close()
+        end_with_parent(parent)
+        _work(tasks, theirs)
+    theirs.close()
+    worker = _Worker(process, ours)
+    _begin(worker, first)
+    return worker
+
+
+def _begin(worker: _Worker, task: int) -> None:
+    worker.task = task
+    with suppress(OSError):  # it has ended: this is noticed when it is read from
+        worker.connection.send(task)
+
+
+def _end(worker: _Worker) -> None:
+    """End a worker, with the processes that it has started."""
+    worker.connection.close()
+    if worker.process:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(worker.process, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(worker.process, signal.SIGKILL)  # if it has no group of its own yet
+        os.waitpid(worker.process, 0)
+        worker.process = 0
+
+
+def _work(tasks: Sequence[Task], connection: Connection) -> NoReturn:
+    """Run tasks until there is none left; the parent's handlers and buffers are not run."""
+    try:
+        os.setsid()  # Ctrl-C is the parent's, who ends the workers
+        if faulthandler.is_enabled():
+            faulthandler.enable(2)
+        torch.set_num_threads(1)
+        refusal = backward_refusal("-j", "leave `-j` out")
+        while True:
+            at: int = connection.recv()
+
+            def advance(activity: str, done: int, total: int, at: int = at) -> None:
+                connection.send_bytes(pickle.dumps(Progressed(at, activity, done, total)))
+
+            connection.send_bytes(_packed(tasks[at], at, advance, refusal))
+    except (EOFError, OSError):
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def _packed(task: Task, at: int, advance: Advance, refusal: errors.UsageError | None) -> bytes:
+    """Pickle the report, or the exception."""
+    try:
+        if refusal is not None:
+            raise refusal
+        report = task(advance)
+        try:
+            return pickle.dumps(Answered(at, report))
+        except Exception:  # evidence may be any object; its JSON form can be sent
+            plain = replace(report, outcomes=tuple(map(sendable, report.outcomes)))
+            return pickle.dumps(Answered(at, plain))
+    except BaseException as error:
+        return packed_error(error, lambda each: Answered(at, error=each))
+
+
+def packed_error(error: BaseException, made: Callable[[BaseException], Any]) -> bytes:
+    """Pickle what is made of an exception, or of its text where it cannot be unpickled."""
+    try:
+        packed = pickle.dumps(made(error))
+        pickle.loads(packed)
+    except Exception:
+        packed = pickle.dumps(made(RuntimeError(f"{type(error).__name__}: {error}")))
+    return packed

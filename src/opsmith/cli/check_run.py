@@ -1,0 +1,179 @@
+"""Runs of `opsmith check`: subjects one after the other or several at once, their results and exit status."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from opsmith import errors
+from opsmith.checking.accepting import with_baseline
+from opsmith.checking.output.terminal import rendered
+from opsmith.checking.processes.workers import Advance, Answered, Progressed, Task, run_in_workers
+from opsmith.checking.report import SCHEMA, Report
+from opsmith.cli.check_subject import CheckSubject, report_of
+from opsmith.cli.guard import FAILED, INTERRUPTED, UNUSABLE, complain, fatal_ends_reported
+from opsmith.cli.options import named_as_options
+from opsmith.cli.output import Output, progress_bar
+
+
+@dataclass
+class CheckRun:
+    """Results of the subjects so far.
+
+    Args:
+        reports: Reports of those that were checked.
+        unchecked: Errors of those that could not be checked.
+        interrupted: Names of those that Ctrl-C left unchecked.
+    """
+
+    reports: list[Report] = field(default_factory=list)
+    unchecked: list[errors.OpsmithError] = field(default_factory=list)
+    interrupted: list[str] = field(default_factory=list)
+
+    @property
+    def status(self) -> int:
+        """The exit status."""
+        if self.interrupted:
+            return INTERRUPTED
+        if self.unchecked:
+            return UNUSABLE
+        return 0 if all(report.passed_as_asked for report in self.reports) else FAILED
+
+    def summary(self) -> str:
+        """Return the counts in one line."""
+        passed = sum(report.passed_as_asked for report in self.reports)
+        parts = [f"{passed} passed", f"{len(self.reports) - passed} not passed"]
+        parts += [f"{len(self.unchecked)} could not be checked"] if self.unchecked else []
+        parts += [f"{len(self.interrupted)} interrupted"] if self.interrupted else []
+        every = len(self.reports) + len(self.unchecked) + len(self.interrupted)
+        return f"{every} operators: {', '.join(parts)}"
+
+    def unchecked_entries(self) -> list[dict[str, Any]]:
+        """Return the name of each subject that was not checked, and the reason."""
+        left = [{"operator": name, "message": INTERRUPTION} for name in self.interrupted]
+        return [{"operator": error.operator, "message": str(error)} for error in self.unchecked] + left
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the object that `--json` prints; `report.schema.json` of `opsmith.checking` describes it."""
+        return {
+            "schema": SCHEMA,
+            "passed": self.status == 0,
+            "reports": [report.to_dict() for report in self.reports],
+            "unchecked": self.unchecked_entries(),
+            "interrupted": bool(self.interrupted),
+        }
+
+
+INTERRUPTION = "interrupted by Ctrl-C before it was checked"
+
+
+@dataclass(frozen=True)
+class Checking:
+    """Subjects, how to check them, and their results.
+
+    Args:
+        subjects: The subjects.
+        run: Takes the results.
+        output: Where each report is printed at once; None for nowhere.
+        options: Options of `check`.
+        known: Reports of the baseline by operator.
+    """
+
+    subjects: list[CheckSubject]
+    run: CheckRun
+    output: Output | None
+    options: dict[str, Any]
+    known: Mapping[str, Report]
+
+    def finish(self, report: Report) -> None:
+        """Take a report, and print it."""
+        if report.operator in self.known:
+            report = with_baseline(report, self.known[report.operator])
+        self.run.reports.append(report)
+        if self.output is not None:
+            self.output.show(rendered(report))
+
+    def refuse(self, error: errors.OpsmithError) -> None:
+        """Take the reason why a subject was not checked, and print it."""
+        self.run.unchecked.append(error)
+        complain(error)
+
+
+def check_in_turn(checked: Checking, command: Callable[..., Any]) -> None:
+    """Check subjects one after the other, and print each report at once.
+
+    A subject that cannot be checked is reported, and the others are checked; Ctrl-C ends the loop.
+
+    Args:
+        checked: The subjects.
+        command: The command, whose options messages name.
+    """
+    with fatal_ends_reported() if checked.options["isolate"] is False else nullcontext():
+        for at, each in enumerate(checked.subjects):
+            try:
+                with named_as_options(command), progress_bar(each.name) as progress:
+                    report = report_of(each, {**checked.options, "progress": progress})
+            except errors.OpsmithError as error:
+                checked.refuse(error)
+            except KeyboardInterrupt:
+                checked.run.interrupted += [left.name for left in checked.subjects[at:]]
+                return
+            else:
+                checked.finish(report)
+
+
+def check_at_once(checked: Checking, jobs: int, command: Callable[..., Any]) -> None:
+    """Check subjects in several processes, with the same results in the same order as one after the other.
+
+    Args:
+        checked: The subjects.
+        jobs: Number of processes.
+        command: The command, whose options messages name.
+    """
+
+    def task(subject: CheckSubject) -> Task:
+        def run(advance: Advance) -> Report:
+            with named_as_options(command):
+                return report_of(subject, {**checked.options, "progress": advance})
+
+        return run
+
+    answers: dict[int, Answered] = {}
+    at = 0
+    with fatal_ends_reported(), closing(run_in_workers([*map(task, checked.subjects)], jobs)) as events:
+        try:
+            while at < len(checked.subjects):
+                with progress_bar(checked.subjects[at].name) as progress:
+                    _await(at, events, answers, progress)
+                _take(checked, at, answers.pop(at))
+                at += 1
+        except KeyboardInterrupt:
+            for left in range(at, len(checked.subjects)):
+                if left in answers:
+                    _take(checked, left, answers[left])
+                else:
+                    checked.run.interrupted.append(checked.subjects[left].name)
+
+
+def _await(
+    at: int, events: Iterator[Progressed | Answered], answers: dict[int, Answered], progress: Advance
+) -> None:
+    """Keep answers until there is that of a subject, whose progress is shown."""
+    while at not in answers:
+        event = next(events)
+        if isinstance(event, Answered):
+            answers[event.task] = event
+        elif event.task == at:
+            progress(event.activity, event.done, event.total)
+
+
+def _take(checked: Checking, at: int, answer: Answered) -> None:
+    if answer.report is not None:
+        checked.finish(answer.report)
+    elif isinstance(answer.error, errors.OpsmithError):
+        checked.refuse(answer.error.of(checked.subjects[at].name))
+    else:
+        assert answer.error is not None
+        raise answer.error
