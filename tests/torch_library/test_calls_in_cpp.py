@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -99,6 +100,87 @@ def test_values_and_gradients(operator: Any, shape: str, dtype: torch.dtype) -> 
                     torch.autograd.grad(right, other, grad),
                     equal_nan=True,
                 )
+
+
+def stacked(xs: list[Tensor], by: float = 1.0) -> Tensor:
+    return torch.stack(xs).sum(0) * by
+
+
+def split(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return x * 2, x + 1, x - 1
+
+
+def by_numpy(x: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.from_numpy(np.asarray(x.numpy() * 2)), x.neg()
+
+
+def test_lists() -> None:
+    operator = declared(stacked)
+    operator.gradients(xs=lambda grad, xs, by: [grad * by for _ in xs])
+    x, w = torch.ones(3, requires_grad=True), torch.ones(3)
+    for given in ([x, w], [w, w + 1], (x, w), [w], [x, x], [w, w, w]):
+        for _ in range(3):
+            found, right = operator(given, 2), stacked(list(given), 2)
+            assert_close(found, right)
+            if right.requires_grad:
+                assert_close(torch.autograd.grad(found.sum(), x), torch.autograd.grad(right.sum(), x))
+    for wrong in ([w, 2.0], [], w, [w, None]):
+        with pytest.raises((errors.OpsmithError, RuntimeError, TypeError)) as in_cpp:
+            operator(wrong)
+        with pytest.raises((errors.OpsmithError, RuntimeError, TypeError)) as in_python:
+            type(operator).__call__(operator, wrong)
+        assert str(in_cpp.value) == str(in_python.value)
+
+
+@pytest.mark.parametrize("reference", [split, by_numpy])
+def test_several_results(reference: Callable[..., Any]) -> None:
+    operator = declared(reference, **({"opaque": True} if reference is by_numpy else {}))
+    for shape in ((3,), (0, 2), (), (2, 3)):
+        x = torch.randn(shape)
+        for _ in range(3):
+            assert_close(operator(x), reference(x))
+            with torch.inference_mode():
+                assert_close(operator(x), reference(x))
+                inner = torch.ones(2)
+            assert_close(operator(inner), reference(inner))
+            assert_close(operator(x.mT if x.dim() > 1 else x), reference(x.mT if x.dim() > 1 else x))
+
+
+CAUGHT: dict[str, tuple[Callable[[Tensor], Any], type[Exception]]] = {
+    "its input": (lambda x: x, errors.AliasError),
+    "a view": (lambda x: x[:1], errors.AliasError),
+    "one result twice": (lambda x: (lambda y: (y, y))(x + 1), errors.AliasError),
+    "a write": (lambda x: (x.add_(1), x * 2)[1], errors.MutationError),
+    "no tensor": (lambda x: 2.0, errors.ResultTypeError),
+    "too few": (lambda x: (x + 1,), errors.OpsmithError),
+}
+
+
+@pytest.mark.parametrize("fault", CAUGHT)
+def test_a_kernel_that_breaks_its_promise_later_is_caught(fault: str) -> None:
+    wrong, error = CAUGHT[fault]
+    several = fault in ("one result twice", "too few")
+    broken = False
+
+    def one(x: Tensor) -> Tensor:
+        return x * 2
+
+    def two(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x * 2, x + 1
+
+    def kernel(x: Tensor) -> Any:
+        return wrong(x) if broken else (two if several else one)(x)
+
+    operator = declared(two if several else one)
+    operator.kernel("cpu", kernel)
+    for _ in range(3):
+        operator(torch.ones(2))
+    broken = True
+    with pytest.raises(error) as in_cpp:
+        operator(torch.ones(2))
+    with pytest.raises(error) as in_python:
+        type(operator).__call__(operator, torch.ones(2))
+    assert str(in_cpp.value) == str(in_python.value)
 
 
 def test_arguments_by_name_and_defaults(operator: Any) -> None:

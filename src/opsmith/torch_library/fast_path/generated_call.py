@@ -25,7 +25,7 @@ from opsmith.torch_library.fast_path.eligibility import (
     unless_none,
 )
 from opsmith.torch_library.fast_path.node_source import sequence_source
-from opsmith.torch_library.fast_path.purity import SINGLE_TENSOR, ContractSource
+from opsmith.torch_library.fast_path.purity import ContractSource
 from opsmith.torch_library.fast_path.signatures import CallSignatures, KernelSignatures
 
 
@@ -51,17 +51,8 @@ def generate_call(
         "_op_validate": signatures.validate_write if schema.written else signatures.validate,
         "_op_in_shape": signatures.in_shape,
     }
-    # A kernel that is proved to return a new tensor, and to write nowhere, needs no check but of the type.
-    plain = contract.returned() == "_op_result"
-    return generated(
-        signatures,
-        call,
-        _call_body(specification, contract),
-        names,
-        _overload(schema),
-        node_returns=plain,
-        kernel_returns=plain and not contract.may_write and contract.held() == SINGLE_TENSOR,
-    )
+    body = _call_body(specification, contract)
+    return generated(signatures, call, body, names, _overload(schema), contract=contract)
 
 
 def generated(
@@ -72,8 +63,7 @@ def generated(
     compiled: str | None = None,
     *,
     keywords: bool = True,
-    node_returns: bool = False,
-    kernel_returns: bool = False,
+    contract: ContractSource | None = None,
 ) -> Callable[..., Any]:
     """Generate a `__call__` that finds the implementation of a call by its signature.
 
@@ -86,8 +76,7 @@ def generated(
         compiled: Source for a call that torch compiles; None for the slow path.
         keywords: False if calls with arguments given by name take the slow path, which then gets MISSING for
             arguments that are left out.
-        node_returns: True if the operator returns what a node does.
-        kernel_returns: True if it returns what a kernel does, once that is a tensor.
+        contract: The contract of the kernels, by which C++ decides; None where the body alone does.
     """
     schema = signatures.specification.schema
     names = {
@@ -120,11 +109,7 @@ def generated(
     exec(_call_source(signatures, body, compiled, keywords), names)
     fast_call: Callable[..., Any] = names["__call__"]
     fast_call.call_plan = call_plan(  # type: ignore[attr-defined]
-        signatures,
-        names,
-        by_name=keywords,
-        node_returns=node_returns,
-        kernel_returns=kernel_returns,
+        signatures, names, contract, by_name=keywords
     )
     return fast_call
 

@@ -23,7 +23,7 @@ from opsmith.torch_library.autograd.vjp import (
     written_into,
 )
 from opsmith.torch_library.fast_path.node_source import NodeSource
-from opsmith.torch_library.fast_path.purity import CONTRACT_NAMES
+from opsmith.torch_library.fast_path.purity import ContractSource
 from opsmith.torch_library.flattening import ArgumentFlattening, ResultFlattening
 
 
@@ -90,7 +90,7 @@ class GeneratedNodes:
     def _write(self, signature: NodeSignature) -> Any:
         specification, node_source = self._specification, self._source
         names: dict[str, Any] = {
-            **CONTRACT_NAMES,
+            **ContractSource(specification).names,
             "_op_Function": torch.autograd.Function,
             "_op_Exception": Exception,
             "_op_kernel": signature.kernel,

@@ -164,10 +164,6 @@ CONTRACT_NAMES: dict[str, Any] = {
 """Globals of the source below."""
 
 
-SINGLE_TENSOR = "_op_type(_op_result) is _op_Tensor"
-"""Source of a condition: the result is a tensor, which is all that is left to check of a proved kernel."""
-
-
 class ContractSource:
     """The contract of an operator's kernels, as conditions on `_op_result` and the tensor arguments.
 
@@ -178,6 +174,7 @@ class ContractSource:
     Attributes:
         names: Globals of the conditions.
         may_write: True if it is declared to write, or a kernel is not known to write into no argument.
+        may_alias: True if a kernel is not known to return new tensors alone.
         by_kernel: True if a kernel in C++ needs fewer conditions: these use `_op_in_cpp`.
     """
 
@@ -190,11 +187,14 @@ class ContractSource:
         self._read = [each.name for each in self._tensors if not each.alias]
         self._written = [each.name for each in self._tensors if each.alias]
         self.names = {**CONTRACT_NAMES, "_op_reference": specification.reference, "_op_in_cpp": False}
+        in_cpp = capabilities.calls_in_cpp()
+        if in_cpp is not None and specification.schema.results:
+            self.names["_op_are_new"] = in_cpp.freshness(len(specification.schema.results))
         self._several = not self._written and len(specification.schema.results) > 1
         self._lists = {each.name for each in self._tensors if each.kind.sequence}
         pure = all(never_writes(kernel) for kernel in kernels)
         self.may_write = bool(self._written) or not pure  # a declared write need not happen
-        self._may_alias = not all(always_new(kernel) for kernel in kernels)
+        self.may_alias = not all(always_new(kernel) for kernel in kernels)
         self.by_kernel = bool(self._written or self._lists) or self._several
 
     def before(self) -> str:
@@ -259,6 +259,13 @@ class ContractSource:
             return "_op_result"
         return shown[0] if len(shown) == 1 else f"({', '.join(shown)})"
 
+    def shown(self) -> tuple[int, ...]:
+        """Positions of the results that the operator returns; none where it returns something else."""
+        results, visible = self._schema.results, self._schema.visible
+        if self._written or not all(results[at].differentiable for at in visible):
+            return ()
+        return tuple(visible)
+
     def captured(self) -> str:
         """Source of a condition: no result requires a gradient, as it would from a captured tensor."""
         if not self._several:
@@ -278,8 +285,11 @@ class ContractSource:
             return f"({itself} or (_op_result is None and _op_kernel is not _op_reference))"
         if not self._schema.results:
             return "_op_result is None"
-        if not self._may_alias:
-            return SINGLE_TENSOR
+        if not self.may_alias:
+            return "_op_type(_op_result) is _op_Tensor"
+        if "_op_are_new" in self.names:
+            tensors = "".join(f"{'*' * each.kind.sequence}{each.name}, " for each in self._tensors)
+            return f"_op_are_new(_op_result, {tensors})"
         begins = "".join(
             f"*_op_map(_op_data_ptr, {each.name}), "
             if each.kind.sequence

@@ -2,9 +2,11 @@
 #pragma once
 
 #include "node.h"
+#include "results.h"
 
 #include <ATen/Context.h>
 #include <ATen/PythonTorchFunctionTLS.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
 #include <unordered_map>
@@ -14,6 +16,8 @@ namespace opsmith {
 // Forms of an argument. In upper case it may be None, too.
 enum Form : char {
   TENSOR = 't',
+  LIST = 'l',   // of tensors; a kernel gets a new list
+  TUPLE = 'u',  // of tensors; a kernel gets a new tuple
   FLOATING = 'f',  // an integer is converted
   NUMBER = 'n',    // an integer or a floating number, as it is
   INTEGERS = 's',  // a tuple or list of plain integers
@@ -25,17 +29,15 @@ struct Plan {
   PyObject_HEAD
   PyTypeObject* handle;  // borrowed: its dictionary holds the plan
   PyObject *fallback, *finish, *validate, *fits;
-  PyObject *names, *defaults, *types, *known, *missing, *unchanged;
+  PyObject *names, *defaults, *types, *known, *missing, *shown, *unchanged;
   const char* forms;
   Py_ssize_t positional;
-  bool by_name, alike, node_returns, kernel_returns;
+  Py_ssize_t results;  // of a kernel; 0 where what the operator returns is not what a kernel does
+  bool by_name, alike, node_returns, may_write, may_alias;
 };
 
 inline PyTypeObject PlanType = {PyVarObject_HEAD_INIT(nullptr, 0) "opsmith.Plan", sizeof(Plan)};
 inline std::unordered_map<PyTypeObject*, Plan*> plans;
-inline PyTypeObject *plain_tensor = nullptr, *plain_parameter = nullptr;
-
-using Values = c10::SmallVector<PyObject*, 16>;
 
 inline PyObject* call_with(PyObject* function, PyObject* first, const Values& values) {
   Values given{first};
@@ -85,8 +87,14 @@ inline bool are_integers(PyObject* value) {
   return true;
 }
 
-// Whether each argument has its form. Collects the tensors, and which optional ones are given, as a number.
-inline bool has_forms(const Plan* plan, const Values& values, Values& tensors, size_t& number) {
+inline bool is_plain_tensor(PyObject* value) {
+  return Py_TYPE(value) == plain_tensor || Py_TYPE(value) == plain_parameter;
+}
+
+// Whether each argument has its form. Collects the tensors, those of lists too, which optional ones are given, as
+// a number, and the lengths of lists.
+inline bool has_forms(
+    const Plan* plan, const Values& values, Values& tensors, size_t& number, c10::SmallVector<Py_ssize_t, 4>& lengths) {
   for (size_t at = 0; at < values.size(); at++) {
     PyObject* value = values[at];
     char form = plan->forms[at];
@@ -98,8 +106,18 @@ inline bool has_forms(const Plan* plan, const Values& values, Values& tensors, s
     bool fits = false;
     switch (form) {
       case TENSOR:
-        fits = type == plain_tensor || type == plain_parameter;
+        fits = is_plain_tensor(value);
         tensors.push_back(value);
+        break;
+      case LIST:
+      case TUPLE:
+        fits = type == &PyList_Type || type == &PyTuple_Type;
+        if (!fits) break;
+        lengths.push_back(PySequence_Fast_GET_SIZE(value));
+        for (Py_ssize_t item = 0; item < lengths.back(); item++) {
+          tensors.push_back(PySequence_Fast_GET_ITEM(value, item));
+          fits &= is_plain_tensor(tensors.back());
+        }
         break;
       case FLOATING:
       case NUMBER:
@@ -130,8 +148,16 @@ inline bool nothing_watches(const Plan* plan) {
 }
 
 // The known implementation of a call: guard, kernel, apply, requires, in_cpp, any_layout; null for none.
-inline PyObject* implementation_of(const Plan* plan, size_t number, const Values& tensors) {
+inline PyObject* implementation_of(
+    const Plan* plan, size_t number, const Values& tensors, const c10::SmallVector<Py_ssize_t, 4>& lengths) {
   PyObject* known = PyTuple_GET_ITEM(plan->known, number);
+  if (PyDict_CheckExact(known)) {  // by the lengths of lists
+    THPObjectPtr key(PyTuple_New(static_cast<Py_ssize_t>(lengths.size())));
+    if (!key) return nullptr;
+    for (size_t at = 0; at < lengths.size(); at++) PyTuple_SET_ITEM(key.get(), at, PyLong_FromSsize_t(lengths[at]));
+    known = PyDict_GetItemWithError(known, key);
+    if (!known) return nullptr;
+  }
   for (Py_ssize_t at = 0; at < PyList_GET_SIZE(known); at++) {
     PyObject* each = PyList_GET_ITEM(known, at);
     PyObject* guard = PyTuple_GET_ITEM(each, 0);
@@ -140,6 +166,54 @@ inline PyObject* implementation_of(const Plan* plan, size_t number, const Values
     }
   }
   return nullptr;
+}
+
+// What the operator returns of the results of a kernel or node, of which it may show some alone.
+inline PyObject* shown_of(const Plan* plan, THPObjectPtr result) {
+  const Py_ssize_t count = PyTuple_GET_SIZE(plan->shown);
+  if (!result || plan->results == 1 || count == plan->results) return result.release();
+  const auto item = [&](Py_ssize_t at) {
+    return Py_NewRef(PyTuple_GET_ITEM(result.get(), PyLong_AsSsize_t(PyTuple_GET_ITEM(plan->shown, at))));
+  };
+  if (count == 1) return item(0);
+  PyObject* some = PyTuple_New(count);
+  for (Py_ssize_t at = 0; some && at < count; at++) PyTuple_SET_ITEM(some, at, item(at));
+  return some;
+}
+
+// Whether what a kernel returned is as it promises.
+inline bool holds_contract(const Plan* plan, PyObject* result, const Values& tensors, bool in_cpp) {
+  if (plan->may_alias ? !are_new(result, plan->results, tensors) : Py_TYPE(result) != plain_tensor) return false;
+  if (!plan->may_write || in_cpp) return true;
+  // A result requires a gradient where a tensor that is no argument does.
+  for (PyObject* each : tensors) {
+    if (THPVariable_Unpack(each).requires_grad()) return true;
+  }
+  for (Py_ssize_t at = 0; at < plan->results; at++) {
+    PyObject* each = plan->results == 1 ? result : PyTuple_GET_ITEM(result, at);
+    if (THPVariable_Unpack(each).requires_grad()) return false;
+  }
+  return true;
+}
+
+// The versions of the tensor arguments, as `validate` takes them: None for one that is not given.
+inline PyObject* as_versions(const Plan* plan, const Values& values, const c10::SmallVector<int64_t, 16>& versions) {
+  PyObject* all = PyList_New(0);
+  size_t at = 0;
+  const auto add = [&](bool given) {
+    PyObject* count = given ? PyLong_FromLongLong(versions[at++]) : Py_NewRef(Py_None);
+    PyList_Append(all, count);
+    Py_DECREF(count);
+  };
+  for (size_t place = 0; place < values.size(); place++) {
+    const char form = plan->forms[place] | ('a' - 'A');
+    if (form == TENSOR) add(values[place] != Py_None);
+    if (form != LIST && form != TUPLE) continue;
+    for (Py_ssize_t item = 0; item < PySequence_Fast_GET_SIZE(values[place]); item++) add(true);
+  }
+  PyObject* tuple = PyList_AsTuple(all);
+  Py_DECREF(all);
+  return tuple;
 }
 
 inline PyObject* call_handle(PyObject* self, PyObject* args, PyObject* kwargs) {
@@ -156,18 +230,24 @@ inline PyObject* call_handle(PyObject* self, PyObject* args, PyObject* kwargs) {
   THPObjectPtr held(Py_NewRef(reinterpret_cast<PyObject*>(plan)));  // a call may replace it
   Values values, tensors;
   size_t number = 0;
-  if (!bind(plan, args, kwargs, values) || !has_forms(plan, values, tensors, number) || !nothing_watches(plan)) {
+  c10::SmallVector<Py_ssize_t, 4> lengths;
+  if (!bind(plan, args, kwargs, values) || !has_forms(plan, values, tensors, number, lengths) ||
+      !nothing_watches(plan)) {
     return fall_back(plan, self, args, kwargs);
   }
-  THPObjectPtr implementation(implementation_of(plan, number, tensors));
-  if (!implementation) return fall_back(plan, self, args, kwargs);
+  THPObjectPtr implementation(implementation_of(plan, number, tensors, lengths));
+  if (!implementation) return PyErr_Occurred() ? nullptr : fall_back(plan, self, args, kwargs);
   PyObject* kernel = PyTuple_GET_ITEM(implementation.get(), 1);
   PyObject* apply = PyTuple_GET_ITEM(implementation.get(), 2);
   const bool requires_grad = PyTuple_GET_ITEM(implementation.get(), 3) == Py_True;
+  const bool in_cpp = PyTuple_GET_ITEM(implementation.get(), 4) == Py_True;
   const bool grad_enabled = at::GradMode::is_enabled();
   const bool by_node = apply != Py_None && apply != Py_False && (!requires_grad || grad_enabled);
-  const bool plain = by_node ? plan->node_returns : plan->kernel_returns && !(apply == Py_False && grad_enabled);
   if (kernel == Py_None) return fall_back(plan, self, args, kwargs);
+  const bool watched = plan->may_write && !in_cpp;  // by versions, which tensors of inference mode have not
+  const bool plain = by_node
+      ? plan->node_returns
+      : plan->results > 0 && !(apply == Py_False && grad_enabled) && !(watched && c10::InferenceMode::is_enabled());
   if (!plain) {
     Values given{self};
     for (Py_ssize_t at = 1; at < PyTuple_GET_SIZE(implementation.get()); at++) {
@@ -176,41 +256,64 @@ inline PyObject* call_handle(PyObject* self, PyObject* args, PyObject* kwargs) {
     given.append(values.begin(), values.end());
     return PyObject_Vectorcall(plan->finish, given.data(), given.size(), nullptr);
   }
-  c10::SmallVector<THPObjectPtr, 4> converted;
-  for (size_t at = 0; at < values.size(); at++) {
-    if ((plan->forms[at] | ('a' - 'A')) == FLOATING && PyLong_CheckExact(values[at])) {
-      converted.emplace_back(PyNumber_Float(values[at]));
-      if (!converted.back()) return nullptr;
-      values[at] = converted.back().get();
-    }
-  }
   if (plan->fits != Py_None) {
     THPObjectPtr fits(PyObject_Vectorcall(plan->fits, values.data(), values.size(), nullptr));
     if (!fits) return nullptr;
     if (fits.get() != Py_True) return fall_back(plan, self, args, kwargs);
   }
-  if (by_node) return PyObject_Vectorcall(apply, values.data(), values.size(), nullptr);
+  // As a kernel takes them; a node takes the items of lists one by one.
+  c10::SmallVector<THPObjectPtr, 4> converted;
+  Values given;
+  for (size_t at = 0; at < values.size(); at++) {
+    const char form = plan->forms[at] | ('a' - 'A');
+    if (form == FLOATING && PyLong_CheckExact(values[at])) {
+      converted.emplace_back(PyNumber_Float(values[at]));
+    } else if ((form == LIST || form == TUPLE) && by_node) {
+      const auto* items = PySequence_Fast_ITEMS(values[at]);
+      given.append(items, items + PySequence_Fast_GET_SIZE(values[at]));
+      continue;
+    } else if (form == LIST || form == TUPLE) {
+      converted.emplace_back(form == LIST ? PySequence_List(values[at]) : PySequence_Tuple(values[at]));
+    } else {
+      given.push_back(values[at]);
+      continue;
+    }
+    if (!converted.back()) return nullptr;
+    given.push_back(converted.back().get());
+  }
+  if (by_node) return shown_of(plan, THPObjectPtr(PyObject_Vectorcall(apply, given.data(), given.size(), nullptr)));
+  c10::SmallVector<int64_t, 16> versions;
+  if (watched) {
+    for (PyObject* each : tensors) {
+      if (THPVariable_Unpack(each).is_inference()) return fall_back(plan, self, args, kwargs);
+    }
+    for (PyObject* each : tensors) versions.push_back(THPVariable_Unpack(each)._version());
+  }
   // Those that are given by keyword alone stand last.
   PyObject* keywords = nullptr;
   THPObjectPtr owned;
-  if (static_cast<size_t>(plan->positional) < values.size()) {
-    owned = PyTuple_GetSlice(plan->names, plan->positional, static_cast<Py_ssize_t>(values.size()));
+  if (static_cast<size_t>(plan->positional) < given.size()) {
+    owned = PyTuple_GetSlice(plan->names, plan->positional, static_cast<Py_ssize_t>(given.size()));
     keywords = owned.get();
   }
-  PyObject* result = PyObject_Vectorcall(kernel, values.data(), plan->positional, keywords);
-  if (!result || Py_TYPE(result) == plain_tensor) return result;
-  THPObjectPtr other(result), listed(PyList_New(static_cast<Py_ssize_t>(values.size())));
-  if (!listed) return nullptr;
-  for (size_t at = 0; at < values.size(); at++) PyList_SET_ITEM(listed.get(), at, Py_NewRef(values[at]));
-  return PyObject_CallFunctionObjArgs(plan->validate, kernel, result, listed.get(), Py_None, nullptr);
+  THPObjectPtr result(PyObject_Vectorcall(kernel, given.data(), plan->positional, keywords));
+  if (!result) return nullptr;
+  bool unchanged = true;
+  for (size_t at = 0; at < versions.size(); at++) unchanged &= THPVariable_Unpack(tensors[at])._version() == versions[at];
+  if (unchanged && holds_contract(plan, result, tensors, in_cpp)) return shown_of(plan, std::move(result));
+  THPObjectPtr listed(PyList_New(static_cast<Py_ssize_t>(given.size())));
+  THPObjectPtr before(watched ? as_versions(plan, values, versions) : Py_NewRef(Py_None));
+  if (!listed || !before) return nullptr;
+  for (size_t at = 0; at < given.size(); at++) PyList_SET_ITEM(listed.get(), at, Py_NewRef(given[at]));
+  return PyObject_CallFunctionObjArgs(plan->validate, kernel, result.get(), listed.get(), before.get(), nullptr);
   END_HANDLE_TH_ERRORS
 }
 
-inline constexpr size_t OBJECTS = 10;
+inline constexpr size_t OBJECTS = 11;
 
 inline std::array<PyObject**, OBJECTS> objects(Plan* plan) {
   return {&plan->fallback, &plan->finish, &plan->validate, &plan->fits, &plan->names,
-          &plan->defaults, &plan->types, &plan->known, &plan->missing, &plan->unchanged};
+          &plan->defaults, &plan->types, &plan->known, &plan->missing,  &plan->shown, &plan->unchanged};
 }
 
 inline int traverse_plan(PyObject* self, visitproc visit, void* arg) {
@@ -233,18 +336,18 @@ inline void delete_plan(PyObject* self) {
   PyObject_GC_Del(self);
 }
 
-// plan(handle class, forms, positional, by_name, alike, node_returns, kernel_returns, *objects): calls of the
-// handle are made by it from now on, until `__call__` of the class is set or deleted.
+// plan(handle class, forms, positional, results, by_name, alike, node_returns, may_write, may_alias, *objects): calls
+// of the handle are made by it from now on, until `__call__` of the class is set or deleted.
 inline PyObject* make_plan(PyObject*, PyObject* args) {
   PyObject* handle;
   const char* forms;
-  Py_ssize_t positional;
-  int by_name, alike, node_returns, kernel_returns;
+  Py_ssize_t positional, results;
+  int by_name, alike, node_returns, may_write, may_alias;
   std::array<PyObject*, OBJECTS> given;
   if (!PyArg_ParseTuple(
-          args, "O!snppppOOOOOOOOOO", &PyType_Type, &handle, &forms, &positional, &by_name, &alike, &node_returns,
-          &kernel_returns, &given[0], &given[1], &given[2], &given[3], &given[4], &given[5], &given[6], &given[7],
-          &given[8], &given[9])) {
+          args, "O!snnpppppOOOOOOOOOOO", &PyType_Type, &handle, &forms, &positional, &results, &by_name, &alike,
+          &node_returns, &may_write, &may_alias, &given[0], &given[1], &given[2], &given[3], &given[4], &given[5], &given[6], &given[7],
+          &given[8], &given[9], &given[10])) {
     return nullptr;
   }
   auto* plan = PyObject_GC_New(Plan, &PlanType);
@@ -255,22 +358,15 @@ inline PyObject* make_plan(PyObject*, PyObject* args) {
   plan->by_name = by_name;
   plan->alike = alike;
   plan->node_returns = node_returns;
-  plan->kernel_returns = kernel_returns;
+  plan->results = results;
+  plan->may_write = may_write;
+  plan->may_alias = may_alias;
   const auto places = objects(plan);
   for (size_t at = 0; at < OBJECTS; at++) *places[at] = Py_NewRef(given[at]);
   PyObject_GC_Track(plan);
   plans[plan->handle] = plan;
   plan->handle->tp_call = call_handle;
   return reinterpret_cast<PyObject*>(plan);
-}
-
-// use_types(tensor: type, parameter: type)
-inline PyObject* use_types(PyObject*, PyObject* args) {
-  PyObject *tensor, *parameter;
-  if (!PyArg_ParseTuple(args, "O!O!", &PyType_Type, &tensor, &PyType_Type, &parameter)) return nullptr;
-  plain_tensor = reinterpret_cast<PyTypeObject*>(Py_NewRef(tensor));
-  plain_parameter = reinterpret_cast<PyTypeObject*>(Py_NewRef(parameter));
-  Py_RETURN_NONE;
 }
 
 inline bool ready_plan() {

@@ -6,6 +6,7 @@ namespace {
 PyMethodDef functions[] = {
     {"guard", opsmith::make_guard, METH_VARARGS, nullptr},
     {"recorder", opsmith::make_recorder, METH_O, nullptr},
+    {"freshness", opsmith::make_freshness, METH_O, nullptr},
     {"plan", opsmith::make_plan, METH_VARARGS, nullptr},
     {"use_types", opsmith::use_types, METH_VARARGS, nullptr},
     {"use_maker", opsmith::use_maker, METH_VARARGS, nullptr},
@@ -16,6 +17,6 @@ PyModuleDef definition = {PyModuleDef_HEAD_INIT, "opsmith_calls", nullptr, -1, f
 }  // namespace
 
 PyMODINIT_FUNC PyInit_opsmith_calls() {
-  if (!opsmith::ready_guard() || !opsmith::ready_node() || !opsmith::ready_plan()) return nullptr;
+  if (!opsmith::ready_guard() || !opsmith::ready_results() || !opsmith::ready_node() || !opsmith::ready_plan()) return nullptr;
   return PyModule_Create(&definition);
 }

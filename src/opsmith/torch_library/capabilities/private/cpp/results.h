@@ -1,0 +1,83 @@
+// Results of a kernel: whether they are new tensors.
+#pragma once
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/object_ptr.h>
+
+#include <c10/util/SmallVector.h>
+
+namespace opsmith {
+
+inline PyTypeObject *plain_tensor = nullptr, *plain_parameter = nullptr;
+
+using Values = c10::SmallVector<PyObject*, 16>;
+
+// Whether the results are dense tensors, no views, and each begins where no other one does, nor an argument.
+// Not every alias is marked as a view, but a part of a tensor does not begin where its storage does.
+inline bool are_new(PyObject* result, Py_ssize_t count, const Values& arguments) {
+  PyObject* const* all = &result;
+  if (count > 1) {
+    if (!PyTuple_CheckExact(result) || PyTuple_GET_SIZE(result) != count) return false;
+    all = &PyTuple_GET_ITEM(result, 0);
+  }
+  c10::SmallVector<const void*, 16> begins;
+  for (PyObject* each : arguments) {
+    if (each != Py_None) begins.push_back(THPVariable_Unpack(each).const_data_ptr());
+  }
+  for (Py_ssize_t at = 0; at < count; at++) {
+    if (Py_TYPE(all[at]) != plain_tensor) return false;
+    const at::Tensor& tensor = THPVariable_Unpack(all[at]);
+    if (tensor.layout() != at::kStrided || tensor.is_nested() || tensor.storage_offset() != 0) return false;
+    const void* begin = tensor.const_data_ptr();
+    for (const void* other : begins) {
+      if (other == begin) return false;
+    }
+    begins.push_back(begin);
+  }
+  return true;
+}
+
+// Tells whether results are new: called with the result and the tensor arguments, some of them None.
+struct Freshness {
+  PyObject_HEAD
+  vectorcallfunc call;
+  Py_ssize_t count;  // of results
+};
+
+inline PyTypeObject FreshnessType = {PyVarObject_HEAD_INIT(nullptr, 0) "opsmith.Freshness", sizeof(Freshness)};
+
+inline PyObject* call_freshness(PyObject* self, PyObject* const* args, size_t flags, PyObject*) {
+  HANDLE_TH_ERRORS
+  const size_t count = PyVectorcall_NARGS(flags);
+  return PyBool_FromLong(are_new(args[0], reinterpret_cast<Freshness*>(self)->count, Values(args + 1, args + count)));
+  END_HANDLE_TH_ERRORS
+}
+
+// freshness(count: int)
+inline PyObject* make_freshness(PyObject*, PyObject* count) {
+  auto* made = PyObject_New(Freshness, &FreshnessType);
+  if (!made) return nullptr;
+  made->call = call_freshness;
+  made->count = PyLong_AsSsize_t(count);
+  return reinterpret_cast<PyObject*>(made);
+}
+
+// use_types(tensor: type, parameter: type)
+inline PyObject* use_types(PyObject*, PyObject* args) {
+  PyObject *tensor, *parameter;
+  if (!PyArg_ParseTuple(args, "O!O!", &PyType_Type, &tensor, &PyType_Type, &parameter)) return nullptr;
+  plain_tensor = reinterpret_cast<PyTypeObject*>(Py_NewRef(tensor));
+  plain_parameter = reinterpret_cast<PyTypeObject*>(Py_NewRef(parameter));
+  Py_RETURN_NONE;
+}
+
+inline bool ready_results() {
+  FreshnessType.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL;
+  FreshnessType.tp_vectorcall_offset = offsetof(Freshness, call);
+  FreshnessType.tp_call = PyVectorcall_Call;
+  FreshnessType.tp_dealloc = [](PyObject* self) { PyObject_Free(self); };
+  return PyType_Ready(&FreshnessType) == 0;
+}
+
+}  // namespace opsmith
