@@ -126,6 +126,7 @@ def call_plan(
 def _form(argument: Argument) -> str | None:
     """The form of an argument; None for one that the generated code must look at."""
     kind = argument.kind
+    form: str | None
     if kind.is_tensor:
         form = ("u" if kind.as_tuple else "l") if kind.sequence else "t"
     elif is_int_sequence(kind):
