@@ -67,7 +67,7 @@ dist: $(SET_UP) .venv-dist/.set-up  ## source distribution, pure wheel and wheel
 	$(VENV)/bin/python -m hatchling build --target sdist --target wheel
 	HATCH_BUILD_HOOKS_ENABLE=1 $(VENV)/bin/python -m hatchling build --target wheel
 	.venv-dist/bin/twine check --strict dist/*
-	@echo "libgomp.so.1, libc10.so and libtorch_*.so are torch's, whatever this says of linux_x86_64:"
+	@echo "libgomp.so.1, libc10.so and libtorch_*.so are torch's, whatever this says of linux_x86_64; a repaired wheel has no usable kernels:"
 	.venv-dist/bin/auditwheel show dist/*linux*.whl
 	@ls -l dist
 	@echo "To publish: .venv-dist/bin/twine upload dist/*"

@@ -58,7 +58,7 @@ class OpsmithBuildHook(BuildHookInterface[Any]):
         made = self._run_build(folder)
         package = str(made["package"]).partition(".")[0]
         build_data["force_include"][str(folder)] = f"{package}/{BUILD_FOLDER}"
-        libraries = sorted(folder.glob("*.so"))
+        libraries = {f"{package}/{BUILD_FOLDER}/{path.name}": path for path in sorted(folder.glob("*.so"))}
         if libraries:
             build_data["pure_python"] = False
             build_data["tag"] = f"py3-none-{self._platform(libraries)}"
@@ -123,14 +123,16 @@ class OpsmithBuildHook(BuildHookInterface[Any]):
         held: dict[str, Any] = json.loads(done.stdout)
         return held
 
-    def _platform(self, libraries: list[Path]) -> str:
+    def _platform(self, libraries: dict[str, Path]) -> str:
+        """Return the platform tag of the wheel that gets these libraries, by their paths in it."""
         from opsmith.build.platform_tag import platform_tag  # imports torch
 
-        found = platform_tag(libraries)
+        files = self.build_config.builder.recurse_included_files()
+        wheel = {Path(each.distribution_path).as_posix(): Path(each.path) for each in files}
+        found = platform_tag(libraries.values(), {**wheel, **libraries})
         if found.reason:
             self.app.display_warning(
-                f"opsmith: the wheel is for this system alone ({found.tag}): {found.reason}; "
-                "`auditwheel repair --exclude libgomp.so.1` may bundle it"
+                f"opsmith: the wheel is for this system alone ({found.tag}): {found.reason}; {found.hint}"
             )
         return found.tag
 

@@ -182,7 +182,7 @@ class GradientConflictError(OpsmithError, ValueError):
 
 
 class DeviceNameError(OpsmithError, ValueError):
-    """A kernel is declared for a device type that torch does not know."""
+    """A device is not given as a device type that torch knows."""
 
 
 class KernelDtypeError(OpsmithError, TypeError):

@@ -68,6 +68,28 @@ def test_a_foreign_library_is_named(libraries: dict[str, Path]) -> None:
     found = platform_tag(libraries.values())
     assert found.tag.startswith("linux_")
     assert found.reason == "foreign.so needs libother.so.3"
+    assert "link it statically, or put it into the package" in found.hint
+
+
+def test_a_library_of_the_wheel_is_no_need_of_the_system(libraries: dict[str, Path], tmp_path: Path) -> None:
+    """A kernel finds it by its place, and what it needs itself counts."""
+    arguments = [
+        "plain.cpp",
+        "libother.so.3",
+        "-Wl,-rpath,$ORIGIN/../native",
+        "-o",
+        str(tmp_path / "kernel.so"),
+    ]
+    folder = libraries["plain"].parent
+    assert find_toolchain().run([*LINK, *arguments], folder).status == 0
+    kernel, other, foreign = tmp_path / "kernel.so", folder / "libother.so.3", libraries["foreign"]
+    at = "package/_kernels/kernel.so"
+    found = platform_tag([kernel], {at: kernel, "package/native/libother.so.3": other})
+    assert found == platform_tag([libraries["plain"]])
+    for wheel in ({at: kernel}, {at: kernel, "package/libother.so.3": other}, {}):
+        assert platform_tag([kernel], wheel).reason == "kernel.so needs libother.so.3"
+    wheel = {at: kernel, "package/native/libother.so.3": foreign}
+    assert platform_tag([kernel], wheel).reason == "foreign.so needs libother.so.3"
 
 
 @pytest.mark.parametrize(
@@ -104,7 +126,9 @@ def test_symbols_of_no_known_system(monkeypatch: pytest.MonkeyPatch, libraries: 
             f"they need {word}, newer than any known system"
         )
     assert found == PlatformTag(
-        "linux_x86_64", "they need GLIBCXX_3.5.1, GLIBC_2.99, newer than any known system"
+        "linux_x86_64",
+        "they need GLIBCXX_3.5.1, GLIBC_2.99, newer than any known system",
+        "build on an older system, as in a container of manylinux",
     )
 
 

@@ -14,6 +14,7 @@ from typer.testing import Result
 
 from opsmith.build import toolchain
 from opsmith.build.processor import levels
+from opsmith.shipping import SourcePackage
 
 BEST = RUNNABLE[-1] if RUNNABLE else "none"
 FIRST, SECOND = ([*levels()] or ["none"] * 2)[:2]
@@ -117,7 +118,8 @@ def test_what_is_no_package_with_kernels(
     refused(
         opsmith("build", str(broken)), 2, "cannot be imported: ModuleNotFoundError", "no_such_module_at_all"
     )
-    refused(opsmith("build", str(file.parent)), 2, "is not a package", "a folder without `__init__.py`")
+    parent = opsmith("build", str(file.parent))
+    refused(parent, 2, "is not a package", "a folder without `__init__.py`", f" or `{package}`")
 
 
 @pytest.mark.parametrize(
@@ -284,7 +286,56 @@ def test_the_package_of_the_project_in_the_current_directory(
     write(PLAIN.replace("plain", "other"), f"project/src/{space}_other/__init__.py")
     refused(opsmith("build"), 2, "no package is named", f"got: `{space}_named`, `{space}_other`")
     (project / "pyproject.toml").write_text(f'[project]\nname = "{space}-other"\n')
-    refused(opsmith("build"), 2, f"`{space}_other` declares no kernel from a source")
+    for named in ([], ["."], [str(project)]):
+        refused(opsmith("build", *named), 2, f"`{space}_other` declares no kernel from a source")
+    refused(
+        opsmith("build", "src"),
+        2,
+        "`src` is not a package",
+        "got: a folder without `__init__.py`",
+        f"hint: name `src/{space}_named` or `src/{space}_other`",
+    )
+
+
+KERNEL = 'plain.kernel("cpu", cpp="void plain(View<const float> x, View<float> y) {}")\n'
+
+
+def test_a_library_in_a_package_is_no_module(
+    opsmith: Command, write: Callable[..., Path], space: str
+) -> None:
+    """A shared library has a name as an extension module has; one that is damaged is reported."""
+    package = write(PLAIN, f"{space}_linked/__init__.py").parent
+    for place in ("libhelper.so", "inner/libother.so"):
+        write("\x7fELF, without what Python calls", f"{package.name}/{place}")
+    write("", f"{package.name}/inner/__init__.py")
+    refused(opsmith("build", str(package)), 2, f"`{package.name}` declares no kernel from a source")
+    write("PyInit_module", f"{package.name}/inner/module.so")
+    refused(opsmith("build", str(package)), 2, f"`{package.name}.inner.module` cannot be imported")
+
+
+def test_a_module_that_cannot_be_imported_leaves_the_others_to_be_built_alone(
+    opsmith: Command, write: Callable[..., Path], space: str
+) -> None:
+    package = write("", f"{space}_extra/__init__.py").parent
+    write(PLAIN + KERNEL, f"{package.name}/ops.py")
+    write("import no_such_module_of_extra", f"{package.name}/extra.py")
+    write("import no_such_module_of_more", f"{package.name}/more/__init__.py")
+    refused(
+        opsmith("build", str(package)),
+        2,
+        f"`{package.name}.extra` cannot be imported: ModuleNotFoundError",
+        "hint: install what has the module `no_such_module_of_extra`, or correct the import; or build a "
+        f"module alone, as `{package.name}.ops`",
+    )
+    found = SourcePackage.as_it_is(f"{package.name}.ops")
+    assert [kernel.operator.name for kernel in found.kernels] == [f"{space}::plain"]
+    assert not found.broken
+    whole = SourcePackage.as_it_is(package.name)
+    assert whole.kernels == found.kernels
+    assert [each.problem.split("`")[1] for each in whole.broken] == [
+        f"{package.name}.extra",
+        f"{package.name}.more",
+    ]
 
 
 def test_calls_in_cpp(opsmith: Command) -> None:

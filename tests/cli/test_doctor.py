@@ -287,7 +287,7 @@ def test_of_a_package_it_says_where_each_kernel_comes_from(
     monkeypatch.setattr(nvrtc, "nvrtc_files", lambda: ())
     scaled().reload()
     shown = " ".join(opsmith("doctor", str(PACKAGE)).stdout.split())
-    assert "the reference runs: there is no C++ compiler: none of that name in PATH" in shown
+    assert "the reference runs: there is no C++ compiler: no `no-such-compiler` in PATH" in shown
     assert "the reference runs: there is no NVRTC, which compiles CUDA C++: none is found" in shown
     edit_manifest(
         tmp_path / "_kernels", lambda held: [each.update(digest="0" * 64) for each in held["files"]]
@@ -296,7 +296,7 @@ def test_of_a_package_it_says_where_each_kernel_comes_from(
         scaled().reload()
         done = opsmith("doctor", str(PACKAGE), "--json")
     origins = [each["origin"] for each in json.loads(done.stdout)["kernels"]]
-    reason = f"; the source is not that of the kernels in {tmp_path / '_kernels'}"
+    reason = f"or signature) is not that of the kernels in {tmp_path / '_kernels'}"
     assert [each.endswith(reason) for each in origins[:2]] == [True, True], origins
     toolchain._toolchain.cache_clear()
     scaled().reload()
@@ -309,3 +309,38 @@ def test_opsmith_s_own_built_kernels_are_listed(opsmith: Run, monkeypatch: pytes
     monkeypatch.setattr(doctor, "packaged_in", lambda package: (built,))
     found = entries(opsmith("doctor", "--json"))["built kernels"]["found"]
     assert found == f"for {level}; this processor has {RUNNABLE[-1]}"
+
+
+PYTHON_ALONE = """
+import opsmith
+from torch import Tensor
+
+@opsmith.operator("{space}::plain")
+def plain(x: Tensor) -> Tensor:
+    return x * 2
+"""
+
+
+@pytest.mark.usefixtures("listed_once")
+def test_what_it_cannot_look_at_and_warnings_are_lines_of_the_report(
+    opsmith: Run, write: Callable[..., Path], space: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    package = write(PYTHON_ALONE, f"{space}_python/__init__.py").parent
+    write("import no_such_module_of_doctor", f"{package.name}/extra.py")
+    manifest = write("[]", f"{package.name}/_kernels/manifest.json")
+    monkeypatch.setattr(doctor, "package_of", lambda file: package)
+    done = opsmith("doctor", str(package))
+    assert (done.exit_code, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[:2] == [
+        f"{package.name}: no kernel from a source is declared, and none is built",
+        f"not looked at: `{package.name}.extra` cannot be imported: ModuleNotFoundError: "
+        "No module named 'no_such_module_of_doctor'",
+    ]
+    assert lines[2].startswith(
+        f"warning: the built kernels of {manifest} are not used: it is damaged: it has not the form of a "
+    )
+    assert "works here" in done.stdout
+    read = json.loads(opsmith("doctor", str(package), "--json").stdout)
+    assert (read["kernels"], len(read["broken"])) == ([], 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -79,3 +80,16 @@ def test_a_closed_stdout_is_told_before_anything_is_done(
         COMMANDS[command][0](functions)
     assert ended.value.exit_code == 2
     assert "there is no stdout to print the report on" in capsys.readouterr().err
+
+
+def test_a_reader_that_closes_the_pipe_has_read_enough(
+    functions: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in `opsmith cache | head`: no message, and the status of the command."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        with pytest.raises(typer.Exit) as ended:
+            adopt(functions)
+    assert (ended.value.exit_code, capsys.readouterr().err) == (0, "")

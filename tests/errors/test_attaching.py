@@ -280,13 +280,28 @@ def test_kernel_for_an_unknown_device(device: str, name: str, says: Any) -> None
     with says(
         errors.DeviceNameError,
         f"""
-        {name}: a kernel is declared for a device type that torch does not know
-          expected: a device type such as `cpu`, `cuda` or `mps`, without an index
+        {name}: a kernel's device is not given as a device type that torch knows
+          expected: a str such as 'cpu', 'cuda' or 'mps', without an index
           got: {device!r}
           hint: write `op.kernel('cpu', ...)` or `op.kernel('cuda', ...)`
         """,
     ):
         operator.kernel(device, scaled)
+
+
+@pytest.mark.parametrize("device", ["cuda:0", torch.device("cpu"), None], ids=repr)
+def test_a_kernel_is_required_by_a_device_type(device: Any, name: str, says: Any) -> None:
+    operator = opsmith.operator(name)(scaled)
+    with says(
+        errors.DeviceNameError,
+        f"""
+        {name}: a kernel's device is not given as a device type that torch knows
+          expected: a str such as 'cpu', 'cuda' or 'mps', without an index
+          got: {device!r}
+          hint: write `op.require_kernel('cpu')` or `op.require_kernel('cuda')`
+        """,
+    ):
+        operator.require_kernel(device)
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,10 @@ def _not_pure(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def hook(root: Path, target: str = "wheel", of: Any = None, **config: Any) -> OpsmithBuildHook:
     unused: Any = None
-    builder = of or SimpleNamespace(target_config={}, build_config={})
-    return OpsmithBuildHook(str(root), config, builder, unused, str(root), target, Application())
+    settings = of or SimpleNamespace(
+        target_config={}, build_config={}, builder=SimpleNamespace(recurse_included_files=list)
+    )
+    return OpsmithBuildHook(str(root), config, settings, unused, str(root), target, Application())
 
 
 class Builds:
@@ -74,12 +76,25 @@ def test_it_is_there_when_opsmith_is_installed() -> None:
 def test_a_wheel_of_libraries_is_one_of_a_platform(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(of_platform_tag, "platform_tag", lambda files: PlatformTag("manylinux_2_28_x86_64"))
+    given: list[dict[str, Path]] = []
+
+    def tag_of(files: Any, wheel: dict[str, Path]) -> PlatformTag:
+        assert [*files] == [wheel["fast_math/_kernels/a.so"]]
+        given.append(wheel)
+        return PlatformTag("manylinux_2_28_x86_64")
+
+    monkeypatch.setattr(of_platform_tag, "platform_tag", tag_of)
+    library = tmp_path / "src" / "fast_math" / "native" / "libother.so"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    (tmp_path / "pyproject.toml").write_text(PROJECT.format(settings=""))
+    of = WheelBuilder(str(tmp_path)).config
     builds, subject = (
         Builds("a.so", "manifest.json"),
-        hook(tmp_path, package="src/fast_math", cpu="x86-64-v3"),
+        hook(tmp_path, of=of, package="src/fast_math", cpu="x86-64-v3"),
     )
     data = run(monkeypatch, builds, subject)
+    assert [each["fast_math/native/libother.so"] for each in given] == [library]
     (place,) = data["force_include"]
     assert data["force_include"] == {place: "fast_math/_kernels"}
     assert (data["pure_python"], data["tag"]) == (False, "py3-none-manylinux_2_28_x86_64")
@@ -91,11 +106,12 @@ def test_a_wheel_of_libraries_is_one_of_a_platform(
 def test_a_wheel_for_one_system_says_why(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = PlatformTag("linux_x86_64", "a.so needs libother.so.3")
-    monkeypatch.setattr(of_platform_tag, "platform_tag", lambda files: found)
+    found = PlatformTag("linux_x86_64", "a.so needs libother.so.3", "link it statically")
+    monkeypatch.setattr(of_platform_tag, "platform_tag", lambda files, wheel: found)
     data = run(monkeypatch, Builds("a.so"), hook(tmp_path))
     assert data["tag"] == "py3-none-linux_x86_64"
-    assert "for this system alone (linux_x86_64): a.so needs libother.so.3" in "".join(capsys.readouterr())
+    said = "for this system alone (linux_x86_64): a.so needs libother.so.3; link it statically"
+    assert said in "".join(capsys.readouterr())
 
 
 def test_code_of_gpus_alone_runs_on_every_platform(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

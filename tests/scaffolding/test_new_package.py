@@ -248,6 +248,8 @@ def test_a_name_that_is_none(tmp_path: Path, name: str, got: str, hint: str) -> 
         ("concurrent", "Python has a module `concurrent`"),
         ("tests", "the folder `tests` of the new package would have the same name"),
         ("prim", "torch has operators in a namespace `prim`"),
+        ("aten", "torch has operators in a namespace `aten`"),
+        ("prims", "torch has operators in a namespace `prims`"),
         ("torch", f"`import torch` finds {torch.__file__}"),
         ("opsmith", f"`import opsmith` finds {opsmith.__file__}"),
         ("pytest-opsmith", "`import pytest_opsmith` finds "),
@@ -308,6 +310,11 @@ def test_a_disk_that_is_full_leaves_nothing(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(errors.UsageError, match="got: No space left on device"):
         new_package("fast-math", tmp_path / "a")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_licence_that_differs_in_case_alone(tmp_path: Path) -> None:
+    done = run("fast-math", str(tmp_path / "a"), "--licence", "mit")
+    assert done.stderr.endswith("  hint: take `MIT`\n")
 
 
 def test_a_licence_that_is_none(tmp_path: Path) -> None:

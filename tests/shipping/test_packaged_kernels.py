@@ -179,7 +179,7 @@ def damage_manifest(folder: Path) -> str:
 
 def shorten_manifest(folder: Path) -> str:
     edit_manifest(folder, lambda held: held["files"][0].pop("sha256"))
-    return f"{folder}/manifest.json are not used: it is damaged: 'sha256'"
+    return f"{folder}/manifest.json are not used: it is damaged: it lacks 'sha256'"
 
 
 def renew_manifest(folder: Path) -> str:
@@ -247,6 +247,35 @@ def test_what_is_damaged_is_not_used_and_named_once(damage: Callable[[Path], str
     assert found in ((f"built into the package for {RUNNABLE[0]}",) if another else ELSEWHERE)
     assert {each.filename for each in warned} == {packaged_kernels.__file__}  # the line of the call
     assert origin_in(folder) == (found if another else "from the cache")  # and says no more
+
+
+def test_the_reason_names_each_file_that_would_fit_before_those_that_do_not(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a compiler: the warnings may be lost, the error and `explain` may not."""
+    best = library(folder)
+    edit_manifest(
+        folder,
+        lambda held: [
+            each.update(features=["vax"] if each["file"] != best.name else []) for each in held["files"][1:]
+        ],
+    )
+    best.write_bytes(b"")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("OPSMITH_REQUIRE_KERNELS", "1")
+    operator = scaled()
+    with packaged.looking_in(PACKAGE, folder, RUNNABLE):
+        operator.reload()
+        with (
+            pytest.warns(RuntimeWarning, match="is not used: it has 0 of"),
+            pytest.raises(opsmith.errors.KernelRefusedError) as caught,
+        ):
+            operator(X, 3.0)
+    operator.reload()
+    got = str(caught.value.got)
+    assert f"in PATH; {best} is not used: it has 0 of " in got, got
+    if len(RUNNABLE) > 1:
+        assert got.endswith(f"; {RUNNABLE[0]} needs vax, which this processor lacks")
 
 
 def test_a_warning_that_is_an_error_is_raised_by_each_call(folder: Path) -> None:

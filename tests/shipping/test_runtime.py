@@ -114,7 +114,7 @@ def test_a_kernel_that_fits_without_it_is_named_with_what_is_missing(
     (rejected,) = [each for each in operator.explain(X, 3.0).rejected if "for cpu" in each]
     assert (
         f"{missing}: the kernel is built into the package for {RUNNABLE[0]}, {library}, and fits; of the "
-        f"library between: {said} it cannot be compiled: there is no C++ compiler: none of that name in "
+        f"library between: {said} it cannot be compiled: there is no C++ compiler: no `no-such-compiler` in "
         "PATH; install a wheel of this opsmith with built kernels, or build the package's again by it"
     ) in rejected
     monkeypatch.setenv("OPSMITH_REQUIRE_KERNELS", "1")

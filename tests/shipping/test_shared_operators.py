@@ -49,7 +49,7 @@ def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("first", ["python", "library"])
 def test_python_takes_over_what_is_made_of_the_same_sources(first: str, library: Path) -> None:
-    done = run(HERE / "share_served.py", first, library)
+    done = run("-W", "error::UserWarning", HERE / "share_served.py", first, library)
     found: dict[str, Any] = json.loads(done.stdout)
     assert found["gradient"] == torch.full((3, 4), 2.0).tolist()
     assert found["strides"] == [[1, 4]] * 3, "as the reference lays them out, which the library does not"

@@ -209,7 +209,7 @@ def _device(given: Any, operator: str) -> torch.device:
     kind = "cpu" if given is None else given
     if not isinstance(kind, str):
         kind = getattr(kind, "type", kind)
-    check_device(kind, operator)
+    check_device(kind, operator, "device={device!r}")
     available = kind == "cpu" or (kind == "cuda" and torch.cuda.is_available())
     if not available:
         raise errors.UsageError(

@@ -188,7 +188,11 @@ def kernel_folder(directory: Path, beside: Path) -> KernelFolder | None:
             version = held["version"]
             if version == VERSION:
                 files, builder = tuple(map(BuiltFile.read, held["files"])), str(held["opsmith"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except KeyError as error:
+            raise UnusableError(manifest, f"it is damaged: it lacks {error}") from None
+        except (TypeError, AttributeError, RecursionError):
+            raise UnusableError(manifest, "it is damaged: it has not the form of a manifest") from None
+        except (OSError, ValueError) as error:
             raise UnusableError(manifest, f"it is damaged: {error}") from None
         if version != VERSION:
             raise UnusableError(manifest, f"it has version {version}, and this opsmith reads {VERSION}")

@@ -28,23 +28,36 @@ class Found:
     Attributes:
         folder: The folder; None if the package has no built kernels.
         files: Files that fit, the best first.
-        reason: Reason why there is none; empty if the package has no built kernels.
+        misfits: Reason why no other file fits; empty if the package has no others.
+        rejected: Files that fit and cannot be used, and the reason of each.
     """
 
     folder: KernelFolder | None = None
     files: tuple[BuiltFile, ...] = ()
-    reason: str = ""
+    misfits: str = ""
+    rejected: dict[Path, str] = field(default_factory=dict)
+
+    @property
+    def reason(self) -> str:
+        """Reason why no file is used, faults of files first; empty if the package has no built kernels."""
+        faults = [f"{path} is not used: {reason}" for path, reason in self.rejected.items()]
+        return "; ".join(filter(None, [*faults, self.misfits]))
 
     def usable(self) -> Iterator[tuple[BuiltFile, Path, bytes]]:
-        """Yield the files that are as they were written, with path and content; warn of the others once."""
+        """Yield the files that are as they were written, with path and content; reject the others."""
         for built in self.files:
             assert self.folder is not None
             try:
                 content = self.folder.content(built)
             except UnusableError as error:
-                warn_unusable(error.path, error.reason)
+                self.reject(error.path, error.reason)
                 continue
             yield built, self.folder.directory / built.file, content
+
+    def reject(self, path: Path, reason: str) -> None:
+        """Note, and warn once for each file, that it cannot be used."""
+        self.rejected[path] = reason
+        warn_unusable(path, reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +145,9 @@ def search(
     try:
         folder = kernel_folder(directory, package / "__init__.py")
     except UnusableError as error:
-        warn_unusable(error.path, error.reason)
-        return Found(reason=f"{error.path} is not used: {error.reason}")
+        found = Found()
+        found.reject(error.path, error.reason)
+        return found
     if folder is None:
         return Found()
     named = [
@@ -143,20 +157,23 @@ def search(
         and (where.targets is None or each.target in where.targets)
     ]
     if not named:
-        return Found(folder, reason=f"{directory} has no built kernel of it in {language}")
+        return Found(folder, misfits=f"{directory} has no built kernel of it in {language}")
     wanted = digest()
     same = [each for each in named if each.digest == wanted]
     if not same:
-        return Found(folder, reason=f"the source is not that of the kernels in {directory}")
+        reason = (
+            "the source or its declaration (dtypes, flags, shapes or signature) is not that of the kernels"
+        )
+        return Found(folder, misfits=f"{reason} in {directory}")
     edited = [each.edited_header(package) for each in same]
     same = [each for each, header in zip(same, edited, strict=True) if header is None]
     if not same:
-        return Found(folder, reason=f"the header {edited[0]} is not that of the kernels in {directory}")
+        return Found(folder, misfits=f"the header {edited[0]} is not that of the kernels in {directory}")
     fresh = [each for each in same if each.abi == abi]
     if not fresh:
         reason = f"built for version {same[0].abi} of opsmith's kernels, and this opsmith has {abi}"
         warn_unusable(directory / same[0].file, reason)
-        return Found(folder, reason=f"what {directory} has is {reason}")
+        return Found(folder, misfits=f"what {directory} has is {reason}")
     misfits = [misfit(each) for each in fresh]
     fitting = [each for each, reason in zip(fresh, misfits, strict=True) if reason is None]
     reasons = "; ".join(dict.fromkeys(each for each in misfits if each is not None))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 import struct
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from opsmith.build.elf import NEEDED, dynamic_texts, section
+from opsmith.build.elf import NEEDED, RPATH, RUNPATH, dynamic_texts, section
 
 SYSTEM = frozenset(
     {
@@ -48,22 +49,35 @@ class PlatformTag:
     Attributes:
         tag: The tag, as `manylinux_2_28_x86_64`; `linux_x86_64` where no other system is known to run it.
         reason: Reason why it is not a tag of manylinux; empty if it is one.
+        hint: Advice on how it becomes one.
     """
 
     tag: str
     reason: str = ""
+    hint: str = ""
 
 
-def platform_tag(libraries: Iterable[Path]) -> PlatformTag:
+def platform_tag(libraries: Iterable[Path], wheel: Mapping[str, Path] | None = None) -> PlatformTag:
     """Return the tag of the systems that run these libraries, as `auditwheel show` finds it.
 
     Args:
         libraries: ELF files of one machine, complete, little-endian, of 64 bits.
+        wheel: Files of the wheel by their paths in it, these libraries among them. A library that one of them
+            finds there is no need of the system, and its own needs count.
 
     Raises:
         ValueError: If there are none, or they are not for one machine that torch has wheels for.
     """
-    needs = {path: SystemNeeds.of(path.read_bytes()) for path in libraries}
+    needs: dict[Path, SystemNeeds] = {}
+    waiting = [*libraries]
+    while waiting:
+        path = waiting.pop(0)
+        if path not in needs:
+            content = path.read_bytes()
+            inside = _in_wheel(path, content, wheel or {})
+            of_library = SystemNeeds.of(content)
+            needs[path] = replace(of_library, libraries=of_library.libraries - inside.keys())
+            waiting += inside.values()
     machines = {each.machine for each in needs.values()}
     if len(machines) != 1 or not machines <= {*_MACHINES.values()}:
         raise ValueError(f"libraries of one machine are needed, and these are of: {sorted(machines)}")
@@ -71,13 +85,38 @@ def platform_tag(libraries: Iterable[Path]) -> PlatformTag:
     for path, each in needs.items():
         foreign = sorted(each.libraries - SYSTEM - OF_TORCH)
         if foreign:
-            return PlatformTag(f"linux_{machine}", f"{path.name} needs {', '.join(foreign)}")
+            return PlatformTag(
+                f"linux_{machine}",
+                f"{path.name} needs {', '.join(foreign)}",
+                "link it statically, or put it into the package and name the file in `libraries=`. "
+                "`auditwheel repair` would change built kernels, and what is changed is not used",
+            )
     for newest in _POLICIES:
         limits = dict(zip(_NAMES, map(_numbers, newest), strict=True))
         if all(each.fits(limits) for each in needs.values()):
             return PlatformTag(f"manylinux_{newest[0].replace('.', '_')}_{machine}")
     symbols = sorted({name for each in needs.values() for name in each.versions if not _fits(name, limits)})
-    return PlatformTag(f"linux_{machine}", f"they need {', '.join(symbols)}, newer than any known system")
+    return PlatformTag(
+        f"linux_{machine}",
+        f"they need {', '.join(symbols)}, newer than any known system",
+        "build on an older system, as in a container of manylinux",
+    )
+
+
+def _in_wheel(path: Path, content: bytes, wheel: Mapping[str, Path]) -> dict[str, Path]:
+    """Return the libraries that a library of a wheel finds in it, by their names."""
+    place = next((place for place, each in wheel.items() if each == path), None)
+    if place is None:
+        return {}
+    folders = [each for text in dynamic_texts(content, RPATH, RUNPATH) for each in text.split(":")]
+    found: dict[str, Path] = {}
+    for name in dynamic_texts(content, NEEDED):
+        for folder in folders:
+            origin, _, below = folder.partition("/")
+            there = posixpath.normpath(posixpath.join(posixpath.dirname(place), below, name))
+            if origin == "$ORIGIN" and there in wheel:
+                found.setdefault(name, wheel[there])
+    return found
 
 
 @dataclass(frozen=True, slots=True)

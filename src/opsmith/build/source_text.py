@@ -164,8 +164,19 @@ def file_of(file: str | PathLike[str], declared: str | None) -> Path:
         file: Path of the file. A relative one is beside the file that declares the kernel; in the current
             directory where no file declares it, as in a notebook.
         declared: File that declares the kernel.
+
+    Raises:
+        KernelSourceError: If that file is in an archive, beside which there are no files.
     """
     beside = Path() if declared is None or not Path(declared).exists() else Path(declared).parent
+    archive = None if declared is None else next(filter(Path.is_file, Path(declared).parents), None)
+    if archive is not None and not Path(file).is_absolute():
+        raise errors.KernelSourceError(
+            "a kernel's file lies in an archive, where no compiler reads it",
+            expected="a package that is installed in a folder",
+            got=f"{os.fspath(file)}, in {archive}",
+            hint="unpack the archive, or install it with pip",
+        )
     return (beside / file).absolute()
 
 

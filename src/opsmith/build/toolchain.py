@@ -250,8 +250,8 @@ def _toolchain(named: str, path: str) -> Toolchain:
     raise errors.ToolchainError(
         "there is no C++ compiler",
         expected=f"the program that CXX names, `{named}`" if named else f"one of {', '.join(NAMES)}",
-        got="none of that name in PATH",
-        hint="install one, on Debian or Ubuntu by `apt-get install g++`, or name yours in CXX; "
+        got=f"no `{candidates[0][0]}` in PATH" if named else f"none of {', '.join(NAMES)} in PATH",
+        hint="install a C++ compiler, on Debian or Ubuntu by `apt-get install g++`, or name yours in CXX; "
         "until then the reference computes the operator",
     )
 

@@ -261,6 +261,10 @@ def _show(console: Console, made: PackageBuild, verification: Verification | Non
     for file in {each.operator: each for each in made.files if each.libraries}.values():
         linked = ", ".join(file.libraries)
         console.print(f"{file.operator} links {linked}, which its users must have", soft_wrap=True)
+    cubins = sorted({each.target for each in made.rows if each.target.startswith("sm_")})
+    if cubins and not any(each.target.startswith("compute_") for each in made.rows):
+        only = f"no PTX is built, since code for {', '.join(cubins)} uses what later GPUs need not have"
+        console.print(f"{only}; name an architecture without a letter, too, as `sm_90`", soft_wrap=True)
     size = sum(each.bytes for each in made.rows) / 1e6
     count = f"{len(made.files)} file{'' if len(made.files) == 1 else 's'}, {size:.1f} MB"
     if verification is not None:

@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -27,7 +28,7 @@ from opsmith import __version__
 from opsmith.build.packaged import package_of, packaged_in
 from opsmith.build.processor import best_level
 from opsmith.cli.guard import FAILED, guarded, waiting
-from opsmith.cli.kernel_origins import KernelOrigin, kernel_origins
+from opsmith.cli.kernel_origins import KernelOrigin, PackageOrigins, kernel_origins
 from opsmith.cli.options import AsJson
 from opsmith.cli.output import Output
 from opsmith.extras import install
@@ -67,9 +68,11 @@ def doctor(
     """
     with guarded():
         printer = Output(sys.stdout)
-        with waiting("looking at this machine"):
+        with waiting("looking at this machine"), warnings.catch_warnings(record=True) as caught:
+            warnings.filterwarnings("always", category=RuntimeWarning)  # as of a damaged library
             entries, capabilities = inventory(), capability_statuses()
-            kernels = None if package is None else kernel_origins(package)
+            origins = None if package is None else kernel_origins(package)
+        warned = list(dict.fromkeys(str(each.message) for each in caught))
         works = all(entry.found for entry in entries if entry.required)
         works = works and not any(each.fatal for each in capabilities)
         if as_json:
@@ -79,17 +82,31 @@ def doctor(
                 "works": works,
                 "entries": [entry.to_dict() for entry in entries],
                 "capabilities": [each.to_dict() for each in capabilities],
-                "kernels": None if kernels is None else [asdict(each) for each in kernels],
+                "kernels": None if origins is None else [asdict(each) for each in origins.kernels],
+                "broken": None if origins is None else origins.broken,
+                "warnings": warned,
             }
             printer.write_json(answer)
         else:
             console = printer.console()
-            if kernels is not None:
-                console.print(_kernels(kernels))
+            if origins is not None:
+                _show_origins(console, origins)
+            for text in warned:
+                console.print(Text(f"warning: {text}", style="yellow"), soft_wrap=True)
+            if origins is not None or warned:
                 console.print()
             _show(console, entries, capabilities, works=works)
         printer.close()
     raise typer.Exit(0 if works else FAILED)
+
+
+def _show_origins(console: Console, origins: PackageOrigins) -> None:
+    if origins.kernels:
+        console.print(_kernels(origins.kernels))
+    else:
+        console.print(f"{origins.package}: no kernel from a source is declared, and none is built")
+    for text in origins.broken:
+        console.print(Text(f"not looked at: {text}", style="yellow"), soft_wrap=True)
 
 
 def _show(

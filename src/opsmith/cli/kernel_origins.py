@@ -35,16 +35,39 @@ class KernelOrigin:
     missing: bool
 
 
-def kernel_origins(package: str) -> list[KernelOrigin]:
+@dataclass(frozen=True, slots=True)
+class PackageOrigins:
+    """Origins of the kernels of a package.
+
+    Attributes:
+        package: Name of the package.
+        kernels: Origin of each kernel from a source.
+        broken: Modules that cannot be imported, whose kernels are not known, with the reason.
+    """
+
+    package: str
+    kernels: list[KernelOrigin]
+    broken: list[str]
+
+
+def kernel_origins(package: str) -> PackageOrigins:
     """Return where each kernel of a package comes from; those in C++ are loaded, or built, now.
 
     Args:
         package: Name of the package, or its folder.
 
     Raises:
-        UsageError, OperatorNotFoundError, ModuleImportError: See `SourcePackage.of`.
+        UsageError, OperatorNotFoundError, ModuleImportError: See `SourcePackage.as_it_is`.
     """
-    return [_origin(kernel) for kernel in SourcePackage.of(package).kernels]
+    found = SourcePackage.as_it_is(package)
+    broken = [_reason(each) for each in found.broken]
+    return PackageOrigins(found.name, [_origin(kernel) for kernel in found.kernels], broken)
+
+
+def _reason(error: errors.ModuleImportError) -> str:
+    """Return module and exception of an import: the last line of a traceback names its class."""
+    last = (error.got or "").splitlines()[-1].strip()
+    return f"{error.problem.rpartition(':')[0]}: {last}"
 
 
 def _origin(kernel: BuiltKernel[Any]) -> KernelOrigin:

@@ -82,21 +82,16 @@ class Output:
         self.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
 
     def close(self) -> None:
-        """Raise if something could not be written.
+        """Raise if something could not be written; a reader who closed the pipe has read enough.
 
         Raises:
             UsageError: If the system refused it.
         """
-        if self._error is not None:
+        if self._error is not None and not isinstance(self._error, BrokenPipeError):  # as by `| head`
             raise errors.UsageError(
                 "the report cannot be written to stdout",
                 got=self._error.strerror or str(self._error),
-                hint="send it elsewhere, `opsmith ... > FILE`"
-                + (
-                    ""
-                    if isinstance(self._error, BrokenPipeError)
-                    else "; what stdout did not take stands above"
-                ),
+                hint="send it elsewhere, `opsmith ... > FILE`; what stdout did not take stands above",
             )
 
 

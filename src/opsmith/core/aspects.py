@@ -343,6 +343,7 @@ class Aspects:
             device: Device type, `cpu` or `cuda`.
 
         Raises:
+            DeviceNameError: If torch knows no such device type.
             UsageError: If no kernel for the device is built from a source.
             KernelRefusedError: If a kernel in C++ can neither be loaded nor built here.
 
@@ -350,7 +351,7 @@ class Aspects:
             >>> opsmith.ops.involution.require_kernel("cpu") is opsmith.ops.involution
             True
         """
-        check_device(device, self.name)
+        check_device(device, self.name, "op.require_kernel({device!r})")
         given = [each.given for each in self._specification.kernels if each.device == device]
         built = [each for each in given if isinstance(each, BuiltKernel)]
         if not built:

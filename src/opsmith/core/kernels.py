@@ -429,19 +429,26 @@ def choose(
     return None, tuple(rejected)
 
 
-def check_device(device: str, operator: str) -> None:
-    """Refuse a device type that torch does not know."""
+def check_device(device: Any, operator: str, call: str = "op.kernel({device!r}, ...)") -> None:
+    """Refuse what is not the name of a device type that torch knows.
+
+    Args:
+        device: The name.
+        operator: Name of the operator.
+        call: The call that it is given to, for the hint.
+    """
     try:
-        known = torch.device(device).type == device
+        known = isinstance(device, str) and torch.device(device).type == device
     except RuntimeError:
         known = False
     if not known:
+        calls = (f"`{call.format(device=each)}`" for each in ("cpu", "cuda"))
         raise errors.DeviceNameError(
-            "a kernel is declared for a device type that torch does not know",
+            "a kernel's device is not given as a device type that torch knows",
             operator=operator,
-            expected="a device type such as `cpu`, `cuda` or `mps`, without an index",
+            expected="a str such as 'cpu', 'cuda' or 'mps', without an index",
             got=repr(device),
-            hint="write `op.kernel('cpu', ...)` or `op.kernel('cuda', ...)`",
+            hint=f"write {' or '.join(calls)}",
         )
 
 

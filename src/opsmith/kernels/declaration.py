@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -66,7 +67,7 @@ def build_kernel(
         KernelSignatureError: If a parameter of a Triton kernel cannot be bound.
     """
     options = dict(options or {})
-    declared = None if frame is None else frame.f_code.co_filename
+    declared = None if frame is None else _file_of(frame)
     cuda, cuda_file, triton = (options.pop(name, None) for name in (*CUDA_SOURCES, "triton"))
     cpp_file, cuda_file = (
         None if each is None else file_of(each, declared) for each in (cpp_file, cuda_file)
@@ -147,6 +148,12 @@ class _Declaration:
                 hint="leave it out: the reference computes it",
             )
         return tuple(dtype for dtype in known if dtype in set(self.dtypes))
+
+
+def _file_of(frame: FrameType) -> str:
+    """Return the file of the code that a frame runs; where its text did not ship, the module's own."""
+    named = frame.f_code.co_filename
+    return named if os.path.exists(named) else str(frame.f_globals.get("__file__") or named)
 
 
 def _is_deterministic(value: Any) -> bool:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
+import torch
+
 import opsmith
 from opsmith import errors
 from opsmith.declaration import check_name
@@ -77,12 +79,13 @@ def new_package(
     """
     module = _module_name(name)
     if licence not in LICENCES:
+        same = [each for each in LICENCES if each.lower() == licence.lower()]
         raise errors.UsageError(
             f"there is no licence `{licence}` to choose",
             argument="--licence",
             expected=", ".join(LICENCES),
             got=licence,
-            hint="take `none`, and put a licence of your own there later",
+            hint=f"take `{same[0]}`" if same else "take `none`, and put a licence of your own there later",
         )
     target = _new_folder(Path(name) if folder is None else folder)
     source = opsmith_source()
@@ -165,7 +168,8 @@ def _owner(module: str) -> str | None:
         return f"Python has a module `{module}`"
     try:
         check_name(f"{module}::swish", hint="")
-    except errors.NameFormatError:
+        torch.library.Library(module, "DEF")  # of a namespace there is one definition
+    except (errors.NameFormatError, RuntimeError):
         return f"torch has operators in a namespace `{module}`"
     found = importlib.util.find_spec(module)
     if found is None or found.origin is None:  # a folder without `__init__.py` has no origin

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +17,7 @@ from opsmith.kernels.cpp.kernel import CppKernel
 from opsmith.kernels.cuda.kernel import CudaKernel
 from opsmith.kernels.triton.kernel import TritonKernel
 from opsmith.targets import Target
-from opsmith.targets.target import import_file
+from opsmith.targets.target import find_module, import_file
 
 K = TypeVar("K", bound="CppKernel | CudaKernel | TritonKernel")
 
@@ -30,36 +31,64 @@ class SourcePackage:
         root: Folder of the outermost package, which gets the built kernels.
         kernels: Kernels from a source that files of the module declare.
         whole: True if the module is the outermost package; False if it is a part of it.
+        broken: Errors of its modules that cannot be imported, whose kernels are not known.
     """
 
     name: str
     root: Path
     kernels: tuple[CppKernel | CudaKernel | TritonKernel, ...]
     whole: bool = True
+    broken: tuple[errors.ModuleImportError, ...] = ()
 
     @classmethod
     def of(cls, named: str | None = None) -> SourcePackage:
-        """Import a package and collect its kernels.
+        """Import a package and collect its kernels, to build them.
 
         Args:
-            named: Name of a module in a package, or path of the package's folder; None for the package of the
-                project in the current directory.
+            named: See `as_it_is`.
 
         Raises:
             UsageError: If it is no package, or the project has no package that can be found.
             OperatorNotFoundError: If there is no such module, or it has no kernels from a source.
-            ModuleImportError: If it cannot be imported.
+            ModuleImportError: If it cannot be imported, or a module in it.
+        """
+        package = cls.as_it_is(named)
+        if package.broken:
+            raise _incomplete(package)
+        if not package.kernels:
+            raise errors.OperatorNotFoundError(
+                f"`{package.name}` declares no kernel from a source",
+                expected="operators with a kernel in C++, CUDA C++ or Triton, in this package",
+                hint="import the module that declares them in the package; kernels in Python are not built",
+            )
+        return package
+
+    @classmethod
+    def as_it_is(cls, named: str | None = None) -> SourcePackage:
+        """Import a package and collect the kernels of those of its modules that can be imported.
+
+        Args:
+            named: Name of a module in a package, or path of the folder of a package or project; None for the
+                project in the current directory.
+
+        Raises:
+            UsageError: If it is no package, or the project has no package that can be found.
+            OperatorNotFoundError: If there is no such module.
+            ModuleImportError: If it cannot be imported itself.
         """
         text = named or str(_package_of_project(Path.cwd()))
         folder = Path(text)
+        if folder.is_dir() and not (folder / "__init__.py").is_file() and not _is_module(text):
+            if not (folder / "pyproject.toml").is_file():
+                raise _not_a_package(text, "a folder without `__init__.py`", _packages_in(folder))
+            folder = _package_of_project(folder)
         if (folder / "__init__.py").is_file():
             text = import_file(folder / "__init__.py").__name__
-        elif folder.is_dir() and re.fullmatch(r"[\w.]+", text) is None:
-            raise _not_a_package(text, "a folder without `__init__.py`")
         target = Target.of(text)
         if target.is_file or target.name is not None:
             raise _not_a_package(text, "a file" if target.is_file else f"the operator `{target.name}` of one")
-        module = target.module()
+        broken: list[errors.ModuleImportError] = []
+        module = target.module(broken)
         file = getattr(module, "__file__", None)
         root = package_of(file)
         if root is None:
@@ -77,13 +106,7 @@ class SourcePackage:
                 and _is_inside(kernel.given, inside)
             )
         )
-        if not kernels:
-            raise errors.OperatorNotFoundError(
-                f"`{text}` declares no kernel from a source",
-                expected="operators with a kernel in C++, CUDA C++ or Triton, in this package",
-                hint="import the module that declares them in the package; kernels in Python are not built",
-            )
-        return cls(module.__name__, root, kernels, whole=inside == root)
+        return cls(module.__name__, root, kernels, whole=inside == root, broken=tuple(broken))
 
     def of_language(self, language: type[K]) -> list[K]:
         """Return the kernels in one language."""
@@ -94,14 +117,39 @@ def _is_inside(kernel: BuiltKernel[Any], inside: Path) -> bool:
     return kernel.declared is not None and Path(kernel.declared).resolve().is_relative_to(inside)
 
 
-def _not_a_package(text: str, got: str) -> errors.UsageError:
+def _is_module(text: str) -> bool:
+    """Return True if an import finds a module with a file by this name: a folder alone has none."""
+    found = find_module(text) if all(map(str.isidentifier, text.split("."))) else None
+    return found is not None and found.has_location
+
+
+def _packages_in(folder: Path) -> list[Path]:
+    """Return the packages that lie in a folder or in its `src`, but for those that no project ships."""
+    found = [
+        path.parent for start in (folder / "src", folder) for path in sorted(start.glob("*/__init__.py"))
+    ]
+    return [each for each in found if each.name not in ("tests", "docs", "examples")]
+
+
+def _not_a_package(text: str, got: str, likely: Sequence[Path] = ()) -> errors.UsageError:
     return errors.UsageError(
         f"`{text}` is not a package",
         argument="package",
         expected="a package, with `__init__.py`, which can hold built kernels",
         got=got,
-        hint="name the package as Python imports it, or its folder",
+        hint=f"name {' or '.join(f'`{path}`' for path in likely)}"
+        if likely
+        else "name the package as Python imports it, or its folder",
     )
+
+
+def _incomplete(package: SourcePackage) -> errors.ModuleImportError:
+    """Return the error for a package of which not every module can be imported."""
+    first = package.broken[0]
+    modules = dict.fromkeys(kernel.operator.specification.module for kernel in package.kernels)
+    parts = [name for name in modules if name != package.name]
+    also = f"; or build a module alone, as `{parts[0]}`" if parts else ""
+    return errors.ModuleImportError(first.problem, got=first.got, hint=f"{first.hint}{also}")
 
 
 def _package_of_project(project: Path) -> Path:
@@ -120,9 +168,7 @@ def _package_of_project(project: Path) -> Path:
             name = ""  # whoever builds the project learns of it
     named = [folder / re.sub(r"[-.]+", "_", str(name)) for folder in folders if name]
     found = [each for each in named if (each / "__init__.py").is_file()]
-    if not found:
-        found = [each.parent for folder in folders for each in sorted(folder.glob("*/__init__.py"))]
-        found = [each for each in found if each.name not in ("tests", "docs", "examples")]
+    found = found or _packages_in(project)
     if len(found) != 1:
         raise errors.UsageError(
             "no package is named, and the current directory does not say which",

@@ -8,9 +8,10 @@ import pkgutil
 import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,15 +33,18 @@ LAST_LINES = 3
 """Calls of a traceback that a message shows."""
 
 
-def import_module(name: str) -> ModuleType:
-    """Import a module and its submodules; as for `python -m`, the current directory is searched too."""
-    _reach(Path.cwd())
-    try:
-        found = importlib.util.find_spec(name)
-    except ModuleNotFoundError:
-        found = None
-    except Exception as error:  # finding a submodule imports its package
-        raise _broken(name, error) from error
+def import_module(name: str, broken: list[errors.ModuleImportError] | None = None) -> ModuleType:
+    """Import a module and its submodules; as for `python -m`, the current directory is searched too.
+
+    Args:
+        name: Name of the module.
+        broken: List that gets the errors of submodules that cannot be imported; None to raise the first one.
+
+    Raises:
+        OperatorNotFoundError: If there is no such module.
+        ModuleImportError: If it cannot be imported.
+    """
+    found = find_module(name)
     if found is None:
         hint = f"; did you mean `{name}.py`?" if Path(f"{name}.py").exists() else ""
         raise errors.OperatorNotFoundError(
@@ -49,10 +53,55 @@ def import_module(name: str) -> ModuleType:
             hint="look at the spelling, and whether it is installed in this environment",
         )
     module = _guarded(name, partial(importlib.import_module, name))
-    for inner in pkgutil.walk_packages(getattr(module, "__path__", None) or [], f"{name}."):
-        if not inner.name.endswith(".__main__"):  # importing it would run a program
-            _guarded(inner.name, partial(importlib.import_module, inner.name))
+    for inner in _submodules(module):
+        try:
+            _guarded(inner, partial(importlib.import_module, inner))
+        except errors.ModuleImportError as error:
+            if broken is None:
+                raise
+            broken.append(error)
     return module
+
+
+def find_module(name: str) -> ModuleSpec | None:
+    """Find a module as an import from the current directory does; None if there is none.
+
+    Raises:
+        ModuleImportError: If the package that holds it cannot be imported.
+    """
+    _reach(Path.cwd())
+    try:
+        return importlib.util.find_spec(name)
+    except ModuleNotFoundError:
+        return None
+    except Exception as error:  # finding a submodule imports its package
+        raise _broken(name, error) from error
+
+
+def _submodules(module: ModuleType, seen: Sequence[str] = ()) -> Iterator[str]:
+    """Yield the names of the modules in a package, at every depth, but for programs and other libraries.
+
+    Importing `__main__` would run a program. A shared library that lies in a package, as one that a kernel
+    links, has a name as an extension module, and lacks what Python calls to import it.
+
+    Args:
+        module: The package, or a module.
+        seen: Folders that are not searched again.
+    """
+    folders = [each for each in getattr(module, "__path__", None) or [] if each not in seen]
+    for inner in pkgutil.iter_modules(folders, f"{module.__name__}."):
+        short = inner.name.rpartition(".")[2]
+        spec = inner.module_finder.find_spec(inner.name, None)
+        loader = None if spec is None else spec.loader
+        foreign = isinstance(loader, ExtensionFileLoader) and (
+            f"PyInit_{short}".encode() not in Path(loader.path).read_bytes()
+        )
+        if short == "__main__" or foreign:
+            continue
+        yield inner.name
+        package = sys.modules.get(inner.name) if inner.ispkg else None  # the caller has imported it
+        if package is not None:
+            yield from _submodules(package, (*seen, *folders))
 
 
 def import_file(path: Path) -> ModuleType:
@@ -117,10 +166,13 @@ def _broken(what: str, error: BaseException) -> errors.ModuleImportError:
     ]
     lines = traceback.format_list(frames[-LAST_LINES:]) + traceback.format_exception_only(error)
     shown = "".join(lines).rstrip().replace("\n", "\n    ")
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
     return errors.ModuleImportError(
         f"`{what}` cannot be imported: {type(error).__name__}",
         got=f"\n    {shown}",
-        hint="fix the file so that `python` imports it, then check again",
+        hint=f"install what has the module `{missing}`, or correct the import"
+        if missing
+        else "fix the file so that `python` imports it",
     )
 
 
@@ -166,14 +218,17 @@ class Target:
         """True if the source is a file."""
         return self.source.endswith(".py")
 
-    def module(self) -> ModuleType:
+    def module(self, broken: list[errors.ModuleImportError] | None = None) -> ModuleType:
         """Import the source.
+
+        Args:
+            broken: See `import_module`.
 
         Raises:
             OperatorNotFoundError: If there is no such file or module.
             ModuleImportError: If it cannot be imported.
         """
-        return import_file(Path(self.source)) if self.is_file else import_module(self.source)
+        return import_file(Path(self.source)) if self.is_file else import_module(self.source, broken)
 
     def operators(self) -> list[Operator[..., Any]]:
         """Return the operators that it names, in the order of their declaration.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -30,6 +31,7 @@ from opsmith.torch_library.dtensor_rule import DTensorRule
 from opsmith.torch_library.fast_path.generated_call import NOT_TAKEN, FastCalls, generate_call
 from opsmith.torch_library.flattening import ArgumentFlattening, ResultFlattening, detached
 from opsmith.torch_library.flops import register_flops, unregister_flops
+from opsmith.torch_library.torch_messages import KERNEL_OVERRIDDEN
 from opsmith.torch_library.validation import (
     fake_by_shapes,
     refuse_nondeterminism,
@@ -224,9 +226,11 @@ class DispatcherRegistration:
 
     def _take_over(self, name: str, *, hidden: bool) -> None:
         """Put the kernel over that of a library."""
-        for device in served_libraries.DEVICES:
-            kernel = self._kernel(self._run, hidden=hidden)
-            self._library.impl(name, kernel, device.upper(), allow_override=True)
+        with warnings.catch_warnings():  # torch warns of what is meant here
+            warnings.filterwarnings("ignore", KERNEL_OVERRIDDEN, UserWarning)
+            for device in served_libraries.DEVICES:
+                kernel = self._kernel(self._run, hidden=hidden)
+                self._library.impl(name, kernel, device.upper(), allow_override=True)
 
     def _share(self, name: str, hidden: bool, library: served_libraries.ServedLibrary) -> str:
         """Take an operator over from a library of the same sources; else return where it is declared."""

@@ -13,6 +13,9 @@ from contextlib import contextmanager
 EXPORTER_LOGGERS = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")
 
 
+KERNEL_OVERRIDDEN = "Warning only once for all operators"
+"""Beginning of a warning: a kernel takes the place of another one."""
+
 LEAF_WRITTEN = ("leaf Variable that requires grad",)
 """An in-place operation on a leaf that requires a gradient."""
 

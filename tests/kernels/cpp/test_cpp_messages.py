@@ -254,17 +254,18 @@ def test_without_a_compiler_the_reference_runs_and_explain_says_so() -> None:
         assert operator(torch.ones(1)).item() == 2
     assert [str(each.message) for each in warned] == [
         "cpp_messages::no_compiler: the reference runs in place of its kernel in C++, "
-        f"{kernel_where(operator)}: there is no C++ compiler: none of that name in PATH. `opsmith doctor` "
-        "shows what is missing here, and OPSMITH_REQUIRE_KERNELS=1 makes this an error. Other kernels may be "
-        "missing, too: this warning appears once in a process"
+        f"{kernel_where(operator)}: there is no C++ compiler: no `no-such-compiler` in PATH. `opsmith "
+        "doctor` shows what is missing here, and OPSMITH_REQUIRE_KERNELS=1 makes this an error. Other "
+        "kernels may be missing, too: this warning appears once in a process"
     ]
     assert warned[0].filename == __file__
     other = declared("no_compiler_again").kernel("cpu", entry="f", cpp=CORRECT)
     assert other(torch.ones(1)).item() == 2  # and says nothing
     (reason,) = operator.explain(torch.ones(1)).rejected
     assert reason.endswith(
-        "there is no C++ compiler: none of that name in PATH; install one, on Debian or Ubuntu by "
-        "`apt-get install g++`, or name yours in CXX; until then the reference computes the operator"
+        "there is no C++ compiler: no `no-such-compiler` in PATH; install a C++ compiler, on Debian or "
+        "Ubuntu by `apt-get install g++`, or name yours in CXX; until then the reference computes the "
+        "operator"
     )
 
 
@@ -295,7 +296,7 @@ def test_a_kernel_that_is_required_and_cannot_be_had_is_an_error(monkeypatch: py
         "cpp_messages::required: its kernel in C++ is required by OPSMITH_REQUIRE_KERNELS=1, and cannot be "
         "loaded or built here",
         "  expected: a built kernel in its package that fits this machine, or a compiler",
-        "  got: there is no C++ compiler: none of that name in PATH",
+        "  got: there is no C++ compiler: no `no-such-compiler` in PATH",
         f"  where: {kernel_where(operator)}",
         "  hint: install what is missing, as a package with built kernels for this machine, or a compiler; "
         "`opsmith doctor` shows what is here",
@@ -343,9 +344,9 @@ def test_strict_raises_instead() -> None:
     assert str(caught.value).splitlines() == [
         "there is no C++ compiler",
         "  expected: the program that CXX names, `no-such-compiler -O1`",
-        "  got: none of that name in PATH",
-        "  hint: install one, on Debian or Ubuntu by `apt-get install g++`, or name yours in CXX; until then "
-        "the reference computes the operator",
+        "  got: no `no-such-compiler` in PATH",
+        "  hint: install a C++ compiler, on Debian or Ubuntu by `apt-get install g++`, or name yours in CXX; "
+        "until then the reference computes the operator",
     ]
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import py_compile
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +55,48 @@ def test_a_relative_file_is_found_from_another_directory(
     torch.testing.assert_close(operator(X), X * 6)
     (tmp_path / "kernel.cpp").write_text(times("7"))
     torch.testing.assert_close(operator.reload()(X), X * 7)
+
+
+DECLARING = """
+def declare(operator):
+    return operator.kernel("cpu", entry="twice", cpp_file="kernel.cpp")
+"""
+
+
+def test_a_package_in_an_archive_takes_no_file_of_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = tmp_path / "archive.zip"
+    with zipfile.ZipFile(archive, "w") as held:
+        held.writestr("archived_kernel.py", DECLARING)
+        held.writestr("kernel.cpp", times("2"))
+    (tmp_path / "kernel.cpp").write_text(times("42"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(archive)
+    operator = declared("archived", cpp=times("2"))
+    with pytest.raises(errors.KernelSourceError, match="a kernel's file lies in an archive") as caught:
+        importlib.import_module("archived_kernel").declare(operator)
+    assert (caught.value.got, caught.value.hint) == (
+        f"kernel.cpp, in {archive}",
+        "unpack the archive, or install it with pip",
+    )
+
+
+def test_a_file_is_beside_a_module_that_ships_without_its_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "site"
+    place.mkdir()
+    (place / "kernel.cpp").write_text(times("2"))
+    (tmp_path / "bytecode_kernel.py").write_text(DECLARING)
+    py_compile.compile(str(tmp_path / "bytecode_kernel.py"), str(place / "bytecode_kernel.pyc"), doraise=True)
+    (tmp_path / "bytecode_kernel.py").unlink()
+    (tmp_path / "kernel.cpp").write_text(times("42"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(place)
+    operator = importlib.import_module("bytecode_kernel").declare(declared("bytecode", cpp=times("2")))
+    (kernel,) = operator.specification.kernels
+    assert kernel.given.source.path == str(place / "kernel.cpp")
 
 
 def test_a_text_that_no_encoding_has_is_refused() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from opsmith import errors
 from opsmith.build.cache import CacheEntry, cache_on_disk
-from opsmith.build.packaged import Found, warn_unusable
+from opsmith.build.packaged import Found
 from opsmith.core.argument_types import NUMBERED
 from opsmith.kernels.common.parameters import PARAMETER_TYPES, Parameter
 from opsmith.kernels.common.result_layout import LAYOUTS
@@ -100,7 +100,7 @@ def packaged_library(found: Found, exported: str) -> LibraryFile | None:
         try:
             getattr(ctypes.CDLL(str(path)), exported)
         except (OSError, AttributeError) as error:
-            warn_unusable(path, f"it cannot be loaded: {error}")
+            found.reject(path, f"it cannot be loaded: {error}")
             continue
         return LibraryFile(str(path), f"built into the package for {built.target}")
     return None

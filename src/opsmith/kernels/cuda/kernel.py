@@ -12,7 +12,7 @@ import torch
 
 from opsmith import errors
 from opsmith.build.manifest import digest_of_parts
-from opsmith.build.packaged import Found, package_of, search
+from opsmith.build.packaged import package_of, search
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.kernels import BuiltKernel
 from opsmith.core.missing_kernels import missing_reason, with_reason
@@ -332,7 +332,7 @@ class CudaKernel(BuiltKernel[CudaSource]):
                 found = packaged.described([name_expression(self.source, each) for each in instances])
                 try:
                     if found is None:
-                        found = self._describe(instances, architecture, packaged.found)
+                        found = self._describe(instances, architecture, packaged)
                     self.check_parameters(dict(zip(instances, found, strict=True)))
                 except errors.ToolchainError as error:
                     self._missing = error
@@ -344,24 +344,24 @@ class CudaKernel(BuiltKernel[CudaSource]):
             return self._described[key]
 
     def _describe(
-        self, instances: Sequence[Instance], architecture: str, packaged: Found
+        self, instances: Sequence[Instance], architecture: str, packaged: PackagedImages
     ) -> tuple[tuple[CudaParameter, ...], ...]:
         """Return the parameters of each instance, by NVRTC.
 
         Args:
             instances: The instances.
             architecture: As `sm_90`.
-            packaged: Result of the search in the package, for the error.
+            packaged: What the package has for this GPU, for the error.
         """
         if self._missing is not None:
             raise self._missing.with_traceback(None)
         try:
             return describe_instances(self.source, self.operator.name, instances, architecture)
         except errors.ToolchainError as error:
-            reason = packaged.reason
-            if packaged.files:
-                reason = f"what its package has built is not for {', '.join(map(str, instances))}"
-            raise with_reason(error, reason) from None
+            reasons = [packaged.found.reason]
+            if packaged.targets:
+                reasons.append(f"what its package has built is not for {', '.join(map(str, instances))}")
+            raise with_reason(error, "; ".join(filter(None, reasons))) from None
 
     def check_parameters(self, described: Mapping[Instance, Sequence[CudaParameter]]) -> None:
         """Check the parameters of instances against what the launches give them.

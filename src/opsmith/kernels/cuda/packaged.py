@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from opsmith.build.manifest import BuiltFile
-from opsmith.build.packaged import Found, warn_unusable
+from opsmith.build.packaged import Found
 from opsmith.core.argument_types import NUMBERED
 from opsmith.kernels.common.gpu_resources import Resources
 from opsmith.kernels.cuda.compiler import Cubin
@@ -93,7 +93,7 @@ class PackagedImages:
                     for name, held in built.instances.items()
                 }
             except (ValueError, KeyError, TypeError, IndexError) as error:
-                warn_unusable(path, f"its manifest is damaged: {error}")
+                self.found.reject(path, f"its manifest is damaged: {error}")
                 continue
             self._files.append((built.target, path, images))
 
@@ -120,7 +120,7 @@ class PackagedImages:
     def drop(self, path: Path, reason: str) -> None:
         """Use a file no more, and warn of it."""
         self._files = [each for each in self._files if each[1] != path]
-        warn_unusable(path, reason)
+        self.found.reject(path, reason)
 
 
 def gpu_misfit(built: BuiltFile, architecture: str) -> str | None:
