@@ -243,6 +243,33 @@ def test_ctrl_c_ends_it_at_once_before_anything_is_imported(tmp_path: Path) -> N
     assert (process.returncode, said) == (130, "opsmith: interrupted\n")
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
+def test_a_terminal_sees_a_sign_of_life_before_torch_is_imported(tmp_path: Path) -> None:
+    torch = tmp_path / "torch" / "__init__.py"
+    torch.parent.mkdir()
+    torch.write_text("import time\nprint('importing', flush=True)\ntime.sleep(10**6)\n")
+    package = Path(__file__).parents[2] / "src"
+    ours, theirs = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, "check", "x.py"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{package}"},
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "importing\n"
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    process.communicate()
+    said = os.read(ours, 1000).decode()
+    os.close(ours)
+    os.close(theirs)
+    assert process.returncode == 130
+    assert said.startswith("opsmith: loading torch\r ")
+    assert said.endswith("\ropsmith: interrupted\r\n")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [False, True], ids=["heard", "lost-in-a-finaliser"])
 def test_ctrl_c_in_a_check_prints_what_is_finished(write: Write, lost: bool) -> None:
