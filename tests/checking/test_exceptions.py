@@ -26,6 +26,7 @@ EXCUSED = {
     "numerics/directional.py": "a step that raises is where the function ends",
     "output/replay.py": "a script that is run reports what it raises",
     "processes/fork.py": "the child passes on to the parent what was raised",
+    "processes/workers.py": "the child passes on to the parent what was raised",
     "processes/sanitizer_child.py": "the child passes on to the parent what was raised",
     "side_effects/hidden_state.py": "whatever is raised means that the operator needs what it remembers",
     "side_effects/interleavings.py": "a thread passes on what was raised to the one that started it",
