@@ -68,7 +68,7 @@ def test_a_foreign_library_is_named(libraries: dict[str, Path]) -> None:
     found = platform_tag(libraries.values())
     assert found.tag.startswith("linux_")
     assert found.reason == "foreign.so needs libother.so.3"
-    assert "link it statically, or put it into the package" in found.hint
+    assert "link it statically, or put it into the package, where `.gitignore` does not" in found.hint
 
 
 def test_a_library_of_the_wheel_is_no_need_of_the_system(libraries: dict[str, Path], tmp_path: Path) -> None:

@@ -50,6 +50,16 @@ def test_what_is_built_is_shown_and_lies_in_the_folder(opsmith: Command, tmp_pat
     assert [each.name for each in folder.parent.iterdir()] == ["_kernels"]
 
 
+@pytest.mark.slow
+def test_code_for_one_gpu_alone_is_no_ptx_for_later_ones(opsmith: Command, tmp_path: Path) -> None:
+    words = ["build", str(PACKAGE), "-o", str(tmp_path / "_kernels"), "--cpu", "none"]
+    said = "no PTX is built, since code for sm_90a uses what later GPUs need not have; name an architecture"
+    done = opsmith(*words, "--cuda", "sm_90a")
+    assert done.exit_code == 0, done.output
+    assert said in done.stdout
+    assert "no PTX" not in opsmith(*words, "--cuda", "sm_90a,sm_80").stdout
+
+
 def test_a_verified_build(opsmith: Command, tmp_path: Path) -> None:
     folder = tmp_path / "_kernels"
     done = opsmith(

@@ -194,10 +194,25 @@ def test_without_nvrtc_the_reference_computes_in_its_place(
             assert torch.equal(shifted(X), X + 3)
         assert shifted.explain(X).forward.startswith("reference")
         monkeypatch.setenv("OPSMITH_REQUIRE_KERNELS", "1")
-        with pytest.raises(errors.KernelRefusedError, match="there is no NVRTC"):
+        with pytest.raises(errors.KernelRefusedError, match=r"no NVRTC.*the driver does not load it"):
             shifted(X)
-    assert [str(each.message).count("the driver does not load it") for each in warned] == [1, 0]
+    assert [str(each.message).count("the driver does not load it") for each in warned] == [1, 1]
     assert "the reference runs in place of its kernel in CUDA" in str(warned[1].message)
+
+
+@pytest.mark.usefixtures("no_nvrtc")
+def test_images_that_are_truncated_are_named_where_the_reference_computes(
+    folder: Path, shifted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in folder.glob("*.images"):
+        path.write_bytes(b"")
+    monkeypatch.setenv("OPSMITH_REQUIRE_KERNELS", "1")
+    with packaged.looking_in(PACKAGE, folder, EVERY):
+        shifted.reload()
+        with pytest.warns(RuntimeWarning), pytest.raises(errors.KernelRefusedError) as caught:
+            shifted(X)
+    got = str(caught.value.got)
+    assert got.index("is not used: it has 0 of ") < got.index("built for sm_80, and this GPU is sm_90")
 
 
 def test_a_description_that_is_damaged_is_not_used(folder: Path, shifted: Any) -> None:

@@ -35,6 +35,11 @@ _POLICIES = (
 
 Older systems are left out: wheels of torch need glibc 2.28.
 """
+_SHIP_IT = (
+    "link it statically, or put it into the package, where `.gitignore` does not name it, and name the file in "
+    "`libraries=`. `auditwheel repair` would change built kernels, which are then not used"
+)
+"""Advice on a library that a kernel links."""
 _WORDS = {"GLIBC_ABI_DT_RELR": "2.36", "CXXABI_TM_1": "1.3", "CXXABI_FLOAT128": "1.3"}
 """Versions that are words, and the version with which each came. Others are newer than any known system."""
 _NAMES = ("GLIBC", "GLIBCXX", "CXXABI", "GCC")
@@ -88,8 +93,7 @@ def platform_tag(libraries: Iterable[Path], wheel: Mapping[str, Path] | None = N
             return PlatformTag(
                 f"linux_{machine}",
                 f"{path.name} needs {', '.join(foreign)}",
-                "link it statically, or put it into the package and name the file in `libraries=`. "
-                "`auditwheel repair` would change built kernels, and what is changed is not used",
+                _SHIP_IT,
             )
     for newest in _POLICIES:
         limits = dict(zip(_NAMES, map(_numbers, newest), strict=True))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.core.forked_locks import lock_of
+from opsmith.core.missing_kernels import with_reason
 from opsmith.kernels.cuda.compiler import Cubin, Instance, name_expression
 from opsmith.kernels.cuda.driver import DEFAULT_MAX_SHARED, DriverError
 from opsmith.kernels.cuda.launch import Geometry
@@ -136,6 +137,7 @@ class Launcher:
         try:
             cubin = kernel.compile(instance, architecture)
         except errors.ToolchainError as error:
-            kernel.choose_anew(error)
-            raise
+            missing = with_reason(error, packaged.found.reason)
+            kernel.choose_anew(missing)
+            raise missing from None
         return LoadedFunction.of(driver.load(cubin.image, cubin.name), cubin)
