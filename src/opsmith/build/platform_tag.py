@@ -36,8 +36,8 @@ _POLICIES = (
 Older systems are left out: wheels of torch need glibc 2.28.
 """
 _SHIP_IT = (
-    "link it statically, or put it into the package, where `.gitignore` does not name it, and name the file in "
-    "`libraries=`. `auditwheel repair` would change built kernels, which are then not used"
+    "link it statically, or put it into the package, where `.gitignore` does not name it, and name the file "
+    "in `libraries=`. `auditwheel repair` would change built kernels, which are then not used"
 )
 """Advice on a library that a kernel links."""
 _WORDS = {"GLIBC_ABI_DT_RELR": "2.36", "CXXABI_TM_1": "1.3", "CXXABI_FLOAT128": "1.3"}
