@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -115,6 +116,9 @@ def _run(
     load = {"processors": float(processors())}
     _note_load(load, "before", remarks)
     cases: list[BenchmarkCase] = []
+    effort = request.effort
+    share = effort.budget_s / (len(sizes) * len(dtypes) * len(request.directions))
+    request = replace(request, effort=replace(effort, budget_s=share))
     with thread_count(count), torch.enable_grad(), torch.random.fork_rng():
         largest = max(2 * bytes_of(tensors_in(list(each.sample.flat))) for each in sizes)
         before = tuple(machine.ceilings(device, dtypes, 4 * largest))

@@ -201,7 +201,8 @@ class BenchmarkEffort:
         elements: Approximate number of elements of all inputs, for each size that is grown from a sample.
         least, most: Number of rounds: more than `least` only while the medians are unsteady.
         turn_s: Seconds of a turn: a shorter call is repeated.
-        budget_s: Seconds for all rounds of one size in one direction, once there are `least`.
+        budget_s: Seconds for all rounds, of every size, dtype and direction together; each has `least` rounds
+            at any rate.
         slowest_s: Seconds of a call after which larger sizes are left out.
     """
 
@@ -216,10 +217,10 @@ class BenchmarkEffort:
 
 EFFORTS = MappingProxyType(
     {
-        "quick": BenchmarkEffort("quick", (1 << 16,), 7, 7, 0.002, 1.0, 0.5),
-        "default": BenchmarkEffort("default", (1 << 12, 1 << 16, 1 << 20), 11, 31, 0.01, 10.0, 2.0),
+        "quick": BenchmarkEffort("quick", (1 << 16,), 7, 7, 0.002, 3.0, 0.5),
+        "default": BenchmarkEffort("default", (1 << 12, 1 << 20), 7, 31, 0.005, 8.0, 2.0),
         "thorough": BenchmarkEffort(
-            "thorough", (1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22), 21, 61, 0.02, 60.0, 10.0
+            "thorough", (1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22), 21, 61, 0.02, 600.0, 10.0
         ),
     }
 )
