@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -163,3 +167,33 @@ def test_a_reference_that_reads_values_is_no_silent_zero() -> None:
 
 def _reads(x: Tensor) -> Tensor:
     return x * x.max().item()
+
+
+LATER = """
+import sys
+import torch
+import opsmith
+
+@opsmith.operator("counted_later::matmul")
+def matmul(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return x @ w
+
+assert "torch.utils.flop_counter" not in sys.modules, "it imports Triton"
+finders = len(sys.meta_path)
+from torch.utils.flop_counter import FlopCounterMode
+assert len(sys.meta_path) == finders - 1
+with FlopCounterMode(display=False) as counter:
+    matmul(torch.ones(2, 3), torch.ones(3, 4))
+print(counter.get_total_flops())
+"""
+
+
+def test_the_counter_is_not_imported_until_somebody_counts() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LATER],
+        env={**os.environ, "PYTHONPATH": str(Path(opsmith.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "48\n"), done.stderr

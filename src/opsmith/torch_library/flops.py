@@ -7,11 +7,15 @@ none: its formulas are torch operations and operators, which are counted as they
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode, flop_registry, register_flop_formula
 
 from opsmith import errors
 from opsmith.core.call_arguments import shown
@@ -37,12 +41,51 @@ def register_flops(packet: Any, specification: Callable[[], Specification]) -> N
         formula = described.flops
         return _derived(described, values) if formula is None else _given(described, formula, values)
 
-    register_flop_formula(packet, get_raw=True)(flops)
+    _counts[packet] = flops
+    if _COUNTER in sys.modules:
+        _hand_over()
+    elif not any(isinstance(each, _WhenImported) for each in sys.meta_path):
+        sys.meta_path.insert(0, _WhenImported())
 
 
 def unregister_flops(packet: Any) -> None:
     """Remove the count of an operator that is removed or registered anew."""
-    flop_registry.pop(packet, None)
+    if _counts.pop(packet, None) is None and _COUNTER in sys.modules:
+        sys.modules[_COUNTER].flop_registry.pop(packet, None)
+
+
+_COUNTER = "torch.utils.flop_counter"
+"""torch's module, which imports Triton: too slow for whoever counts nothing."""
+_counts: dict[Any, Callable[..., int]] = {}
+"""Counts that torch's module gets when it is imported."""
+
+
+def _hand_over() -> None:
+    register: Any = sys.modules[_COUNTER].register_flop_formula
+    while _counts:
+        packet, flops = _counts.popitem()
+        register(packet, get_raw=True)(flops)
+
+
+class _WhenImported(MetaPathFinder):
+    """Finder that registers the counts once torch's module is imported."""
+
+    def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Return the spec of torch's module, whose loader registers the counts; None for every other."""
+        if name != _COUNTER:
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(name)
+        if spec is None or spec.loader is None:
+            return spec
+        load = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            load(module)
+            _hand_over()
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
 
 
 def _given(specification: Specification, formula: Flops, values: list[Any]) -> int:
@@ -68,6 +111,8 @@ def _derived(specification: Specification, values: list[Any]) -> int:
             "it is opaque, so its floating-point operations cannot be counted",
             hint=hint,
         )
+    from torch.utils.flop_counter import FlopCounterMode
+
     args, kwargs = specification.schema.split(values)
     counter = FlopCounterMode(display=False)
     try:
