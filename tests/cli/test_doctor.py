@@ -81,6 +81,7 @@ def bare(monkeypatch: pytest.MonkeyPatch, listed_once: None) -> None:
     monkeypatch.setattr(shutil, "which", lambda *arguments, **options: None)
     monkeypatch.setattr("ctypes.util.find_library", lambda name: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(doctor, "calls_extension", lambda: None)
     for name in ("CXX", "CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
 
