@@ -460,6 +460,36 @@ def test_only_stand_ins() -> None:
     assert not capabilities.only_stand_ins([Tensor, TwoTensor])
 
 
+def test_shard_of(mesh: Any) -> None:
+    x = distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)]).requires_grad_()
+    shard = capabilities.shard_of(x)
+    assert type(shard) is Tensor
+    assert_close(shard, torch.ones(4, 2))
+
+
+def test_shard_key(mesh: Any) -> None:
+    rows, again = (distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)]) for _ in range(2))
+    others = [
+        distribute_tensor(torch.ones(4, 2), mesh, [Shard(1)]),
+        distribute_tensor(torch.ones(2, 4), mesh, [Shard(0)]),
+        distribute_tensor(torch.ones(4, 2, dtype=torch.float64), mesh, [Shard(0)]),
+    ]
+    keys = {capabilities.shard_key(each) for each in (rows, again, *others)}
+    assert len(keys) == 4
+
+
+def test_placed_like(mesh: Any) -> None:
+    example = distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)])
+    place = capabilities.placed_like(example)
+    placed = place(torch.zeros(4, 2))
+    assert isinstance(placed, DTensor)
+    assert (placed.placements, placed.shape, placed.requires_grad) == (example.placements, (4, 2), False)
+    assert_close(placed.full_tensor(), torch.zeros(4, 2))
+    assert (
+        place(torch.zeros(2, 4).mT) is place(torch.zeros(3, 2)) is place(torch.zeros(4, 2).double()) is None
+    )
+
+
 def test_traced() -> None:
     from torch._subclasses.functional_tensor import FunctionalTensor
 

@@ -80,7 +80,7 @@ class DTensorRule:
         # A trace has shards without memory: the compiler fuses the reference.
         traced = any(type(local_shard(tensor)) is not Tensor for tensor in tensors_in(values))
         if takes_kernel(specification, values) and not traced:
-            layouts = self._trial(values).layouts
+            layouts = self.layouts(values)
             if layouts is not None:
                 return self._on_shards(values, layouts)
         try:
@@ -117,6 +117,15 @@ class DTensorRule:
         _warn_gathers(specification, obstacle.reason)
         return map_tensors(replicate, values)
 
+    def layouts(self, values: list[Any]) -> Sequence[Callable[[Tensor], Tensor]] | None:
+        """The layout of each result where a kernel may run on the shards; None where it may not."""
+        return self._trial(values).layouts
+
+    def on_plain_tensors(self, values: list[Any]) -> Any:
+        """Call the operator on plain tensors in place of DTensors."""
+        args, kwargs = self._specification().schema.dispatched(values)
+        return self._overload(*args, **kwargs)
+
     def _on_shards(self, values: list[Any], layouts: Sequence[Callable[[Tensor], Tensor]]) -> Any:
         """Call the operator on this rank's shards, and make a DTensor of each result."""
         place = iter(layouts)
@@ -132,8 +141,7 @@ class DTensorRule:
     def _called(self, values: list[Any], local: list[Any], place: Callable[[Tensor], Tensor]) -> Any:
         """Call the operator on plain tensors in place of the DTensors, and place its results in turn."""
         schema = self._specification().schema
-        args, kwargs = schema.dispatched(local)
-        results = self._overload(*args, **kwargs)
+        results = self.on_plain_tensors(local)
         if results is None:
             return None
         if schema.returns is not None:

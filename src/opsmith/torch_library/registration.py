@@ -27,6 +27,7 @@ from opsmith.torch_library.adopted.node import AdoptedNode
 from opsmith.torch_library.autograd.node import OperatorNode, OperatorPrimitive, differentiate
 from opsmith.torch_library.compilation import CompiledCode, inline_reference, traced_results
 from opsmith.torch_library.distributed import mesh_of, validated_placements
+from opsmith.torch_library.dtensor_calls import DTensorCalls
 from opsmith.torch_library.dtensor_rule import DTensorRule
 from opsmith.torch_library.fast_path.generated_call import NOT_TAKEN, FastCalls, generate_call
 from opsmith.torch_library.flattening import ArgumentFlattening, ResultFlattening, detached
@@ -274,10 +275,17 @@ class DispatcherRegistration:
                 self._library,
                 overload,
                 lambda: self.specification,
-                lambda values: returned(self._by_reference(values)),
+                lambda values: returned(self._by_reference_on_dtensors(values)),
                 lambda values: returned(self.in_torch(values)),
             )
         )
+
+    def _by_reference_on_dtensors(self, values: list[Any]) -> tuple[Any, ...]:
+        specification = self.specification
+        results = self._by_reference(values)
+        refuse_result_shapes(specification, values, results)
+        self._validated = specification
+        return results
 
     def _adapted(self, values: list[Any]) -> list[Any]:
         """Argument values, with DTensors placed so that torch can compute a reference that writes."""
@@ -466,7 +474,8 @@ class DispatcherRegistration:
             if specification.kernels or not by_class:
                 return None
             return class_call(self, specification.adopted, call, self._by_class)
-        return generate_call(specification, compiled or self.overload, call)
+        on_dtensors = DTensorCalls(self, self._placements[-1]).results
+        return generate_call(specification, compiled or self.overload, call, on_dtensors)
 
     def call_in_cpp(self, handle: type, call: Callable[..., Any]) -> None:
         """Make the calls of a handle in C++, where that is built.

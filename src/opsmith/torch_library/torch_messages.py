@@ -84,6 +84,9 @@ TANGENT_COUNT = ("treespec",)
 NO_EXAMPLES = ("index 0 out of range for tensor of size",)
 """`vmap` of an `autograd.Function` over an empty batch."""
 
+MIXED_WITH_DTENSOR = ("got mixed torch.Tensor and DTensor",)
+"""An operation on DTensors and plain tensors, outside of implicit replication."""
+
 NO_ACCELERATOR = ("not an accelerator",)
 """A generator requested for a device that has none."""
 

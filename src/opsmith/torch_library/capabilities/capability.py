@@ -285,7 +285,14 @@ CAPABILITIES = {
             "right",
             instead="an operator on DTensors is its reference on DTensors, and one in place writes into "
             "replicated ones alone; an implicit replication that the caller has asked for is not seen",
-            provides=("replicates_implicitly", "implicit_replication", "observe_shards"),
+            provides=(
+                "replicates_implicitly",
+                "implicit_replication",
+                "observe_shards",
+                "shard_of",
+                "shard_key",
+                "placed_like",
+            ),
         ),
         Capability(
             name="fake_tensors",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -271,6 +271,25 @@ def implicit_replication() -> AbstractContextManager[None]:
 
     region: AbstractContextManager[None] = implicit_replication()
     return region
+
+
+def shard_of(tensor: Any) -> Tensor:
+    """This rank's part of a DTensor, without a graph."""
+    with torch.no_grad():
+        shard: Tensor = tensor.to_local()
+    return shard
+
+
+def shard_key(tensor: Any) -> Hashable:
+    """Hashable identity of all but the data of a DTensor: mesh, placements, metadata of whole and shard."""
+    shard = shard_of(tensor)
+    whole = tensor.device_mesh, tensor.placements, tensor.shape, tensor.stride(), tensor.dtype
+    return *whole, type(shard), shard.shape, shard.stride(), shard.dtype, shard.device
+
+
+def placed_like(example: Any) -> Callable[[Tensor], Tensor | None]:
+    """A function that returns None, since torch's quick constructor of DTensors is not public."""
+    return lambda shard: None
 
 
 def observe_shards(

@@ -30,7 +30,10 @@ from opsmith.torch_library.fast_path.signatures import CallSignatures, KernelSig
 
 
 def generate_call(
-    specification: Specification, overload: Any, call: Callable[..., Any]
+    specification: Specification,
+    overload: Any,
+    call: Callable[..., Any],
+    on_dtensors: Callable[[tuple[Any, ...]], Any] | None = None,
 ) -> Callable[..., Any] | None:
     """Generate the `__call__` of a handle; None for an operator without a fast path.
 
@@ -38,10 +41,11 @@ def generate_call(
         specification: The operator.
         overload: The operator's `OpOverload`, `torch.ops.namespace.name.default`.
         call: Takes the handle, positional and keyword arguments: the slow path.
+        on_dtensors: Computes a call on DTensors from its argument values; returns None for the slow path.
     """
     if not has_fast_path(specification):
         return None
-    schema, signatures = specification.schema, KernelSignatures(specification)
+    schema, signatures = specification.schema, KernelSignatures(specification, on_dtensors)
     contract = ContractSource(specification)
     names = {
         **contract.names,

@@ -56,6 +56,8 @@ class CallSignatures(ABC):
             implementations of known signatures.
     """
 
+    on_dtensors: Callable[[tuple[Any, ...]], Any] | None = None
+
     def __init__(self, specification: Specification) -> None:
         self.specification = specification
         tensors = [each for each in specification.schema.arguments if each.kind.is_tensor]
@@ -76,6 +78,9 @@ class CallSignatures(ABC):
 
     def select(self, values: tuple[Any, ...]) -> Implementation:
         """Select the implementation of a call with these argument values, and cache it by its signature."""
+        placed = None if self.on_dtensors is None else self.on_dtensors(values)
+        if placed is not None:  # no guard in C knows placements: the call is computed here
+            return None, _nothing, lambda *_: placed, False, False, False
         given = dict(zip(self.specification.schema.names, values, strict=True))
         tensors = tensors_in(list(values))
         if self.is_slow(tensors):
@@ -121,10 +126,20 @@ class CallSignatures(ABC):
 
 
 class KernelSignatures(CallSignatures):
-    """Known call signatures of an operator whose kernels or reference compute it."""
+    """Known call signatures of an operator whose kernels or reference compute it.
 
-    def __init__(self, specification: Specification) -> None:
+    Args:
+        specification: The operator.
+        on_dtensors: Computes a call on DTensors from its argument values; returns None for the slow path.
+    """
+
+    def __init__(
+        self,
+        specification: Specification,
+        on_dtensors: Callable[[tuple[Any, ...]], Any] | None = None,
+    ) -> None:
         super().__init__(specification)
+        self.on_dtensors = on_dtensors
         self._nodes: dict[tuple[frozenset[str], tuple[int, ...]], GeneratedNodes] = {}
         self._inference_calls: dict[tuple[int, ...], Callable[..., Any]] = {}
         self._graphless: dict[Callable[..., Any], Callable[..., Any]] = {}
@@ -384,6 +399,10 @@ def _op_in_inference(_op_kernel, _op_in_cpp, {arguments}):
     exec(source, names)
     made: Callable[..., Any] = names["_op_in_inference"]
     return made
+
+
+def _nothing() -> None:
+    """Kernel of a call that is computed already."""
 
 
 def _is_dense(tensor: Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -30,6 +30,36 @@ def implicit_replication() -> Iterator[None]:
         yield
     finally:
         DTensor._op_dispatcher._allow_implicit_replication = before
+
+
+def shard_of(tensor: Any) -> Tensor:
+    """This rank's part of a DTensor, without a graph."""
+    shard: Tensor = tensor._local_tensor
+    return shard
+
+
+def shard_key(tensor: Any) -> Hashable:
+    """Hashable identity of all but the data of a DTensor: mesh, placements, metadata of whole and shard."""
+    shard = tensor._local_tensor
+    return tensor._spec, type(shard), shard.shape, shard.stride(), shard.dtype, shard.device
+
+
+def placed_like(example: Any) -> Callable[[Tensor], Tensor | None]:
+    """A function that makes a DTensor of a shard, with the mesh, placements and metadata of an example.
+
+    It returns None for a shard of another shape, layout or dtype than that of the example.
+    """
+    spec, shard = example._spec, example._local_tensor
+    shape, stride, dtype = shard.shape, shard.stride(), shard.dtype
+
+    def place(shard: Tensor) -> Tensor | None:
+        if shard.shape != shape or shard.stride() != stride or shard.dtype != dtype:
+            return None
+        make: Any = DTensor
+        placed: Tensor = make(shard, spec, requires_grad=False)
+        return placed
+
+    return place
 
 
 def observe_shards(
@@ -98,6 +128,8 @@ def self_test() -> None:
             assert replicates_implicitly()
         assert replicates_implicitly(), "an inner region ended an outer one"
     assert replicates_implicitly() is before
+    for name in ("_local_tensor", "_spec"):
+        assert name in DTensor.__slots__ or name in DTensor.__annotations__, name
     seen: list[str] = []
 
     def see(operation: Operation) -> Any:

@@ -1,0 +1,205 @@
+"""Known calls on DTensors, past the dispatcher: the reference on them, or the operator on their shards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith.core.argument_types import VALUE_TYPES
+from opsmith.core.call_arguments import requires_gradient
+from opsmith.core.kernels import choose
+from opsmith.torch_library import capabilities
+from opsmith.torch_library.autograd.gradient_values import mixes_dtypes
+from opsmith.torch_library.autograd.node import RegisteredOperator
+from opsmith.torch_library.distributed import dtensor, replicating
+from opsmith.torch_library.dtensor_node import DTensorPrimitive, SlowPathError
+from opsmith.torch_library.dtensor_rule import MAX_TRIALS, DTensorRule
+from opsmith.torch_library.fast_path.purity import always_new, never_writes
+from opsmith.torch_library.torch_messages import MIXED_WITH_DTENSOR, has_message
+
+MAX_GUARDS = 16
+"""Maximum number of guards that are tried one after another."""
+
+Results = tuple[Any, ...]
+
+
+class DTensorCalls:
+    """Calls of one operator whose tensors are all DTensors, outside of modes and transforms.
+
+    A call that it does not compute takes the slow path, which validates it and refuses with a reason. So does
+    a call that raises here: nothing is written, since the operator declares no write.
+
+    Args:
+        registered: The registration of the operator.
+        rule: Its dispatch rule for DTensors, that of all results.
+    """
+
+    def __init__(self, registered: RegisteredOperator, rule: DTensorRule) -> None:
+        specification = registered.specification
+        self._specification, self._rule = specification, rule
+        schema, reference = specification.schema, specification.reference
+        generator = VALUE_TYPES[torch.Generator]
+        draws = specification.random or any(each.kind.base is generator for each in schema.arguments)
+        lists = any(each.kind.is_tensor and each.kind.sequence for each in schema.arguments)
+        self._eligible = not (draws or lists or specification.opaque or schema.written or schema.new_values)
+        self._eligible &= specification.library_operator is None
+        self._formulas = bool(specification.gradients.given)
+        self._ordinary = not (specification.kernels or self._formulas)
+        self._mixes = False
+        self._pure, self._new = never_writes(reference), always_new(reference)
+        self._by_keyword = schema.positional < len(schema.names)
+        self._single, self._count = schema.single, len(schema.results)
+        self._direct = self._pure and self._single and not (self._by_keyword or specification.kernels)
+        self._only_tensors = all(each.kind.is_tensor and not each.kind.optional for each in schema.arguments)
+        self._on_shards: dict[Any, _ShardCall | None] = {}
+        self._guards: dict[int, list[tuple[Callable[..., bool], tuple[bool, bool]]]] = {}
+        if self._eligible:
+            self._node = DTensorPrimitive(registered, self._compute)
+
+    def results(self, values: tuple[Any, ...]) -> Any:
+        """What the reference or kernel returns for a call; None where the slow path has to compute it.
+
+        Args:
+            values: The argument values.
+        """
+        tensors = values if self._only_tensors else [v for v in values if isinstance(v, Tensor)]
+        properties = None
+        for guard, known in self._guards.get(len(tensors), ()):
+            if guard(*tensors):
+                properties = known
+                break
+        if properties is None:
+            properties = self._guarded(tensors)
+            if properties is None:
+                return None
+        requires, mixed = properties
+        recorded = requires and torch.is_grad_enabled()
+        try:
+            if self._direct and not (recorded and self._formulas):  # autograd records it if it does anything
+                result = self._specification.reference(*values)
+                return result if self._is_new(result, values) else None
+            if not recorded:
+                found = self._compute(values)
+            elif self._ordinary and not self._mixes:
+                found = self._by_reference(values)
+            else:
+                found = self._node.apply(self._node, mixed, *values)
+        except NotImplementedError:  # DTensor lacks an operation: the slow path gathers
+            self._eligible, self._guards = False, {}
+            return None
+        except Exception as error:
+            self._note_mixed(error)
+            return None  # the slow path raises it with a reason
+        return found[0] if found is not None and self._count == 1 else found
+
+    def _guarded(self, tensors: Sequence[Tensor]) -> tuple[bool, bool] | None:
+        """Properties of calls with tensors like these, of which a guard is kept; None for the slow path.
+
+        Returns:
+            True if a tensor requires a gradient; True if floating dtypes are mixed.
+        """
+        kind = dtensor()
+        if kind is None or not self._eligible or any(type(tensor) is not kind for tensor in tensors):
+            return None
+        if not tensors or not capabilities.nothing_active() or torch.is_inference_mode_enabled():
+            return None
+        self._kind = kind
+        properties = requires_gradient(list(tensors)), mixes_dtypes(tensors)
+        guard = capabilities.tensor_guard(tensors)
+        if guard(*tensors):
+            others = self._guards.get(len(tensors), [])
+            self._guards[len(tensors)] = [(guard, properties), *others[: MAX_GUARDS - 1]]
+        return properties
+
+    def _is_new(self, result: Any, values: Sequence[Any]) -> bool:
+        """Return True for a DTensor that is no argument."""
+        return type(result) is self._kind and (self._new or all(result is not value for value in values))
+
+    def _compute(self, values: Sequence[Any]) -> Results | None:
+        """All results, without a graph; None where the slow path has to compute them."""
+        if not self._specification.kernels:
+            return self._by_reference(values)
+        key = tuple(map(_key, values))
+        if key not in self._on_shards:
+            if len(self._on_shards) >= MAX_TRIALS:
+                self._on_shards.clear()
+            self._on_shards[key] = self._shard_call(list(values))
+        on_shards = self._on_shards[key]
+        return self._by_reference(values) if on_shards is None else on_shards(values)
+
+    def _shard_call(self, values: list[Any]) -> _ShardCall | None:
+        """The call on shards where the trial has shown that right; None for the reference.
+
+        Raises:
+            SlowPathError: Where a kernel refuses the call with an error, or shards have no data.
+        """
+        accepted, rejected = choose(self._specification.kernels, values)
+        shards = [capabilities.shard_of(value) for value in values if isinstance(value, Tensor)]
+        if any(each.strict for each in rejected) or any(type(shard) is not Tensor for shard in shards):
+            raise SlowPathError
+        layouts = self._rule.layouts(values) if accepted else None
+        return None if layouts is None else _ShardCall(self._rule.on_plain_tensors, layouts)
+
+    def _by_reference(self, values: Sequence[Any]) -> Results | None:
+        """Run the reference on DTensors; return None where the slow path has to look at what it did."""
+        args: Sequence[Any] = values
+        kwargs: dict[str, Any] = {}
+        if self._by_keyword:
+            args, kwargs = self._specification.schema.split(list(values))
+        before = () if self._pure else _versions(values)
+        with replicating(values) if self._mixes else nullcontext():
+            returned = self._specification.reference(*args, **kwargs)
+        if not self._pure and before != _versions(values):
+            return None
+        results = (returned,) if self._single else tuple(returned)
+        if len(results) != self._count:
+            return None
+        return results if all(self._is_new(result, values) for result in results) else None
+
+    def _note_mixed(self, error: Exception) -> None:
+        """Note a reference that makes tensors of its own, which DTensor takes only if told to."""
+        if has_message(error, MIXED_WITH_DTENSOR):
+            self._mixes, self._direct = True, False
+
+
+def _key(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return capabilities.shard_key(value)
+    return type(value), tuple(value) if isinstance(value, list) else value
+
+
+def _versions(values: Sequence[Any]) -> tuple[int | None, ...]:
+    return tuple(capabilities.version(value) for value in values if isinstance(value, Tensor))
+
+
+@dataclass
+class _ShardCall:
+    """The operator on the shards of DTensors, and the layouts of its results.
+
+    Args:
+        call: Takes plain argument values, and returns all results.
+        layouts: Layout of each result.
+        like: For each result a function that makes its DTensor, as in an earlier call.
+    """
+
+    call: Callable[[list[Any]], Any]
+    layouts: Sequence[Callable[[Tensor], Tensor]]
+    like: tuple[Callable[[Tensor], Tensor | None], ...] = ()
+
+    def __call__(self, values: Sequence[Any]) -> Results:
+        """Compute all results."""
+        local = [capabilities.shard_of(value) if isinstance(value, Tensor) else value for value in values]
+        returned = self.call(local)
+        shards = returned if isinstance(returned, tuple) else (returned,)
+        if self.like:
+            placed = tuple(place(shard) for place, shard in zip(self.like, shards, strict=True))
+            if all(each is not None for each in placed):
+                return placed
+        placed = tuple(layout(shard) for layout, shard in zip(self.layouts, shards, strict=True))
+        self.like = tuple(map(capabilities.placed_like, placed))
+        return placed

@@ -1,0 +1,279 @@
+"""Known calls on DTensors bypass the dispatcher: values, placements, gradients and refusals stay."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
+from torch.testing import assert_close
+
+import opsmith
+from opsmith import errors
+from opsmith.torch_library.dtensor_rule import DTensorRule
+
+X, W = torch.arange(1.0, 13).view(4, 3) / 10, torch.tensor([[1.0, 2.0, 3.0]])
+ROWS = Shard(0)
+runs: list[torch.Size] = []
+
+
+@opsmith.operator("known::ordinary")
+def ordinary(x: Tensor, w: Tensor) -> Tensor:
+    return x * w
+
+
+@opsmith.operator("known::formulas")
+def formulas(x: Tensor, w: Tensor) -> Tensor:
+    return (x * w).sin()
+
+
+formulas.gradients(
+    x=lambda grad, x, w: grad * (x * w).cos() * w, w=lambda grad, x, w: grad * (x * w).cos() * x
+)
+
+
+@opsmith.operator("known::joint")
+def joint(x: Tensor, w: Tensor, *, by: float = 2.0) -> Tensor:
+    return x * w * by
+
+
+@joint.gradients("x", "w")
+def _(grad: Tensor, x: Tensor, w: Tensor, by: float) -> dict[str, Tensor]:
+    return {"x": grad * w * by, "w": (grad * x * by).sum(0, keepdim=True)}
+
+
+@opsmith.operator("known::partly")
+def partly(x: Tensor, w: Tensor) -> Tensor:
+    return x * w + w
+
+
+partly.gradients(w=lambda grad, x: (grad * (x + 1)).sum(0, keepdim=True))
+
+
+@opsmith.operator("known::kernel")
+def kernel(x: Tensor, w: Tensor) -> Tensor:
+    return x * w
+
+
+@kernel.kernel("cpu")
+def _(x: Tensor, w: Tensor) -> Tensor:
+    runs.append(x.shape)
+    assert type(x) is Tensor
+    return x * w
+
+
+kernel.gradients(x=lambda grad, w: grad * w, w=lambda grad, x: grad * x)
+
+
+@opsmith.operator("known::hidden", hidden=("half",))
+def hidden(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    half = x / 2
+    return half * w, half
+
+
+hidden.gradients(x=lambda grad, w: grad * w / 2, w=lambda grad, half: (grad * half).sum(0, keepdim=True))
+
+
+@opsmith.operator("known::several", results={"y": ..., "large": opsmith.non_differentiable})
+def several(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    return x * w, x > w
+
+
+@opsmith.operator("known::numbered")
+def numbered(x: Tensor, w: Tensor) -> Tensor:
+    return x * w * torch.arange(x.shape[1])
+
+
+OPERATORS = {
+    each.name.partition("::")[2]: each
+    for each in (ordinary, formulas, joint, partly, kernel, hidden, several, numbered)
+}
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[Any]:
+    """A mesh of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+Place = Callable[..., tuple[DTensor, DTensor]]
+
+
+@pytest.fixture
+def place(mesh: Any) -> Place:
+    """Distribute the arguments, as leaves that require a gradient or not."""
+
+    def place(placement: Any = ROWS, *, requires: bool = True) -> tuple[DTensor, DTensor]:
+        w = Replicate() if isinstance(placement, Shard) and placement.dim == 0 else placement
+        given = distribute_tensor(X, mesh, [placement]), distribute_tensor(W, mesh, [w])
+        x, w = (each.detach().requires_grad_(requires) for each in given)
+        return x, w
+
+    return place
+
+
+@pytest.fixture
+def no_slow_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("a call went through the dispatcher")
+
+    monkeypatch.setattr(DTensorRule, "_computed", refuse)
+
+
+def first_calls(operator: Any, place: Place) -> None:
+    """Make the calls that are validated."""
+    for requires in (True, False):
+        operator(*place(requires=requires))
+
+
+def run(call: Callable[..., Any], tensors: Any) -> list[Tensor]:
+    found = call(*tensors)
+    results = found if isinstance(found, tuple) else (found,)
+    recorded = [each for each in results if each.requires_grad]
+    total = sum((each.sin().sum() for each in recorded), torch.zeros(()))
+    return [*results, *torch.autograd.grad(total, tensors)] if recorded else [*results]
+
+
+def whole(tensors: list[Tensor]) -> list[Tensor]:
+    return [each.full_tensor() if isinstance(each, DTensor) else each for each in tensors]
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_values_and_gradients(name: str, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    operator = OPERATORS[name]
+    first_calls(operator, place)
+    for placement in (Shard(0), Shard(1), Replicate()):
+        operator.forget_calls()
+        slow = run(operator, place(placement))
+        with monkeypatch.context() as patched:
+            if name != "numbered":
+                patched.setattr(DTensorRule, "_computed", None)  # to call it is an error
+            for requires in (True, False):
+                known = run(operator, place(placement, requires=requires))
+                plain = run(
+                    operator, (X.clone().requires_grad_(requires), W.clone().requires_grad_(requires))
+                )
+                assert all(isinstance(each, DTensor) for each in known)
+                assert_close(whole(known), plain)
+                if requires:
+                    assert_close(whole(slow), plain)
+                    of_results = len(known) - 2
+                    assert [each.placements for each in known[:of_results]] == [
+                        each.placements for each in slow[:of_results]
+                    ]
+
+
+def test_a_kernel_runs_on_shards(place: Place, no_slow_path: None) -> None:
+    known = place(requires=False)
+    for _ in range(2):  # the first of them tries on tensors without data
+        kernel(*known)
+    runs.clear()
+    kernel(*known)
+    assert runs == [X.shape]
+
+
+def test_second_order(place: Place) -> None:
+    for operator in (ordinary, formulas, partly, hidden):
+        first_calls(operator, place)
+        found = []
+        for tensors in (place(), (X.clone().requires_grad_(), W.clone().requires_grad_())):
+            (first,) = torch.autograd.grad(operator(*tensors).sin().sum(), tensors[0], create_graph=True)
+            found.append(torch.autograd.grad(first.square().sum(), tensors))
+        assert_close(whole(list(found[0])), list(found[1]))
+
+
+def test_what_is_wrong_is_refused_as_by_the_slow_path(mesh: Any, place: Place) -> None:
+    x, w = place()
+    first_calls(ordinary, place)
+    with pytest.raises(errors.PlacementError, match="a plain tensor is given beside a DTensor"):
+        ordinary(x, W)
+    with pytest.raises(RuntimeError, match=r"size of tensor|broadcast|shape"):
+        ordinary(x, distribute_tensor(torch.ones(2), mesh, [Replicate()]))
+    assert_close(ordinary(x, w).full_tensor(), X * W)
+
+
+def test_a_reference_that_returns_its_argument_is_refused_each_time(place: Place) -> None:
+    @opsmith.operator("known::sometimes")
+    def sometimes(x: Tensor, w: Tensor, flag: bool) -> Tensor:
+        return x if flag else x * w
+
+    x, w = place(requires=False)
+    for _ in range(2):
+        sometimes(x, w, False)
+    for _ in range(2):
+        with pytest.raises(errors.AliasError, match="is its input `x`"):
+            sometimes(x, w, True)
+
+
+def test_a_formula_that_writes_is_refused(place: Place) -> None:
+    @opsmith.operator("known::writing")
+    def writing(x: Tensor, w: Tensor) -> Tensor:
+        return x * w
+
+    writing.gradients(x=lambda grad, w: grad * w.mul_(1), w=lambda grad, x: (grad * x).sum(0, keepdim=True))
+    first_calls(writing, place)
+    with pytest.raises(errors.SavedTensorModifiedError, match="`w`"):
+        run(writing, place())
+
+
+def test_a_gradient_that_does_not_fit_is_reported_with_its_formula(place: Place) -> None:
+    @opsmith.operator("known::misfit")
+    def misfit(x: Tensor, w: Tensor) -> Tensor:
+        return x * w
+
+    misfit.gradients(x=lambda grad, w: (grad * w)[:2], w=lambda grad, x: grad * x)
+    first_calls(misfit, place)
+    x, w = place()
+    with pytest.raises(errors.GradientShapeError, match="the gradient of `x` has the wrong shape"):
+        torch.autograd.grad(misfit(x, w).sum(), x)
+
+
+def test_what_dtensor_does_not_know_is_gathered_with_a_warning(place: Place) -> None:
+    @opsmith.operator("known::windows")
+    def windows(x: Tensor, w: Tensor) -> Tensor:
+        return x.unfold(0, 2, 1).sum(-1) * w
+
+    for _ in range(3):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found = windows(*place(requires=False))
+        assert_close(found.full_tensor(), X.unfold(0, 2, 1).sum(-1) * W)
+        assert any("gathers its DTensors" in str(each.message) for each in caught)
+
+
+def test_modes_and_autocast_take_the_slow_path(place: Place) -> None:
+    first_calls(formulas, place)
+    x, w = place()
+    with torch.inference_mode():
+        assert_close(formulas(x, w).full_tensor(), (X * W).sin())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_close(formulas(x, w).full_tensor(), (X * W).sin())
+
+
+def test_partial_tensors(mesh: Any, place: Place) -> None:
+    first_calls(formulas, place)
+    x = DTensor.from_local(X.clone(), mesh, [Partial()], run_check=False)
+    w = distribute_tensor(W, mesh, [Replicate()])
+    assert_close(formulas(x, w).full_tensor(), (X * W).sin())
+    assert_close(kernel(x, w).full_tensor(), X * W)
+
+
+def test_another_declaration_is_in_force_at_once(place: Place) -> None:
+    def declare(factor: float) -> Any:
+        @opsmith.operator("known::times")
+        def times(x: Tensor, w: Tensor) -> Tensor:
+            return x * w * factor
+
+        return times
+
+    for factor in (2.0, 3.0):
+        times = declare(factor)
+        for _ in range(3):
+            assert_close(times(*place(requires=False)).full_tensor(), X * W * factor)
