@@ -63,8 +63,12 @@ def differentiated(subject: Subject, sample: Sample) -> Differentiated:
     """Select the inputs of a sample to differentiate by: floating tensors with a gradient, derived or given.
 
     There are none if no result has a dtype with gradients. A floating result without a graph still counts:
-    finite differences must confirm that it is constant.
+    finite differences must confirm that it is constant. Most properties ask; the operator is called once.
     """
+    return subject.once("differentiated", sample, lambda: _differentiated(subject, sample))
+
+
+def _differentiated(subject: Subject, sample: Sample) -> Differentiated:
     if not any(results_with_gradient(subject, sample, subject.call(sample, sample.at()))):
         return Differentiated((), {})
     rules = subject.specification.gradients

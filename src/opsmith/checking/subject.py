@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -37,6 +37,8 @@ from opsmith.torch_library.validation import run_validated
 if TYPE_CHECKING:
     from opsmith.checking.side_effects.outside_state import OutsideState
     from opsmith.checking.side_effects.steady_runs import SteadyRuns
+
+T = TypeVar("T")
 
 GRAD_OUTPUT_SEED = 0x51ED270B
 """Added to the seed for grad_outputs, so that their numbers differ from those of samples."""
@@ -105,6 +107,7 @@ class Subject:
         outside: The state outside of its calls, as it was before the check.
         ran: The dtypes in which it was run.
         refusals: For each of its samples, by position, the inputs by which its own code refuses a gradient.
+        known: What was computed once of its samples, for all properties.
     """
 
     specification: Specification
@@ -125,6 +128,7 @@ class Subject:
     outside: OutsideState | None = field(default=None, compare=False, repr=False)
     ran: SeenDtypes = field(default_factory=SeenDtypes, compare=False, repr=False)
     refusals: dict[int, dict[str, str]] = field(default_factory=dict, compare=False, repr=False)
+    known: dict[Any, tuple[Sample, Any]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -153,6 +157,22 @@ class Subject:
         returned = self.specification.reference(*args, **kwargs)
         beat(returned=True)
         return returned
+
+    def once(self, what: str, sample: Sample, compute: Callable[[], T]) -> T:
+        """Compute something of a sample for the first property that needs it, and keep it for the others.
+
+        Args:
+            what: Name of it.
+            sample: The sample; one with the same values in another place counts as another.
+            compute: Computes it. An exception is not kept.
+        """
+        if self.steady is not None:  # runs differ between properties
+            return compute()
+        key = (what, id(sample), id(self.apply), self.kind, self.symmetric, self.narrow)
+        if key not in self.known:
+            self.known[key] = sample, compute()  # the sample keeps its id
+        found: T = self.known[key][1]
+        return found
 
     def restore_outside(self) -> None:
         """Make the state outside of its calls what it was before the check."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import opsmith.ops
 from opsmith.checking.effort import EFFORTS
-from opsmith.checking.numerics.tolerance import MeasuredFunction, Truth, fan_in
+from opsmith.checking.numerics.tolerance import MeasuredFunction, Truth, fan_in, within_every_bound
 from opsmith.checking.properties.numeric.values import ORDINARY_VALUES
 from opsmith.checking.samples.perturb import perturbed
 from opsmith.checking.samples.special_values import SpecialCall
@@ -164,3 +164,33 @@ def test_what_special_values_are_held_to_is_moved_in_float64_as_well() -> None:
     assert not torch.equal(one[0], other[0])
     again = SpecialCall(replace(subject, seed=1), sample, 0, flat, {}, ORDINARY_VALUES, torch.float64)
     assert not torch.equal(next(again.perturbed_copies())[0], one[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_right_for_every_bound_is_right_for_its_own(dtype: torch.dtype) -> None:
+    found = truth(lambda x: torch.softmax(x, -1), X, dtype=dtype)
+    right = found.right[0]
+    bound = found.bounds[0]
+    assert right is not None
+    assert bound is not None
+    for units in (0.5, 4, 6, 12, 1e3, 1e6):
+        got = right * (1 + units * torch.finfo(dtype).eps / 2)
+        if within_every_bound(got, right, dtype):
+            assert bound.judge(got) is None
+    assert within_every_bound(right * (1 + 6 * torch.finfo(dtype).eps / 2), right, dtype)
+    assert not within_every_bound(right * (1 + 12 * torch.finfo(dtype).eps / 2), right, dtype)
+
+
+def test_a_right_result_measures_nothing() -> None:
+    calls: list[torch.dtype] = []
+
+    def double(x: Tensor) -> Tensor:
+        calls.append(x.dtype)
+        return 2 * x
+
+    found = truth(double, X, dtype=torch.float64)
+    assert found.judge(0, 2 * X) is None
+    assert found.is_judged(0)
+    assert calls == [torch.float64]
+    assert found.judge(0, 2.1 * X) is not None
+    assert len(calls) > 10

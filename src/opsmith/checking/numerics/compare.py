@@ -106,9 +106,25 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
     """
     if one.shape != other.shape or one.dtype != other.dtype or one.device != other.device:
         return False
-    if not (one.is_floating_point() or one.is_complex()):
+    if one.dtype not in _BITS and not one.is_complex():
         return torch.equal(one, other)
-    return torch.equal(as_bytes(one), as_bytes(other))
+    return torch.equal(_bits(one), _bits(other))
+
+
+_BITS = {
+    torch.float16: torch.int16,
+    torch.bfloat16: torch.int16,
+    torch.float32: torch.int32,
+    torch.float64: torch.int64,
+}
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """Return whole numbers with the same bits."""
+    plain = tensor.detach()
+    if plain.is_complex():
+        plain = torch.view_as_real(plain.resolve_conj().resolve_neg())
+    return plain.resolve_neg().view(_BITS[plain.dtype])
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
@@ -131,6 +147,24 @@ def in_double(tensor: Tensor) -> Tensor:
     return plain.to(torch.complex128 if plain.is_complex() else torch.float64)
 
 
+def clearly_agrees(actual: Tensor, expected: Tensor) -> bool:
+    """True if `differs` marks no element, whatever the spread; nan equals nan.
+
+    Example:
+        >>> clearly_agrees(torch.tensor([1.0, torch.inf]), torch.tensor([1.0 + 1e-6, torch.inf]))
+        True
+    """
+    share, atol = _usual_share(expected.dtype)
+    actual = actual.to(expected.dtype)
+    return torch.allclose(actual, expected, rtol=share, atol=atol, equal_nan=True)
+
+
+def _usual_share(dtype: torch.dtype) -> tuple[float, float]:
+    """Return the difference that `differs` allows, relative and absolute."""
+    known = torch.finfo(dtype)
+    return known.eps**0.5, known.tiny / known.eps**0.5
+
+
 def differs(actual: Tensor, expected: Tensor, spread: Tensor, *, hold_nan: bool) -> Tensor:
     """Mark the elements that differ from the reference by more than rounding.
 
@@ -141,11 +175,11 @@ def differs(actual: Tensor, expected: Tensor, spread: Tensor, *, hold_nan: bool)
         hold_nan: True if nan must be nan: it comes from the arguments, not from overflow.
     """
     actual = actual.to(expected.dtype)
-    coarse = torch.finfo(expected.dtype).eps ** 0.5
+    coarse, underflow = _usual_share(expected.dtype)
     same = (actual == expected) | (actual.isnan() & expected.isnan())
     usual = expected.abs()[expected.isfinite() & (expected != 0)]
     size = expected.abs() + (usual.median() if usual.numel() else 0)
-    near = (actual - expected).abs() <= coarse * size + 4 * spread + torch.finfo(expected.dtype).tiny / coarse
+    near = (actual - expected).abs() <= coarse * size + 4 * spread + underflow
     judged = expected.isfinite() | (expected.isnan() if hold_nan else torch.zeros_like(same))
     wrong: Tensor = judged & ~same & ~near
     return wrong

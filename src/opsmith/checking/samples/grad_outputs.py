@@ -69,6 +69,24 @@ def contiguous_grad_outputs(subject: Subject, sample: Sample, results: Sequence[
     )
 
 
+def plain_grad_outputs(subject: Subject, sample: Sample) -> GradOutputs:
+    """Return contiguous grad_outputs for all results that a sample gives in float64; known after a first run.
+
+    All properties share them: a call gets copies, by `at` or `in_double`.
+
+    Args:
+        subject: The checked operator.
+        sample: The sample.
+    """
+
+    def first() -> GradOutputs:
+        with torch.no_grad():
+            results = subject.call(sample, sample.in_double())
+        return contiguous_grad_outputs(subject, sample, results)
+
+    return subject.once("grad_outputs", sample, first)
+
+
 def results_with_gradient(subject: Subject, sample: Sample, results: Sequence[Tensor]) -> list[bool]:
     """For each visible result, True if it takes a grad_output."""
     return [

@@ -180,5 +180,7 @@ def replica(value: Any, dtype: torch.dtype | None = None, device: torch.device |
     # The whole storage is copied, so that expanded, sliced and overlapping tensors keep their strides.
     plain = value.detach().resolve_conj().resolve_neg()
     stored = plain.untyped_storage().nbytes() // plain.element_size()
+    if stored == plain.numel() and plain.is_contiguous():
+        return plain.to(device=device, dtype=target, copy=True)
     storage = plain.as_strided((stored,), (1,), 0).to(device=device, dtype=target, copy=True)
     return storage.as_strided(plain.shape, plain.stride(), plain.storage_offset())

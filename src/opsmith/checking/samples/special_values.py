@@ -194,6 +194,9 @@ GRID = (
 STEPS = 50
 """Number of bisections: enough for the last bit of a float64."""
 
+SMOOTH = 1e-3
+"""Smallest jump between two points of the grid, relative to the change between them."""
+
 MOST = 4
 """Largest number of boundaries, from below."""
 
@@ -229,6 +232,7 @@ def _jump(
     first = abs(above - below)
     if first <= 1e-9 * max(abs(above), abs(below)):
         return None
+    remaining = first
     for _ in range(STEPS):
         middle = (low + high) / 2
         if not low < middle < high:
@@ -240,7 +244,9 @@ def _jump(
             high, above = middle, value
         else:
             low, below = middle, value
-        if abs(above - below) < 1e-3 * first:
+        before, remaining = remaining, abs(above - below)
+        # What is smooth halves with each step, so that the limit is known long before it is reached.
+        if min(remaining, abs(2 * remaining - before)) < SMOOTH * first:
             return None
     nice = float(f"{high:.6g}")
     return nice if abs(nice - high) <= NICE * max(1.0, abs(high)) else high

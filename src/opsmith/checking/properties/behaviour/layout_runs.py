@@ -18,7 +18,7 @@ from opsmith.checking.numerics.compare import (
     exact_difference,
     metadata_difference,
 )
-from opsmith.checking.numerics.tolerance import LIBRARY, MeasuredFunction, Truth, unit_roundoff
+from opsmith.checking.numerics.tolerance import LIBRARY, MeasuredFunction, RoundingBound, unit_roundoff
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.batches import replicas
 from opsmith.checking.samples.memory_layouts import Layout
@@ -140,8 +140,8 @@ class ContiguousRun:
 
     def _judged(self, position: int, got: Tensor, expected: Tensor) -> Difference | None:
         """The worst element, if rounding in another order does not explain it."""
-        truth = self._truth
-        bound = truth.bounds[position] if truth is not None else None
+        bounds = self._bounds
+        bound = bounds[position] if bounds is not None else None
         if bound is None or bound.truth.shape != got.shape:
             eps = torch.finfo(expected.dtype).eps
             return None if agree_to_share(got, expected, eps**0.75) else exact_difference(got, expected)
@@ -154,7 +154,7 @@ class ContiguousRun:
         return exact_difference(torch.where(same, expected, got), expected)
 
     @cached_property
-    def _truth(self) -> Truth | None:
+    def _bounds(self) -> Sequence[RoundingBound | None] | None:
         """Bound rounding by the operator's own run in float64; None where it does not run there."""
         wide = [replica(value, torch.float64, torch.device("cpu")) for value in self.flat]
         grads = [replica(grad, torch.float64, torch.device("cpu")) for grad in self.grads]
@@ -171,7 +171,7 @@ class ContiguousRun:
             measure = MeasuredFunction.of(
                 function, [*wide, *grads], subject.generator(), has_truth=subject.has_truth
             )
-            return measure.truth([*self.flat, *self.grads], self.runner.dtype)
+            return measure.truth([*self.flat, *self.grads], self.runner.dtype).bounds
         except (RuntimeError, TypeError) as error:  # as of a class that takes one dtype alone
             refuse_own(error)
             return None

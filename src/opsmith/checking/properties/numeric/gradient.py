@@ -304,11 +304,12 @@ def _judged(right: RightGradient, attempt: Attempt, case: Case | None, believed:
     position = right.argnums.index(argnum)
     expected = case.truth.right[position]
     assert expected is not None
-    difference = case.truth.judge(position, got)
-    if difference is not None:  # at a kink, any value between the one-sided derivatives is right
-        between = _between(right.numerical(argnum, attempt.grad_outputs), got.cpu(), expected.cpu())
-        either = torch.where(between.to(got.device), expected.to(got), got)
-        difference = case.truth.judge(position, either)
+    if case.truth.judge(position, got) is None:
+        return replace(attempt, expected=expected)
+    # At a kink, any value between the one-sided derivatives is right.
+    between = _between(right.numerical(argnum, attempt.grad_outputs), got.cpu(), expected.cpu())
+    either = torch.where(between.to(got.device), expected.to(got), got)
+    difference = case.truth.judge(position, either)
     bound = case.truth.bounds[position]
     if difference is not None and believed and bound is not None:
         given = (attempt.subset, attempt.grad_outputs, got, bound, difference)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.exceptions import Overlooking
+from opsmith.checking.numerics.agreement import agrees_along
 from opsmith.checking.numerics.autodiff import has_gradient, vjp_or_zeros
 from opsmith.checking.numerics.finite_differences import NumericalGradient, numerical_gradient
 from opsmith.checking.samples.grad_outputs import GradOutputs
@@ -51,6 +52,8 @@ class RightGradient:
     _numerical: dict[tuple[int, str], NumericalGradient] = field(default_factory=dict)
     _spot_checks: dict[tuple[int, str], NumericalGradient] = field(default_factory=dict)
     _trusted: dict[tuple[int, str], bool] = field(default_factory=dict)
+    _along: dict[tuple[int, str], bool] = field(default_factory=dict)
+    _through_reference: dict[str, list[Tensor]] = field(default_factory=dict)
 
     @cached_property
     def recorded(self) -> bool:
@@ -94,11 +97,14 @@ class RightGradient:
             )
         return self._numerical[key]
 
-    def spot_check(self, argnum: int, grad_outputs: GradOutputs) -> NumericalGradient:
-        """Finite differences of a few elements and random directions if these were enough, else of all."""
+    def has_kink(self, argnum: int, grad_outputs: GradOutputs) -> bool:
+        """True if finite differences find a kink: of a few elements if these were enough, else of all."""
         key = (argnum, grad_outputs.name)
+        if self._along.get(key) and key not in self._numerical:
+            return False
         known = key in self._spot_checks and key not in self._numerical
-        return self._spot_checks[key] if known else self.numerical(argnum, grad_outputs)
+        found = self._spot_checks[key] if known else self.numerical(argnum, grad_outputs)
+        return bool(found.kinks.any())
 
     def _differences(self, argnum: int, grad_outputs: GradOutputs, elements: int) -> NumericalGradient:
         with torch.no_grad():
@@ -112,8 +118,10 @@ class RightGradient:
         key = (argnum, grad_outputs.name)
         if key not in self._trusted:
             found = self.through_reference(argnum, grad_outputs)
-            self._trusted[key] = self._passes_spot_check(argnum, grad_outputs, found) or (
-                self.numerical(argnum, grad_outputs).judge(found) is None
+            self._trusted[key] = (
+                self._agrees_along(argnum, grad_outputs, found)
+                or self._passes_spot_check(argnum, grad_outputs, found)
+                or self.numerical(argnum, grad_outputs).judge(found) is None
             )
         return self._trusted[key]
 
@@ -125,6 +133,20 @@ class RightGradient:
             return bool(self.through_reference(argnum, grad_outputs).isfinite().any())
         return self.numerical(argnum, grad_outputs).has_estimate
 
+    def _agrees_along(self, argnum: int, grad_outputs: GradOutputs, found: Tensor) -> bool:
+        """True if differences along random directions settle it, so that no element is moved alone."""
+        with torch.no_grad():
+            agrees = agrees_along(
+                self.subject.plain(self.sample),
+                self.sample.in_double(),
+                argnum,
+                grad_outputs.in_double(),
+                found,
+                generator=self.subject.generator(),
+            )
+        self._along[(argnum, grad_outputs.name)] = agrees
+        return agrees
+
     def _passes_spot_check(self, argnum: int, grad_outputs: GradOutputs, found: Tensor) -> bool:
         """True if a few elements may stand for all, and confirm autograd; otherwise all are taken."""
         if not self.spot_checked:
@@ -135,8 +157,10 @@ class RightGradient:
 
     def through_reference(self, argnum: int, grad_outputs: GradOutputs) -> Tensor:
         """Autograd's gradient through the reference by one input, in float64."""
-        grads = grad_outputs.in_double()
-        return self.by_reference(self.sample.in_double(), grads)[self.argnums.index(argnum)]
+        known = self._through_reference
+        if grad_outputs.name not in known:
+            known[grad_outputs.name] = self.by_reference(self.sample.in_double(), grad_outputs.in_double())
+        return known[grad_outputs.name][self.argnums.index(argnum)]
 
     def gradient(self, argnum: int, grad_outputs: GradOutputs) -> Tensor:
         """The right gradient by one input, in float64; nan where it is unknown."""

@@ -81,7 +81,7 @@ def conclude(right: RightGradient, attempts: Sequence[Attempt]) -> Findings:
             failure = _wrong(right, judged)
             yield _rounding(right, judged, failure) if _is_rounding(judged) else failure
         elif not right.confirmed and any(
-            right.spot_check(argnum, grad_outputs).kinks.any() for grad_outputs in _tried(judged)
+            right.has_kink(argnum, grad_outputs) for grad_outputs in _tried(judged)
         ):
             label = right.sample.labels[argnum]
             yield Note(

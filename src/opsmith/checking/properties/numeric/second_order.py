@@ -11,6 +11,7 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.checking.calls import rule_location
+from opsmith.checking.numerics.agreement import agrees_along
 from opsmith.checking.numerics.autodiff import differentiate, vjp_or_zeros
 from opsmith.checking.numerics.cancellation import size_of_terms
 from opsmith.checking.numerics.compare import Difference, agree_to_share, unravel
@@ -61,6 +62,8 @@ def _against_differences(gradients: SecondOrderGradients) -> Findings:
     found = gradients.differentiated(weights)
     if not all(bool(each.isfinite().all()) for each in gradients(gradients.inputs_and_grads)):
         yield Skipped(f"{gradients.sample.brief} was left out: the gradient itself is infinite or nan there")
+        return
+    if gradients.agree_along(weights, found):
         return
     numbers = gradients.numerically(weights)
     if not numbers.found.has_estimate:
@@ -319,19 +322,42 @@ class SecondOrderGradients:
         size = size_of_terms(derivatives, self.call, self.sample.in_double())
         return allowed * unit_roundoff(torch.float64) * size
 
+    @cached_property
+    def packed(self) -> PackedTensors:
+        """The entries to differentiate by, in a row."""
+        return PackedTensors(self.inputs_and_grads, self.by)
+
+    def of_row(self, flat: Sequence[Any]) -> list[Tensor]:
+        """The gradients as a function of the row."""
+        return self(self.packed.unpacked(flat[0]))
+
+    def agree_along(self, weights: Sequence[Tensor | None], found: Mapping[int, Tensor | None]) -> bool:
+        """True if differences of the gradients along random directions settle that derivatives are right."""
+        row, generator = packed_derivatives(self.packed, found), self.subject.generator()
+        return agrees_along(self.of_row, [self.packed.row], 0, weights, row, generator=generator)
+
     def numerically(self, weights: Sequence[Tensor | None]) -> NumericalDerivatives:
         """Differentiate the gradients by finite differences."""
-        packed = PackedTensors(self.inputs_and_grads, self.by)
         found = numerical_gradient(
-            lambda flat: self(packed.unpacked(flat[0])),
-            [packed.row],
+            self.of_row,
+            [self.packed.row],
             0,
             weights,
             elements=max(1, self.subject.effort.moved(self.sample.elements) // SHARE),
             directions=DIRECTIONS,
             generator=self.subject.generator(),
         )
-        return NumericalDerivatives(packed, found)
+        return NumericalDerivatives(self.packed, found)
+
+
+def packed_derivatives(packed: PackedTensors, got: Mapping[int, Tensor | None]) -> Tensor:
+    """Pack derivatives by the arguments of a row into a row; zeros where autograd has none."""
+    pieces = [got[argnum] for argnum in packed.argnums]
+    row = [
+        torch.zeros(size, dtype=torch.float64) if piece is None else coordinates(piece).cpu().double()
+        for piece, size in zip(pieces, packed.sizes, strict=True)
+    ]
+    return torch.cat(row)
 
 
 @dataclass(frozen=True)
@@ -353,12 +379,7 @@ class NumericalDerivatives:
             got: The derivatives by each argument.
             rounding: Rounding error that each may have besides.
         """
-        pieces = [got[argnum] for argnum in self.packed.argnums]
-        row = [
-            torch.zeros(size, dtype=torch.float64) if piece is None else coordinates(piece).cpu().double()
-            for piece, size in zip(pieces, self.packed.sizes, strict=True)
-        ]
-        difference = self.found.widened(rounding).judge(torch.cat(row))
+        difference = self.found.widened(rounding).judge(packed_derivatives(self.packed, got))
         if difference is None or not difference.index:
             return None if difference is None else (self.packed.argnums[0], difference)
         argnum, position = self.packed.locate(difference.index[0])
