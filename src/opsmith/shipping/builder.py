@@ -148,7 +148,7 @@ def staged_build(
 
 def _jobs(package: SourcePackage, targets: BuildTargets) -> list[_Job]:
     jobs = []
-    if package.whole and package.root == package_of(opsmith.__file__) and targets.cpu:
+    if package.root == package_of(opsmith.__file__) and targets.cpu:
         jobs.append(_Job(None, calls_target(), build_calls))
     if package.of_language(CppKernel) and targets.cpu:
         jobs.append(_Job(None, ANY_TARGET, build_runtime))
