@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+import opsmith
 from opsmith import errors
 from opsmith.build.cache import cache_on_disk
+from opsmith.build.manifest import write_manifest
+from opsmith.build.packaged import looking_in, package_of
+from opsmith.shipping.builder import build_calls
 from opsmith.torch_library import calls_extension as extension
 
 
@@ -92,3 +97,19 @@ def test_a_library_that_is_no_module_is_told_and_not_used(
     library.unlink()  # this process has it in its memory
     library.write_bytes(b"")
     assert extension.calls_extension() is None, "what is damaged is not loaded"
+
+
+def test_that_of_opsmith_s_own_package_comes_first(tmp_path: Path) -> None:
+    """`make setup` has compiled it; else this takes a minute."""
+    built = build_calls(tmp_path)
+    assert (built.operator, built.language, built.target) == ("", extension.LANGUAGE, extension.target())
+    write_manifest(tmp_path, [built], opsmith.__version__)
+    package = package_of(opsmith.__file__)
+    assert package is not None
+    with looking_in(package, tmp_path, [built.target]):
+        first, *others = extension._files()
+    assert first == tmp_path / built.file
+    assert [path.name for path in others] == [extension.LIBRARY]
+    write_manifest(tmp_path, [replace(built, target="torch-1.0.0-cpython-30")], opsmith.__version__)
+    with looking_in(package, tmp_path, ["torch-1.0.0-cpython-30"]):
+        assert extension._files() == others, "one for another torch is not taken"
