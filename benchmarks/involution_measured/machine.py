@@ -1,50 +1,65 @@
-"""What the machine can do at most, measured: how fast it copies memory, how fast it multiplies matrices."""
+"""What the machine needs at least for an involution: calls that move as many bytes, or compute as much.
+
+They take turns with what is measured, so that a slow moment of the machine slows them, too.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
+from torch import Tensor
 
-from involution_measured.ways import Setting
-from opsmith.benchmarking.machine import copy, multiply, shortest_time
-from opsmith.benchmarking.timing import clock_of
+import opsmith
+from involution_measured.ways import Call, Setting
+from opsmith.benchmarking.machine import copy
 
-COPIED = 1 << 29
-"""Bytes that the copy reads and writes together: more than any cache holds."""
-SIDE = 2048
+LANES = 128
+"""Sums that a thread adds up side by side: more than one instruction after the other could hide."""
 
 
-@dataclass(frozen=True)
-class Machine:
-    """Ceilings, with as many threads as they were measured with.
+@opsmith.operator("involution_measured::multiply_adds", opaque=True, shapes="x: N -> N")
+def multiply_adds(x: Tensor, rounds: int) -> Tensor:
+    """Multiply each number by 0.999 and add one, so many times."""
+    for _ in range(rounds):
+        x = x * 0.999 + 1
+    return x
 
-    Args:
-        bytes_per_s: Read and written together, in a copy of what no cache holds.
-        multiply_adds_per_s: In a product of matrices of this dtype.
+
+multiply_adds.kernel(
+    "cpu",
+    cpp="""
+    void multiply_adds(View<const float, 1> x, int64_t rounds, View<float, 1> y) {
+      #pragma omp parallel for schedule(static, 1)
+      for (int64_t block = 0; block < y.size(0) / 128; block++) {
+        float sums[128];
+        for (int lane = 0; lane < 128; lane++) sums[lane] = x(block * 128 + lane);
+        for (int64_t round = 0; round < rounds; round++) {
+          for (int lane = 0; lane < 128; lane++) sums[lane] = sums[lane] * 0.999f + 1.0f;
+        }
+        for (int lane = 0; lane < 128; lane++) y(block * 128 + lane) = sums[lane];
+      }
+    }
+    """,
+)
+
+
+def moved_bytes(setting: Setting, dtype: torch.dtype, *, backward: bool) -> int:
+    """Bytes to read and to write.
+
+    Forward reads image and weight and writes the result. The backward reads what came back twice, image and
+    weight, and writes two gradients.
     """
-
-    bytes_per_s: float
-    multiply_adds_per_s: float
-
-    def floor_ms(self, setting: Setting, dtype: torch.dtype, *, backward: bool) -> tuple[float, float]:
-        """Milliseconds for memory, and for arithmetic: nothing that computes it takes less than the larger.
-
-        Forward reads image and weight and writes the result. The backward reads what came back twice, image
-        and weight, and writes two gradients: three times as much arithmetic with the forward.
-        """
-        image, weight, result = setting.numbers
-        numbers = image + weight + result
-        numbers += 2 * (image + weight + result) if backward else 0
-        moved = numbers * dtype.itemsize / self.bytes_per_s
-        computed = setting.multiply_adds * (3 if backward else 1) / self.multiply_adds_per_s
-        return moved * 1e3, computed * 1e3
+    image, weight, result = setting.numbers
+    numbers = image + weight + result
+    return (numbers + 2 * numbers * backward) * dtype.itemsize
 
 
-def measured(dtype: torch.dtype, threads: int) -> Machine:
-    """Measure the ceilings, with so many threads."""
-    torch.set_num_threads(threads)
-    cpu = torch.device("cpu")
-    clock = clock_of(cpu)
-    copied = COPIED / shortest_time(copy(cpu, COPIED), clock)
-    return Machine(copied, SIDE**3 / shortest_time(multiply(cpu, dtype, SIDE), clock))
+def floors(setting: Setting, dtype: torch.dtype, *, backward: bool, threads: int) -> dict[str, Call]:
+    """Calls that nothing that computes it can be faster than: a copy, and multiply-adds inside of the image.
+
+    The copy reads and writes as many bytes as the involution, in the memory of as many. The arithmetic is
+    that of float32, in which every dtype is added up: a plain loop, with three times as much with a backward.
+    """
+    moved = copy(torch.device("cpu"), moved_bytes(setting, dtype, backward=backward))
+    start = torch.ones(LANES * threads)
+    rounds = setting.multiply_adds_inside * (3 if backward else 1) // (LANES * threads)
+    return {"a copy of its bytes": moved, "its multiply-adds": lambda: multiply_adds(start, rounds)}

@@ -46,6 +46,17 @@ class Setting:
         return self.batch * self.channels * height * width * self.kernel**2
 
     @property
+    def multiply_adds_inside(self) -> int:
+        """Of the forward, without those of windows that lie outside of the image."""
+        rows, columns = map(self._inside, (self.height, self.width), self.result)
+        return self.batch * self.channels * rows * columns
+
+    def _inside(self, side: int, places: int) -> int:
+        """Pairs of a place and an offset in the kernel whose pixel there is, along one side."""
+        starts = [place * self.stride - self.kernel // 2 for place in range(places)]
+        return sum(min(side, start + self.kernel) - max(0, start) for start in starts)
+
+    @property
     def windows(self) -> int:
         """Numbers that `unfold` copies."""
         return self.multiply_adds
