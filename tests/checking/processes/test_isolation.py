@@ -338,7 +338,7 @@ def test_once_autograd_has_threads_isolation_is_refused() -> None:
     assert done.returncode == 1
     assert "a check cannot be isolated once autograd has started threads of its own" in done.stderr
     assert "got: Unable to handle autograd's threading" in done.stderr
-    assert "_without_backward" not in done.stderr, "where in the child it was found helps nobody"
+    assert "backward_refusal" not in done.stderr, "where in the child it was found helps nobody"
 
 
 def test_once_cuda_was_used_isolation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
