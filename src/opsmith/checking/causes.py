@@ -311,6 +311,11 @@ _TABLE = (
         limits=True,
     ),
     Cause(
+        "frozen-size",
+        "A line makes a number of a size where another expression would not: code is compiled for each size.",
+        "A run on symbolic sizes; the line at which one is fixed.",
+    ),
+    Cause(
         "recompiles",
         "Compiled code serves one size alone, and is compiled anew for each other.",
         "A run on symbolic sizes, which fixes one or raises; the guard that compiled code fails.",

@@ -44,6 +44,10 @@ def _limits(failure: Failure, subject: Subject) -> bool:
     return CAUSES[failure.cause].limits
 
 
+def _frozen(failure: Failure, subject: Subject) -> bool:
+    return failure.cause == "frozen-size"
+
+
 def _on_an_invented_value(failure: Failure, subject: Subject) -> bool:
     if failure.cause != "raises" or "exception" not in failure.evidence:
         return False
@@ -158,6 +162,7 @@ RULES: tuple[Rule, ...] = (
         "limit",
         _refused,
     ),
+    Rule("a line makes a number of a size (`frozen-size`)", "warning", _frozen),
     Rule("wrong at special values alone (`values`)", "warning", _at_special_values),
     Rule("wrong in low-precision dtypes alone: bfloat16, float16, complex32", "warning", _in_low_precision),
     Rule("a call that raises has written before (`half-written`)", "warning", _half_written),

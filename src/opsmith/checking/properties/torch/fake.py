@@ -12,6 +12,7 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.checking.exceptions import WrongCountError, WrongFormError, refuse_own
 from opsmith.checking.numerics.compare import metadata_difference
+from opsmith.checking.properties.torch.frozen_sizes import frozen
 from opsmith.checking.property import Findings, Note, Property, each_sample, first_line, raised
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, case_name, dtype_name
@@ -273,6 +274,12 @@ def compare_symbolic(
         if not isinstance(fake, Tensor):
             continue
         fixed = [dim for dim, size in enumerate(fake.shape) if mode.fixed(size)]
+        if not has_own_fake(subject):
+            for dim in list(fixed):
+                failure = _frozen(label, dim, mode.where_fixed(fake.shape[dim]), case)
+                if failure is not None:
+                    fixed.remove(dim)
+                    yield failure
         if fixed:
             dimensions = ", ".join(f"{dim}" for dim in fixed)
             yield Failure(
@@ -284,6 +291,19 @@ def compare_symbolic(
                 fake_location(subject),
                 {"sample": case},
             )
+
+
+def _frozen(label: str, dim: int, place: tuple[str, int, str] | None, case: str) -> Failure | None:
+    """The failure of a line that turns a size into a number, where another expression would not."""
+    found = None if place is None else frozen(*place)
+    if place is None or found is None:
+        return None
+    call, instead = found
+    message = (
+        f"`{call}` makes a number of the size of `{label}` in dimension {dim}, so that code is compiled anew "
+        f"for each other size: {instead}"
+    )
+    return Failure(NAME, label, "frozen-size", message, f"{place[0]}:{place[1]}", {"sample": case})
 
 
 def fake_location(subject: Subject) -> str:

@@ -66,6 +66,16 @@ class _Symbolic:
         known: int | None = size if isinstance(size, int) else size.node.hint
         return known
 
+    def where_fixed(self, size: Any) -> tuple[str, int, str] | None:
+        """File, line and function of the code that fixed a size to a number, the first outside of torch."""
+        symbol, shapes = size.node._expr, self.mode.shape_env
+        for guard in shapes.guards if shapes else ():
+            frame: Any = guard.sloc.framework_loc
+            known = not isinstance(frame, str | None) and symbol in guard.expr.free_symbols
+            if known and guard.expr.is_Equality and any(side.is_Integer for side in guard.expr.args):
+                return frame.filename, frame.lineno, frame.name
+        return None
+
     @staticmethod
     def fixed(size: Any) -> bool:
         """Return True if the trace specialised on this size."""
@@ -92,6 +102,7 @@ def self_test() -> None:
         grown = y.new_empty(int(y.shape[0]), y.shape[1] * 2)
     assert [symbolic.size(size) for size in grown.shape] == [3, 4]
     assert [symbolic.fixed(size) for size in y.shape] == [True, False]
+    assert (symbolic.where_fixed(y.shape[0]) or ("",))[0] == __file__
     by_data = symbolic_mode(inputs=False)
     with by_data:
         places = by_data.from_tensor(torch.ones(3, 2)).nonzero()
