@@ -190,6 +190,8 @@ OTHERWISE = {
     ),
     "compiled_code": ("transforms/test_stale_code.py::test_the_same_sources_find_their_code",),
     "fast_path": (
+        "distribution/test_known_calls.py::test_values_and_gradients",
+        "distribution/test_known_calls.py::test_a_kernel_runs_on_shards",
         "benchmarking/test_benchmark_session.py::test_no_change_of_modes_is_timed_with_a_call",
         "torch_library/test_call_signatures.py::test_each_form_is_met_once",
         "torch_library/test_call_signatures.py::test_more_forms_than_are_kept",
@@ -206,6 +208,10 @@ OTHERWISE = {
         "torch_library/test_fast_writes.py::test_values_versions_and_what_is_returned",
     ),
     "fake_tensors": (
+        "torch_library/test_symbolic_sizes.py::test_calls_on_real_tensors_run_the_author_s_own_function",
+        "checking/properties/test_frozen_sizes.py::test_a_line_that_freezes_a_size_is_a_warning",
+        "checking/properties/test_frozen_sizes.py::test_where_nothing_else_keeps_the_symbol_it_is_a_limit",
+        "checking/properties/test_frozen_sizes.py::test_each_advice_keeps_the_symbol_and_the_value",
         "surveying/test_survey.py::test_the_verdict_and_its_reasons[Positive]",
         "checking/properties/test_fake.py::test_a_class_runs_on_fake_tensors",
         "checking/properties/test_fake.py::test_a_class_with_another_form_on_fake_tensors_is_found",
@@ -252,6 +258,10 @@ OTHERWISE = {
         "transforms/test_whole_batch.py::test_one_call",
     ),
     "inlining": (
+        "torch_library/test_symbolic_sizes.py::test_sizes_that_depend_on_data_stay_symbols",
+        "torch_library/test_symbolic_sizes.py::test_as_many_graphs_as_a_plain_function[math.log2]",
+        "torch_library/test_symbolic_sizes.py::test_as_many_graphs_as_a_plain_function[math.cos]",
+        "torch_library/test_symbolic_sizes.py::test_as_many_kernels_as_a_plain_function",
         "kernels/triton/test_in_place_triton.py::test_compiled_code_holds_the_kernel_and_what_it_writes",
         "kernels/triton/test_triton_compiled.py::test_arguments_that_are_left_out_and_given_by_name",
         "kernels/triton/test_triton_compiled.py::test_a_tuned_kernel_is_seen_with_all_its_configurations",

@@ -105,7 +105,9 @@ def line_of(function: Callable[..., Any], offset: int = 1) -> str:
 def test_a_line_that_freezes_a_size_is_a_warning(
     function: Callable[..., Tensor], where: str, message: str
 ) -> None:
-    (failure,) = found(function)
+    failures = found(function)
+    assert len(failures) == 1
+    (failure,) = failures
     assert (failure.cause, failure.severity, failure.input) == ("frozen-size", "warning", "x")
     assert (failure.message, Path(failure.where).name) == (message, where)
 
@@ -134,6 +136,7 @@ def test_each_advice_keeps_the_symbol_and_the_value(name: str) -> None:
         reference.__annotations__ = {"x": Tensor, "return": Tensor}
         operator = opsmith.operator(f"frozen_sizes::{name}_{len(values)}")(reference)
         mode = capabilities.symbolic_mode()
+        assert mode is not None
         fake = mode.from_tensor(X)
         with mode:
             operator(fake)
