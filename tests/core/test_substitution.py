@@ -172,3 +172,13 @@ def test_a_function_with_many_names_runs_as_it_is() -> None:
     scope: dict[str, Any] = dict.fromkeys(names, 1)
     exec(f"def many():\n    return {' + '.join(names)} + float(2)", scope)
     assert COPY(scope["many"])() == 142.0
+
+
+@pytest.mark.parametrize(
+    "read", ["eval('TABLE')", "globals().get('TABLE')", "'TABLE' in globals() and TABLE"]
+)
+def test_code_that_takes_its_globals_as_a_dictionary_keeps_them(read: str) -> None:
+    scope: dict[str, Any] = {"TABLE": 7, "__name__": "somebody_s"}
+    exec(f"import math\ndef root(x):\n    return math.sqrt(x) + ({read})", scope)
+    copied = Substitution({id(math.sqrt): abs}, {}, (math,)).copy(scope["root"])
+    assert copied(4) == 9.0, "it is left as it is"

@@ -9,7 +9,7 @@ import sys
 import sysconfig
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +130,33 @@ def test_lists() -> None:
         with pytest.raises((errors.OpsmithError, RuntimeError, TypeError)) as in_python:
             type(operator).__call__(operator, wrong)
         assert str(in_cpp.value) == str(in_python.value)
+
+
+def test_a_kernel_may_change_the_list_that_it_gets() -> None:
+    def emptied(xs: list[Tensor]) -> Tensor:
+        total = xs[0] * 1
+        while xs:
+            xs.pop()
+        return total
+
+    operator = declared(emptied, opaque=True)
+    given = [torch.empty(0), torch.empty(0)]  # new memory of no size begins nowhere: it is looked at closely
+    for _ in range(4):
+        assert operator(given).shape == (0,)
+        assert len(given) == 2
+
+
+def test_a_node_that_saves_no_tensor_goes_back_twice() -> None:
+    operator = declared(lambda_of_one())
+    operator.gradients(x=lambda grad, x_shape: grad.expand(x_shape) * 2)
+    x = torch.ones(2, requires_grad=True)
+    for _ in range(3):
+        operator(x).sum().backward()
+    x.grad = None
+    result = operator(x).sum()
+    result.backward()
+    result.backward()
+    assert_close(x.grad, torch.full((2,), 4.0))
 
 
 @pytest.mark.parametrize("reference", [split, by_numpy])
@@ -269,6 +296,7 @@ def test_the_graph_is_as_of_a_function_of_torch(operator: Any) -> None:
     assert [each is None for each, _ in node.next_functions] == [False, True]
     assert node.needs_input_grad == (True, False, False, False)
     assert capabilities.forward_class(node) is not None
+    assert isinstance(node, torch.autograd.graph.Node)
     assert f"grad_fn=<{node.name()}>" in repr(result)
     assert len(node.saved_tensors) == len(node._raw_saved_tensors)
     hooked: list[str] = []
@@ -470,7 +498,13 @@ def test_they_are_built() -> None:
     assert torch.__version__.partition("+")[0] in target()
 
 
-@pytest.fixture(autouse=True)
-def _deterministic() -> Iterator[None]:
-    yield
-    torch.use_deterministic_algorithms(False)
+def test_where_algorithms_must_be_deterministic_an_operator_that_is_not_says_so() -> None:
+    operator = declared(lambda_of_one(), deterministic=False)
+    for _ in range(3):
+        operator(torch.ones(2))
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(RuntimeError, match="deterministic"):
+            operator(torch.ones(2))
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -438,3 +439,27 @@ def test_compiled_autograd(variant: Operator, reference: Any) -> None:
     with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
         found = gradients(variant)
     assert_close(found, gradients(reference))
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace the builtin:UserWarning")
+def test_a_known_call_in_a_frame_that_torch_does_not_compile(name: str) -> None:
+    """Its calls are made in eager code, while Dynamo looks at every frame in Python."""
+    doubled: Any = opsmith.operator(name, opaque=True)(_by_numpy)
+    x = torch.ones(3)
+    for _ in range(3):
+        doubled(x)
+
+    def broken(x: Tensor) -> list[Tensor]:
+        results = []
+        for _ in range(2):
+            with contextlib.nullcontext():
+                torch._dynamo.graph_break()
+                results.append(doubled(x))
+        return results
+
+    for result in torch.compile(broken, backend="eager")(x):
+        assert_close(result, torch.full((3,), 2.0))
+
+
+def _by_numpy(x: Tensor) -> Tensor:
+    return torch.from_numpy(x.detach().numpy() * 2)

@@ -247,12 +247,12 @@ def test_sizes_that_depend_on_data_stay_symbols(name: str) -> None:
 
 
 def test_calls_on_real_tensors_run_the_author_s_own_function(name: str) -> None:
-    seen: list[Any] = []
-    module = globals()
+    seen: list[bool] = []
+    builtin = id(len)
 
     @opsmith.operator(name)
     def looks(x: Tensor) -> Tensor:
-        seen.append(globals() is module)
+        seen.append(id(len) == builtin)
         return x * len(x)
 
     looks(torch.ones(2))

@@ -180,6 +180,8 @@ def matmul(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 assert "torch.utils.flop_counter" not in sys.modules, "it imports Triton"
 finders = len(sys.meta_path)
+from importlib.util import find_spec
+assert find_spec("torch.utils.flop_counter") is not None  # a look alone imports nothing
 from torch.utils.flop_counter import FlopCounterMode
 assert len(sys.meta_path) == finders - 1
 with FlopCounterMode(display=False) as counter:

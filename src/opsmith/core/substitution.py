@@ -15,6 +15,8 @@ from opsmith.core.reachable import is_library
 _CALLED = "()"
 """Suffix of a name that code looks up to call it, where its value may be another than elsewhere."""
 _REBINDS = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL"})
+_WHOLE = frozenset({"eval", "exec", "globals"})
+"""Functions that take the globals of their caller as a dictionary."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ class Substitution:
             copied: types.FunctionType = known[id(function)]
             return copied
         code, scope = function.__code__, function.__globals__
-        own = self._own(scope.get("__name__", "")) and not _rebinds(code)
+        own = self._own(scope.get("__name__", "")) and not _needs_its_globals(code)
         cells = function.__closure__ or ()
         copies = [types.CellType() if self._may_change(cell) else cell for cell in cells]
         if not own and all(map(_is, copies, cells)):
@@ -166,10 +168,12 @@ def _builtin_names(called: Mapping[int, Any]) -> frozenset[str]:
     return frozenset(name for name, value in vars(builtins).items() if id(value) in called)
 
 
-def _rebinds(code: types.CodeType) -> bool:
-    """True for code that writes globals, which must be those of its module."""
-    return any(each.opname in _REBINDS for each in dis.get_instructions(code)) or any(
-        _rebinds(each) for each in code.co_consts if isinstance(each, types.CodeType)
+def _needs_its_globals(code: types.CodeType) -> bool:
+    """True for code that writes globals, or takes them as a dictionary, which must be that of its module."""
+    return (
+        any(each.opname in _REBINDS for each in dis.get_instructions(code))
+        or not _WHOLE.isdisjoint(code.co_names)
+        or any(_needs_its_globals(each) for each in code.co_consts if isinstance(each, types.CodeType))
     )
 
 

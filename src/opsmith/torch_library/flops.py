@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
+from threading import get_ident
 from types import ModuleType
 from typing import Any
 
@@ -43,6 +45,7 @@ def register_flops(packet: Any, specification: Callable[[], Specification]) -> N
 
     _counts[packet] = flops
     if _COUNTER in sys.modules:
+        import_module(_COUNTER)  # another thread may be at it
         _hand_over()
     elif not any(isinstance(each, _WhenImported) for each in sys.meta_path):
         sys.meta_path.insert(0, _WhenImported())
@@ -70,18 +73,27 @@ def _hand_over() -> None:
 class _WhenImported(MetaPathFinder):
     """Finder that registers the counts once torch's module is imported."""
 
+    def __init__(self) -> None:
+        self._searching: set[int] = set()
+
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
         """Return the spec of torch's module, whose loader registers the counts; None for every other."""
-        if name != _COUNTER:
+        thread = get_ident()
+        if name != _COUNTER or thread in self._searching:
             return None
-        sys.meta_path.remove(self)
-        spec = find_spec(name)
+        self._searching.add(thread)
+        try:
+            spec = find_spec(name)
+        finally:
+            self._searching.remove(thread)
         if spec is None or spec.loader is None:
             return spec
         load = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
             load(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
             _hand_over()
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]

@@ -344,7 +344,7 @@ class FastCalls:
         self.installed = True
         if make is None or not capabilities.on("fast_path"):
             return
-        self.from_dispatcher = make(_not_taken, None) or _not_taken
+        self.from_dispatcher = make(_not_taken, _not_taken) or _not_taken
         for operator in self._operators:
             through = capabilities.direct_call(operator)
             fast_call = make(partial(_slow_path, through, names), through)

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from opsmith.torch_library.calls_extension import calls_extension
 
+_C: Any = torch._C
+
 
 @cache
 def calls_in_cpp() -> ModuleType | None:
@@ -19,6 +21,8 @@ def calls_in_cpp() -> ModuleType | None:
     extension = calls_extension()
     if extension is not None:
         extension.use_types(Tensor, torch.nn.Parameter)
+        extension.use_frame_callback(_C._dynamo.eval_frame.get_eval_frame_callback)
+        torch.autograd.graph.Node.register(extension.Node)  # as every node of torch
         # Dynamo is at work where compiled autograd is, and must not compile it.
         extension.use_maker(recorded_by_torch, torch.compiler.disable)
     return extension

@@ -9,6 +9,8 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
+#include <array>
+#include <cstring>
 #include <unordered_map>
 
 namespace opsmith {
@@ -38,12 +40,6 @@ struct Plan {
 
 inline PyTypeObject PlanType = {PyVarObject_HEAD_INIT(nullptr, 0) "opsmith.Plan", sizeof(Plan)};
 inline std::unordered_map<PyTypeObject*, Plan*> plans;
-
-inline PyObject* call_with(PyObject* function, PyObject* first, const Values& values) {
-  Values given{first};
-  given.append(values.begin(), values.end());
-  return PyObject_Vectorcall(function, given.data(), given.size(), nullptr);
-}
 
 inline PyObject* fall_back(const Plan* plan, PyObject* self, PyObject* args, PyObject* kwargs) {
   Values given{self};
@@ -87,14 +83,20 @@ inline bool are_integers(PyObject* value) {
   return true;
 }
 
+// New objects of a call, held to its end.
+using Owned = c10::SmallVector<THPObjectPtr, 4>;
+
+inline PyObject* frame_callback = nullptr;  // see `use_frame_callback`
+
 inline bool is_plain_tensor(PyObject* value) {
   return Py_TYPE(value) == plain_tensor || Py_TYPE(value) == plain_parameter;
 }
 
 // Whether each argument has its form. Collects the tensors, those of lists too, which optional ones are given, as
-// a number, and the lengths of lists.
+// a number, and the lengths of lists. A list becomes a tuple, which nobody changes while the call runs.
 inline bool has_forms(
-    const Plan* plan, const Values& values, Values& tensors, size_t& number, c10::SmallVector<Py_ssize_t, 4>& lengths) {
+    const Plan* plan, Values& values, Values& tensors, size_t& number, c10::SmallVector<Py_ssize_t, 4>& lengths,
+    Owned& owned) {
   for (size_t at = 0; at < values.size(); at++) {
     PyObject* value = values[at];
     char form = plan->forms[at];
@@ -113,9 +115,12 @@ inline bool has_forms(
       case TUPLE:
         fits = type == &PyList_Type || type == &PyTuple_Type;
         if (!fits) break;
-        lengths.push_back(PySequence_Fast_GET_SIZE(value));
+        owned.emplace_back(PySequence_Tuple(value));
+        value = values[at] = owned.back().get();
+        if (!value) return false;
+        lengths.push_back(PyTuple_GET_SIZE(value));
         for (Py_ssize_t item = 0; item < lengths.back(); item++) {
-          tensors.push_back(PySequence_Fast_GET_ITEM(value, item));
+          tensors.push_back(PyTuple_GET_ITEM(value, item));
           fits &= is_plain_tensor(tensors.back());
         }
         break;
@@ -135,8 +140,11 @@ inline bool has_forms(
   return true;
 }
 
-// Whether nothing is active that would see the call: a mode, a forward-mode level, a profiler.
+// Whether nothing is active that would see the call: a mode, a forward-mode level, a profiler, or Dynamo, which
+// compiles the frame in Python.
 inline bool nothing_watches(const Plan* plan) {
+  THPObjectPtr callback(PyObject_CallNoArgs(frame_callback));
+  if (callback.get() != Py_None) return false;
   if (at::impl::torch_function_mode_enabled() || c10::impl::TorchDispatchModeTLS::stack_len() > 0) return false;
   if (!plan->alike && at::globalContext().deterministicAlgorithms()) return false;
   for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(plan->unchanged); at++) {
@@ -209,11 +217,34 @@ inline PyObject* as_versions(const Plan* plan, const Values& values, const c10::
     const char form = plan->forms[place] | ('a' - 'A');
     if (form == TENSOR) add(values[place] != Py_None);
     if (form != LIST && form != TUPLE) continue;
-    for (Py_ssize_t item = 0; item < PySequence_Fast_GET_SIZE(values[place]); item++) add(true);
+    for (Py_ssize_t item = 0; item < PyTuple_GET_SIZE(values[place]); item++) add(true);
   }
   PyObject* tuple = PyList_AsTuple(all);
   Py_DECREF(all);
   return tuple;
+}
+
+// The arguments as a kernel takes them, or as a node does: the items of lists one by one. `owned` holds new objects.
+inline bool convert(
+    const Plan* plan, const Values& values, bool by_node, Values& given, Owned& owned) {
+  for (size_t at = 0; at < values.size(); at++) {
+    const char form = plan->forms[at] | ('a' - 'A');
+    if (form == FLOATING && PyLong_CheckExact(values[at])) {
+      owned.emplace_back(PyNumber_Float(values[at]));
+    } else if ((form == LIST || form == TUPLE) && by_node) {
+      PyObject* const* items = &PyTuple_GET_ITEM(values[at], 0);
+      given.append(items, items + PyTuple_GET_SIZE(values[at]));
+      continue;
+    } else if (form == LIST || form == TUPLE) {
+      owned.emplace_back(form == LIST ? PySequence_List(values[at]) : PySequence_Tuple(values[at]));
+    } else {
+      given.push_back(values[at]);
+      continue;
+    }
+    if (!owned.back()) return false;
+    given.push_back(owned.back().get());
+  }
+  return true;
 }
 
 inline PyObject* call_handle(PyObject* self, PyObject* args, PyObject* kwargs) {
@@ -231,8 +262,10 @@ inline PyObject* call_handle(PyObject* self, PyObject* args, PyObject* kwargs) {
   Values values, tensors;
   size_t number = 0;
   c10::SmallVector<Py_ssize_t, 4> lengths;
-  if (!bind(plan, args, kwargs, values) || !has_forms(plan, values, tensors, number, lengths) ||
+  Owned owned;
+  if (!bind(plan, args, kwargs, values) || !has_forms(plan, values, tensors, number, lengths, owned) ||
       !nothing_watches(plan)) {
+    if (PyErr_Occurred()) return nullptr;
     return fall_back(plan, self, args, kwargs);
   }
   THPObjectPtr implementation(implementation_of(plan, number, tensors, lengths));
@@ -261,26 +294,8 @@ inline PyObject* call_handle(PyObject* self, PyObject* args, PyObject* kwargs) {
     if (!fits) return nullptr;
     if (fits.get() != Py_True) return fall_back(plan, self, args, kwargs);
   }
-  // As a kernel takes them; a node takes the items of lists one by one.
-  c10::SmallVector<THPObjectPtr, 4> converted;
   Values given;
-  for (size_t at = 0; at < values.size(); at++) {
-    const char form = plan->forms[at] | ('a' - 'A');
-    if (form == FLOATING && PyLong_CheckExact(values[at])) {
-      converted.emplace_back(PyNumber_Float(values[at]));
-    } else if ((form == LIST || form == TUPLE) && by_node) {
-      const auto* items = PySequence_Fast_ITEMS(values[at]);
-      given.append(items, items + PySequence_Fast_GET_SIZE(values[at]));
-      continue;
-    } else if (form == LIST || form == TUPLE) {
-      converted.emplace_back(form == LIST ? PySequence_List(values[at]) : PySequence_Tuple(values[at]));
-    } else {
-      given.push_back(values[at]);
-      continue;
-    }
-    if (!converted.back()) return nullptr;
-    given.push_back(converted.back().get());
-  }
+  if (!convert(plan, values, by_node, given, owned)) return nullptr;
   if (by_node) return shown_of(plan, THPObjectPtr(PyObject_Vectorcall(apply, given.data(), given.size(), nullptr)));
   c10::SmallVector<int64_t, 16> versions;
   if (watched) {
@@ -291,20 +306,23 @@ inline PyObject* call_handle(PyObject* self, PyObject* args, PyObject* kwargs) {
   }
   // Those that are given by keyword alone stand last.
   PyObject* keywords = nullptr;
-  THPObjectPtr owned;
   if (static_cast<size_t>(plan->positional) < given.size()) {
-    owned = PyTuple_GetSlice(plan->names, plan->positional, static_cast<Py_ssize_t>(given.size()));
-    keywords = owned.get();
+    owned.emplace_back(PyTuple_GetSlice(plan->names, plan->positional, static_cast<Py_ssize_t>(given.size())));
+    keywords = owned.back().get();
+    if (!keywords) return nullptr;
   }
   THPObjectPtr result(PyObject_Vectorcall(kernel, given.data(), plan->positional, keywords));
   if (!result) return nullptr;
   bool unchanged = true;
   for (size_t at = 0; at < versions.size(); at++) unchanged &= THPVariable_Unpack(tensors[at])._version() == versions[at];
   if (unchanged && holds_contract(plan, result, tensors, in_cpp)) return shown_of(plan, std::move(result));
-  THPObjectPtr listed(PyList_New(static_cast<Py_ssize_t>(given.size())));
+  // The kernel may have changed the lists that it got.
+  Values received;
+  if (!convert(plan, values, false, received, owned)) return nullptr;
+  THPObjectPtr listed(PyList_New(static_cast<Py_ssize_t>(received.size())));
   THPObjectPtr before(watched ? as_versions(plan, values, versions) : Py_NewRef(Py_None));
   if (!listed || !before) return nullptr;
-  for (size_t at = 0; at < given.size(); at++) PyList_SET_ITEM(listed.get(), at, Py_NewRef(given[at]));
+  for (size_t at = 0; at < received.size(); at++) PyList_SET_ITEM(listed.get(), at, Py_NewRef(received[at]));
   return PyObject_CallFunctionObjArgs(plan->validate, kernel, result.get(), listed.get(), before.get(), nullptr);
   END_HANDLE_TH_ERRORS
 }
@@ -367,6 +385,12 @@ inline PyObject* make_plan(PyObject*, PyObject* args) {
   plans[plan->handle] = plan;
   plan->handle->tp_call = call_handle;
   return reinterpret_cast<PyObject*>(plan);
+}
+
+// use_frame_callback(function): it returns what sees the frames of this thread; None for nothing.
+inline PyObject* use_frame_callback(PyObject*, PyObject* function) {
+  Py_XSETREF(frame_callback, Py_NewRef(function));
+  Py_RETURN_NONE;
 }
 
 inline bool ready_plan() {

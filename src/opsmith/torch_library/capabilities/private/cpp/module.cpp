@@ -8,6 +8,7 @@ PyMethodDef functions[] = {
     {"recorder", opsmith::make_recorder, METH_O, nullptr},
     {"freshness", opsmith::make_freshness, METH_O, nullptr},
     {"plan", opsmith::make_plan, METH_VARARGS, nullptr},
+    {"use_frame_callback", opsmith::use_frame_callback, METH_O, nullptr},
     {"use_types", opsmith::use_types, METH_VARARGS, nullptr},
     {"use_maker", opsmith::use_maker, METH_VARARGS, nullptr},
     {nullptr}};
@@ -18,5 +19,9 @@ PyModuleDef definition = {PyModuleDef_HEAD_INIT, "opsmith_calls", nullptr, -1, f
 
 PyMODINIT_FUNC PyInit_opsmith_calls() {
   if (!opsmith::ready_guard() || !opsmith::ready_results() || !opsmith::ready_node() || !opsmith::ready_plan()) return nullptr;
-  return PyModule_Create(&definition);
+  PyObject* module = PyModule_Create(&definition);
+  if (module && PyModule_AddObjectRef(module, "Node", reinterpret_cast<PyObject*>(&opsmith::NodeType)) < 0) {
+    Py_CLEAR(module);
+  }
+  return module;
 }

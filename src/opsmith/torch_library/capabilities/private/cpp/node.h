@@ -20,7 +20,7 @@ namespace opsmith {
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
-#if TORCH_VERSION_MINOR >= 13
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
 using NodePtr = c10::intrusive_ptr<torch::autograd::Node>;
 #else
 using NodePtr = std::shared_ptr<torch::autograd::Node>;
@@ -70,8 +70,7 @@ struct OperatorNode : public torch::autograd::Node {
     pybind11::gil_scoped_acquire gil;
     saved.clear();
     of_torch.reset();
-    freed = true;
-    Py_CLEAR(context->kept);
+    freed = true;  // what is kept beside tensors stays, as by torch: a node that saves none can go back twice
   }
 
   // The saved tensors, as a new tuple.
@@ -226,7 +225,7 @@ inline bool holds(PyObject* tuple, PyObject* item) {
 // Makes the results those of a node.
 inline void record(
     PyObject* generated, Context* context, PyObject* result, PyObject* const* arguments, size_t count) {
-#if TORCH_VERSION_MINOR >= 13
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
   auto node = c10::make_intrusive<OperatorNode>();
 #else
   auto node = std::shared_ptr<OperatorNode>(new OperatorNode(), torch::autograd::deleteNode);
