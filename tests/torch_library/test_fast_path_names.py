@@ -242,3 +242,14 @@ def test_sizes_may_be_part_of_a_form() -> None:
     assert check(X.clone(), torch.ones(3, 2).mT)
     assert not check(torch.ones(3), torch.ones(2, 3))
     assert not check(X, torch.ones(3, 2))
+
+
+def test_calls_in_cpp() -> None:
+    in_cpp = capabilities.calls_in_cpp()
+    assert in_cpp is capabilities.calls_in_cpp()
+    if in_cpp is None:  # not built here: `test_calls_in_cpp.py` fails where it can be
+        assert capabilities.tensor_guard((X,))(X.clone())
+        return
+    assert in_cpp.guard((X,), False)(X.clone())
+    assert not in_cpp.guard((X,), False)(X.double())
+    assert torch._C._dynamo.eval_frame.get_eval_frame_callback() is None
