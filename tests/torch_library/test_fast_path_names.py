@@ -17,6 +17,7 @@ import opsmith
 
 # The private means themselves, whatever is decided about them.
 from opsmith.torch_library.capabilities.private import fast_path as capabilities
+from opsmith.torch_library.capabilities.private.calls_in_cpp import calls_in_cpp
 from opsmith.torch_library.capabilities.private.dispatch_mode import observe_operators
 
 X = torch.tensor([2.0, 3.0])
@@ -245,8 +246,8 @@ def test_sizes_may_be_part_of_a_form() -> None:
 
 
 def test_calls_in_cpp() -> None:
-    in_cpp = capabilities.calls_in_cpp()
-    assert in_cpp is capabilities.calls_in_cpp()
+    in_cpp = calls_in_cpp()
+    assert in_cpp is calls_in_cpp()
     if in_cpp is None:  # not built here: `test_calls_in_cpp.py` fails where it can be
         assert capabilities.tensor_guard((X,))(X.clone())
         return
