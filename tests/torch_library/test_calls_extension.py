@@ -22,6 +22,7 @@ from opsmith.torch_library import calls_extension as extension
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty cache, and a search that has found nothing yet."""
     monkeypatch.setenv("OPSMITH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("OPSMITH_PYTHON_CALLS", raising=False)
     cache_on_disk.cache_clear()
     monkeypatch.setattr(extension, "calls_extension", extension.calls_extension.__wrapped__)
     yield tmp_path / "cache"
