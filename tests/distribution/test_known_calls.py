@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from torch.testing import assert_close
 
 import opsmith
 from opsmith import errors
+from opsmith.torch_library import capabilities
+from opsmith.torch_library.autograd.node import recorded_operator
 from opsmith.torch_library.dtensor_rule import DTensorRule
 
 X, W = torch.arange(1.0, 13).view(4, 3) / 10, torch.tensor([[1.0, 2.0, 3.0]])
@@ -89,9 +92,29 @@ def numbered(x: Tensor, w: Tensor) -> Tensor:
     return x * w * torch.arange(x.shape[1])
 
 
+@opsmith.operator("known::pair")
+def pair(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    return x * w, x + w
+
+
+pair.gradients(
+    x=lambda grad_result0, grad_result1, w: grad_result0 * w + grad_result1,
+    w=lambda grad_result0, grad_result1, x: (grad_result0 * x + grad_result1).sum(0, keepdim=True),
+)
+
+
+@opsmith.operator("known::repeated")
+def repeated(x: Tensor, w: Tensor) -> Tensor:
+    return x.sin() + w
+
+
+repeated.gradients(
+    x=lambda grad, x: grad * x.cos(), w=lambda grad, w_shape: grad.sum(0, keepdim=True).reshape(w_shape)
+)
+
 OPERATORS = {
     each.name.partition("::")[2]: each
-    for each in (ordinary, formulas, joint, partly, kernel, hidden, several, numbered)
+    for each in (ordinary, formulas, joint, partly, kernel, hidden, several, numbered, pair, repeated)
 }
 
 
@@ -146,9 +169,13 @@ def whole(tensors: list[Tensor]) -> list[Tensor]:
     return [each.full_tensor() if isinstance(each, DTensor) else each for each in tensors]
 
 
+@pytest.mark.parametrize("in_cpp", [True, False], ids=["C++ if built", "Python"])
 @pytest.mark.parametrize("name", OPERATORS)
-def test_values_and_gradients(name: str, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_and_gradients(name: str, in_cpp: bool, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     operator = OPERATORS[name]
+    if not in_cpp:
+        monkeypatch.setattr(capabilities, "calls_in_cpp", lambda: None)
+    operator.forget_calls()
     first_calls(operator, place)
     for placement in (Shard(0), Shard(1), Replicate()):
         operator.forget_calls()
@@ -188,6 +215,95 @@ def test_second_order(place: Place) -> None:
             (first,) = torch.autograd.grad(operator(*tensors).sin().sum(), tensors[0], create_graph=True)
             found.append(torch.autograd.grad(first.square().sum(), tensors))
         assert_close(whole(list(found[0])), list(found[1]))
+
+
+def test_an_optional_tensor_has_its_own_gradient(place: Place, no_slow_path: None) -> None:
+    @opsmith.operator("known::optional")
+    def optional(x: Tensor, a: Tensor | None = None, b: Tensor | None = None, by: int = 1) -> Tensor:
+        return x * by if a is None and b is None else x * (a if b is None else b.exp()) * by
+
+    optional.gradients(
+        x=lambda grad, a, b, by: grad * by * (1 if a is None and b is None else a if b is None else b.exp()),
+        a=lambda grad, x, by: (grad * x * by).sum(0, keepdim=True),
+        b=lambda grad, x, b, by: (grad * x * b.exp() * by).sum(0, keepdim=True),
+    )
+    optional(*(torch.ones(2, requires_grad=True) for _ in range(2)))
+    x, w = place()
+    for _ in range(2):
+        for given, gradient in (((w, None, 2), X * 2), ((None, w, 2), X * W.exp() * 2)):
+            found = torch.autograd.grad(optional(x, *given), w, torch.ones_like(x))
+            assert_close(found[0].full_tensor(), gradient.sum(0, keepdim=True))
+        (found_x,) = torch.autograd.grad(optional(x, by=3), x, torch.ones_like(x))
+        assert_close(found_x.full_tensor(), torch.full_like(X, 3.0))
+
+
+def test_one_of_two_results_has_a_gradient(place: Place) -> None:
+    first_calls(pair, place)
+    x, w = place()
+    for at, gradients in ((0, (W.expand(4, 3), X.sum(0, keepdim=True))), (1, (torch.ones(4, 3), 4 * W / W))):
+        found = torch.autograd.grad(pair(x, w)[at], (x, w), torch.ones_like(x))
+        assert_close([each.full_tensor() for each in found], list(gradients))
+
+
+def test_the_same_gradient_for_both_inputs(place: Place) -> None:
+    @opsmith.operator("known::added")
+    def added(x: Tensor, w: Tensor) -> Tensor:
+        return x + w
+
+    added.gradients(x=lambda grad: grad, w=lambda grad: grad)
+    x = place()[0]
+    y = place()[0]
+    for _ in range(3):
+        found = torch.autograd.grad(added(x, y), (x, y), torch.ones_like(x))
+        assert_close([each.full_tensor() for each in found], [torch.ones(4, 3)] * 2)
+
+
+def test_only_what_formulas_use_is_saved(place: Place, no_slow_path: None) -> None:
+    first_calls(kernel, place)
+    x, w = place()
+    packed: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: packed.append(tensor) or tensor, lambda t: t
+    ):
+        result = kernel(x, w.detach())
+    assert [each is w or each.shape == w.shape for each in packed] == [True]
+    found = recorded_operator(result.grad_fn)
+    assert found is not None
+    assert (found.saved, found.inputs) == (("w",), ("x",))
+    result.sum().backward()
+    assert_close(x.grad.full_tensor(), W.expand(4, 3))
+    with pytest.raises(RuntimeError, match="second time"):
+        result.sum().backward()
+
+
+def test_a_result_without_a_gradient_is_refused_if_a_formula_uses_it(place: Place) -> None:
+    @opsmith.operator("known::compared")
+    def compared(x: Tensor, w: Tensor) -> Tensor:
+        return x > w
+
+    compared.gradients(x=lambda grad, w: grad * w)
+    compared(*place(requires=False))
+    for _ in range(2):
+        with pytest.raises(errors.IntegerResultError, match=r"torch\.bool"):
+            compared(*place())
+
+
+def test_threads(place: Place) -> None:
+    first_calls(formulas, place)
+    leaves = place()
+    tensors = {
+        dtype: [each.detach().to(dtype).requires_grad_() for each in leaves]
+        for dtype in (torch.float32, torch.float64)
+    }
+
+    def repeat(dtype: torch.dtype) -> list[list[Tensor]]:
+        return [whole(run(formulas, tensors[dtype])) for _ in range(20)]
+
+    with ThreadPoolExecutor(4) as pool:
+        for dtype, found in [(dtype, pool.submit(repeat, dtype)) for dtype in (*tensors, *tensors)]:
+            plain = run(formulas, [X.to(dtype).requires_grad_(), W.to(dtype).requires_grad_()])
+            for each in found.result():
+                assert_close(each, plain)
 
 
 def test_what_is_wrong_is_refused_as_by_the_slow_path(mesh: Any, place: Place) -> None:

@@ -14,7 +14,6 @@ from opsmith.core.argument_types import VALUE_TYPES
 from opsmith.core.call_arguments import requires_gradient
 from opsmith.core.kernels import choose
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.autograd.gradient_values import mixes_dtypes
 from opsmith.torch_library.autograd.node import RegisteredOperator
 from opsmith.torch_library.distributed import dtensor, replicating
 from opsmith.torch_library.dtensor_node import DTensorPrimitive, SlowPathError
@@ -24,8 +23,6 @@ from opsmith.torch_library.torch_messages import MIXED_WITH_DTENSOR, has_message
 
 MAX_GUARDS = 16
 """Maximum number of guards that are tried one after another."""
-
-Results = tuple[Any, ...]
 
 
 class DTensorCalls:
@@ -55,11 +52,13 @@ class DTensorCalls:
         self._by_keyword = schema.positional < len(schema.names)
         self._single, self._count = schema.single, len(schema.results)
         self._direct = self._pure and self._single and not (self._by_keyword or specification.kernels)
-        self._only_tensors = all(each.kind.is_tensor and not each.kind.optional for each in schema.arguments)
+        self._tensor_places = [at for at, each in enumerate(schema.arguments) if each.kind.is_tensor]
+        self._only_tensors = len(self._tensor_places) == len(schema.names)
+        self._optional = any(each.kind.is_tensor and each.kind.optional for each in schema.arguments)
         self._on_shards: dict[Any, _ShardCall | None] = {}
-        self._guards: dict[int, list[tuple[Callable[..., bool], tuple[bool, bool]]]] = {}
+        self._known: dict[Any, list[tuple[Callable[..., bool], Callable[..., Any] | None]]] = {}
         if self._eligible:
-            self._node = DTensorPrimitive(registered, self._compute)
+            self._primitive = DTensorPrimitive(registered, self._compute)
 
     def results(self, values: tuple[Any, ...]) -> Any:
         """What the reference or kernel returns for a call; None where the slow path has to compute it.
@@ -67,61 +66,69 @@ class DTensorCalls:
         Args:
             values: The argument values.
         """
-        tensors = values if self._only_tensors else [v for v in values if isinstance(v, Tensor)]
-        properties = None
-        for guard, known in self._guards.get(len(tensors), ()):
+        tensors: Sequence[Any] = values
+        given = None
+        if self._optional:  # a guard takes those that are there
+            given = tuple([values[at] is not None for at in self._tensor_places])
+            tensors = [values[at] for at in self._tensor_places if values[at] is not None]
+        elif not self._only_tensors:
+            tensors = [values[at] for at in self._tensor_places]
+        for guard, known in self._known.get(given, ()):
             if guard(*tensors):
-                properties = known
+                apply = known
                 break
-        if properties is None:
-            properties = self._guarded(tensors)
-            if properties is None:
+        else:
+            if not self._is_known(tensors):
                 return None
-        requires, mixed = properties
-        recorded = requires and torch.is_grad_enabled()
+            apply = self._note(given, tensors, values)
         try:
-            if self._direct and not (recorded and self._formulas):  # autograd records it if it does anything
-                result = self._specification.reference(*values)
-                return result if self._is_new(result, values) else None
-            if not recorded:
-                found = self._compute(values)
-            elif self._ordinary and not self._mixes:
-                found = self._by_reference(values)
-            else:
-                found = self._node.apply(self._node, mixed, *values)
+            if apply is None or not torch.is_grad_enabled():
+                return self._compute(values)
+            return apply(*values)
         except NotImplementedError:  # DTensor lacks an operation: the slow path gathers
-            self._eligible, self._guards = False, {}
+            self._eligible, self._known = False, {}
             return None
         except Exception as error:
             self._note_mixed(error)
             return None  # the slow path raises it with a reason
-        return found[0] if found is not None and self._count == 1 else found
 
-    def _guarded(self, tensors: Sequence[Tensor]) -> tuple[bool, bool] | None:
-        """Properties of calls with tensors like these, of which a guard is kept; None for the slow path.
-
-        Returns:
-            True if a tensor requires a gradient; True if floating dtypes are mixed.
-        """
+    def _is_known(self, tensors: Sequence[Any]) -> bool:
+        """Return True if calls with tensors like these need not take the slow path."""
         kind = dtensor()
         if kind is None or not self._eligible or any(type(tensor) is not kind for tensor in tensors):
-            return None
+            return False
         if not tensors or not capabilities.nothing_active() or torch.is_inference_mode_enabled():
-            return None
+            return False
         self._kind = kind
-        properties = requires_gradient(list(tensors)), mixes_dtypes(tensors)
+        return True
+
+    def _note(self, given: Any, tensors: Sequence[Tensor], values: Sequence[Any]) -> Any:
+        """The `apply` of a node for calls with tensors like these, to be guarded; None where none is needed.
+
+        Args:
+            given: Which optional tensors are given.
+            tensors: The tensors among the values.
+            values: The argument values.
+        """
+        apply = None
+        # Without formulas and kernels autograd records the reference, on plain tensors of its own too.
+        if requires_gradient(list(tensors)) and not (self._ordinary and not self._mixes):
+            apply = self._primitive.apply(values)
         guard = capabilities.tensor_guard(tensors)
         if guard(*tensors):
-            others = self._guards.get(len(tensors), [])
-            self._guards[len(tensors)] = [(guard, properties), *others[: MAX_GUARDS - 1]]
-        return properties
+            others = self._known.get(given, [])
+            self._known[given] = [(guard, apply), *others[: MAX_GUARDS - 1]]
+        return apply
 
     def _is_new(self, result: Any, values: Sequence[Any]) -> bool:
         """Return True for a DTensor that is no argument."""
         return type(result) is self._kind and (self._new or all(result is not value for value in values))
 
-    def _compute(self, values: Sequence[Any]) -> Results | None:
-        """All results, without a graph; None where the slow path has to compute them."""
+    def _compute(self, values: Sequence[Any]) -> Any:
+        """The result, or all of several, without a graph; None where the slow path has to compute them."""
+        if self._direct:
+            result = self._specification.reference(*values)
+            return result if self._is_new(result, values) else None
         if not self._specification.kernels:
             return self._by_reference(values)
         key = tuple(map(_key, values))
@@ -145,7 +152,7 @@ class DTensorCalls:
         layouts = self._rule.layouts(values) if accepted else None
         return None if layouts is None else _ShardCall(self._rule.on_plain_tensors, layouts)
 
-    def _by_reference(self, values: Sequence[Any]) -> Results | None:
+    def _by_reference(self, values: Sequence[Any]) -> Any:
         """Run the reference on DTensors; return None where the slow path has to look at what it did."""
         args: Sequence[Any] = values
         kwargs: dict[str, Any] = {}
@@ -159,12 +166,14 @@ class DTensorCalls:
         results = (returned,) if self._single else tuple(returned)
         if len(results) != self._count:
             return None
-        return results if all(self._is_new(result, values) for result in results) else None
+        if not all(self._is_new(result, values) for result in results):
+            return None
+        return results[0] if self._count == 1 else results
 
     def _note_mixed(self, error: Exception) -> None:
         """Note a reference that makes tensors of its own, which DTensor takes only if told to."""
         if has_message(error, MIXED_WITH_DTENSOR):
-            self._mixes, self._direct = True, False
+            self._mixes, self._direct, self._known = True, False, {}
 
 
 def _key(value: Any) -> Any:
@@ -191,15 +200,17 @@ class _ShardCall:
     layouts: Sequence[Callable[[Tensor], Tensor]]
     like: tuple[Callable[[Tensor], Tensor | None], ...] = ()
 
-    def __call__(self, values: Sequence[Any]) -> Results:
-        """Compute all results."""
+    def __call__(self, values: Sequence[Any]) -> Any:
+        """Compute the result, or all of several."""
         local = [capabilities.shard_of(value) if isinstance(value, Tensor) else value for value in values]
         returned = self.call(local)
-        shards = returned if isinstance(returned, tuple) else (returned,)
-        if self.like:
-            placed = tuple(place(shard) for place, shard in zip(self.like, shards, strict=True))
-            if all(each is not None for each in placed):
+        if len(self.like) == 1:
+            placed = self.like[0](returned)
+            if placed is not None:
                 return placed
-        placed = tuple(layout(shard) for layout, shard in zip(self.layouts, shards, strict=True))
-        self.like = tuple(map(capabilities.placed_like, placed))
-        return placed
+        shards = returned if isinstance(returned, tuple) else (returned,)
+        results = tuple(place(shard) for place, shard in zip(self.like, shards, strict=False))
+        if not results or any(each is None for each in results):
+            results = tuple(layout(shard) for layout, shard in zip(self.layouts, shards, strict=True))
+            self.like = tuple(map(capabilities.placed_like, results))
+        return results if isinstance(returned, tuple) else results[0]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,19 +15,20 @@ from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.gradient_values import (
     CallMetadata,
     TensorMetadata,
-    has_gradient,
+    constant_results,
+    mixes_dtypes,
 )
-from opsmith.torch_library.autograd.node import (
-    LEADING_ARGUMENTS,
-    OperatorNode,
-    OperatorPrimitive,
-    RegisteredOperator,
-    prepare_backward,
-)
+from opsmith.torch_library.autograd.node import OperatorPrimitive, RecordedOperator, RegisteredOperator
 from opsmith.torch_library.autograd.vjp import written_into
-from opsmith.torch_library.distributed import dtensor
+from opsmith.torch_library.distributed import dtensor, mesh_of
 from opsmith.torch_library.fast_path.purity import never_writes
-from opsmith.torch_library.flattening import ArgumentFlattening, SavedValues
+from opsmith.torch_library.flattening import ArgumentFlattening
+
+MAX_NODES = 64
+"""Maximum number of node classes of an operator that are kept."""
+
+MAX_GUARDS = 32
+"""Maximum number of guards that a node makes for its gradients, one after another."""
 
 
 class SlowPathError(Exception):
@@ -34,176 +36,244 @@ class SlowPathError(Exception):
 
 
 class DTensorPrimitive(OperatorPrimitive):
-    """An operator whose node computes calls on DTensors.
+    """An operator whose nodes compute calls on DTensors.
 
     Args:
         registered: The operator; no argument of it is a list of tensors.
-        compute: Takes argument values, all tensors among them DTensors, and returns all results; None where
-            the slow path has to compute them.
-
-    Attributes:
-        apply: Takes this object, True if floating dtypes are mixed, and the argument values; returns all
-            results.
+        compute: Takes argument values, all tensors among them DTensors, and returns the result, or all of
+            several; None where the slow path has to compute them.
     """
 
-    def __init__(
-        self, registered: RegisteredOperator, compute: Callable[[Sequence[Any]], tuple[Any, ...] | None]
-    ) -> None:
+    def __init__(self, registered: RegisteredOperator, compute: Callable[[Sequence[Any]], Any]) -> None:
         schema = registered.specification.schema
         super().__init__(registered, ArgumentFlattening(schema, (None,) * len(schema.names)))
         self.compute = compute
-        self.backwards: dict[tuple[bool, ...], DTensorBackward] = {}
-        node = type(registered.node.__name__, (DTensorNode,), {})
-        self.apply: Callable[..., Any] = capabilities.direct_apply(node)
+        self._applies: dict[Any, Callable[..., Any]] = {}
 
-    def backward(self, needs: tuple[bool, ...]) -> DTensorBackward:
-        """The backward for the arguments of the node that need a gradient, made once."""
-        found = self.backwards.get(needs)
-        if found is None:
-            found = self.backwards[needs] = DTensorBackward(self, needs[LEADING_ARGUMENTS:])
-        return found
+    def apply(self, values: Sequence[Any]) -> Callable[..., Any]:
+        """The `apply` of the node for calls with tensors of these dtypes that require gradients as these do.
+
+        It takes the argument values, and returns what `compute` does.
+        """
+        tensors = [value if isinstance(value, Tensor) else None for value in values]
+        inputs = tuple(
+            (tensor.dtype, tensor.device) if tensor is not None and tensor.requires_grad else None
+            for tensor in tensors
+        )
+        key = inputs, mixes_dtypes(values)
+        if key not in self._applies:
+            if len(self._applies) >= MAX_NODES:
+                self._applies.clear()
+            self._applies[key] = capabilities.recorder(self._node(RecordedCall(self, *key)))
+        return self._applies[key]
+
+    def _node(self, call: RecordedCall) -> Any:
+        """The class of a node."""
+
+        def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+            return call.backward(ctx, *grads)
+
+        functions = {"forward": staticmethod(call.forward), "backward": staticmethod(backward)}
+        node: Any = type(self.node.__name__, (torch.autograd.Function,), functions)
+        node.recorded_operator = RecordedOperator(self.specification, tuple(call.saved))
+        capabilities.direct_backward(node, backward)
+        return node
 
 
-class DTensorBackward:
-    """What all calls with the same tensors to differentiate share.
+@dataclass(frozen=True)
+class _Kept:
+    """What a call keeps for its backward besides saved tensors.
+
+    Args:
+        values: The arguments that formulas name and that are not tensors.
+        unsaved: Shape and mesh of each input whose gradient is needed and that is not saved.
+        shapes: Shape of each argument that is a tensor; empty where no formula names a shape.
+        results: Metadata of the results; None for a single one.
+    """
+
+    values: tuple[Any, ...] = ()
+    unsaved: tuple[tuple[torch.Size, Any], ...] = ()
+    shapes: tuple[torch.Size | None, ...] = ()
+    results: tuple[TensorMetadata | None, ...] = (None,)
+
+
+_NOTHING = _Kept()
+
+
+class RecordedCall:
+    """Forward and backward of a node: what all calls share whose tensors are alike.
 
     Args:
         primitive: The operator.
-        needs: For each argument, whether its gradient is needed.
+        inputs: Dtype and device of each argument whose gradient is needed; None for the others.
+        mixed: True if floating dtypes are mixed.
 
     Attributes:
-        plan: The backward plan.
-        quick: True if the gradients are what formulas return for saved values and gradients.
+        saved: Names of the saved tensors.
     """
 
-    def __init__(self, primitive: DTensorPrimitive, needs: tuple[bool, ...]) -> None:
+    def __init__(self, primitive: DTensorPrimitive, inputs: Sequence[Any], mixed: bool) -> None:
         schema = primitive.specification.schema
-        self.primitive, self.needs = primitive, needs
-        plan: BackwardPlan = primitive.plan(primitive.flattening.needed(needs))
-        self.plan = plan
-        named = {name for formula in plan.formulas for name in formula.parameters}
-        known = {*plan.saved, *schema.gradient_position}
-        self.takes_shapes = not named.isdisjoint(schema.shapes)
-        self.quick = bool(plan.formulas) and named <= known
-        self.quick &= not (plan.derived or plan.refused or plan.zeros)
-        self.gradients = [(name, at) for name, at in schema.gradient_position.items() if name in named]
-        self.pure = all(never_writes(formula.function) for formula in plan.formulas)
-        self.formulas = [
-            (formula, [*zip(formula.keywords, formula.parameters, strict=True)]) for formula in plan.formulas
-        ]
-        places = {name: at for at, name in enumerate((*schema.names, *schema.result_position))}
+        self._primitive, self._inputs, self._mixed = primitive, inputs, mixed
+        plan = primitive.plan(primitive.flattening.needed([each is not None for each in inputs]))
+        self._plan: BackwardPlan = plan
         values = {each.name for each in schema.arguments if not each.kind.is_tensor}
-        self.tensors = [(name, places[name]) for name in plan.saved if name not in values]
-        self.values = [(name, places[name]) for name in plan.saved if name in values]
-        saved = {name: index for index, (name, _) in enumerate(self.tensors)}
-        self.kept = SavedValues(tuple((name, False, (index,)) for name, index in saved.items()))
-        self.wanted = [(at, name) for at, name in enumerate(schema.names) if needs[at]]
-        self.unsaved = [(at, name) for at, name in self.wanted if name not in saved]
+        self.saved = [name for name in plan.saved if name not in values]
+        self._values = [name for name in plan.saved if name in values]
+        wanted = [(name, at) for at, name in enumerate(schema.names) if inputs[at] is not None]
+        self._wanted = sorted(wanted, key=lambda each: each[0] not in self.saved)  # the saved ones first
+        self._unsaved = [at for name, at in wanted if name not in self.saved]
+        places = {name: at for at, name in enumerate((*schema.names, *schema.result_position))}
+        self._saved_places = [places[name] for name in self.saved]
+        self._value_places = [places[name] for name in self._values]
+        self._single = len(schema.results) == 1
+        named = {name for formula in plan.formulas for name in formula.parameters}
+        self._takes_shapes = not named.isdisjoint(schema.shapes)
+        self._keeps = bool(self._values or self._unsaved or self._takes_shapes or not self._single)
+        self._result_dtypes: list[torch.dtype] = []
+        self._constants: list[int] = []
 
-    def given(self, ctx: Any) -> dict[str, Any]:
-        """The saved values by name."""
-        given = {name: tensor for (name, _), tensor in zip(self.tensors, ctx.saved_tensors, strict=True)}
-        given.update(ctx.values)
-        return given
+        # Formulas get what is saved, the gradients, and what is kept.
+        grads = schema.gradient_position
+        self._names = (*self.saved, *grads, *self._values)
+        # True if the gradients are what formulas return for these.
+        self._quick = bool(plan.formulas) and named <= set(self._names)
+        self._quick &= not (plan.derived or plan.refused or plan.zeros)
+        self._used_grads = [at for name, at in grads.items() if name in named]
+        self._formulas = [
+            (formula, [self._names.index(name) for name in formula.parameters])
+            for formula in plan.formulas
+            if self._quick
+        ]
+        self._pure = all(never_writes(formula.function) for formula in plan.formulas)
+        self._saved_wanted = [self.saved.index(name) for name, _ in wanted if name in self.saved]
+        self._alike: Callable[..., bool] = lambda *_: False
+        self._guards_left = MAX_GUARDS
 
-    def gradients_of(self, ctx: Any, saved: dict[str, Any], grads: Sequence[Any]) -> list[Any] | None:
-        """The gradient of each argument by the formulas; None where the checks of `Vjp` are needed.
-
-        Raises:
-            SavedTensorModifiedError: If a formula writes.
-        """
-        given = dict(saved)
-        for name, at in self.gradients:
-            if grads[at] is None:
-                return None
-            given[name] = grads[at]
-        before = {} if self.pure else _versions(given)
-        found: dict[str, Any] = {}
-        for formula, arguments in self.formulas:
-            answer = formula.function(**{keyword: given[name] for keyword, name in arguments})
-            if formula.joint:
-                found.update(answer)
-            else:
-                found[formula.answers_for[0]] = answer
-        after = {} if self.pure else _versions(given)
-        if before != after:
-            name = next(name for name, version in before.items() if after[name] != version)
-            formulas = [formula for formula, _ in self.formulas if name in formula.parameters]
-            raise written_into(self.primitive.specification, formulas, name)
-        answers: list[Any] = [None] * len(self.needs)
-        kind = dtensor()
-        for at, name in self.wanted:
-            gradient: Any = found.get(name)
-            expected = given[name] if name in given else ctx.inputs[name]
-            if type(gradient) is not kind or gradient.dtype != expected.dtype:
-                return None
-            if gradient.shape != expected.shape:
-                return None
-            answers[at] = gradient
-        return answers
-
-    def metadata(self, ctx: Any, given: Mapping[str, Any]) -> CallMetadata:
-        """Metadata of a call with these saved values, for `Vjp`."""
-        inputs: list[TensorMetadata | None] = [None] * len(self.needs)
-        for at, name in self.wanted:
-            tensor = given.get(name)
-            inputs[at] = ctx.inputs.get(name) if tensor is None else TensorMetadata.of(tensor)
-        return CallMetadata(tuple(inputs), (None,) * len(self.needs), ctx.results, ctx.mixed)
-
-
-class DTensorNode(OperatorNode):
-    """The node of a known call on DTensors."""
-
-    @staticmethod
-    def forward(ctx: Any, primitive: Any, mixed: bool, *flat: Any) -> tuple[Any, ...]:
-        """Compute the results, and save the values that the backward needs.
+    def forward(self, ctx: Any, *values: Any) -> Any:
+        """Compute the results, and save what the backward needs.
 
         Raises:
             SlowPathError: Where the slow path has to compute them.
         """
-        shared: DTensorBackward = primitive.backward(ctx.needs_input_grad)
-        results: tuple[Any, ...] | None = primitive.compute(flat)
-        if results is None:
+        found = self._primitive.compute(values)
+        if found is None:
             raise SlowPathError
-        ctx.shared, ctx.primitive = shared, primitive
-        for described, result in zip(primitive.results.described, results, strict=True):
-            if not described.differentiable or not has_gradient(result.dtype) or shared.takes_shapes:
-                prepare_backward(ctx, primitive, shared.plan, flat, results, None)
-                ctx.shared = None
-                return results
-        every = (*flat, *results)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*[every[at] for _, at in shared.tensors])
-        ctx.kept = shared.kept
-        ctx.values = {name: every[at] for name, at in shared.values} if shared.values else {}
-        ctx.inputs = {name: TensorMetadata.of(flat[at]) for at, name in shared.unsaved}
-        # Zeros are made of the metadata of a result where another one has a gradient.
-        ctx.results = tuple(map(TensorMetadata.of, results)) if len(results) > 1 else (None,)
-        ctx.mixed = mixed
-        return results
+        results = (found,) if self._single else found
+        dtypes = [result.dtype for result in results]
+        if dtypes != self._result_dtypes:
+            self._note_constants(results, dtypes)
+        if self._constants:
+            ctx.non_differentiable = tuple([results[at] for at in self._constants])
+        every = (*values, *results)
+        ctx.to_save = tuple([every[at] for at in self._saved_places])
+        ctx.materialize_grads = False
+        if self._keeps:
+            ctx.kept = _Kept(
+                values=tuple([every[at] for at in self._value_places]),
+                unsaved=tuple([(values[at].shape, mesh_of(values[at])) for at in self._unsaved]),
+                shapes=tuple(map(_shape, values)) if self._takes_shapes else (),
+                # Zeros are made of the metadata of a result where another one has a gradient.
+                results=(None,) if self._single else tuple(map(TensorMetadata.of, results)),
+            )
+        return found
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        """Gradients of the flat arguments."""
-        shared = ctx.shared
-        if shared is None:
-            return OperatorNode.backward(ctx, *grads)
-        saved = shared.given(ctx)
-        quick = shared.quick and not (torch.is_grad_enabled() or torch.compiler.is_dynamo_compiling())
-        if quick and capabilities.nothing_active():
+    def _note_constants(self, results: Sequence[Tensor], dtypes: list[torch.dtype]) -> None:
+        """Note which results of these dtypes have no gradient.
+
+        Raises:
+            IntegerResultError: If a formula uses the gradient of one.
+        """
+        primitive = self._primitive
+        found = constant_results(primitive.results, primitive.specification, self._plan, results)
+        self._constants = [at for at, result in enumerate(results) if any(result is each for each in found)]
+        self._result_dtypes = dtypes
+
+    def backward(self, ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        """Gradients of the arguments."""
+        saved, kept = ctx.saved_tensors, ctx.kept if self._keeps else _NOTHING
+        if self._quick and not (torch.is_grad_enabled() or torch.compiler.is_dynamo_compiling()):
             try:
-                answers = shared.gradients_of(ctx, saved, grads)
+                answers = self._by_formulas(saved, grads, kept)
             except errors.OpsmithError:
                 raise
             except Exception:
                 answers = None  # it is raised again, with the name of the formula
             if answers is not None:
-                return (*(None,) * LEADING_ARGUMENTS, *answers)
-        vjp = ctx.primitive.vjp(shared.plan, shared.metadata(ctx, saved), None)
+                return answers
         if all(grad is None for grad in grads):
-            return (None,) * len(ctx.needs_input_grad)
-        return (*(None,) * LEADING_ARGUMENTS, *vjp(saved, grads))
+            return (None,) * len(self._inputs)
+        given = dict(zip((*self.saved, *self._values), (*saved, *kept.values), strict=True))
+        vjp = self._primitive.vjp(self._plan, self._metadata(given, kept), None)
+        return tuple(vjp(given, grads))
+
+    def _by_formulas(self, saved: Sequence[Any], grads: Sequence[Any], kept: _Kept) -> tuple[Any, ...] | None:
+        """The gradient of each argument by the formulas; None where the checks of `Vjp` are needed.
+
+        Raises:
+            SavedTensorModifiedError: If a formula writes.
+        """
+        for at in self._used_grads:
+            if grads[at] is None:
+                return None
+        every = (*saved, *grads, *kept.values)
+        before = () if self._pure else _versions(every)
+        found: dict[str, Any] = {}
+        for formula, places in self._formulas:
+            given = zip(formula.keywords, places, strict=True)
+            answer = formula.function(**{keyword: every[at] for keyword, at in given})
+            if formula.joint:
+                found.update(answer)
+            else:
+                found[formula.answers_for[0]] = answer
+        if before and before != (after := _versions(every)):
+            self._refuse_writes(before, after)
+        gradients: list[Any] = [found.get(name) for name, _ in self._wanted]
+        # The guard knows neither shapes, nor a tensor that is given twice.
+        if not self._alike(*gradients) and not self._are_alike(gradients):
+            return None
+        shapes = [saved[at].shape for at in self._saved_wanted]
+        shapes += [shape for shape, _ in kept.unsaved]
+        if [gradient.shape for gradient in gradients] != shapes:
+            return None
+        answers: list[Any] = [None] * len(self._inputs)
+        for gradient, (_, at) in zip(gradients, self._wanted, strict=True):
+            answers[at] = gradient
+        return tuple(answers)
+
+    def _are_alike(self, gradients: Sequence[Any]) -> bool:
+        """Return True if gradients have the types and dtypes of their inputs, and keep a guard of theirs."""
+        kind = dtensor()
+        for gradient, (_, at) in zip(gradients, self._wanted, strict=True):
+            if type(gradient) is not kind or gradient.dtype != self._inputs[at][0]:
+                return False
+        if not capabilities.nothing_active():
+            return False
+        if self._guards_left:
+            self._guards_left -= 1
+            self._alike = capabilities.tensor_guard(gradients)
+        return True
+
+    def _refuse_writes(self, before: Sequence[int | None], after: Sequence[int | None]) -> None:
+        """Raise an error that names the tensor that a formula wrote to, and the formulas that use it."""
+        name = next(name for name, old, new in zip(self._names, before, after, strict=True) if old != new)
+        formulas = [formula for formula in self._plan.formulas if name in formula.parameters]
+        raise written_into(self._primitive.specification, formulas, name)
+
+    def _metadata(self, saved: dict[str, Any], kept: _Kept) -> CallMetadata:
+        """Metadata of a call, for `Vjp`."""
+        inputs: list[TensorMetadata | None] = [None] * len(self._inputs)
+        unsaved = iter(kept.unsaved)
+        for name, at in self._wanted:
+            shape, mesh = (saved[name].shape, mesh_of(saved[name])) if name in saved else next(unsaved)
+            dtype, device = self._inputs[at]
+            inputs[at] = TensorMetadata(shape, dtype, device, mesh)
+        return CallMetadata(tuple(inputs), kept.shapes or (None,) * len(inputs), kept.results, self._mixed)
 
 
-def _versions(values: Mapping[str, Any]) -> dict[str, int | None]:
-    return {name: capabilities.version(value) for name, value in values.items() if isinstance(value, Tensor)}
+def _shape(value: Any) -> torch.Size | None:
+    return value.shape if isinstance(value, Tensor) else None
+
+
+def _versions(values: Sequence[Any]) -> tuple[int | None, ...]:
+    return tuple(capabilities.version(value) if isinstance(value, Tensor) else None for value in values)
