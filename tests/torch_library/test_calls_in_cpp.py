@@ -27,7 +27,7 @@ from opsmith.torch_library.calls_extension import calls_extension, compile_calls
 
 
 def missing() -> str:
-    """What is missing here to build them; empty for nothing."""
+    """Name what is missing here to build them; empty for nothing."""
     if config.conservative() or config.calls_in_python():
         return "they are turned off"
     try:
@@ -61,7 +61,7 @@ def operator() -> Any:
         made(x).sum().backward()
         made(x, x).sum().backward()
         made(x.detach(), x.detach())
-    assert type(made).call_plan is not None
+    assert type(made).__call__.in_cpp is not None
     return made
 
 
@@ -435,14 +435,16 @@ def test_a_plan_goes_with_its_handle(operator: Any) -> None:
         def __call__(self, *args: Any, **kwargs: Any) -> str:
             return "in Python"
 
-    capabilities.call_in_cpp(Handle, type(operator).__call__.call_plan)
+    call: Any = Handle.__call__
+    call.call_plan = type(operator).__call__.call_plan
+    capabilities.call_in_cpp(Handle, call)
     handle, x = Handle(), torch.ones(2)
     assert_close(handle(x), scaled(x))
     assert handle.__call__(x) == "in Python"
     Handle.__call__ = lambda self, x: "another"  # type: ignore[assignment, method-assign, misc]
     assert handle(x) == "another"
     held = weakref.ref(Handle)
-    del Handle, handle
+    del Handle, handle, call
     gc.collect()
     assert held() is None
 
@@ -477,7 +479,7 @@ print(calls_extension())
 x = torch.ones(2, requires_grad=True)
 for _ in range(3):
     opsmith.ops.exp(x).sum().backward()
-print(hasattr(type(opsmith.ops.exp), "call_plan"), type(opsmith.ops.exp(x).grad_fn).__name__)
+print(hasattr(type(opsmith.ops.exp).__call__, "in_cpp"), type(opsmith.ops.exp(x).grad_fn).__name__)
 """
 
 

@@ -61,7 +61,7 @@ class DTensorCalls:
             self._primitive = DTensorPrimitive(registered, self._compute)
 
     def results(self, values: tuple[Any, ...]) -> Any:
-        """What the reference or kernel returns for a call; None where the slow path has to compute it.
+        """The results of the reference or kernel; None where the slow path has to compute them.
 
         Args:
             values: The argument values.

@@ -484,9 +484,8 @@ class DispatcherRegistration:
             handle: The class of the handle.
             call: Its `__call__`, a fast path.
         """
-        plan = getattr(call, "call_plan", None)
-        if plan is not None:
-            capabilities.call_in_cpp(handle, plan)
+        if getattr(call, "call_plan", None) is not None:
+            capabilities.call_in_cpp(handle, call)
 
     def _by_class(self, values: list[Any]) -> tuple[Any, ...] | None:
         """Compute all results of an adopted class, for plain tensors; None for a call of the slow path."""

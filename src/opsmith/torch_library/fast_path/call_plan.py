@@ -19,7 +19,7 @@ _TYPES = {INT: int, BOOL: bool, STR: str}
 
 
 class CallPlan(NamedTuple):
-    """How the calls of a handle are made.
+    """Parts of a call of a handle, as C++ puts them together.
 
     Attributes:
         forms: Form of each argument, a letter: t tensor, l list of tensors, u tuple of tensors, f floating, n

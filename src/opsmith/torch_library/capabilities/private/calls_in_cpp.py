@@ -59,7 +59,7 @@ def recorded_by_torch(
 
 
 _LEFT = threading.local()
-"""What the forward of the call of this thread has left, and what its results are like."""
+"""Context of the call that this thread records once more, and a tensor like each result."""
 
 
 def _forward(ctx: Any, *tensors: Tensor | None) -> tuple[Tensor, ...]:
@@ -76,7 +76,7 @@ def _forward(ctx: Any, *tensors: Tensor | None) -> tuple[Tensor, ...]:
 
 
 def self_test() -> None:
-    """Where it is built, a guard tells tensors apart, and a recorded call has the gradient of its class."""
+    """A guard tells tensors apart, and a recorded call has the gradient of its class."""
     extension = calls_in_cpp()
     if extension is None:
         return

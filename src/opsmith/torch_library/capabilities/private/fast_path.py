@@ -155,17 +155,18 @@ def recorder(node: type[torch.autograd.Function]) -> Any:
     return direct_apply(node) if in_cpp is None else in_cpp.recorder(node)
 
 
-def call_in_cpp(handle: type, plan: Any) -> None:
+def call_in_cpp(handle: type, call: Any) -> None:
     """Make the calls of a handle in C++, until its `__call__` is set or deleted.
 
     Args:
         handle: The class of the handle, of which it is the only one.
-        plan: How calls are made, a `CallPlan`.
+        call: Its `__call__`, with a `CallPlan` as `call_plan`.
     """
     in_cpp = capabilities.calls_in_cpp()
     if in_cpp is not None:
         unchanged = tuple((vars(module), sys.intern(name), value) for module, name, value in UNWATCHED)
-        handle.call_plan = in_cpp.plan(handle, *plan.switches, *plan.objects, unchanged)  # type: ignore[attr-defined]
+        plan = call.call_plan
+        call.in_cpp = in_cpp.plan(handle, *plan.switches, *plan.objects, unchanged)  # lives as long as `call`
 
 
 def direct_call(overload: Any) -> Callable[..., Any]:

@@ -29,7 +29,7 @@ enum Form : char {
 // How the calls of one operator are made; `fast_path/call_plan.py` says what each part is.
 struct Plan {
   PyObject_HEAD
-  PyTypeObject* handle;  // borrowed: its dictionary holds the plan
+  PyTypeObject* handle;  // borrowed: it holds its `__call__`, which holds the plan
   PyObject *fallback, *finish, *validate, *fits;
   PyObject *names, *defaults, *types, *known, *missing, *shown, *unchanged;
   const char* forms;
@@ -92,8 +92,8 @@ inline bool is_plain_tensor(PyObject* value) {
   return Py_TYPE(value) == plain_tensor || Py_TYPE(value) == plain_parameter;
 }
 
-// Whether each argument has its form. Collects the tensors, those of lists too, which optional ones are given, as
-// a number, and the lengths of lists. A list becomes a tuple, which nobody changes while the call runs.
+// True if each argument has its form. It collects the tensors, also those of lists, a number for the set of optional
+// ones that are given, and the lengths of lists. A list becomes a tuple, which nobody changes while the call runs.
 inline bool has_forms(
     const Plan* plan, Values& values, Values& tensors, size_t& number, c10::SmallVector<Py_ssize_t, 4>& lengths,
     Owned& owned) {
@@ -140,10 +140,10 @@ inline bool has_forms(
   return true;
 }
 
-// Whether nothing is active that would see the call: a mode, a forward-mode level, a profiler, or Dynamo, which
+// True if nothing is active that would see the call: a mode, a forward-mode level, a profiler, or Dynamo, which
 // compiles the frame in Python.
 inline bool nothing_watches(const Plan* plan) {
-  THPObjectPtr callback(PyObject_CallNoArgs(frame_callback));
+  THPObjectPtr callback(PyObject_CallNoArgs(frame_callback));  // null for an error, which the caller raises
   if (callback.get() != Py_None) return false;
   if (at::impl::torch_function_mode_enabled() || c10::impl::TorchDispatchModeTLS::stack_len() > 0) return false;
   if (!plan->alike && at::globalContext().deterministicAlgorithms()) return false;
@@ -162,7 +162,11 @@ inline PyObject* implementation_of(
   if (PyDict_CheckExact(known)) {  // by the lengths of lists
     THPObjectPtr key(PyTuple_New(static_cast<Py_ssize_t>(lengths.size())));
     if (!key) return nullptr;
-    for (size_t at = 0; at < lengths.size(); at++) PyTuple_SET_ITEM(key.get(), at, PyLong_FromSsize_t(lengths[at]));
+    for (size_t at = 0; at < lengths.size(); at++) {
+      PyObject* length = PyLong_FromSsize_t(lengths[at]);
+      if (!length) return nullptr;
+      PyTuple_SET_ITEM(key.get(), at, length);
+    }
     known = PyDict_GetItemWithError(known, key);
     if (!known) return nullptr;
   }
@@ -176,7 +180,7 @@ inline PyObject* implementation_of(
   return nullptr;
 }
 
-// What the operator returns of the results of a kernel or node, of which it may show some alone.
+// Results of the operator, from those of a kernel or node: hidden ones are left out.
 inline PyObject* shown_of(const Plan* plan, THPObjectPtr result) {
   const Py_ssize_t count = PyTuple_GET_SIZE(plan->shown);
   if (!result || plan->results == 1 || count == plan->results) return result.release();
@@ -189,7 +193,7 @@ inline PyObject* shown_of(const Plan* plan, THPObjectPtr result) {
   return some;
 }
 
-// Whether what a kernel returned is as it promises.
+// True if the results of a kernel are as it promises.
 inline bool holds_contract(const Plan* plan, PyObject* result, const Values& tensors, bool in_cpp) {
   if (plan->may_alias ? !are_new(result, plan->results, tensors) : Py_TYPE(result) != plain_tensor) return false;
   if (!plan->may_write || in_cpp) return true;
@@ -206,22 +210,20 @@ inline bool holds_contract(const Plan* plan, PyObject* result, const Values& ten
 
 // The versions of the tensor arguments, as `validate` takes them: None for one that is not given.
 inline PyObject* as_versions(const Plan* plan, const Values& values, const c10::SmallVector<int64_t, 16>& versions) {
-  PyObject* all = PyList_New(0);
+  THPObjectPtr all(PyList_New(0));
   size_t at = 0;
   const auto add = [&](bool given) {
-    PyObject* count = given ? PyLong_FromLongLong(versions[at++]) : Py_NewRef(Py_None);
-    PyList_Append(all, count);
-    Py_DECREF(count);
+    THPObjectPtr count(given ? PyLong_FromLongLong(versions[at++]) : Py_NewRef(Py_None));
+    return count && PyList_Append(all, count) == 0;
   };
-  for (size_t place = 0; place < values.size(); place++) {
+  bool added = static_cast<bool>(all);
+  for (size_t place = 0; added && place < values.size(); place++) {
     const char form = plan->forms[place] | ('a' - 'A');
-    if (form == TENSOR) add(values[place] != Py_None);
-    if (form != LIST && form != TUPLE) continue;
-    for (Py_ssize_t item = 0; item < PyTuple_GET_SIZE(values[place]); item++) add(true);
+    const bool listed = form == LIST || form == TUPLE;
+    if (form == TENSOR) added = add(values[place] != Py_None);
+    for (Py_ssize_t item = 0; added && listed && item < PyTuple_GET_SIZE(values[place]); item++) added = add(true);
   }
-  PyObject* tuple = PyList_AsTuple(all);
-  Py_DECREF(all);
-  return tuple;
+  return added ? PyList_AsTuple(all) : nullptr;
 }
 
 // The arguments as a kernel takes them, or as a node does: the items of lists one by one. `owned` holds new objects.
@@ -314,7 +316,9 @@ inline PyObject* call_handle(PyObject* self, PyObject* args, PyObject* kwargs) {
   THPObjectPtr result(PyObject_Vectorcall(kernel, given.data(), plan->positional, keywords));
   if (!result) return nullptr;
   bool unchanged = true;
-  for (size_t at = 0; at < versions.size(); at++) unchanged &= THPVariable_Unpack(tensors[at])._version() == versions[at];
+  for (size_t at = 0; at < versions.size(); at++) {
+    unchanged &= THPVariable_Unpack(tensors[at])._version() == versions[at];
+  }
   if (unchanged && holds_contract(plan, result, tensors, in_cpp)) return shown_of(plan, std::move(result));
   // The kernel may have changed the lists that it got.
   Values received;
@@ -364,8 +368,8 @@ inline PyObject* make_plan(PyObject*, PyObject* args) {
   std::array<PyObject*, OBJECTS> given;
   if (!PyArg_ParseTuple(
           args, "O!snnpppppOOOOOOOOOOO", &PyType_Type, &handle, &forms, &positional, &results, &by_name, &alike,
-          &node_returns, &may_write, &may_alias, &given[0], &given[1], &given[2], &given[3], &given[4], &given[5], &given[6], &given[7],
-          &given[8], &given[9], &given[10])) {
+          &node_returns, &may_write, &may_alias, &given[0], &given[1], &given[2], &given[3], &given[4], &given[5],
+          &given[6], &given[7], &given[8], &given[9], &given[10])) {
     return nullptr;
   }
   auto* plan = PyObject_GC_New(Plan, &PlanType);

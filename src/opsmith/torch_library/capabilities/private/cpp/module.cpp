@@ -18,7 +18,8 @@ PyModuleDef definition = {PyModuleDef_HEAD_INIT, "opsmith_calls", nullptr, -1, f
 }  // namespace
 
 PyMODINIT_FUNC PyInit_opsmith_calls() {
-  if (!opsmith::ready_guard() || !opsmith::ready_results() || !opsmith::ready_node() || !opsmith::ready_plan()) return nullptr;
+  using namespace opsmith;
+  if (!ready_guard() || !ready_results() || !ready_node() || !ready_plan()) return nullptr;
   PyObject* module = PyModule_Create(&definition);
   if (module && PyModule_AddObjectRef(module, "Node", reinterpret_cast<PyObject*>(&opsmith::NodeType)) < 0) {
     Py_CLEAR(module);

@@ -349,7 +349,8 @@ inline PyMemberDef context_members[] = {
     {"kept", T_OBJECT_EX, offsetof(Context, kept), 0, nullptr},
     {"materialize_grads", T_OBJECT_EX, offsetof(Context, materialize_grads), 0, nullptr},
     {nullptr}};
-inline PyGetSetDef context_properties[] = {{"saved_tensors", context_saved_tensors, nullptr, nullptr, nullptr}, {nullptr}};
+inline PyGetSetDef context_properties[] = {
+    {"saved_tensors", context_saved_tensors, nullptr, nullptr, nullptr}, {nullptr}};
 inline PyGetSetDef node_properties[] = {
     {"next_functions", torch::autograd::THPCppFunction_next_functions, nullptr, nullptr, nullptr},
     {"requires_grad", torch::autograd::THPCppFunction_requires_grad, nullptr, nullptr, nullptr},

@@ -1,4 +1,4 @@
-// Results of a kernel: whether they are new tensors.
+// Results of a kernel: a test that they are new tensors.
 #pragma once
 
 #include <torch/csrc/Exceptions.h>
@@ -13,7 +13,7 @@ inline PyTypeObject *plain_tensor = nullptr, *plain_parameter = nullptr;
 
 using Values = c10::SmallVector<PyObject*, 16>;
 
-// Whether the results are dense tensors, no views, and each begins where no other one does, nor an argument.
+// True if the results are dense tensors, no views, and each begins where no other one does, nor an argument.
 // Not every alias is marked as a view, but a part of a tensor does not begin where its storage does.
 inline bool are_new(PyObject* result, Py_ssize_t count, const Values& arguments) {
   PyObject* const* all = &result;
@@ -56,10 +56,12 @@ inline PyObject* call_freshness(PyObject* self, PyObject* const* args, size_t fl
 
 // freshness(count: int)
 inline PyObject* make_freshness(PyObject*, PyObject* count) {
+  const Py_ssize_t results = PyLong_AsSsize_t(count);
+  if (results == -1 && PyErr_Occurred()) return nullptr;
   auto* made = PyObject_New(Freshness, &FreshnessType);
   if (!made) return nullptr;
   made->call = call_freshness;
-  made->count = PyLong_AsSsize_t(count);
+  made->count = results;
   return reinterpret_cast<PyObject*>(made);
 }
 
