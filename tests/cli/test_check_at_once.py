@@ -105,6 +105,30 @@ def test_ctrl_c_prints_what_is_finished(
     assert len(read["reports"]) + len(read["unchecked"]) == 2
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ctrl_c_is_not_lost_where_python_ignores_exceptions(
+    opsmith: Run, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from opsmith import checking
+    from opsmith.checking.processes import workers
+
+    class Finalised:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    def interrupted(*arguments: Any) -> Any:
+        worker = started(*arguments)
+        Finalised()
+        return worker
+
+    started = workers._started
+    monkeypatch.setattr(workers, "_started", interrupted)
+    monkeypatch.setattr(checking, "check", lambda *_, **__: signal.pause())
+    done = opsmith("check", str(write()), "-j", "2", "--json", *FAST)
+    read = json.loads(done.stdout)
+    assert (done.exit_code, read["interrupted"], len(read["unchecked"])) == (130, True, 2)
+
+
 def test_evidence_that_cannot_be_sent_is_sent_as_text(
     opsmith: Run, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from opsmith.checking.output.terminal import rendered
 from opsmith.checking.processes.workers import Advance, Answered, Progressed, Task, run_in_workers
 from opsmith.checking.report import SCHEMA, Report
 from opsmith.cli.check_subject import CheckSubject, report_of
-from opsmith.cli.guard import FAILED, INTERRUPTED, UNUSABLE, complain, fatal_ends_reported
+from opsmith.cli.guard import FAILED, INTERRUPTED, UNUSABLE, complain, fatal_ends_reported, raise_interruption
 from opsmith.cli.options import named_as_options
 from opsmith.cli.output import Output, progress_bar
 
@@ -158,14 +158,15 @@ def check_at_once(checked: Checking, jobs: int, command: Callable[..., Any]) -> 
 
 
 def _await(
-    at: int, events: Iterator[Progressed | Answered], answers: dict[int, Answered], progress: Advance
+    at: int, events: Iterator[Progressed | Answered | None], answers: dict[int, Answered], progress: Advance
 ) -> None:
     """Keep answers until there is that of a subject, whose progress is shown."""
     while at not in answers:
         event = next(events)
+        raise_interruption()
         if isinstance(event, Answered):
             answers[event.task] = event
-        elif event.task == at:
+        elif event is not None and event.task == at:
             progress(event.activity, event.done, event.total)
 
 

@@ -61,7 +61,7 @@ _interrupted = False
 
 
 def raise_interruption() -> None:
-    """Raise KeyboardInterrupt again after Ctrl-C: Python ignores exceptions that a finaliser raises."""
+    """Raise KeyboardInterrupt again after Ctrl-C: Python ignores it in finalisers, and after a fork."""
     if _interrupted:
         raise KeyboardInterrupt
 

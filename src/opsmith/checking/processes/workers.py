@@ -92,8 +92,10 @@ def refuse_workers() -> None:
         )
 
 
-def run_in_workers(tasks: Sequence[Task], count: int) -> Generator[Progressed | Answered]:
+def run_in_workers(tasks: Sequence[Task], count: int) -> Generator[Progressed | Answered | None]:
     """Run tasks in several processes, and yield their progress and their answers as they come.
+
+    It yields None after a quarter of a second without either.
 
     Args:
         tasks: The tasks, which begin in this order.
@@ -109,6 +111,8 @@ def run_in_workers(tasks: Sequence[Task], count: int) -> Generator[Progressed | 
             workers.append(_started(tasks, left.popleft()))
         while workers:
             ready = wait([each.connection for each in workers], POLL_S)
+            if not ready:
+                yield None
             for worker in [*workers]:
                 events, alive = _received(worker, heard=worker.connection in ready)
                 yield from events
