@@ -12,13 +12,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
+from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import opsmith
 from opsmith import errors
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.node import recorded_operator
 from opsmith.torch_library.dtensor_rule import DTensorRule
+from opsmith.torch_library.fast_path.signatures import CallSignatures
 
 X, W = torch.arange(1.0, 13).view(4, 3) / 10, torch.tensor([[1.0, 2.0, 3.0]])
 ROWS = Shard(0)
@@ -286,6 +289,57 @@ def test_a_result_without_a_gradient_is_refused_if_a_formula_uses_it(place: Plac
     for _ in range(2):
         with pytest.raises(errors.IntegerResultError, match=r"torch\.bool"):
             compared(*place())
+
+
+def test_c_plus_plus_makes_the_call(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    if capabilities.calls_in_cpp() is None:
+        pytest.skip("calls in C++ are not built, or turned off")
+    for operator in (joint, pair, hidden, kernel):
+        first_calls(operator, place)
+        first_calls(operator, place)
+        expected = run(operator, place())
+        with monkeypatch.context() as patched:
+            patched.setattr(CallSignatures, "select", refuse)
+            assert_close(whole(run(operator, place())), whole(expected))
+    x, w = place(requires=False)
+    monkeypatch.setattr(CallSignatures, "select", refuse)
+    assert_close(joint(w=w, x=x, by=3).full_tensor(), X * W * 3)
+
+
+def test_modes_see_the_operator(place: Place) -> None:
+    first_calls(joint, place)
+    seen: list[Any] = []
+
+    class Functions(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(function)
+            return function(*args, **kwargs or {})
+
+    class Operations(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(function)
+            return function(*args, **kwargs or {})
+
+    x, w = place(requires=False)
+    for mode in (Functions, Operations):
+        with mode():
+            assert_close(joint(x, w).full_tensor(), X * W * 2)
+        assert torch.ops.known.joint.default in seen
+        seen.clear()
+
+
+def test_declared_shapes(place: Place) -> None:
+    @opsmith.operator("known::shaped", shapes="x: N K, w: 1 K -> N K")
+    def shaped(x: Tensor, w: Tensor) -> Tensor:
+        return x * w
+
+    shaped.gradients(x=lambda grad, w: grad * w, w=lambda grad, x: (grad * x).sum(0, keepdim=True))
+    first_calls(shaped, place)
+    x, w = place()
+    assert_close(shaped(x, w).full_tensor(), X * W)
+    for _ in range(2):
+        with pytest.raises(errors.ShapeError, match="`w`"):
+            shaped(x, x)
 
 
 def test_threads(place: Place) -> None:

@@ -24,7 +24,7 @@ from opsmith.build.toolchain import Toolchain, find_toolchain
 
 LANGUAGE = "calls"
 """Language of its file among the built kernels of opsmith's own package."""
-VERSION = 1
+VERSION = 2
 """Version of its functions; it rises when one takes other arguments."""
 NAME = "opsmith_calls"
 LIBRARY = f"{NAME}.so"

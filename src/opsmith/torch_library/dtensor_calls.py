@@ -100,6 +100,9 @@ class DTensorCalls:
         if not tensors or not capabilities.nothing_active() or torch.is_inference_mode_enabled():
             return False
         self._kind = kind
+        in_cpp = capabilities.calls_in_cpp()
+        if in_cpp is not None:
+            in_cpp.use_dtensor(kind)
         return True
 
     def _note(self, given: Any, tensors: Sequence[Tensor], values: Sequence[Any]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -124,8 +125,8 @@ class RecordedCall:
         self._wanted = sorted(wanted, key=lambda each: each[0] not in self.saved)  # the saved ones first
         self._unsaved = [at for name, at in wanted if name not in self.saved]
         places = {name: at for at, name in enumerate((*schema.names, *schema.result_position))}
-        self._saved_places = [places[name] for name in self.saved]
-        self._value_places = [places[name] for name in self._values]
+        self._pick_saved = _picker([places[name] for name in self.saved])
+        self._pick_values = _picker([places[name] for name in self._values])
         self._single = len(schema.results) == 1
         named = {name for formula in plan.formulas for name in formula.parameters}
         self._takes_shapes = not named.isdisjoint(schema.shapes)
@@ -166,11 +167,11 @@ class RecordedCall:
         if self._constants:
             ctx.non_differentiable = tuple([results[at] for at in self._constants])
         every = (*values, *results)
-        ctx.to_save = tuple([every[at] for at in self._saved_places])
+        ctx.to_save = self._pick_saved(every)
         ctx.materialize_grads = False
         if self._keeps:
             ctx.kept = _Kept(
-                values=tuple([every[at] for at in self._value_places]),
+                values=self._pick_values(every),
                 unsaved=tuple([(values[at].shape, mesh_of(values[at])) for at in self._unsaved]),
                 shapes=tuple(map(_shape, values)) if self._takes_shapes else (),
                 # Zeros are made of the metadata of a result where another one has a gradient.
@@ -269,6 +270,13 @@ class RecordedCall:
             dtype, device = self._inputs[at]
             inputs[at] = TensorMetadata(shape, dtype, device, mesh)
         return CallMetadata(tuple(inputs), kept.shapes or (None,) * len(inputs), kept.results, self._mixed)
+
+
+def _picker(places: list[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """Return a function that takes the values at some places of a sequence."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return lambda every: tuple([every[at] for at in places])
 
 
 def _shape(value: Any) -> torch.Size | None:

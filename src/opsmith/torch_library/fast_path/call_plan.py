@@ -44,6 +44,8 @@ class CallPlan(NamedTuple):
             lengths of lists.
         missing: `MISSING`.
         shown: Positions of the results that the operator returns.
+        on_dtensors: Takes a tuple of all arguments, some of them DTensors, and returns the result, or all
+            of several; None for the slow path. None where there is no such function.
     """
 
     forms: str
@@ -64,6 +66,7 @@ class CallPlan(NamedTuple):
     known: tuple[Any, ...]
     missing: Any
     shown: tuple[int, ...]
+    on_dtensors: Callable[[tuple[Any, ...]], Any] | None
 
     @property
     def switches(self) -> tuple[Any, ...]:
@@ -120,6 +123,7 @@ def call_plan(
         known=tuple(each if signatures.by_key else each[()] for each in signatures.known),
         missing=MISSING,
         shown=shown,
+        on_dtensors=signatures.on_dtensors,
     )
 
 

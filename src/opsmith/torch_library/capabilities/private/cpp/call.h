@@ -31,7 +31,7 @@ struct Plan {
   PyObject_HEAD
   PyTypeObject* handle;  // borrowed: it holds its `__call__`, which holds the plan
   PyObject *fallback, *finish, *validate, *fits;
-  PyObject *names, *defaults, *types, *known, *missing, *shown, *unchanged;
+  PyObject *names, *defaults, *types, *known, *missing, *shown, *on_dtensors, *unchanged;
   const char* forms;
   Py_ssize_t positional;
   Py_ssize_t results;  // of a kernel; 0 where what the operator returns is not what a kernel does
@@ -87,16 +87,18 @@ inline bool are_integers(PyObject* value) {
 using Owned = c10::SmallVector<THPObjectPtr, 4>;
 
 inline PyObject* frame_callback = nullptr;  // see `use_frame_callback`
+inline PyTypeObject* dtensor = nullptr;     // see `use_dtensor`
 
 inline bool is_plain_tensor(PyObject* value) {
   return Py_TYPE(value) == plain_tensor || Py_TYPE(value) == plain_parameter;
 }
 
 // True if each argument has its form. It collects the tensors, also those of lists, a number for the set of optional
-// ones that are given, and the lengths of lists. A list becomes a tuple, which nobody changes while the call runs.
+// ones that are given, the lengths of lists, and whether one is a DTensor. A list becomes a tuple, which nobody changes
+// while the call runs.
 inline bool has_forms(
     const Plan* plan, Values& values, Values& tensors, size_t& number, c10::SmallVector<Py_ssize_t, 4>& lengths,
-    Owned& owned) {
+    bool& on_dtensors, Owned& owned) {
   for (size_t at = 0; at < values.size(); at++) {
     PyObject* value = values[at];
     char form = plan->forms[at];
@@ -108,7 +110,8 @@ inline bool has_forms(
     bool fits = false;
     switch (form) {
       case TENSOR:
-        fits = is_plain_tensor(value);
+        fits = is_plain_tensor(value) || type == dtensor;
+        on_dtensors |= type == dtensor;
         tensors.push_back(value);
         break;
       case LIST:
@@ -249,6 +252,22 @@ inline bool convert(
   return true;
 }
 
+// Computes a call on DTensors; returns None for the slow path.
+inline PyObject* call_on_dtensors(const Plan* plan, const Values& values, Owned& owned) {
+  Values given;
+  if (plan->on_dtensors == Py_None || !plan->node_returns) Py_RETURN_NONE;
+  if (plan->fits != Py_None) {
+    THPObjectPtr fits(PyObject_Vectorcall(plan->fits, values.data(), values.size(), nullptr));
+    if (!fits) return nullptr;
+    if (fits.get() != Py_True) Py_RETURN_NONE;
+  }
+  if (!convert(plan, values, false, given, owned)) return nullptr;
+  THPObjectPtr all(PyTuple_New(static_cast<Py_ssize_t>(given.size())));
+  if (!all) return nullptr;
+  for (size_t at = 0; at < given.size(); at++) PyTuple_SET_ITEM(all.get(), at, Py_NewRef(given[at]));
+  return PyObject_CallOneArg(plan->on_dtensors, all.get());
+}
+
 inline PyObject* call_handle(PyObject* self, PyObject* args, PyObject* kwargs) {
   HANDLE_TH_ERRORS
   const auto found = plans.find(Py_TYPE(self));
@@ -265,10 +284,16 @@ inline PyObject* call_handle(PyObject* self, PyObject* args, PyObject* kwargs) {
   size_t number = 0;
   c10::SmallVector<Py_ssize_t, 4> lengths;
   Owned owned;
-  if (!bind(plan, args, kwargs, values) || !has_forms(plan, values, tensors, number, lengths, owned) ||
+  bool on_dtensors = false;
+  if (!bind(plan, args, kwargs, values) || !has_forms(plan, values, tensors, number, lengths, on_dtensors, owned) ||
       !nothing_watches(plan)) {
     if (PyErr_Occurred()) return nullptr;
     return fall_back(plan, self, args, kwargs);
+  }
+  if (on_dtensors) {
+    THPObjectPtr result(call_on_dtensors(plan, values, owned));
+    if (!result) return nullptr;
+    return result.get() == Py_None ? fall_back(plan, self, args, kwargs) : shown_of(plan, std::move(result));
   }
   THPObjectPtr implementation(implementation_of(plan, number, tensors, lengths));
   if (!implementation) return PyErr_Occurred() ? nullptr : fall_back(plan, self, args, kwargs);
@@ -331,11 +356,12 @@ inline PyObject* call_handle(PyObject* self, PyObject* args, PyObject* kwargs) {
   END_HANDLE_TH_ERRORS
 }
 
-inline constexpr size_t OBJECTS = 11;
+inline constexpr size_t OBJECTS = 12;
 
 inline std::array<PyObject**, OBJECTS> objects(Plan* plan) {
   return {&plan->fallback, &plan->finish, &plan->validate, &plan->fits, &plan->names,
-          &plan->defaults, &plan->types, &plan->known, &plan->missing,  &plan->shown, &plan->unchanged};
+          &plan->defaults, &plan->types, &plan->known, &plan->missing,  &plan->shown,
+          &plan->on_dtensors, &plan->unchanged};
 }
 
 inline int traverse_plan(PyObject* self, visitproc visit, void* arg) {
@@ -367,9 +393,9 @@ inline PyObject* make_plan(PyObject*, PyObject* args) {
   int by_name, alike, node_returns, may_write, may_alias;
   std::array<PyObject*, OBJECTS> given;
   if (!PyArg_ParseTuple(
-          args, "O!snnpppppOOOOOOOOOOO", &PyType_Type, &handle, &forms, &positional, &results, &by_name, &alike,
+          args, "O!snnpppppOOOOOOOOOOOO", &PyType_Type, &handle, &forms, &positional, &results, &by_name, &alike,
           &node_returns, &may_write, &may_alias, &given[0], &given[1], &given[2], &given[3], &given[4], &given[5],
-          &given[6], &given[7], &given[8], &given[9], &given[10])) {
+          &given[6], &given[7], &given[8], &given[9], &given[10], &given[11])) {
     return nullptr;
   }
   auto* plan = PyObject_GC_New(Plan, &PlanType);
@@ -394,6 +420,12 @@ inline PyObject* make_plan(PyObject*, PyObject* args) {
 // use_frame_callback(function): it returns what sees the frames of this thread; None for nothing.
 inline PyObject* use_frame_callback(PyObject*, PyObject* function) {
   Py_XSETREF(frame_callback, Py_NewRef(function));
+  Py_RETURN_NONE;
+}
+
+// use_dtensor(type): the class of DTensors, once it is known.
+inline PyObject* use_dtensor(PyObject*, PyObject* type) {
+  Py_XSETREF(dtensor, reinterpret_cast<PyTypeObject*>(Py_NewRef(type)));
   Py_RETURN_NONE;
 }
 

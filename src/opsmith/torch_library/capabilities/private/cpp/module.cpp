@@ -9,6 +9,7 @@ PyMethodDef functions[] = {
     {"freshness", opsmith::make_freshness, METH_O, nullptr},
     {"plan", opsmith::make_plan, METH_VARARGS, nullptr},
     {"use_frame_callback", opsmith::use_frame_callback, METH_O, nullptr},
+    {"use_dtensor", opsmith::use_dtensor, METH_O, nullptr},
     {"use_types", opsmith::use_types, METH_VARARGS, nullptr},
     {"use_maker", opsmith::use_maker, METH_VARARGS, nullptr},
     {nullptr}};
