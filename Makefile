@@ -52,9 +52,10 @@ bench: $(SET_UP)  ## run every benchmark in benchmarks/ that needs no GPU
 	@$(if $(BENCHMARKS),,echo "bench: there is no benchmarks/*.py" >&2; exit 1)
 	@set -e; for benchmark in $(BENCHMARKS); do echo "--- $$benchmark"; $(VENV)/bin/python "$$benchmark"; done
 
-# WITH=COMMIT names another commit than the newest tag, or the one before where there is none.
+# WITH=COMMIT names another commit than the newest tag, or the one before where there is none; ONLY=overhead.py, the
+# benchmarks to run.
 bench-compare: $(SET_UP)  ## what became slower than at another commit, beyond the noise (10 minutes)
-	$(VENV)/bin/python benchmarks/compare.py $(if $(WITH),--with $(WITH)) $(if $(ROUNDS),--rounds $(ROUNDS))
+	$(VENV)/bin/python benchmarks/compare.py $(if $(WITH),--with $(WITH)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(ONLY),--only $(ONLY))
 
 # With PYTHON, nothing is installed: neither .venv nor opsmith.
 gpu-test: $(if $(filter $(VENV)/bin/python,$(PYTHON)),$(SET_UP))  ## the tests that need a GPU

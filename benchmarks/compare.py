@@ -88,6 +88,18 @@ def figures(script: str, tree: Path) -> dict[str, float]:
     return {f"{script.removesuffix('.py')}: {name}": value for name, value in found.items()}
 
 
+def build_calls(tree: Path) -> None:
+    """Compile the calls in C++ of a tree's source into the cache, as `make setup` does."""
+    done = subprocess.run(
+        [sys.executable, "-m", "opsmith", "build", "--calls"],
+        env={**os.environ, "PYTHONPATH": str(tree / "src")},
+        capture_output=True,
+        check=False,
+    )
+    if done.returncode:
+        print(f"compare: {tree.name} makes its calls in Python", file=sys.stderr)
+
+
 def collect(trees: Sequence[Path], scripts: Iterable[str], rounds: int) -> list[Samples]:
     """The figures of each tree, which take turns, and begin in turns."""
     found: list[dict[str, list[float]]] = [defaultdict(list) for _ in trees]
@@ -124,6 +136,8 @@ def main() -> int:
         other = Path(folder) / commit[:9]
         git("worktree", "add", "--detach", str(other), commit)
         try:
+            for tree in (other, ROOT):
+                build_calls(tree)
             before, now = collect([other, ROOT], given.only, given.rounds)
         finally:
             git("worktree", "remove", "--force", str(other))
