@@ -1,6 +1,7 @@
-"""Time of `import opsmith` beyond `import torch`: fresh processes in turn, medians and spread.
+"""Processor time of `import opsmith` beyond `import torch`: fresh processes in turn, medians and spread.
 
-The stated limit is 60 ms; this prints figures and judges nothing.
+The stated limits are 25 ms, and 40 ms with the bundled operators, on an ordinary machine; this prints figures
+and judges nothing. The second one has a full collection of garbage, which walks all objects of torch.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ import subprocess
 import sys
 
 ROUNDS = 9
-LIMIT_MS = 60
+LIMITS_MS = {"import opsmith": 25, "import opsmith.ops": 40}
 
 # The clock starts after `import torch`: the difference of two whole processes would drown in their noise.
 TIMED = """
 import time
 import torch
-start = time.perf_counter()
+start = time.thread_time()
 {statement}
-print((time.perf_counter() - start) * 1e3)
+print((time.thread_time() - start) * 1e3)
 """
 
 
@@ -35,7 +36,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--json", action="store_true", help="print the medians alone, as JSON")
     given = parser.parse_args()
-    statements = ["import opsmith", "import opsmith.ops", "pass"]
+    statements = [*LIMITS_MS, "pass"]
     times: dict[str, list[float]] = {statement: [] for statement in statements}
     for _ in range(given.rounds):
         for statement in statements:
@@ -45,8 +46,8 @@ def main() -> None:
         nothing = medians.pop("pass")
         print(json.dumps({statement: taken - nothing for statement, taken in medians.items()}))
         return
-    limit = f"limit for opsmith: {LIMIT_MS}"
-    print(f"after `import torch`, {given.rounds} fresh processes each, milliseconds ({limit})")
+    limits = ", ".join(f"`{statement}` {limit}" for statement, limit in LIMITS_MS.items())
+    print(f"after `import torch`, {given.rounds} fresh processes each, milliseconds (limits: {limits})")
     for statement, taken in times.items():
         low, middle, high = min(taken), statistics.median(taken), max(taken)
         print(f"  {statement:40s} median {middle:6.1f}   min {low:6.1f}   max {high:6.1f}")

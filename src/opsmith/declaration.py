@@ -15,7 +15,6 @@ from opsmith.core.location import where
 from opsmith.core.operator import Operator, Registration
 from opsmith.core.results import ResultNames
 from opsmith.core.schema import schema_of
-from opsmith.core.shapes import check_batching, read_shapes
 from opsmith.core.specification import FUNCTIONAL_SUFFIX, VOID_SUFFIX, Autocast, Specification
 
 Accepting = Mapping[tuple[str, ...], str]
@@ -137,6 +136,8 @@ def operator(
     written = _names_of_written(name, mutates)
 
     def declare(reference: Callable[P, Any]) -> Operator[P, Any]:
+        from opsmith.core.shapes import check_batching, read_shapes  # with the first operator
+
         schema = schema_of(reference, name, results=results, hidden=hidden, mutates=written, returns=returns)
         location = where(reference)
         with errors.about(name, location):

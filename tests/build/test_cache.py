@@ -354,7 +354,7 @@ def test_where_there_are_no_locks_it_is_built_for_this_process(
         def __init__(self, *_args: Any, **_kwargs: Any) -> None:
             raise NotImplementedError("FileSystem does not appear to support flock")
 
-    monkeypatch.setattr(cache_module, "FileLock", NoLocks)
+    monkeypatch.setattr("filelock.FileLock", NoLocks)
     entry = built_privately(Cache(directory))
     assert (entry.source, entry.reason) == ("private", "FileSystem does not appear to support flock")
 

@@ -21,8 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from filelock import FileLock, Timeout
-
 from opsmith import config, errors
 from opsmith.config import CACHE
 from opsmith.core.caller_warning import warn_caller
@@ -163,6 +161,8 @@ class Cache:
                 missing.mkdir(mode=0o700, exist_ok=True)  # `parents=True` would leave some open to a group
         except OSError as error:
             raise _NotStoredError(error) from error
+        from filelock import FileLock, Timeout  # imported if something is built
+
         directory = own_directory(self.directory, CACHE)
         path, locks = directory / key, directory / LOCKS
         if is_sound(path, key):

@@ -109,7 +109,7 @@ def find_functions(
     found = []
     for entry in entries:
         name = entry or operator.partition("::")[2]
-        match = re.search(language.pattern.format(name=re.escape(name)), bare, re.VERBOSE)
+        match = _declaration(language, name, bare)
         if match is None:
             raise errors.KernelSourceError(
                 f"the {language.name} source has no {language.function} `{name}`",
@@ -122,6 +122,20 @@ def find_functions(
         at = line + bare.count("\n", 0, match.end())
         found.append(FoundFunction(whole, bare, name, path, line, at, match))
     return found
+
+
+def _declaration(language: SourceLanguage, name: str, bare: str) -> re.Match[str] | None:
+    """Match the pattern of a function; None if the text does not have it.
+
+    A match seldom has a `;` or a brace, so that the text between those before the name is searched first.
+    """
+    pattern = re.compile(language.pattern.format(name=re.escape(name)), re.VERBOSE)
+    for named in re.finditer(rf"{re.escape(name)}\s*\(", bare):
+        begin = 1 + max(bare.rfind(each, 0, named.start()) for each in ";{}")
+        match = pattern.search(bare, begin, named.end())
+        if match is not None:
+            return match
+    return pattern.search(bare)
 
 
 def _text_of(

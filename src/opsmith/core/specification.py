@@ -11,10 +11,10 @@ from opsmith.core.gradients import GradientRules, TangentRules
 from opsmith.core.kernels import Kernel
 from opsmith.core.samples import Samples
 from opsmith.core.schema import Schema, functional_schema
-from opsmith.core.shapes import Shapes
 
-if TYPE_CHECKING:  # imported only if an operator is adopted
+if TYPE_CHECKING:  # imported only if an operator is adopted, or has shapes
     from opsmith.core.adopted import AdoptedFunction, LibraryOperator
+    from opsmith.core.shapes import Shapes
 
 Autocast = Literal["promote", "lower", "float32"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -25,9 +25,11 @@ from opsmith.torch_library.distributed import (
     replicated,
     validated_placements,
 )
-from opsmith.torch_library.placement_trial import Obstacle, Reference, Trial, concrete, try_placements
 from opsmith.torch_library.validation import undeclared_write
 from opsmith.torch_library.writes import label_of, raising_versions, written_tensors
+
+if TYPE_CHECKING:  # imported with the first DTensor
+    from opsmith.torch_library.placement_trial import Obstacle, Reference, Trial
 
 MAX_TRIALS = 1024
 """Maximum number of trials whose outcome an operator keeps."""
@@ -149,6 +151,8 @@ class DTensorRule:
         return place(results) if isinstance(results, Tensor) else tuple(map_tensors(place, results))
 
     def _trial(self, values: list[Any]) -> Trial:
+        from opsmith.torch_library.placement_trial import Trial, try_placements
+
         specification = self._specification()
         if self._tried_for is not specification:
             self._tried_for, self._tried = specification, {}
@@ -230,6 +234,8 @@ def _refuse_lists(specification: Specification, values: list[Any]) -> None:
 
 def _trial_key(value: Any) -> Any:
     """Cache key of the outcome of a trial."""
+    from opsmith.torch_library.placement_trial import concrete
+
     if isinstance(value, list | tuple):
         return tuple(map(_trial_key, value))
     if not isinstance(value, Tensor):

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.core.adopted import ClassFormula
 from opsmith.core.backward_plan import BackwardPlan, backward_plan, runs_ordinary
 from opsmith.core.call_arguments import tensors_in, type_error
 from opsmith.core.forked_locks import lock_of
@@ -22,14 +21,11 @@ from opsmith.core.reachable import refuse_captured_tensors
 from opsmith.core.schema import REQUIRED
 from opsmith.core.specification import Specification
 from opsmith.torch_library import autocast, capabilities, served_libraries
-from opsmith.torch_library.adopted.fast_call import class_call, computed_by_class
-from opsmith.torch_library.adopted.node import AdoptedNode
 from opsmith.torch_library.autograd.node import OperatorNode, OperatorPrimitive, differentiate
 from opsmith.torch_library.compilation import CompiledCode, inline_reference, traced_results
 from opsmith.torch_library.distributed import mesh_of, validated_placements
-from opsmith.torch_library.dtensor_calls import DTensorCalls
 from opsmith.torch_library.dtensor_rule import DTensorRule
-from opsmith.torch_library.fast_path.generated_call import NOT_TAKEN, FastCalls, generate_call
+from opsmith.torch_library.fast_path.fast_calls import NOT_TAKEN, FastCalls
 from opsmith.torch_library.flattening import ArgumentFlattening, ResultFlattening, detached
 from opsmith.torch_library.flops import register_flops, unregister_flops
 from opsmith.torch_library.torch_messages import KERNEL_OVERRIDDEN
@@ -168,7 +164,11 @@ class DispatcherRegistration:
         schema, name = specification.schema, specification.short_name
         self._packets = []
         self._library = torch.library.Library(specification.namespace, "FRAGMENT")
-        kind = OperatorNode if specification.adopted is None else AdoptedNode
+        kind = OperatorNode
+        if specification.adopted is not None:
+            from opsmith.torch_library.adopted.node import AdoptedNode
+
+            kind = AdoptedNode
         self.node: type[OperatorNode] = type(name, (kind,), {})
         self._placements: list[DTensorRule] = []
         self.overload = self.full_overload = self._define(name, hidden=False)
@@ -469,11 +469,18 @@ class DispatcherRegistration:
         specification = self.specification
         if not capabilities.on("fast_path"):
             return None
+        # Imported for the first call that takes a fast path.
         if specification.adopted is not None:
+            from opsmith.core.adopted import ClassFormula
+            from opsmith.torch_library.adopted.fast_call import class_call
+
             by_class = all(isinstance(r, ClassFormula) for r in specification.gradients.rules.values())
             if specification.kernels or not by_class:
                 return None
             return class_call(self, specification.adopted, call, self._by_class)
+        from opsmith.torch_library.dtensor_calls import DTensorCalls
+        from opsmith.torch_library.fast_path.generated_call import generate_call
+
         on_dtensors = DTensorCalls(self, self._placements[-1]).results
         return generate_call(specification, compiled or self.overload, call, on_dtensors)
 
@@ -489,6 +496,8 @@ class DispatcherRegistration:
 
     def _by_class(self, values: list[Any]) -> tuple[Any, ...] | None:
         """Compute all results of an adopted class, for plain tensors; None for a call of the slow path."""
+        from opsmith.torch_library.adopted.fast_call import computed_by_class
+
         adopted = self.specification.adopted
         assert adopted is not None
         return computed_by_class(self, adopted, values)

@@ -37,7 +37,7 @@ SHAPES_FUNCTION = "opsmith_shapes"
 _OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*"}
 
 _IMPLIED_HEADERS = {
-    "cmath": re.compile(
+    "cmath": (
         r"\b(?:INFINITY|NAN|HUGE_VAL[FL]?|MATH_\w+|math_errhandling|FP_\w+|M_\w+|float_t|double_t|(?:"
         r"a?(?:sin|cos|tan)h?|atan2|abs|fabs|sqrt|cbrt|hypot|pow|exp2?|expm1|log(?:10|1p|2|b)?|ilogb|erfc?|"
         r"[lt]gamma|ceil|floor|trunc|l{0,2}round|l{0,2}rint|nearbyint|fmod|remainder|remquo|fma|fmax|fmin|"
@@ -45,7 +45,7 @@ _IMPLIED_HEADERS = {
         r"hermite|laguerre|legendre|assoc_laguerre|assoc_legendre|(?:comp_)?ellint_[123]|cyl_\w+|sph_\w+"
         r")[fl]?|fpclassify|signbit|is(?:finite|inf|nan|normal|unordered|greater\w*|less\w*))\b"
     ),
-    "limits": re.compile(r"\bnumeric_limits\b"),
+    "limits": r"\bnumeric_limits\b",
 }
 """Headers of C++ that a kernel need not include, and the names in a text for which they are included: <cmath>
 alone takes as long to compile as a small kernel."""
@@ -118,7 +118,7 @@ def implied_headers(text: str) -> list[str]:
         ['cmath']
     """
     includes = has_includes(text)
-    return [name for name, named in _IMPLIED_HEADERS.items() if includes or named.search(text)]
+    return [name for name, named in _IMPLIED_HEADERS.items() if includes or re.search(named, text)]
 
 
 def cpp_path(source: CppSource) -> str:
