@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
@@ -21,7 +22,7 @@ from opsmith.checking.exceptions import (
 from opsmith.checking.processes.watchdog import beat
 from opsmith.checking.report import Failure, SeenDtypes
 from opsmith.checking.samples.sample import CPU, Sample, is_inexact, replica
-from opsmith.checking.side_effects.torch_random import is_state, torch_state_restored
+from opsmith.checking.side_effects.torch_random import is_state, seed_torch, torch_state_restored
 from opsmith.core.adopted import Outputs, StructureMismatchError, leaves
 from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import tensors_in
@@ -437,13 +438,15 @@ class Subject:
             yield
             return
         with torch_state_restored():
-            torch.manual_seed(self.seed)
+            seed_torch(self.seed)
             yield
 
     @cached_property
     def draws(self) -> bool:
         """True if the operator draws from torch's random state, declared or not, in any sample."""
-        return self.specification.random or any(self._draws_in(sample) for sample in self.samples)
+        return self.specification.random or any(
+            self.once("draws", sample, partial(self._draws_in, sample)) for sample in self.samples
+        )
 
     def _draws_in(self, sample: Sample) -> bool:
         with torch_state_restored() as before:
@@ -491,6 +494,10 @@ class Subject:
 
 def drawing_operations(subject: Subject, sample: Sample) -> list[tuple[str, bool]]:
     """The random operations of the reference, each with True if it draws from its own generator."""
+    return subject.once("drawing operations", sample, partial(_drawing_operations, subject, sample))
+
+
+def _drawing_operations(subject: Subject, sample: Sample) -> list[tuple[str, bool]]:
     draws: list[tuple[str, bool]] = []
 
     def see(operator: Any, kwargs: dict[str, Any]) -> None:

@@ -29,7 +29,7 @@ from opsmith.checking.report import Failure, Outcome
 from opsmith.checking.samples.cases import refuse_unfit
 from opsmith.checking.samples.sample import Sample, sample_named
 from opsmith.checking.side_effects.outside_state import OutsideState
-from opsmith.checking.side_effects.torch_random import torch_state_restored
+from opsmith.checking.side_effects.torch_random import seed_torch, torch_state_restored
 from opsmith.checking.subject import (
     ADOPTED,
     ADOPTED_CLASS,
@@ -236,7 +236,7 @@ def _drawn(
 def _drawing(seed: int) -> Iterator[Make]:
     """A region with seeded random state, for authors who draw without `make`."""
     with torch_state_restored():
-        torch.manual_seed(seed)
+        seed_torch(seed)
         yield Make(generator=torch.Generator().manual_seed(seed))
 
 

@@ -45,7 +45,18 @@ def is_close(got: Tensor, right: Tensor, bound: Tensor | float) -> Tensor:
 
 def all_close(got: Tensor, right: Tensor, bound: Tensor | float) -> bool:
     """Return True if two tensors have the same shape and every element agrees."""
+    if _are_equal(got, right):
+        return True
     return got.shape == right.shape and bool(is_close(got, right, bound).all())
+
+
+def _are_equal(got: Tensor, right: Tensor) -> bool:
+    """Return True if two tensors of one kind are equal, without nan; False decides nothing.
+
+    Most that are compared are equal, and this takes one operation.
+    """
+    alike = got.dtype == right.dtype and got.device == right.device
+    return alike and got.shape == right.shape and torch.equal(got, right)
 
 
 def share_of_largest(share: float, *tensors: Tensor) -> float:
@@ -154,6 +165,8 @@ def clearly_agrees(actual: Tensor, expected: Tensor) -> bool:
         >>> clearly_agrees(torch.tensor([1.0, torch.inf]), torch.tensor([1.0 + 1e-6, torch.inf]))
         True
     """
+    if _are_equal(actual, expected):
+        return True
     share, atol = _usual_share(expected.dtype)
     actual = actual.to(expected.dtype)
     return torch.allclose(actual, expected, rtol=share, atol=atol, equal_nan=True)
@@ -258,6 +271,8 @@ def worst_difference(
         judged: Mask of the elements that count; all by default.
         name: Name of the unit.
     """
+    if _are_equal(got, expected):
+        return None
     actual = got.detach().to(expected.dtype)
     # An infinity that the coarser dtype makes of a right number is right.
     close = is_close(actual, expected, allowed * unit) | (actual == expected.to(got.dtype).to(expected.dtype))
@@ -296,6 +311,8 @@ def exact_difference(got: Tensor, *right: Tensor) -> Difference | None:
         got: The computed tensor.
         *right: The right tensor, and others that are as good.
     """
+    if any(_are_equal(got, each) for each in right):
+        return None
     actual = got.detach()
     if any(each.shape != actual.shape for each in right):
         form = f"its shape is {list(actual.shape)} where {list(right[0].shape)} is right"

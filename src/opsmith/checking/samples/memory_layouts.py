@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations
+from types import CodeType
 from typing import Any
 
 import torch
@@ -48,8 +50,13 @@ class Layout:
         Args:
             x: Contiguous tensor of a shape that this layout supports.
         """
-        made: Tensor = eval(self.code, {"torch": torch, "x": x.clone()})  # the code that scripts show
+        made: Tensor = eval(_compiled(self.code), {"torch": torch, "x": x.clone()})  # what scripts show
         return made
+
+
+@cache
+def _compiled(code: str) -> CodeType:
+    return compile(code, "<layout>", "eval")
 
 
 def plain(x: Any) -> Any:

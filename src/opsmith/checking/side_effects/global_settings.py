@@ -186,16 +186,29 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 @contextmanager
 def without_warnings() -> Iterator[None]:
-    """Suppress warnings within the context; torch warns at the first use of forward mode."""
+    """Suppress warnings within the context; torch warns at the first use of forward mode.
+
+    A context inside of another changes nothing, unless what ran in between has changed the filters.
+    """
+    if warnings.filters and tuple(warnings.filters[0]) == _IGNORING:
+        yield
+        return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+_IGNORING = ("ignore", None, Warning, None, 0)
+"""The filter that `warnings.simplefilter` makes."""
 
 
 @contextmanager
 def without_logs() -> Iterator[None]:
     """Suppress log lines within the context: torch logs errors that it also raises, with whole graphs."""
     before = logging.root.manager.disable
+    if before >= logging.ERROR:  # each change empties the caches of all loggers
+        yield
+        return
     logging.disable(logging.ERROR)
     try:
         yield

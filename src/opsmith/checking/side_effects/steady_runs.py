@@ -24,7 +24,7 @@ from opsmith.checking.report import Failure
 from opsmith.checking.side_effects.canaries import fill_freed_memory
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.side_effects.outside_state import OutsideState
-from opsmith.checking.side_effects.torch_random import set_torch_state, torch_state
+from opsmith.checking.side_effects.torch_random import seed_torch, set_torch_state, torch_state
 from opsmith.checking.subject import Subject
 from opsmith.checking.subject_kinds import THROUGH_APPLY
 
@@ -86,7 +86,7 @@ class SteadyRuns:
         self._seed(1)  # a backward that draws for itself gets other numbers than its forward
 
     def _seed(self, more: int = 0) -> None:
-        torch.manual_seed(self.seed + more)
+        seed_torch(self.seed + more)
         random.seed(self.seed + more)
         numpy = sys.modules.get("numpy")
         if numpy is not None:

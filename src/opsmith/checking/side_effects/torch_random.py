@@ -27,6 +27,21 @@ def set_torch_state(states: list[Tensor]) -> None:
             torch.get_device_module(accelerator).set_rng_state(state, index)
 
 
+def seed_torch(seed: int) -> None:
+    """Seed each default generator, as `torch.manual_seed` does, which keeps a stack for each kind of device.
+
+    Example:
+        >>> with torch_state_restored():
+        ...     seed_torch(7)
+        ...     torch.initial_seed()
+        7
+    """
+    torch.default_generator.manual_seed(seed)
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is not None:
+        torch.get_device_module(accelerator).manual_seed_all(seed)
+
+
 @contextmanager
 def torch_state_restored() -> Iterator[list[Tensor]]:
     """A region after which torch's random state is as it was before; it gets that state."""

@@ -16,7 +16,12 @@ from opsmith.checking.samples.grad_outputs import contiguous_grad_outputs
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.side_effects.steady_runs import random_states, random_states_restored
-from opsmith.checking.side_effects.torch_random import is_state, torch_state, torch_state_restored
+from opsmith.checking.side_effects.torch_random import (
+    is_state,
+    seed_torch,
+    torch_state,
+    torch_state_restored,
+)
 from opsmith.checking.subject import Subject, drawing_operations
 from opsmith.core.call_arguments import tensors_in
 
@@ -80,6 +85,8 @@ def _same(first: Any, second: Any) -> bool:
     if isinstance(first, torch.Tensor):
         return torch.equal(first, second)
     if isinstance(first, list | tuple):
+        if all(isinstance(each, int) for each in first):  # the state of Python's `random` has 625 of them
+            return bool(first == second)
         return len(first) == len(second) and all(_same(a, b) for a, b in zip(first, second, strict=True))
     return bool((first == second).all()) if hasattr(first, "all") else bool(first == second)
 
@@ -164,8 +171,12 @@ def seeds(subject: Subject, sample: Sample) -> bool:
         subject: The subject of the check.
         sample: The sample.
     """
-    first, second = (state for _, state in _from_each_seed(subject, sample))
-    return all(map(torch.equal, first, second))
+
+    def compute() -> bool:
+        first, second = (state for _, state in _from_each_seed(subject, sample))
+        return all(map(torch.equal, first, second))
+
+    return subject.once("seeds", sample, compute)
 
 
 def _same_from_any_state(subject: Subject, sample: Sample) -> bool:
@@ -183,7 +194,7 @@ def _from_each_seed(
     for seed in SEEDS:
         results: list[torch.Tensor] = []
         with torch_state_restored():
-            torch.manual_seed(seed)
+            seed_torch(seed)
             args, kwargs = sample.arguments(sample.at())
             with Overlooking():  # the properties report what it raises
                 results = tensors_in([subject.called(args, kwargs)])
