@@ -869,6 +869,25 @@ def test_overwritten() -> None:
     assert all(capabilities.overwritten(result.grad_fn) for result in results)
 
 
+def test_differentiated() -> None:
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    unused, grad = torch.ones(1, requires_grad=True), torch.tensor([1.0, -1.0])
+    (slope, none) = capabilities.differentiated([x**3], [x, unused], [grad], create_graph=True)
+    assert none is None
+    (curve,) = capabilities.differentiated([slope], [x], [torch.ones(2)])
+    assert (slope.tolist(), curve.tolist()) == ([3.0, -12.0], [6.0, -12.0])
+    assert x.grad is None
+    with pytest.raises(RuntimeError, match="second time"):
+        capabilities.differentiated([slope], [x], [torch.ones(2)])
+
+
+def test_differentiated_leaves_to_torch_what_it_refuses() -> None:
+    x = torch.ones(2, requires_grad=True)
+    for grad in (torch.ones(1), torch.ones(2, dtype=torch.complex64)):
+        with pytest.raises(RuntimeError, match="Mismatch in"):
+            capabilities.differentiated([x.exp()], [x], [grad])
+
+
 def test_view_base() -> None:
     tensor = torch.ones(2)
     assert capabilities.view_base(tensor) is None

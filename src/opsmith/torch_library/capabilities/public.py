@@ -235,6 +235,13 @@ def after_modules(hook: Callable[..., None]) -> Callable[[], None]:
     return register_module_forward_hook(hook, always_call=True).remove
 
 
+def differentiated(
+    results: Sequence[Tensor], inputs: Sequence[Tensor], grads: Sequence[Tensor], **options: bool
+) -> Sequence[Tensor | None]:
+    """Compute gradients by `torch.autograd.grad`; None where there is none."""
+    return torch.autograd.grad(results, inputs, grads, allow_unused=True, **options)
+
+
 _OPERATOR_TYPES = ("OpOverload", "OpOverloadPacket", "CustomOpDef")
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import _engine_run_backward
 from torch.nn.modules import module as _modules
 
 from opsmith.torch_library.torch_messages import SAVED_WRITTEN, has_message
@@ -87,6 +88,50 @@ def after_modules(hook: Callable[..., None]) -> Callable[[], None]:
     return remove
 
 
+def differentiated(
+    results: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    *,
+    retain_graph: bool = False,
+    create_graph: bool = False,
+    is_grads_batched: bool = False,
+) -> Sequence[Tensor | None]:
+    """Compute gradients as `torch.autograd.grad` does, which takes three times as long for small tensors.
+
+    Args:
+        results: Results with a graph.
+        inputs: Tensors to differentiate with respect to.
+        grads: grad_output of each result.
+        retain_graph: As of `torch.autograd.grad`.
+        create_graph: As of `torch.autograd.grad`.
+        is_grads_batched: As of `torch.autograd.grad`.
+    """
+    kept = retain_graph or create_graph
+    usual = not (is_grads_batched or torch.compiler.is_compiling())
+    plain = usual and all(type(each) is Tensor for each in (*results, *inputs))
+    fit = plain and all(
+        type(grad) is Tensor
+        and grad.shape == result.shape
+        and grad.is_complex() == result.is_complex()
+        and grad.layout == result.layout == torch.strided
+        for result, grad in zip(results, grads, strict=True)
+    )
+    if not fit:  # torch refuses it in its own words
+        return torch.autograd.grad(
+            results,
+            inputs,
+            grads,
+            kept,
+            create_graph,
+            allow_unused=True,
+            is_grads_batched=is_grads_batched,
+        )
+    return _engine_run_backward(
+        tuple(results), tuple(grads), kept, create_graph, tuple(inputs), True, accumulate_grad=False
+    )
+
+
 def self_test() -> None:
     """A node of torch and one of a Function give their class, metadata and saved tensors, until freed."""
     leaf = torch.ones(2, 3, requires_grad=True)
@@ -110,6 +155,13 @@ def self_test() -> None:
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: "packed", lambda text: torch.ones(0)):
         packed = leaf.exp()
     assert saved_tensors(packed.grad_fn) == {"result": "packed"}
+    third = leaf**3
+    (slope,) = differentiated([third], [leaf], [torch.full((2, 3), 2.0)], create_graph=True)
+    assert slope is not None
+    (curve,) = differentiated([slope], [leaf], [torch.ones(2, 3)], retain_graph=True)
+    assert curve is not None
+    assert (slope.tolist(), curve.tolist()) == ([[6.0] * 3] * 2, [[12.0] * 3] * 2)
+    assert leaf.grad is None
     assert (view_base(leaf[0]) is leaf, view_base(leaf)) == (True, None)
     assert not overwritten(node)
     written = leaf.double()
