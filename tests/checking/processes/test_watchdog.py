@@ -310,3 +310,28 @@ def test_code_under_a_profiler_runs_after_a_region() -> None:
     finally:
         sys.setprofile(before)
     assert found == [0, 1, 2]
+
+
+def test_one_thread_watches_one_region_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "IDLE_S", 20.0)
+    with Watchdog([]):
+        pass
+    while any(
+        each.name == "opsmith watchdog" and each not in watchdog._idle for each in threading.enumerate()
+    ):
+        time.sleep(0.01)
+    waiting = watchdog._idle[-1]
+    with Watchdog([]):
+        assert waiting not in watchdog._idle
+        assert waiting.is_alive()
+
+
+def _blocked_after_a_region(end: threading.Event) -> None:
+    with Watchdog([]):
+        pass  # its thread waits for the next region, while the one outside looks for calls
+    blocked(end)
+
+
+def test_a_thread_that_waits_for_a_region_is_no_call_to_stop() -> None:
+    with pytest.raises(EndlessCallError), Watchdog([blocked.__code__]):
+        _blocked_after_a_region(threading.Event())

@@ -9,6 +9,7 @@ stopped only with its process (`isolate`).
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 import sys
 import threading
@@ -17,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from types import CodeType, FrameType
 from typing import Self
 
@@ -127,7 +129,7 @@ class Watchdog:
         self._handles = threading.current_thread() is threading.main_thread() and _handle()
         self._interrupts = self._handles
         beat()
-        threading.Thread(target=self._run, name="opsmith watchdog", daemon=True).start()
+        _run_beside(self._run)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -177,7 +179,7 @@ class Watchdog:
 
     def _stacks(self) -> dict[int, list[CodeType]]:
         """Codes that run in the watched thread, and in those that were started since, innermost first."""
-        left_out = self._others | {threading.get_ident()}
+        left_out = self._others | _watching_threads()
         frames = sys._current_frames()
         stacks = {at: [*_stack(top)] for at, top in frames.items() if at not in left_out}
         frames.clear()  # a frame that outlives its call would keep its tensors alive
@@ -189,7 +191,7 @@ class Watchdog:
 
     def _stop(self, now: float) -> None:
         """Raise in threads that run Python, not in those that wait for a backward inside of theirs."""
-        left_out, before = self._others | {threading.get_ident()}, sys.getswitchinterval()
+        left_out, before = self._others | _watching_threads(), sys.getswitchinterval()
         with self._lock:
             # No other thread gets the interpreter meanwhile: a recursion goes on in another thread soon.
             sys.setswitchinterval(PATIENCE_S)
@@ -201,6 +203,55 @@ class Watchdog:
                         _raise_in(at, EndlessCallError)
             finally:
                 sys.setswitchinterval(before)
+
+
+IDLE_S = 1.0
+"""Seconds for which a thread that has watched waits for the next region, and then ends."""
+
+
+class _WatchingThread(threading.Thread):
+    """A thread that watches one region after another: a check has dozens, and starting one takes long."""
+
+    def __init__(self) -> None:
+        super().__init__(name="opsmith watchdog", daemon=True)
+        self.regions: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self.process = os.getpid()
+
+    def run(self) -> None:
+        """Watch regions until none has come for a while."""
+        while True:
+            try:
+                watch = self.regions.get(timeout=IDLE_S)
+            except Empty:
+                try:
+                    _idle.remove(self)
+                except ValueError:  # a region has just taken it
+                    continue
+                return
+            watch()
+            del watch
+            _idle.append(self)
+
+
+_idle: list[_WatchingThread] = []
+"""Threads that wait for a region; a list's methods need no lock, which a child process might find locked."""
+
+
+def _watching_threads() -> set[int | None]:
+    return {each.ident for each in threading.enumerate() if isinstance(each, _WatchingThread)}
+
+
+def _run_beside(watch: Callable[[], None]) -> None:
+    """Run a function in a thread that waits for one, or else in a new one."""
+    while True:
+        try:
+            thread = _idle.pop()
+        except IndexError:
+            thread = _WatchingThread()
+            thread.start()
+        if thread.process == os.getpid():  # a child process has the list of its parent, and no threads
+            thread.regions.put(watch)
+            return
 
 
 def _handle() -> bool:

@@ -26,6 +26,7 @@ from opsmith.checking.samples.grad_outputs import contiguous_grad_outputs
 from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
+from opsmith.torch_library import capabilities
 
 NAME = "second_order"
 
@@ -295,7 +296,7 @@ class SecondOrderGradients:
             return dict.fromkeys(self.by)
         first, second = zip(*again, strict=True)
         inputs = [leaves[argnum] for argnum in self.by]
-        found = torch.autograd.grad(first, inputs, second, allow_unused=True, retain_graph=True)
+        found = capabilities.differentiated(first, inputs, second, retain_graph=True)
         if any(each is None for each in found):
             # `once_differentiable` refuses in `backward()` alone; `autograd.grad` by some inputs skips its
             # node and reports them as unused.
