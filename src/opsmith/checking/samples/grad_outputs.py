@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opsmith.checking.numerics.compare import all_finite
 from opsmith.checking.samples.memory_layouts import PLAIN
 from opsmith.checking.samples.sample import CPU, Sample, is_inexact, replica
 from opsmith.checking.subject import Subject
@@ -108,8 +109,7 @@ def random_grad_output(like: Tensor, generator: torch.Generator) -> Tensor:
     wide = torch.complex128 if like.is_complex() else torch.float64
     shape: Sequence[int] = like.shape
     drawn = torch.randn(tuple(shape), generator=generator, dtype=wide).to(like.device, like.dtype)
-    finite = like.detach().isfinite()
-    return drawn if bool(finite.all()) else drawn.masked_fill(~finite, 0)
+    return drawn if all_finite(like) else drawn.masked_fill(~like.detach().isfinite(), 0)
 
 
 def random_grad_outputs(

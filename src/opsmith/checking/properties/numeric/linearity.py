@@ -13,7 +13,7 @@ from torch import Tensor
 from opsmith.checking.calls import differentiated, rule_location
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.autodiff import RecordedCall, vjp
-from opsmith.checking.numerics.compare import Difference, linearity_difference
+from opsmith.checking.numerics.compare import Difference, all_finite, linearity_difference
 from opsmith.checking.numerics.directional import coordinates
 from opsmith.checking.numerics.tolerance import is_noise
 from opsmith.checking.property import Findings, Property, Skipped, each_sample
@@ -84,7 +84,7 @@ def _held(
     except Exception as error:
         refuse_own(error)
         return NOT_COMPARED  # `gradient` reports it
-    if u is None or v is None or not u.numel() or not bool((u.isfinite() & v.isfinite()).all()):
+    if u is None or v is None or not u.numel() or not (all_finite(u) and all_finite(v)):
         return NOT_COMPARED  # `gradient` reports missing and nan gradients too
     label = sample.labels[argnum]
     where = rule_location(subject, sample.names[argnum])

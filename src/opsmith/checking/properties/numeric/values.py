@@ -21,7 +21,7 @@ from opsmith.checking.calls import differentiated, rule_location
 from opsmith.checking.exceptions import Overlooking, refuse_own
 from opsmith.checking.numerics.autodiff import differentiate, has_gradient, record, vjp
 from opsmith.checking.numerics.cancellation import rounding_of_terms
-from opsmith.checking.numerics.compare import clearly_agrees, differs, same_bits, unravel
+from opsmith.checking.numerics.compare import all_finite, clearly_agrees, differs, same_bits, unravel
 from opsmith.checking.numerics.finite_differences import numerical_gradient
 from opsmith.checking.properties.numeric.special_results import wrong_results
 from opsmith.checking.property import Coverage, Findings, Note, Property, Skipped, covered_samples, raised
@@ -181,7 +181,7 @@ def _results(call: SpecialCall, got: Sequence[Any]) -> Findings:
 
 def _gradients(call: SpecialCall, results: Sequence[Any], open_: Sequence[int]) -> Findings:
     subject, sample = call.subject, call.sample
-    if not all(bool(each.isfinite().all()) for each in results if is_inexact(each)):
+    if not all(all_finite(each) for each in results if is_inexact(each)):
         return
     grads = plain_grad_outputs(subject, sample).at(call.dtype, CPU)
     try:
