@@ -94,7 +94,19 @@ class Sample:
         """
         announce(lambda: str(self) if dtype is None else f"{self} in {str(dtype).removeprefix('torch.')}")
         elsewhere = device if device is not None and device.type != self.home.type else None
-        return self.objects.fresh([replica(value, dtype, elsewhere) for value in self.flat])
+        if elsewhere is not None or torch.compiler.is_compiling():
+            return self.objects.fresh([replica(value, dtype, elsewhere) for value in self.flat])
+        if dtype not in self._kept:
+            self._kept[dtype] = [_kept(value, dtype) for value in self.flat]
+        pairs = zip(self.flat, self._kept[dtype], strict=True)
+        return self.objects.fresh(
+            [replica(value, dtype) if kept is None else kept.clone() for value, kept in pairs]
+        )
+
+    @cached_property
+    def _kept(self) -> dict[torch.dtype | None, list[Tensor | None]]:
+        """Small tensors by dtype, of which a check takes hundreds of copies."""
+        return {}
 
     def in_double(self) -> list[Any]:
         """Return the flat arguments as numbers that a check computes with: in float64, on the CPU."""
@@ -166,6 +178,24 @@ def _shown(value: Any) -> str:
 def is_inexact(value: Any) -> bool:
     """Return True if a value is a floating or complex tensor, which may have a gradient."""
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+KEPT = 2**16
+"""Largest number of elements of a tensor that is kept in each dtype."""
+
+
+def _kept(value: Any, dtype: torch.dtype | None) -> Tensor | None:
+    """Copy of a small tensor whose copies are clones; None for another value, and for what a mode makes."""
+    if type(value) is not Tensor or value.numel() > KEPT or not _fills_its_memory(value):
+        return None
+    made = replica(value, dtype)
+    usual = type(made) is Tensor and not made.is_inference()
+    return made if usual else None
+
+
+def _fills_its_memory(tensor: Tensor) -> bool:
+    own = tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+    return own and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
 
 def replica(value: Any, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Any:
