@@ -192,6 +192,8 @@ OTHERWISE = {
     "fast_path": (
         "distribution/test_known_calls.py::test_values_and_gradients",
         "distribution/test_known_calls.py::test_a_kernel_runs_on_shards",
+        "distribution/test_known_calls.py::test_an_optional_tensor_has_its_own_gradient",
+        "distribution/test_known_calls.py::test_only_what_formulas_use_is_saved",
         "benchmarking/test_benchmark_session.py::test_no_change_of_modes_is_timed_with_a_call",
         "torch_library/test_call_signatures.py::test_each_form_is_met_once",
         "torch_library/test_call_signatures.py::test_more_forms_than_are_kept",
