@@ -7,6 +7,7 @@ import getpass
 import os
 import re
 import shutil
+import signal
 import tempfile
 import warnings
 from collections import Counter
@@ -124,6 +125,9 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_sessionstart() -> None:
+    # What a shell starts in the background ignores Ctrl-C, and so does what it starts; some tests send it.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # A CUDA build of torch 2.11 that finds no GPU starts autograd's threads if a process computes its first
     # gradient within `torch.compile`, and only then; no check is isolated in that process after it.
     torch.ones(1, requires_grad=True).sum().backward()

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor, init_device_mesh
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.distributed.tensor.experimental import implicit_replication
 
 import opsmith
@@ -48,6 +49,8 @@ def place() -> Iterator[Callable[[Tensor, Placement], DTensor]]:
 @pytest.fixture
 def fresh_compiler() -> Iterator[None]:
     torch.compiler.reset()
+    # What torch keeps of operations on another process group's DTensors, compiled code cannot differentiate.
+    _clear_sharding_prop_cache()
     yield
     torch.compiler.reset()
 
