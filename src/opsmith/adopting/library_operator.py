@@ -128,7 +128,7 @@ _INSTEAD = {
     "mutates": "; its schema says what it writes into",
     "deterministic": "; give it torch's tag `nondeterministic_bitwise` where it is defined",
 }
-"""What to write instead of an option that only classes take; it follows the hint of the error."""
+"""Advice after the hint of the error about an option that only classes take."""
 
 
 def refuse_options(subject: Any, /, **given: tuple[Any, Any]) -> None:
