@@ -28,7 +28,10 @@ OF_HATCHLING = (
 OPTIONS = {"package": str, "cpu": str, "cuda": str, "verify": bool, "pure": bool}
 """Options of the table `[tool.hatch.build.targets.wheel.hooks.opsmith]`, and the type of each."""
 BUILD_FOLDER = "_kernels"
-BUILT = tuple(f"**/{BUILD_FOLDER}/{name}" for name in ("manifest.json", f"*.{'[0-9a-f]' * 16}.*"))
+BUILT = (
+    *(f"**/{BUILD_FOLDER}/{name}" for name in ("manifest.json", f"*.{'[0-9a-f]' * 16}.*")),
+    f"**/.{BUILD_FOLDER}-*/*",  # of a build that was killed
+)
 """Patterns of what `opsmith build` writes into a package: a wheel holds what this build makes, or nothing."""
 
 

@@ -157,6 +157,15 @@ def test_the_compiler_is_installed_as_the_system_does(
     assert entries(opsmith("doctor", "--json"))["C++ compiler"]["hint"].startswith(command)
 
 
+def test_calls_in_cpp_that_are_turned_off_are_turned_on(
+    opsmith: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "calls_extension", lambda: None)
+    for value, hint in (("1", "leaves them unused: unset it"), ("", "opsmith build --calls")):
+        monkeypatch.setenv(config.PYTHON_CALLS, value)
+        assert hint in entries(opsmith("doctor", "--json"))["calls in C++"]["hint"]
+
+
 @pytest.mark.usefixtures("bare")
 @pytest.mark.parametrize(
     ("cuda", "gpu", "nvrtc"),

@@ -164,6 +164,9 @@ def test_an_earlier_build_in_the_tree_is_in_no_wheel(
     others = ["own.so", "own.cpp", "own.json"]
     for name in (*ours, *others, "notes.txt"):
         (folder / name).touch()
+    killed = folder.with_name("._kernels-17-abc")
+    killed.mkdir()
+    (killed / ours[0]).touch()
     config = WheelBuilder(str(tmp_path)).config
     subject = hook(tmp_path, of=config, pure=pure, package="src/fast_math")
     data = run(monkeypatch, Builds("manifest.json"), subject)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import _ctypes
 import ctypes
+import os
 import re
 import shutil
+import subprocess
 import sys
 import sysconfig
 from pathlib import Path
@@ -23,6 +26,7 @@ from opsmith.cli.verification import Verification, verified
 from opsmith.kernels.cpp.kernel import CppKernel
 from opsmith.kernels.cuda.kernel import CudaKernel
 from opsmith.shipping import BuildTargets, SourcePackage, staged_build
+from opsmith.shipping.package_build import remove_abandoned
 from opsmith.shipping.package_limits import refuse_folders, shipped_cuda_headers, shipped_headers
 
 pytestmark = pytest.mark.skipif(not RUNNABLE, reason="no level of this machine's processors is known")
@@ -55,8 +59,8 @@ void value(Contiguous<const float, 1> x, Contiguous<float, 1> y) {
 X = torch.zeros(1)
 
 
-def link(folder: Path, *arguments: str, name: str) -> Path:
-    (folder / "part.cpp").write_text('extern "C" float part() { return 1; }\n')
+def link(folder: Path, *arguments: str, name: str, returns: int = 1) -> Path:
+    (folder / "part.cpp").write_text(f'extern "C" float part() {{ return {returns}; }}\n')
     flags = ["-shared", "-fPIC", "-Wl,--no-as-needed", "part.cpp", *arguments, "-o", name]
     done = find_toolchain().run(flags, folder)
     assert done.status == 0, done.printed
@@ -76,6 +80,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
         made.write()
         _, file = made.files  # the first is the runtime
     assert file.headers.keys() == {"parts/one.h"}
+    assert file.linked.keys() == {"parts/libpart.so"}
     assert file.libraries == ("m",)  # the other one ships
     return root
 
@@ -99,6 +104,17 @@ def test_a_shipped_library_finds_those_of_its_package_wherever_that_lies(
     (package / "away.so").rename(package / "parts" / "libpart.so")
 
 
+def test_what_a_killed_build_left_goes_with_the_next_one(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    left, others = f"._kernels-{ended.pid}-abc", {f"._kernels-{os.getpid()}-abc", "._kernels-abc", "_kernels"}
+    for name in (left, *others):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "built.so").touch()
+    remove_abandoned(tmp_path)
+    assert {each.name for each in tmp_path.iterdir()} == others
+
+
 @pytest.mark.slow
 def test_a_wheel_s_kernels_are_verified_as_they_will_lie(package: Path, tmp_path: Path) -> None:
     found = SourcePackage.of(str(package))
@@ -117,9 +133,44 @@ def test_a_header_that_no_directive_names_decides_whether_a_built_kernel_is_used
     assert operator.explain(X).origin in ("compiled now", "from the cache")
     (kernel,) = [each.given for each in operator.specification.kernels]
     reason = kernel.built_in_package().reason
-    assert reason == f"the header parts/one.h is not that of the kernels in {package / '_kernels'}"
+    assert (
+        reason
+        == f"the header parts/one.h is not that of the build, for the kernels in {package / '_kernels'}"
+    )
     header.write_text("const float one = 1;\n")
     operator.reload()
+
+
+@pytest.mark.parametrize(("kind", "name"), [("header", "one.h"), ("library", "libpart.so")])
+def test_a_part_that_was_edited_or_lost_is_named(kind: str, name: str, package: Path) -> None:
+    (kernel,) = opsmith.find_operator("limited_package::value").specification.kernels
+    part, away = package / "parts" / name, package / "away"
+    part.rename(away)
+    try:
+        reasons = [kernel.given.built_in_package().reason]
+        part.write_text("another\n")
+        reasons.append(kernel.given.built_in_package().reason)
+    finally:
+        away.replace(part)
+    faults = ("is missing", "is not that of the build")
+    assert reasons == [
+        f"the {kind} parts/{name} {fault}, for the kernels in {package / '_kernels'}" for fault in faults
+    ]
+
+
+def test_a_library_of_the_same_name_that_is_loaded_is_not_taken(package: Path, tmp_path: Path) -> None:
+    """The loader takes it for a built kernel, which names no folder."""
+    operator: Any = opsmith.find_operator("limited_package::value")
+    other = link(tmp_path, name="libpart.so", returns=5)
+    loaded = ctypes.CDLL(str(other))
+    try:
+        assert operator.reload()(X).item() == 2
+        found = operator.explain(X)
+        assert found.origin in ("compiled now", "from the cache")
+    finally:
+        _ctypes.dlclose(loaded._handle)
+    assert operator.reload()(X).item() == 2
+    assert operator.explain(X).origin == f"built into the package for {RUNNABLE[0]}"
 
 
 @pytest.fixture

@@ -173,7 +173,7 @@ def link_folder(folder: Path) -> str:
 
 
 def damage_manifest(folder: Path) -> str:
-    (folder / "manifest.json").write_text('{"version": 1, "files": [')
+    (folder / "manifest.json").write_text('{"version": 2, "files": [')
     return f"{folder}/manifest.json are not used: it is damaged: "
 
 
@@ -183,8 +183,13 @@ def shorten_manifest(folder: Path) -> str:
 
 
 def renew_manifest(folder: Path) -> str:
-    edit_manifest(folder, lambda held: held.update(version=2))
-    return f"{folder}/manifest.json are not used: it has version 2, and this opsmith reads 1"
+    edit_manifest(folder, lambda held: held.update(version=manifest.VERSION + 1))
+    return f"it has version {manifest.VERSION + 1}, and this opsmith reads {manifest.VERSION}"
+
+
+def lose_manifest(folder: Path) -> str:
+    (folder / "manifest.json").unlink()
+    return f"{folder}/manifest.json are not used: it is missing"
 
 
 def lead_up(folder: Path) -> str:
@@ -200,7 +205,7 @@ def lead_away(folder: Path) -> str:
 
 def lead_headers_out(folder: Path) -> str:
     edit_manifest(folder, lambda held: held["files"][0].update(headers={"../other.h": "0"}))
-    return "it is damaged: `../other.h` is not the path of a header in this package"
+    return "it is damaged: `../other.h` is not the path of a file in this package"
 
 
 def older_structures(folder: Path) -> str:
@@ -228,6 +233,7 @@ OF_ALL = (
     damage_manifest,
     shorten_manifest,
     renew_manifest,
+    lose_manifest,
     lead_up,
     lead_away,
     lead_headers_out,

@@ -185,6 +185,20 @@ class CompilerOptions:
             if path is None or (path.suffix != ".a" and not _is_inside(path, home))
         )
 
+    def inside(self, toolchain: Toolchain, home: Path) -> list[Path]:
+        """Return the files of libraries that lie in a package.
+
+        Args:
+            toolchain: The compiler.
+            home: Folder of the package that the kernel will lie in.
+        """
+        return [path for path in self._files(toolchain) if path is not None and _is_inside(path, home)]
+
+    @property
+    def shared_files(self) -> list[Path]:
+        """Files of shared libraries that the author names by their paths."""
+        return [Path(each) for each in self.libraries if os.path.isabs(each) and ".so" in Path(each).name]
+
     def parts(self, toolchain: Toolchain, home: Path | None = None) -> dict[str, str]:
         """Return the parts of a cache key for the linker and the libraries; empty if there are none."""
         linking = self.linking(toolchain, home)

@@ -9,8 +9,8 @@ _MAGIC = b"\x7fELF"
 _NO_BITS = 8
 """Type of a section that takes no room in the file."""
 
-NEEDED, RPATH, RUNPATH = 1, 15, 29
-"""Tags of the dynamic section: name of another library, and folders in which the loader looks for these."""
+NEEDED, SONAME, RPATH, RUNPATH = 1, 14, 15, 29
+"""Tags of the dynamic section: name of another library, own name, and folders in which the loader looks."""
 _ENTRY = struct.Struct("<qQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 _THREAD_LOCAL = 6

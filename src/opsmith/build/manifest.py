@@ -15,11 +15,13 @@ from typing import Any
 from opsmith.build.cache import MANIFEST, OTHERS, content_of, digest_of, flush
 from opsmith.build.processor import cpu_features, machine
 
-VERSION = 1
+VERSION = 2
 """Version of the manifest."""
 RUNTIME = "runtime"
 """Language of the library between torch and all kernels in C++: every package with such kernels has it."""
 
+BUILT_FILES = f"*.{'[0-9a-f]' * 16}.*"
+"""Names of files with built kernels, as a pattern of shells."""
 _NAME = re.compile(r"\w[\w.+-]*")
 
 
@@ -49,7 +51,8 @@ class BuiltFile:
         machine: Machine that it runs on, as `linux-x86_64`; empty for code of a GPU.
         features: Features that the processor must have.
         headers: Digest of each header of the package in it, by its path in the package.
-        libraries: Libraries that the author names, which must be installed.
+        linked: The same of each library of the package that it was linked with.
+        libraries: Other libraries that the author names, which must be installed.
         file: Name of the file, in the folder of the manifest.
         sha256: Digest of its content.
         bytes: Its size.
@@ -64,6 +67,7 @@ class BuiltFile:
     machine: str = ""
     features: tuple[str, ...] = ()
     headers: Mapping[str, str] = field(default_factory=dict)
+    linked: Mapping[str, str] = field(default_factory=dict)
     libraries: tuple[str, ...] = ()
     file: str = ""
     sha256: str = ""
@@ -81,15 +85,18 @@ class BuiltFile:
         name = str(held["file"])
         if _NAME.fullmatch(name) is None:
             raise ValueError(f"`{name}` is not the name of a file in this folder")
-        headers = {str(path): str(digest) for path, digest in held["headers"].items()}
-        for path in headers:
+        headers, linked = (
+            {str(path): str(digest) for path, digest in held[name].items()} for name in ("headers", "linked")
+        )
+        for path in (*headers, *linked):
             if path.startswith("/") or {"", "..", "."} & {*path.split("/")}:
-                raise ValueError(f"`{path}` is not the path of a header in this package")
+                raise ValueError(f"`{path}` is not the path of a file in this package")
         return cls(
             **texts,
             abi=int(held["abi"]),
             features=tuple(map(str, held["features"])),
             headers=headers,
+            linked=linked,
             libraries=tuple(map(str, held["libraries"])),
             file=name,
             sha256=str(held["sha256"]),
@@ -105,23 +112,21 @@ class BuiltFile:
         missing = [each for each in self.features if each not in cpu_features()]
         return f"{self.target} needs {', '.join(missing)}, which this processor lacks" if missing else None
 
-    def edited_header(self, package: Path) -> str | None:
-        """Return a header that is not as it was at the build; None if all are.
+    def fault_of_part(self, package: Path) -> str | None:
+        """Return which header or library of the package is not as it was at the build; None if all are.
 
         Args:
             package: Folder of the package.
         """
-        return next(
-            (path for path, digest in self.headers.items() if _digest(package / path) != digest), None
-        )
-
-
-def _digest(header: Path) -> str:
-    """Return the digest of a header; empty if it cannot be read."""
-    try:
-        return hashlib.sha256(header.read_bytes()).hexdigest()
-    except (OSError, ValueError):
-        return ""
+        for kind, parts in (("header", self.headers), ("library", self.linked)):
+            for path, digest in parts.items():
+                try:
+                    found = hashlib.sha256((package / path).read_bytes()).hexdigest()
+                except (OSError, ValueError):
+                    return f"the {kind} {path} is missing"
+                if found != digest:
+                    return f"the {kind} {path} is not that of the build"
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,13 +176,15 @@ def kernel_folder(directory: Path, beside: Path) -> KernelFolder | None:
         beside: The package's own file.
 
     Raises:
-        UnusableError: If others can write into it, or its manifest is damaged or of another version.
+        UnusableError: If others can write into it, or its manifest is damaged, missing or of another version.
     """
     manifest = directory / MANIFEST
     try:
         state = manifest.lstat()
         trusted = beside.stat()
     except OSError:
+        if any(directory.glob(BUILT_FILES)):
+            raise UnusableError(manifest, "it is missing") from None
         return None
     key = directory, state.st_ino, state.st_mtime_ns
     if key not in _folders:

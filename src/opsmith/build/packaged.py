@@ -158,17 +158,17 @@ def search(
     ]
     if not named:
         return Found(folder, misfits=f"{directory} has no built kernel of it in {language}")
+    faults = [each.fault_of_part(package) for each in named]
+    sound = [each for each, fault in zip(named, faults, strict=True) if fault is None]
+    if not sound:
+        return Found(folder, misfits=f"{faults[0]}, for the kernels in {directory}")
     wanted = digest()
-    same = [each for each in named if each.digest == wanted]
+    same = [each for each in sound if each.digest == wanted]
     if not same:
         reason = (
             "the source or its declaration (dtypes, flags, shapes or signature) is not that of the kernels"
         )
         return Found(folder, misfits=f"{reason} in {directory}")
-    edited = [each.edited_header(package) for each in same]
-    same = [each for each, header in zip(same, edited, strict=True) if header is None]
-    if not same:
-        return Found(folder, misfits=f"the header {edited[0]} is not that of the kernels in {directory}")
     fresh = [each for each in same if each.abi == abi]
     if not fresh:
         reason = f"built for version {same[0].abi} of opsmith's kernels, and this opsmith has {abi}"

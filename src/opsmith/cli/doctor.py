@@ -24,7 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 import opsmith
-from opsmith import __version__
+from opsmith import __version__, config
 from opsmith.build.packaged import package_of, packaged_in
 from opsmith.build.processor import best_level
 from opsmith.cli.guard import FAILED, guarded, waiting
@@ -249,7 +249,9 @@ def _calls() -> InventoryItem:
         "calls in C++",
         None if extension is None else f"for {calls_target()}",
         "calls and backwards of small tensors in less time",
-        "opsmith build --calls, which needs a C++ compiler and a minute",
+        f"{config.PYTHON_CALLS} leaves them unused: unset it"
+        if config.calls_in_python()
+        else "opsmith build --calls, which needs a C++ compiler and a minute",
     )
 
 

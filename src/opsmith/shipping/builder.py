@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import tempfile
@@ -30,14 +31,21 @@ from opsmith.kernels.cuda.parameters import VERSION as CUDA_VERSION
 from opsmith.kernels.gpu_usage import needed_instances, sample_values
 from opsmith.kernels.triton.kernel import TritonKernel
 from opsmith.shipping.package_build import (
+    STAGED,
     BuiltRow,
     PackageBuild,
     files_of_other_modules,
     refuse_other_folder,
+    remove_abandoned,
     unwritable,
     write_named_by_content,
 )
-from opsmith.shipping.package_limits import refuse_folders, shipped_cuda_headers, shipped_headers
+from opsmith.shipping.package_limits import (
+    refuse_folders,
+    shipped_cuda_headers,
+    shipped_headers,
+    shipped_libraries,
+)
 from opsmith.shipping.source_package import SourcePackage
 from opsmith.shipping.targets import BuildTargets
 from opsmith.torch_library.calls_extension import LANGUAGE as CALLS
@@ -129,7 +137,8 @@ def staged_build(
         targets.refuse_unknown_to_nvrtc()
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        directory = Path(tempfile.mkdtemp(prefix=f".{FOLDER}-", dir=place.parent))
+        remove_abandoned(place.parent)
+        directory = Path(tempfile.mkdtemp(prefix=f"{STAGED}{os.getpid()}-", dir=place.parent))
     except OSError as error:
         raise unwritable(place, error) from error
     try:
@@ -248,6 +257,7 @@ def _build_cpp(kernel: CppKernel, level: str, root: Path, directory: Path) -> Bu
         machine=machine(),
         features=levels()[level],
         headers=shipped_headers(kernel, root, headers),
+        linked=shipped_libraries(kernel, root, root / FOLDER),
         libraries=kernel.source.options.foreign(kernel_toolchain(), root / FOLDER),
     )
     return write_named_by_content(built, content, directory, "so")

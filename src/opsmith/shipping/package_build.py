@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -12,10 +13,13 @@ from pathlib import Path
 from opsmith import errors
 from opsmith.build.cache import MANIFEST, flush
 from opsmith.build.manifest import BuiltFile, UnusableError, kernel_folder, sealed
+from opsmith.build.packaged import FOLDER
 from opsmith.shipping.source_package import SourcePackage
 
 _FILE = re.compile(r".+\.[0-9a-f]{16}\.(so|images)")
 """Names of built files; see `write_named_by_content`."""
+STAGED = f".{FOLDER}-"
+"""Beginning of the name of a build's own folder, before it is written; the number of its process follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +136,18 @@ def write_named_by_content(built: BuiltFile, content: bytes, directory: Path, su
     file = f"{named}.{built.target}.{digest}.{suffix}"
     (directory / file).write_bytes(content)
     return sealed(directory, replace(built, file=file))
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Remove what builds have left that were killed.
+
+    Args:
+        parent: Folder of the packages' folders of built kernels.
+    """
+    for folder in parent.glob(f"{STAGED}*"):
+        process = folder.name.removeprefix(STAGED).partition("-")[0]
+        if process.isdigit() and not Path("/proc", process).exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def refuse_other_folder(place: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import site
 import sys
 import sysconfig
@@ -11,6 +12,7 @@ from pathlib import Path
 from opsmith import errors
 from opsmith.build.elf import NEEDED, RPATH, RUNPATH, dynamic_texts
 from opsmith.build.source_text import computed_includes, header_digests
+from opsmith.kernels.cpp.compiler import kernel_toolchain
 from opsmith.kernels.cpp.kernel import CppKernel
 from opsmith.kernels.cuda.kernel import CudaKernel
 
@@ -69,6 +71,24 @@ def shipped_cuda_headers(kernel: CudaKernel, package: Path) -> dict[str, str]:
             hint='write the name out: one `#include "..."` for each case',
         )
     return shipped_headers(kernel, package, header_digests(source.text, source.folder))
+
+
+def shipped_libraries(kernel: CppKernel, package: Path, home: Path) -> dict[str, str]:
+    """Return the libraries of a package that a kernel is linked with, as `shipped_headers` does headers.
+
+    Args:
+        kernel: The kernel.
+        package: Folder of the package.
+        home: Folder of its built kernels.
+
+    Returns:
+        Digest of each library by its path in the package.
+    """
+    found = {}
+    for path in kernel.source.options.inside(kernel_toolchain(), home):
+        place = (path.parent.resolve() / path.name).relative_to(package.resolve())
+        found[place.as_posix()] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return dict(sorted(found.items()))
 
 
 def _installed() -> list[Path]:

@@ -219,6 +219,17 @@ def test_a_library_that_is_not_found_when_the_kernel_is_loaded(tmp_path: Path) -
     assert "hint: give the path of `libnumber.so.7` in `libraries=`" in message
 
 
+@pytest.mark.slow
+def test_a_kernel_never_gets_another_library_of_the_same_name(tmp_path: Path) -> None:
+    first, second = (library(tmp_path / str(number), number, "libsame.so.1") for number in (3, 5))
+    kept = kernel("number()", NUMBER, libraries=[first])
+    assert kept(torch.zeros(1)).item() == 3
+    refused = kernel("number()", NUMBER, libraries=[second])
+    with pytest.raises(errors.CompileError, match="has loaded another one than that of the") as caught:
+        refused(torch.zeros(1))
+    assert (caught.value.expected, caught.value.got) == (str(second), str(first.resolve()))
+
+
 @pytest.mark.parametrize("argument", ["libraries", "flags"])
 def test_a_file_or_a_folder_of_libraries_that_does_not_exist(argument: str, tmp_path: Path) -> None:
     given = tmp_path / "libgone.so"

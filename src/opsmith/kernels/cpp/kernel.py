@@ -29,7 +29,13 @@ from opsmith.kernels.common.result_layout import has_layout
 from opsmith.kernels.cpp.codegen import DEFAULT_DTYPES, OUT_TABLE, TABLE, shapes_in_cpp
 from opsmith.kernels.cpp.compiler import builds_as_usual, compile_kernel, compile_with_headers
 from opsmith.kernels.cpp.dispatch import DispatchedKernel, dispatched_kernel
-from opsmith.kernels.cpp.library import VERSION, CppLibrary, loadable, packaged_library
+from opsmith.kernels.cpp.library import (
+    VERSION,
+    CppLibrary,
+    loadable,
+    packaged_library,
+    refuse_other_library,
+)
 from opsmith.kernels.cpp.plan import CppPlan, plan_call
 from opsmith.kernels.cpp.runtime import runtime_file
 from opsmith.kernels.cpp.source import CppSource
@@ -335,11 +341,14 @@ class CppKernel(BuiltKernel[CppSource]):
         """Load the library: built in the package of the kernel, from the cache, or compiled now."""
         whole, table = (self, TABLE) if self._out_of is None else (self._out_of, OUT_TABLE)
         found = whole.built_in_package()
-        file = packaged_library(found, table)
+        linked = whole.source.options.shared_files
+        file = packaged_library(found, table, linked)
         if file is not None:
             return CppLibrary(file, table)
         try:
-            return CppLibrary(loadable(whole.compile, table), table)
+            compiled = loadable(whole.compile, table)
+            refuse_other_library(linked)
+            return CppLibrary(compiled, table)
         except errors.ToolchainError as error:
             raise with_reason(error, found.reason) from None
 
