@@ -265,8 +265,8 @@ def _show(console: Console, made: PackageBuild, verification: Verification | Non
     if cubins and not any(each.target.startswith("compute_") for each in made.rows):
         only = f"no PTX is built, since code for {', '.join(cubins)} uses what later GPUs need not have"
         console.print(f"{only}; name an architecture without a letter, too, as `sm_90`", soft_wrap=True)
-    size = sum(each.bytes for each in made.rows) / 1e6
-    count = f"{len(made.files)} file{'' if len(made.files) == 1 else 's'}, {size:.1f} MB"
+    size = sum(each.bytes for each in made.rows) / 1e3
+    count = f"{len(made.files)} file{'' if len(made.files) == 1 else 's'}, {size:.0f} kB"
     if verification is not None:
         for text in verification.unverified:
             console.print(Text(f"not verified: {text}", style="yellow"), soft_wrap=True)
