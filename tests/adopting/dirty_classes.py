@@ -107,8 +107,9 @@ class WithTotal(Function):
 
     @staticmethod
     def backward(ctx: Any, total: Tensor | None, grad: Tensor | None) -> Any:
-        whole = 0 if total is None else 3 * total.expand(ctx.shape)
-        return whole + (0 if grad is None else 3 * grad)
+        parts = [] if total is None else [3 * total.expand(ctx.shape)]
+        parts += [] if grad is None else [3 * grad]
+        return sum(parts[1:], parts[0]) if parts else None
 
 
 class WritesTwo(Function):
