@@ -25,6 +25,8 @@ template <class T, int BLOCK = 8>
 static __global__ void __launch_bounds__(int{128}, (1 + 1)) scaled(T* x) { other(1); }
 extern "C" void __global__ other(int* x) { if (x) { scaled_(2); } }
 template <int N> __global__ __maxnreg__(32) void scaled_(int* x) {}
+template <class T>
+__launch_bounds__(Config<T>{}.threads) __global__ void bounded(T* x) {}
 """
 
 
@@ -42,7 +44,7 @@ def test_a_header_that_cannot_be_read_is_left_to_the_compiler(tmp_path: Path) ->
     ("language", "text", "name"),
     [
         *((CPP, TEXT, name) for name in ("add", "odd", "twice", "Tile")),
-        *((CUDA, KERNELS, name) for name in ("scaled", "scaled_", "other", "missing")),
+        *((CUDA, KERNELS, name) for name in ("scaled", "scaled_", "other", "bounded", "missing")),
     ],
     ids=lambda value: value if isinstance(value, str) and value.isidentifier() else "",
 )

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import opsmith
 from opsmith import errors
@@ -450,3 +451,13 @@ def test_another_declaration_is_in_force_at_once(place: Place) -> None:
         times = declare(factor)
         for _ in range(3):
             assert_close(times(*place(requires=False)).full_tensor(), X * W * factor)
+
+
+@pytest.mark.parametrize("early_stop", [True, False])
+def test_a_checkpoint_computes_a_known_call_again(early_stop: bool, place: Place) -> None:
+    """What a hook of a saved tensor raises ends the call, and does not begin it anew."""
+    first_calls(formulas, place)
+    x, w = place()
+    with set_checkpoint_early_stop(early_stop):
+        checkpoint(formulas, x, w, use_reentrant=False).sum().backward()
+    assert_close(x.grad.full_tensor(), (X * W).cos() * W)

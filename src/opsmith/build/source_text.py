@@ -127,11 +127,12 @@ def find_functions(
 def _declaration(language: SourceLanguage, name: str, bare: str) -> re.Match[str] | None:
     """Match the pattern of a function; None if the text does not have it.
 
-    A match seldom has a `;` or a brace, so that the text between those before the name is searched first.
+    A match seldom has a line that ends with `;` or a brace, so that the text behind those before the name is
+    searched first.
     """
     pattern = re.compile(language.pattern.format(name=re.escape(name)), re.VERBOSE)
     for named in re.finditer(rf"{re.escape(name)}\s*\(", bare):
-        begin = 1 + max(bare.rfind(each, 0, named.start()) for each in ";{}")
+        begin = 1 + max(bare.rfind(f"{each}\n", 0, named.start()) for each in ";{}")
         match = pattern.search(bare, begin, named.end())
         if match is not None:
             return match

@@ -58,7 +58,7 @@ class DTensorCalls:
         self._on_shards: dict[Any, _ShardCall | None] = {}
         self._known: dict[Any, list[tuple[Callable[..., bool], Callable[..., Any] | None]]] = {}
         if self._eligible:
-            self._primitive = DTensorPrimitive(registered, self._compute)
+            self._primitive = DTensorPrimitive(registered, self._computed)
 
     def results(self, values: tuple[Any, ...]) -> Any:
         """The results of the reference or kernel; None where the slow path has to compute them.
@@ -83,14 +83,10 @@ class DTensorCalls:
             apply = self._note(given, tensors, values)
         try:
             if apply is None or not torch.is_grad_enabled():
-                return self._compute(values)
-            return apply(*values)
-        except NotImplementedError:  # DTensor lacks an operation: the slow path gathers
-            self._eligible, self._known = False, {}
+                return self._computed(values)
+            return apply(*values)  # what hooks of saved tensors raise is not for the slow path
+        except SlowPathError:
             return None
-        except Exception as error:
-            self._note_mixed(error)
-            return None  # the slow path raises it with a reason
 
     def _is_known(self, tensors: Sequence[Any]) -> bool:
         """Return True if calls with tensors like these need not take the slow path."""
@@ -126,6 +122,24 @@ class DTensorCalls:
     def _is_new(self, result: Any, values: Sequence[Any]) -> bool:
         """Return True for a DTensor that is no argument."""
         return type(result) is self._kind and (self._new or all(result is not value for value in values))
+
+    def _computed(self, values: Sequence[Any]) -> Any:
+        """The result, or all of several, without a graph.
+
+        Raises:
+            SlowPathError: Where the slow path has to compute them, or raises the error with a reason.
+        """
+        try:
+            results = self._compute(values)
+        except NotImplementedError as error:  # DTensor lacks an operation: the slow path gathers
+            self._eligible, self._known = False, {}
+            raise SlowPathError from error
+        except Exception as error:
+            self._note_mixed(error)
+            raise SlowPathError from error
+        if results is None:
+            raise SlowPathError
+        return results
 
     def _compute(self, values: Sequence[Any]) -> Any:
         """The result, or all of several, without a graph; None where the slow path has to compute them."""

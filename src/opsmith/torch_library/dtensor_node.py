@@ -42,7 +42,7 @@ class DTensorPrimitive(OperatorPrimitive):
     Args:
         registered: The operator; no argument of it is a list of tensors.
         compute: Takes argument values, all tensors among them DTensors, and returns the result, or all of
-            several; None where the slow path has to compute them.
+            several, or raises SlowPathError.
     """
 
     def __init__(self, registered: RegisteredOperator, compute: Callable[[Sequence[Any]], Any]) -> None:
@@ -65,10 +65,10 @@ class DTensorPrimitive(OperatorPrimitive):
         if key not in self._applies:
             if len(self._applies) >= MAX_NODES:
                 self._applies.clear()
-            self._applies[key] = capabilities.recorder(self._node(RecordedCall(self, *key)))
+            self._applies[key] = capabilities.recorder(self._node(DTensorCall(self, *key)))
         return self._applies[key]
 
-    def _node(self, call: RecordedCall) -> Any:
+    def _node(self, call: DTensorCall) -> Any:
         """The class of a node."""
 
         def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
@@ -83,7 +83,7 @@ class DTensorPrimitive(OperatorPrimitive):
 
 @dataclass(frozen=True)
 class _Kept:
-    """What a call keeps for its backward besides saved tensors.
+    """Values that a call keeps for its backward besides saved tensors.
 
     Args:
         values: The arguments that formulas name and that are not tensors.
@@ -101,7 +101,7 @@ class _Kept:
 _NOTHING = _Kept()
 
 
-class RecordedCall:
+class DTensorCall:
     """Forward and backward of a node: what all calls share whose tensors are alike.
 
     Args:
@@ -131,8 +131,7 @@ class RecordedCall:
         named = {name for formula in plan.formulas for name in formula.parameters}
         self._takes_shapes = not named.isdisjoint(schema.shapes)
         self._keeps = bool(self._values or self._unsaved or self._takes_shapes or not self._single)
-        self._result_dtypes: list[torch.dtype] = []
-        self._constants: list[int] = []
+        self._constants: tuple[list[torch.dtype], list[int]] = ([], [])
 
         # Formulas get what is saved, the gradients, and what is kept.
         grads = schema.gradient_position
@@ -158,14 +157,13 @@ class RecordedCall:
             SlowPathError: Where the slow path has to compute them.
         """
         found = self._primitive.compute(values)
-        if found is None:
-            raise SlowPathError
         results = (found,) if self._single else found
         dtypes = [result.dtype for result in results]
-        if dtypes != self._result_dtypes:
-            self._note_constants(results, dtypes)
-        if self._constants:
-            ctx.non_differentiable = tuple([results[at] for at in self._constants])
+        known, constants = self._constants  # one value: another thread may note others
+        if dtypes != known:
+            constants = self._noted_constants(results, dtypes)
+        if constants:
+            ctx.non_differentiable = tuple([results[at] for at in constants])
         every = (*values, *results)
         ctx.to_save = self._pick_saved(every)
         ctx.materialize_grads = False
@@ -179,16 +177,17 @@ class RecordedCall:
             )
         return found
 
-    def _note_constants(self, results: Sequence[Tensor], dtypes: list[torch.dtype]) -> None:
-        """Note which results of these dtypes have no gradient.
+    def _noted_constants(self, results: Sequence[Tensor], dtypes: list[torch.dtype]) -> list[int]:
+        """Note which results of these dtypes have no gradient, and return their positions.
 
         Raises:
             IntegerResultError: If a formula uses the gradient of one.
         """
         primitive = self._primitive
         found = constant_results(primitive.results, primitive.specification, self._plan, results)
-        self._constants = [at for at, result in enumerate(results) if any(result is each for each in found)]
-        self._result_dtypes = dtypes
+        constants = [at for at, result in enumerate(results) if any(result is each for each in found)]
+        self._constants = (dtypes, constants)
+        return constants
 
     def backward(self, ctx: Any, *grads: Any) -> tuple[Any, ...]:
         """Gradients of the arguments."""

@@ -46,29 +46,6 @@ def vjp(
     return differentiate(results, [leaves[argnum] for argnum in argnums], grads)
 
 
-class RecordedCall:
-    """A function recorded once under autograd, and differentiated for one grad_output after another.
-
-    Args:
-        function: Function of flat arguments.
-        flat: Arguments.
-        argnums: Positions of the arguments to differentiate with respect to.
-
-    Example:
-        >>> square = RecordedCall(lambda flat: [flat[0] ** 2], [torch.ones(2)], [0])
-        >>> [square.vjp([torch.full((2,), grad)])[0].tolist() for grad in (1.0, 3.0)]
-        [[2.0, 2.0], [6.0, 6.0]]
-    """
-
-    def __init__(self, function: Results, flat: Sequence[Any], argnums: Sequence[int]) -> None:
-        leaves, _, self.results = record(function, flat, argnums)
-        self._inputs = [leaves[argnum] for argnum in argnums]
-
-    def vjp(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Compute the gradients for a grad_output of each result, as the function `vjp` does."""
-        return differentiate(self.results, self._inputs, grads, retain_graph=True)
-
-
 def differentiate(
     results: Sequence[Any], inputs: Sequence[Tensor], grads: Sequence[Tensor | None], **options: bool
 ) -> list[Tensor | None]:

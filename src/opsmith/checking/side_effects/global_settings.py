@@ -190,14 +190,21 @@ def without_warnings() -> Iterator[None]:
 
     A context inside of another changes nothing, unless what ran in between has changed the filters.
     """
-    if warnings.filters and tuple(warnings.filters[0]) == _IGNORING:
+    global _suppressed
+    if _suppressed and warnings.filters and tuple(warnings.filters[0]) == _IGNORING:
         yield
         return
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    before, _suppressed = _suppressed, True
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        _suppressed = before
 
 
+_suppressed = False
+"""True within a context of `without_warnings`."""
 _IGNORING = ("ignore", None, Warning, None, 0)
 """The filter that `warnings.simplefilter` makes."""
 

@@ -39,7 +39,8 @@ def seed_torch(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is not None:
-        torch.get_device_module(accelerator).manual_seed_all(seed)
+        device = torch.get_device_module(accelerator)
+        getattr(device, "manual_seed_all", device.manual_seed)(seed)  # torch.mps has one device
 
 
 @contextmanager

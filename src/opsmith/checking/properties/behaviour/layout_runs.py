@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from opsmith.checking.calls import rule_location
 from opsmith.checking.exceptions import refuse_own
-from opsmith.checking.numerics.autodiff import RecordedCall, differentiate
+from opsmith.checking.numerics.autodiff import differentiate
 from opsmith.checking.numerics.compare import (
     Difference,
     agree_to_share,
@@ -98,34 +97,16 @@ class ContiguousRun:
         runner: Runner of the calls.
         flat: The arguments, contiguous.
         grads: The grad_outputs, contiguous.
-        recorded: Another call with the same arguments, whose graph serves this one too.
     """
 
     runner: LayoutRunner
     flat: list[Any]
     grads: list[Tensor | None]
-    recorded: ContiguousRun | None = None
 
     @cached_property
     def right(self) -> LayoutRun:
         """The run on contiguous memory."""
-        shared = None if self.recorded is None else self.recorded.backward(replicas(self.grads))
-        return shared or self.runner.run(replicas(self.flat), replicas(self.grads))
-
-    def backward(self, grads: Sequence[Tensor | None]) -> LayoutRun | None:
-        """One of several backwards of one graph; None where it raises: a graph of its own decides then."""
-        try:
-            graph = self._graph
-            outputs = [*graph.results, *graph.vjp(grads)]
-        except Exception as error:
-            refuse_own(error)
-            return None
-        return LayoutRun(tuple(None if each is None else each.detach() for each in outputs))
-
-    @cached_property
-    def _graph(self) -> RecordedCall:
-        call = partial(self.runner.subject.call, self.runner.sample)
-        return RecordedCall(call, replicas(self.flat), self.runner.argnums)
+        return self.runner.run(replicas(self.flat), replicas(self.grads))
 
     def fault(self, position: int, got: Tensor | None) -> tuple[str, Difference | None] | None:
         """Describe what is wrong with an output, with its worst element; None where it is right."""

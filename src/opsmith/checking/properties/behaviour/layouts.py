@@ -119,7 +119,7 @@ class LayoutCase:
                 by_position.setdefault((odd.position, odd.backward), []).append(odd)
         for _ in range(self.runner.subject.effort.layout_combinations if len(by_position) > 1 else 0):
             several = [draw.choice(odds) for odds in by_position.values()]
-            if not any(self._known(seen, odd) for odd in several) and self._is_wrong(several):
+            if not any(self._known(seen, odd) for odd in several):
                 self._try(seen, self._least(several))
 
     def _singles(self) -> Iterator[OddTensor]:
@@ -140,44 +140,30 @@ class LayoutCase:
         subject, sample = self.runner.subject, self.runner.sample
         return subject.results(sample)[odd.position].name if odd.backward else sample.labels[odd.position]
 
-    def laid(
-        self, odds: Sequence[OddTensor], *, shared: bool = False
-    ) -> tuple[LayoutRun, ContiguousRun, list[Any]]:
-        """A run with some tensors in odd layouts, the contiguous run to compare with, and the arguments.
-
-        Args:
-            odds: Those tensors.
-            shared: True if one graph serves all runs in which grad_outputs alone are odd.
-        """
+    def laid(self, odds: Sequence[OddTensor]) -> tuple[LayoutRun, ContiguousRun, list[Any]]:
+        """A run with some tensors in odd layouts, the contiguous run to compare with, and the arguments."""
         flat, grads = [*map(replica, self.flat)], [*map(replica, self.grads)]
         for odd in odds:
             values: list[Any] = grads if odd.backward else flat
             values[odd.position] = odd.layout.of(values[odd.position])
         twin = self.twin
         if any(odd.layout.repeats for odd in odds):
-            recorded = self.twin if shared else None
-            twin = ContiguousRun(self.runner, [*map(plain, flat)], [*map(plain, grads)], recorded)
-        run = self.twin.backward(grads) if shared else None
-        return run or self.runner.run(flat, grads), twin, flat
+            twin = ContiguousRun(self.runner, [*map(plain, flat)], [*map(plain, grads)])
+        return self.runner.run(flat, grads), twin, flat
 
     def _least(self, several: list[OddTensor]) -> list[OddTensor]:
         """The smallest part of several layouts that still fails together."""
         for odd in several:
             fewer = [each for each in several if each is not odd]
-            if fewer and self._is_wrong(fewer):
+            run, twin, _ = self.laid(fewer)
+            wrong = run.error is not None or any(
+                twin.fault(at, output) is not None for at, output in enumerate(run.outputs)
+            )
+            if wrong and fewer:
                 return self._least(fewer)
         return several
 
-    def _is_wrong(self, odds: Sequence[OddTensor], *, shared: bool = False) -> bool:
-        run, twin, _ = self.laid(odds, shared=shared)
-        if run.error is not None or twin.right.error is not None:
-            return True
-        return any(twin.fault(at, output) is not None for at, output in enumerate(run.outputs))
-
     def _try(self, seen: LayoutFindings, odds: Sequence[OddTensor]) -> None:
-        if all(odd.backward for odd in odds) and not self._is_wrong(odds, shared=True):
-            self._found_right(seen, odds)
-            return
         got, twin, flat = self.laid(odds)
         if twin.right.error is not None:
             return  # its numbers, repeated, are none that it takes
@@ -200,11 +186,7 @@ class LayoutCase:
             self._enter(seen, LayoutFault(first, position, what, self.name, difference, replay), flat)
             if position < results:
                 return  # a gradient of a wrong result would report the same
-        if fine:
-            self._found_right(seen, odds)
-
-    def _found_right(self, seen: LayoutFindings, odds: Sequence[OddTensor]) -> None:
-        if len(odds) == 1:
+        if fine and len(odds) == 1:
             seen.right.setdefault((self._label(odds[0]), odds[0].backward), set()).add(odds[0].layout.name)
 
     def _together(self, odds: Sequence[OddTensor]) -> str:

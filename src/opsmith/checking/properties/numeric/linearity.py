@@ -12,7 +12,7 @@ from torch import Tensor
 
 from opsmith.checking.calls import differentiated, rule_location
 from opsmith.checking.exceptions import refuse_own
-from opsmith.checking.numerics.autodiff import RecordedCall, vjp
+from opsmith.checking.numerics.autodiff import vjp
 from opsmith.checking.numerics.compare import Difference, all_finite, linearity_difference
 from opsmith.checking.numerics.directional import coordinates
 from opsmith.checking.numerics.tolerance import is_noise
@@ -55,25 +55,9 @@ def _sample(subject: Subject, sample: Sample, compared: list[bool]) -> Findings:
 
 
 def _linear(subject: Subject, sample: Sample, argnum: int, first: Grads) -> Failure | Skipped | None:
-    """Check one input: by one graph for all backwards, and if it shows a fault, by a graph for each."""
-    function = partial(subject.call, sample)
+    def backward(grads: Grads) -> Tensor | None:
+        return vjp(partial(subject.call, sample), sample.in_double(), (argnum,), grads)[0]
 
-    def apart(grads: Grads) -> Tensor | None:
-        return vjp(function, sample.in_double(), (argnum,), grads)[0]
-
-    try:
-        recorded = RecordedCall(function, sample.in_double(), (argnum,))
-        if _held(subject, sample, argnum, first, lambda grads: recorded.vjp(grads)[0]) is None:
-            return None
-    except Exception as error:
-        refuse_own(error)  # `backward_again` reports what it raises a second time
-    return _held(subject, sample, argnum, first, apart)
-
-
-def _held(
-    subject: Subject, sample: Sample, argnum: int, first: Grads, backward: Backward
-) -> Failure | Skipped | None:
-    """Hold a backward to linearity; None if it is linear."""
     generator = subject.generator(1)
     second = [
         None if each is None else torch.randn(each.shape, generator=generator, dtype=each.dtype)
