@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -82,6 +83,10 @@ def operator_exists(name: str) -> bool:
 def destroy(library: torch.library.Library) -> None:
     """Deregister everything that a library registered."""
     library._destroy()
+    # Later torch's finaliser would take back what another library has registered under these names by then.
+    for reference in weakref.getweakrefs(library):
+        if isinstance(reference.__callback__, weakref.finalize):
+            reference.__callback__()
 
 
 def self_test() -> None:
