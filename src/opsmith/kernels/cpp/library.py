@@ -24,7 +24,7 @@ from opsmith.kernels.cpp.compiler import LIBRARY
 VERSION = 4
 """Version of the structures that a library exports; a test compares it with the header's."""
 _MAPPED = Path("/proc/self/maps")
-"""What this process has loaded; kernels in C++ are built on Linux alone."""
+"""List of the libraries that this process has loaded; kernels in C++ are built on Linux alone."""
 
 
 class _Parameter(ctypes.Structure):
