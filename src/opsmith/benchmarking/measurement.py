@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,7 @@ from opsmith.benchmarking.result import BenchmarkCase, Contender, MemoryUse, Tim
 from opsmith.benchmarking.sizes import SizedCall, argument_texts, arguments_on
 from opsmith.benchmarking.timing import BenchmarkEffort, Clock, TimedCall, clock_of, time_in_turns
 from opsmith.checking.side_effects.global_settings import without_warnings
+from opsmith.core.dataclass import dataclass
 from opsmith.core.operator import Operator
 
 CONTROL_SIDES = {"cpu": 128, "cuda": 1024}

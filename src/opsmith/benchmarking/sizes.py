@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from opsmith.checking.effort import EFFORTS as CHECKED
 from opsmith.checking.samples.sample import Sample, is_inexact, replica
 from opsmith.checking.subject_kinds import subject_of
 from opsmith.core.call_arguments import shown
+from opsmith.core.dataclass import dataclass
 from opsmith.core.formula import listed
 from opsmith.core.operator import Operator
 from opsmith.core.samples import Make, samples_of

@@ -7,7 +7,6 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, get_args
 
@@ -16,6 +15,7 @@ import torch
 from opsmith import errors
 from opsmith.checking.side_effects.global_settings import without_garbage_collection
 from opsmith.core.call_arguments import shown
+from opsmith.core.dataclass import dataclass
 
 try:
     import resource

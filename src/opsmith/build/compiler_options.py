@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from opsmith import errors
 from opsmith.build.source_text import file_of
 from opsmith.build.toolchain import Toolchain, compiler_variables, file_identity
+from opsmith.core.dataclass import dataclass
 
 LINKER_FOLDERS = ("/usr/local/lib", "/lib64", "/usr/lib64", "/lib", "/usr/lib")
 """Folders in which linkers search libraries, besides those of the compiler."""

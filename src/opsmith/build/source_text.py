@@ -8,11 +8,11 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
 from opsmith import errors
+from opsmith.core.dataclass import dataclass
 
 _COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 _DIRECTIVE = re.compile(r"^[ \t]*(?:#|%:).*$", re.MULTILINE)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from opsmith.core.dataclass import dataclass
 
 LIMIT_S = 60
 

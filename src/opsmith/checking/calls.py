@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
 from typing import Any, Literal, Self
@@ -21,6 +20,7 @@ from opsmith.checking.samples.grad_outputs import random_grad_output, results_wi
 from opsmith.checking.samples.sample import Sample, replica
 from opsmith.checking.subject import Subject
 from opsmith.core.call_arguments import tensors_in
+from opsmith.core.dataclass import dataclass
 from opsmith.core.formula import Formula, NonDifferentiable, NotImplementedGradient
 from opsmith.core.location import where
 from opsmith.torch_library import capabilities

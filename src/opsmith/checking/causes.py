@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from types import MappingProxyType
+
+from opsmith.core.dataclass import dataclass
 
 UNKNOWN = "unknown"
 

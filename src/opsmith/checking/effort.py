@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Literal, get_args
 
 from opsmith import errors
+from opsmith.core.dataclass import dataclass
 
 Level = Literal["quick", "default", "thorough"]
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from numbers import Rational
 from typing import Any
 
 from torch import SymInt, Tensor
 
 from opsmith.core.cached_property import cached_property
+from opsmith.core.dataclass import dataclass
 
 _Evaluate = Callable[[Mapping[str, Any]], Any]
 

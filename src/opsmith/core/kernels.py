@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from os import PathLike
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypedDict, TypeVar
 
@@ -13,6 +13,7 @@ import torch
 
 from opsmith import config, errors
 from opsmith.core.call_arguments import tensors_in
+from opsmith.core.dataclass import dataclass
 from opsmith.core.forked_locks import lock_of
 from opsmith.core.location import where
 

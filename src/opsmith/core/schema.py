@@ -8,7 +8,7 @@ import string
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -17,6 +17,7 @@ from opsmith import errors
 from opsmith.core.annotations import hint_for, kind_of, shown_annotation
 from opsmith.core.argument_types import FLOAT, ArgumentType
 from opsmith.core.cached_property import cached_property
+from opsmith.core.dataclass import dataclass
 from opsmith.core.formula import listed
 from opsmith.core.location import where
 from opsmith.core.lowering import Lowering

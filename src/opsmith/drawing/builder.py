@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Literal
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
+from opsmith.core.dataclass import dataclass
 from opsmith.drawing.graph import Edge, Form, Graph, Group, Kind, Node, Role, Saved
 
 

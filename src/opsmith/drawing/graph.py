@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Literal
 
 from opsmith.core.cached_property import cached_property
+from opsmith.core.dataclass import dataclass
 
 SCHEMA = 1
 """Version of the keys of `Graph.to_dict`."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from opsmith.core.dataclass import dataclass
 from opsmith.core.specification import Specification
 from opsmith.exporting.calls import SYMBOLIC_NODE, VERSION, OperatorCall
 from opsmith.exporting.capture import traced

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from os import PathLike
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ import torch
 from opsmith import errors
 from opsmith.build.compiler_options import compiler_options
 from opsmith.build.source_text import file_of
+from opsmith.core.dataclass import dataclass
 from opsmith.core.kernels import (
     COMPILER_OPTIONS,
     CUDA_LAUNCH,

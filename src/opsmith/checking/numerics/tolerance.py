@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -50,6 +50,7 @@ from opsmith.checking.numerics.directional import coordinates
 from opsmith.checking.samples.perturb import perturbed
 from opsmith.checking.samples.sample import is_inexact, replica
 from opsmith.core.cached_property import cached_property
+from opsmith.core.dataclass import dataclass
 
 LIBRARY = 8
 """Rounding units that a library function may err by."""

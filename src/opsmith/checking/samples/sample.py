@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from opsmith.checking.processes.fork import announce
 from opsmith.checking.samples.object_arguments import ObjectArguments
 from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import CallArguments, tensors_in
+from opsmith.core.dataclass import dataclass
 from opsmith.core.schema import Schema
 from opsmith.torch_library.flattening import ArgumentFlattening
 

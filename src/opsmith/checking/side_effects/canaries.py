@@ -6,7 +6,6 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from opsmith.checking.numerics.compare import describe_write, exact_difference
 from opsmith.checking.side_effects.global_settings import FILL, restore_settings, settings
+from opsmith.core.dataclass import dataclass
 from opsmith.kernels.cpp.runtime import fill_new_memory
 
 MARGIN = 64

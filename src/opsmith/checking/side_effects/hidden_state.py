@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from opsmith.checking.side_effects.reachable_state import reachable_values
 from opsmith.checking.subject import Subject
+from opsmith.core.dataclass import dataclass
 from opsmith.core.reachable import CONTAINERS, Reached
 
 MOST = 64

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
+from opsmith.core.dataclass import dataclass
 from opsmith.core.kernels import BuiltKernel
 
 ARCHITECTURES = ("sm_80", "sm_90")

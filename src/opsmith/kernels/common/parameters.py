@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.core.call_arguments import tensors_in
+from opsmith.core.dataclass import dataclass
 from opsmith.core.kernels import BuiltKernel
 from opsmith.core.schema import Argument
 from opsmith.kernels.common.result_layout import LAYOUTS, ResultLayout, has_layout

@@ -6,7 +6,7 @@ import math
 import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.core.argument_types import NUMBERED
 from opsmith.core.call_arguments import tensors_in
+from opsmith.core.dataclass import dataclass
 from opsmith.core.kernels import BuiltKernel
 from opsmith.core.schema import Argument, Schema
 from opsmith.kernels.common.parameters import (

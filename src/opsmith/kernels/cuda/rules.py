@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from fractions import Fraction
 from numbers import Real
 from operator import index as whole_number
@@ -13,6 +13,7 @@ import torch
 
 from opsmith import errors
 from opsmith.core.call_arguments import tensors_in
+from opsmith.core.dataclass import dataclass
 from opsmith.core.kernels import CUDA_LAUNCH, Launch
 from opsmith.core.specification import Specification
 from opsmith.kernels.common.parameters import dtype_name

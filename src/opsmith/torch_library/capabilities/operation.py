@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
+
+from opsmith.core.dataclass import dataclass
 
 
 @dataclass(frozen=True)

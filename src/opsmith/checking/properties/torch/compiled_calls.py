@@ -8,7 +8,6 @@ import sys
 import time
 import types
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -29,6 +28,7 @@ from opsmith.checking.samples.grad_outputs import random_grad_outputs
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
+from opsmith.core.dataclass import dataclass
 
 Flats = list[tuple[Sample, list[Any]]]
 """Samples, each with its flat arguments."""

@@ -7,7 +7,6 @@ wavefronts that take a word from each of 32 banks. How requests of warps are fou
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 
 from opsmith import errors
 from opsmith.core.call_arguments import tensors_in
+from opsmith.core.dataclass import dataclass
 from opsmith.core.tensors import resolved
 from opsmith.kernels.common.parameters import dtype_name
 from opsmith.kernels.cpp.codegen import CPP_TYPES

@@ -1,0 +1,197 @@
+"""`opsmith.core.dataclass` against the decorator of the standard library, on the same classes."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+import pickle
+import threading
+from collections.abc import Callable
+from dataclasses import KW_ONLY, FrozenInstanceError, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import opsmith
+from opsmith.core import dataclass as late
+
+OPTIONS: dict[str, dict[str, bool]] = {
+    "plain": {},
+    "frozen": {"frozen": True},
+    "frozen-slots": {"frozen": True, "slots": True},
+    "slots": {"slots": True},
+    "identity": {"frozen": True, "eq": False},
+    "keywords": {"frozen": True, "kw_only": True},
+    "order": {"frozen": True, "order": True},
+}
+made: dict[tuple[bool, str], Any] = {}
+"""The classes by which `pickle` finds them: of this module's decorator or the standard one, by options."""
+
+
+def declared(decorate: Callable[..., Any], options: dict[str, bool]) -> Any:
+    """Declare a class with every kind of field."""
+
+    @decorate(**options)
+    class Sample:
+        """A class."""
+
+        first: int
+        listed: list[int] = field(default_factory=list)
+        unseen: str = field(default="u", repr=False, compare=False)
+        counted: int = field(default=0, init=False)
+        made: list[int] = field(default_factory=lambda: [7], init=False, hash=False)
+        _: KW_ONLY
+        named: str = "n"
+
+        def total(self) -> int:
+            return self.first + len(self.listed)
+
+    return Sample
+
+
+def of_module(name: str) -> Any:
+    """Return both classes with these options, under names that `pickle` finds."""
+    for ours, decorate in ((True, late.dataclass), (False, dataclasses.dataclass)):
+        if (ours, name) not in made:
+            kind = declared(decorate, OPTIONS[name])
+            kind.__qualname__ = kind.__name__ = f"Sample_{name}_{ours}".replace("-", "_")
+            globals()[kind.__name__] = made[ours, name] = kind
+    return made[True, name], made[False, name]
+
+
+def outcome(run: Callable[[], Any], kind: Any) -> Any:
+    """Return the value, or the class and text of the error; the class under test is named `Sample`."""
+    try:
+        return str(run()).replace(kind.__qualname__, "Sample")
+    except Exception as error:
+        text = str(error).replace(kind.__qualname__, "Sample").replace("<locals>.", "")
+        return type(error), text.replace("declared.", "")
+
+
+USES: dict[str, Callable[[Any], Any]] = {
+    "repr": lambda kind: repr(kind(first=1, listed=[2])),
+    "defaults": lambda kind: dataclasses.asdict(kind(first=1)),
+    "new list": lambda kind: kind(first=1).listed is kind(first=1).listed,
+    "equal": lambda kind: (kind(first=1) == kind(first=1, unseen="x"), kind(first=1) == kind(first=2)),
+    "other class": lambda kind: kind(first=1) == (1,),
+    "hashable": lambda kind: kind.__hash__ is None,
+    "hash": lambda kind: hash(kind(first=1, listed=())) == hash(kind(first=1, listed=())),
+    "less": lambda kind: kind(first=1) < kind(first=2),
+    "replace": lambda kind: dataclasses.replace(kind(first=1), first=5, named="m"),
+    "fields": lambda kind: [each.name for each in dataclasses.fields(kind)],
+    "is a dataclass": lambda kind: dataclasses.is_dataclass(kind),
+    "match": lambda kind: kind.__match_args__,
+    "signature": lambda kind: inspect.signature(kind),
+    "init": lambda kind: (kind.__init__.__qualname__.split(".")[-1], kind.__init__.__annotations__),
+    "missing": lambda kind: kind(),
+    "unknown": lambda kind: kind(first=1, other=2),
+    "set": lambda kind: setattr(kind(first=1), "first", 2),
+    "delete": lambda kind: delattr(kind(first=1), "first"),
+    "method": lambda kind: kind(first=1, listed=[1]).total(),
+    "dictionary": lambda kind: hasattr(kind(first=1), "__dict__"),
+    "pickle": lambda kind: pickle.loads(pickle.dumps(kind(first=1, named="m"))),
+    "copy": lambda kind: copy.copy(kind(first=1)),
+    "deep copy": lambda kind: copy.deepcopy(kind(first=1, listed=[3])),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("options", OPTIONS)
+def test_it_does_what_the_standard_decorator_does(options: str, use: str) -> None:
+    ours, standard = of_module(options)
+    assert outcome(lambda: USES[use](ours), ours) == outcome(lambda: USES[use](standard), standard)
+
+
+def test_own_methods_and_inherited_fields_stay() -> None:
+    @late.dataclass(frozen=True)
+    class Base:
+        x: int
+        seen: list[str] = field(default_factory=list, compare=False)
+
+        def __post_init__(self) -> None:
+            self.seen.append(type(self).__name__)
+
+    @late.dataclass(frozen=True)
+    class Derived(Base):
+        y: int = 0
+
+        def __repr__(self) -> str:
+            return f"<{self.x}, {self.y}>"
+
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        def __hash__(self) -> int:
+            return 5
+
+    class Plain(Base):
+        """No dataclass itself: it may have attributes of its own."""
+
+    derived, plain = Derived(1, y=2), Plain(4)
+    assert repr(derived) == "<1, 2>"
+    assert derived == Derived(9)
+    assert hash(derived) == 5
+    assert derived.seen == ["Derived"]
+    object.__setattr__(plain, "x", 6)
+    plain.more = 3  # type: ignore[attr-defined]
+    assert (plain.x, vars(plain)["more"]) == (6, 3)
+    with pytest.raises(FrozenInstanceError, match="cannot assign to field 'x'"):
+        plain.x = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("options", ["frozen", "frozen-slots"])
+def test_a_frozen_instance_takes_no_other_attribute(options: str) -> None:
+    """With slots, the standard decorator raises a TypeError before Python 3.12."""
+    ours, _ = of_module(options)
+    with pytest.raises(FrozenInstanceError, match="cannot assign to field 'other'"):
+        ours(1).other = 2
+    with pytest.raises(FrozenInstanceError, match="cannot delete field 'other'"):
+        del ours(1).other
+
+
+def test_torch_compile_traces_it_once_it_is_written() -> None:
+    kind = of_module("frozen")[0]
+    kind(first=1, listed=[])
+
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return x * kind(first=3, listed=[x]).first
+
+    compiled = torch.compile(scaled, fullgraph=True, backend="eager")
+    assert compiled(torch.ones(2)).tolist() == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("folder", ["autograd", "adopted"])
+def test_what_autograd_nodes_make_has_the_standard_decorator(folder: str) -> None:
+    """torch.compile may trace a backward before any instance was made."""
+    sources = (Path(opsmith.__file__).parent / "torch_library" / folder).glob("*.py")
+    assert [each.name for each in sources if "core.dataclass" in each.read_text(encoding="utf-8")] == []
+
+
+def test_nothing_is_compiled_before_the_first_instance() -> None:
+    ours = declared(late.dataclass, {"frozen": True})
+    assert not inspect.isfunction(vars(ours)["__init__"])
+    ours(1)
+    assert inspect.isfunction(vars(ours)["__init__"])
+    assert not inspect.isfunction(vars(ours)["__eq__"])
+
+
+def test_the_first_instances_of_several_threads() -> None:
+    for _ in range(20):
+        kind = declared(late.dataclass, {"frozen": True})
+        barrier, found = threading.Barrier(4), []
+
+        def make(kind: Any = kind, barrier: Any = barrier, found: Any = found) -> None:
+            barrier.wait()
+            found.append((kind(3, named="m"), hash(kind(3, ())), kind(3) == kind(3)))
+
+        threads = [threading.Thread(target=make) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [(str(each).partition(".")[2], equal) for each, _, equal in found] == [
+            (str(kind(3, named="m")).partition(".")[2], True)
+        ] * 4
