@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from opsmith.benchmarking import machine, timing
+from opsmith.benchmarking import effort, machine, timing
 
 
 def shorten_benchmarks(patch: pytest.MonkeyPatch, *, efforts: bool = True) -> None:
@@ -24,7 +24,7 @@ def shorten_benchmarks(patch: pytest.MonkeyPatch, *, efforts: bool = True) -> No
     patch.setattr(gc, "collect", lambda generation=2: 0)
     if efforts:
         short = {
-            name: replace(effort, least=3, most=3, turn_s=1e-5, budget_s=0.01)
-            for name, effort in timing.EFFORTS.items()
+            name: replace(level, least=3, most=3, turn_s=1e-5, budget_s=0.01)
+            for name, level in effort.EFFORTS.items()
         }
-        patch.setattr(timing, "EFFORTS", short)
+        patch.setattr(effort, "EFFORTS", short)

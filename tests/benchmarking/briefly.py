@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import opsmith
+from opsmith.benchmarking.effort import BenchmarkEffort
 from opsmith.benchmarking.result import BenchmarkCase
-from opsmith.benchmarking.timing import BenchmarkEffort
 from opsmith.checking import Outcome, Report
 
-BRIEF = BenchmarkEffort("quick", (64, 1024), 3, 3, 1e-5, 0.01, 60.0)
+BRIEF = BenchmarkEffort("quick", (64, 1024), 3, 3, 1e-5, 0.01, 0.0, 60.0)
 
 
 def passed(operator: opsmith.Operator[..., Any]) -> Report:

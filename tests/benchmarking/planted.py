@@ -84,4 +84,15 @@ def planted(
     )
     load = {"processors": 2.0, "before": 0.1, "after": 1.0}
     remarks = ("sizes grown from sample 0",)
-    return Benchmark(operator, "default", seed, threads, environment, load, ceilings, tuple(cases), remarks)
+    return Benchmark(
+        operator,
+        "default",
+        seed,
+        threads,
+        environment,
+        load,
+        ceilings,
+        tuple(cases),
+        remarks,
+        {"check": 2.5, "total": 20.0},
+    )

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import opsmith
 from opsmith.benchmarking import Benchmark, Verdict
-from opsmith.benchmarking.timing import EFFORTS
+from opsmith.benchmarking.effort import EFFORTS
 
 PLANTED = 1.5
 REPEATS = 5

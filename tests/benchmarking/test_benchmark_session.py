@@ -17,6 +17,8 @@ import opsmith
 from opsmith import errors
 from opsmith.benchmarking import Benchmark, benchmarker, machine, measurement
 from opsmith.benchmarking.contenders import fresh_compiled
+from opsmith.benchmarking.sizes import SizedCall, sizes_of
+from opsmith.benchmarking.templates import elements
 from opsmith.benchmarking.timing import Call, ProcessorClock
 from opsmith.checking import Outcome, Report
 
@@ -205,6 +207,34 @@ def test_larger_sizes_are_left_out_where_a_call_takes_too_long(measure: Measure)
     assert len(found.cases) == 1
     assert found.remarks[-1].startswith("left out, since a call took 0.0 s at a call, ")
     assert found.remarks[-1].endswith("is too slow at quick effort: B=2 M=2, B=2 M=4, B=2 M=8")
+
+
+def test_a_size_whose_calls_would_take_too_long_is_grown_less() -> None:
+    sizes, _ = sizes_of(gate, None, None, 0, replace(BRIEF, elements=(256, 1 << 16)))
+    large, remarks = sizes[-1], list[str]()
+    effort = replace(BRIEF, grown_s=0.5)
+    assert elements(large.sample.flat) == 98304
+
+    def in_time(*done: tuple[int, float]) -> SizedCall:
+        remarks.clear()
+        return benchmarker._in_time(large, done, effort, remarks)
+
+    # A call takes 1 ms, and 10 microseconds for each element.
+    smaller = in_time((100, 0.002), (384, 0.00484))
+    assert elements(smaller.sample.flat) == 49152
+    assert smaller.sample.flat[0].shape == smaller.sample.flat[1].shape
+    assert remarks == [
+        f"{smaller.label} in place of {large.label}, where a call was expected to take 1.0 s; "
+        "give it with `sizes=` or `samples=` to measure it"
+    ]
+    # What it costs without elements is not multiplied.
+    assert in_time((100, 0.3), (384, 0.3)) is large
+    assert in_time((384, 0.4)) is large  # of one size nobody knows
+    assert in_time((384, 0.1), (384, 0.2)) is large
+    assert in_time((100, 0.1), (384, 0.9)) is large  # not even a smaller one is in time
+    assert remarks == []
+    given = replace(large, smaller=None)
+    assert benchmarker._in_time(given, [(100, 0.002), (384, 0.00484)], effort, remarks) is given
 
 
 @pytest.mark.slow

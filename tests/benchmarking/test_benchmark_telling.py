@@ -74,6 +74,29 @@ def test_the_table_has_the_fastest_first_and_everything_beside_it(exact: Benchma
     assert lines[-1] == "sizes grown from sample 0"
 
 
+@pytest.mark.parametrize(("count", "confidence"), [(3, "75%"), (5, "94%"), (6, None)])
+def test_intervals_of_few_rounds_name_their_confidence(
+    count: int, confidence: str | None, exact: Benchmark
+) -> None:
+    (case,) = exact.cases
+    few = replace(case, timings=tuple(replace(each, seconds=each.seconds[:count]) for each in case.timings))
+    told = str(replace(exact, cases=(few, case)))
+    assert f"the middle half of the {count} to 11 rounds" in told
+    assert "at 95% confidence unless a line names less" in told
+    words = f"forward: intervals of {confidence} confidence, since its time was enough for {count} rounds"
+    assert told.count(words) == (confidence is not None)
+    assert told.count("since its time") == (confidence is not None)
+
+
+def test_the_time_that_it_took_is_told_with_its_parts(exact: Benchmark) -> None:
+    spent = {"check": 2.5, "compilation": 3.26, "rounds": 8.0, "total": 20.0}
+    assert (
+        "took 20.0 s: check 2.5 s, compilation 3.3 s, rounds 8.0 s"
+        in str(replace(exact, spent=spent)).splitlines()
+    )
+    assert not any(line.startswith("took") for line in str(replace(exact, spent={})).splitlines())
+
+
 def test_the_tiny_call_is_told_in_copies_of_torch(exact: Benchmark) -> None:
     (case,) = exact.cases
     lines = str(replace(exact, cases=(replace(case, role="call"),))).splitlines()

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from opsmith.benchmarking import Benchmark, machine
+from opsmith.benchmarking import Benchmark, effort, machine
 from opsmith.benchmarking import timing as clock
-from opsmith.benchmarking import timing as effort
 from opsmith.benchmarking.result import Timing
 from opsmith.checking import Outcome, Report
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import gc
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +15,11 @@ from opsmith import errors
 from opsmith.benchmarking import machine
 from opsmith.benchmarking.contenders import refuse_baselines
 from opsmith.benchmarking.cost import bytes_of
+from opsmith.benchmarking.effort import BenchmarkEffort, Level, TimeBudget, effort_named
 from opsmith.benchmarking.measurement import Request, measure
 from opsmith.benchmarking.result import DIRECTIONS, Benchmark, BenchmarkCase
 from opsmith.benchmarking.sizes import Samples, SizedCall, Sizes, sizes_of
-from opsmith.benchmarking.timing import BenchmarkEffort, Level, effort_named
+from opsmith.benchmarking.templates import elements
 from opsmith.build.toolchain import processors
 from opsmith.checking import Report, check
 from opsmith.checking.side_effects.global_settings import thread_count
@@ -80,6 +84,7 @@ def benchmark(
         >>> [each.name for each in found.cases[-1].contenders]
         ['operator', 'reference']
     """
+    begun = time.perf_counter()
     level = effort if isinstance(effort, BenchmarkEffort) else effort_named(effort)
     if not isinstance(operator, Operator):
         raise _not_an_operator(operator)
@@ -96,12 +101,18 @@ def benchmark(
     target = _device(device, operator.name)
     count = _threads(threads, operator.name)
     calls, remarks = sizes_of(operator, samples, sizes, seed, level)
+    before_check = time.perf_counter()
     checked = _passed(operator, report, calls[0], seed)
+    spent = {"check": time.perf_counter() - before_check}
     if not _was_checked(checked, ("gradient", "surrogate")) and set(wanted) != {"forward"}:
         wanted = ("forward",)
         remarks.append("its gradients could not be checked: forward alone is timed")
     request = Request(operator, given or {}, wanted, compiled, memory, flops, level, seed)
-    return _run(request, calls, types, target, count, remarks, progress)
+    budget = TimeBudget(level, len(calls) * len(types), len(wanted), begun)
+    measured = _run(request, calls, types, target, count, remarks, progress, budget)
+    compilation = sum(each.compile_s or 0.0 for case in measured.cases for each in case.contenders)
+    spent |= {"compilation": compilation, "rounds": budget.rounds_s, "total": time.perf_counter() - begun}
+    return replace(measured, spent={name: round(seconds, 2) for name, seconds in spent.items()})
 
 
 def _run(
@@ -112,23 +123,24 @@ def _run(
     count: int,
     remarks: list[str],
     progress: Progress | None,
+    budget: TimeBudget,
 ) -> Benchmark:
     load = {"processors": float(processors())}
     _note_load(load, "before", remarks)
     cases: list[BenchmarkCase] = []
-    effort = request.effort
-    share = effort.budget_s / (len(sizes) * len(dtypes) * len(request.directions))
-    request = replace(request, effort=replace(effort, budget_s=share))
-    with thread_count(count), torch.enable_grad(), torch.random.fork_rng():
+    with thread_count(count), torch.enable_grad(), torch.random.fork_rng(), _older_objects_frozen():
         largest = max(2 * bytes_of(tensors_in(list(each.sample.flat))) for each in sizes)
         before = tuple(machine.ceilings(device, dtypes, 4 * largest))
         total = len(sizes) * len(dtypes)
         for dtype in dtypes:
-            for at, size in enumerate(sizes):
+            done: list[tuple[int, float]] = []
+            for at, grown in enumerate(sizes):
+                size = _in_time(grown, done, request.effort, remarks)
                 if progress is not None:
                     progress(f"{size.label}, {str(dtype).removeprefix('torch.')}", len(cases), total)
-                case, slowest_s = measure(request, size, dtype, device)
+                case, slowest_s = measure(request, size, dtype, device, budget)
                 cases.append(case)
+                done.append((case.elements, slowest_s))
                 if slowest_s > request.effort.slowest_s and at + 1 < len(sizes):
                     left = ", ".join(each.label for each in sizes[at + 1 :])
                     remarks.append(
@@ -151,6 +163,48 @@ def _run(
         tuple(cases),
         tuple(remarks),
     )
+
+
+def _in_time(
+    size: SizedCall, done: Sequence[tuple[int, float]], effort: BenchmarkEffort, remarks: list[str]
+) -> SizedCall:
+    """Return a size, or a smaller one: where it is grown from a sample, and its calls may take too long.
+
+    Args:
+        size: The size.
+        done: Elements and seconds of the slowest call of the sizes before, between which time is taken for
+            linear: what a call costs without elements is not multiplied.
+        effort: The effort, with the seconds that a call may take.
+        remarks: Get a remark if it is a smaller one.
+    """
+    if size.smaller is None or len(done) < 2 or done[-1][0] <= done[-2][0]:
+        return size
+    (few, least), (more, most) = done[-2:]
+    slope = max(most - least, 1e-9) / (more - few)
+    expected = most + slope * (elements(size.sample.flat) - more)
+    fitting = int(more + max(effort.grown_s - most, 0.0) / slope) if expected > effort.grown_s else 0
+    smaller = size.smaller(1 << fitting.bit_length() - 1) if fitting > 2 * more else None
+    if smaller is None:
+        return size
+    remarks.append(
+        f"{smaller.label} in place of {size.label}, where a call was expected to take {expected:.1f} s; "
+        "give it with `sizes=` or `samples=` to measure it"
+    )
+    return smaller
+
+
+@contextmanager
+def _older_objects_frozen() -> Iterator[None]:
+    """Leave the objects that there are out of collections of garbage: they make each take long."""
+    ours = not gc.get_freeze_count()
+    gc.collect()
+    if ours:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if ours:
+            gc.unfreeze()
 
 
 def _note_load(load: dict[str, float], when: str, remarks: list[str]) -> None:

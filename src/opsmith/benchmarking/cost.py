@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import math
 import re
 import statistics
@@ -185,7 +184,6 @@ def peak_bytes(run: Callable[[], Any], device: torch.device) -> tuple[int | None
         return _on_gpu(run, device), ALLOCATOR
     if device.type != "cpu" or not sys.platform.startswith("linux"):
         return None, "not measured: it is on Linux, and on GPUs of CUDA"
-    gc.collect()
     try:
         found = int(statistics.median(resident_growth(run) for _ in range(REPEATS)))
     except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -26,10 +27,11 @@ from opsmith.benchmarking.contenders import (
     without_hidden_results,
 )
 from opsmith.benchmarking.cost import bytes_of, count_operations, peak_bytes, saved_bytes
+from opsmith.benchmarking.effort import BenchmarkEffort, TimeBudget
 from opsmith.benchmarking.result import BenchmarkCase, Contender, MemoryUse, Timing, Work
 from opsmith.benchmarking.sizes import SizedCall, argument_texts, arguments_on
-from opsmith.benchmarking.timing import BenchmarkEffort, Clock, TimedCall, clock_of, time_in_turns
-from opsmith.checking.side_effects.global_settings import without_warnings
+from opsmith.benchmarking.timing import Clock, TimedCall, clock_of, time_in_turns
+from opsmith.checking.side_effects.global_settings import without_garbage_collection, without_warnings
 from opsmith.core.dataclass import dataclass
 from opsmith.core.operator import Operator
 
@@ -67,20 +69,28 @@ class Request:
 
 
 def measure(
-    request: Request, size: SizedCall, dtype: torch.dtype, device: torch.device
+    request: Request, size: SizedCall, dtype: torch.dtype, device: torch.device, budget: TimeBudget
 ) -> tuple[BenchmarkCase, float]:
     """Measure one size, in one dtype, on one device.
+
+    Args:
+        request: Options of the benchmark.
+        size: The size.
+        dtype: dtype of floating inputs.
+        device: The device.
+        budget: What is left of the benchmark's time.
 
     Returns:
         The case, and the seconds of its slowest call.
     """
+    budget.begin_case()
     gc.collect()  # the collector is off while calls are timed
     with torch.random.fork_rng():
-        return _measure(request, size, dtype, device)
+        return _measure(request, size, dtype, device, budget)
 
 
 def _measure(
-    request: Request, size: SizedCall, dtype: torch.dtype, device: torch.device
+    request: Request, size: SizedCall, dtype: torch.dtype, device: torch.device, budget: TimeBudget
 ) -> tuple[BenchmarkCase, float]:
     specification = request.operator.specification
     reference = without_hidden_results(specification.reference, specification.schema)
@@ -105,7 +115,11 @@ def _measure(
     present, contenders = _admitted(every, arguments, answer, request.seed, random=specification.random)
     flops = _given_flops(request, arguments)
     controls = _control_calls(arguments, answer, device)
-    timings, slowest = _timings(request, present, controls, arguments, answer, directions, clock_of(device))
+    calls = {
+        direction: {each.about.name: _timed_call(each, arguments, answer, direction) for each in present}
+        for direction in directions
+    }
+    timings, slowest = _timings(request, calls, controls, clock_of(device), budget)
     # The bytes that the operator saves belong to its backward, also if memory is not measured.
     operator_saved = next(
         (_saved(each, arguments, answer) for each in present if each.about.kind == "operator"), None
@@ -122,10 +136,7 @@ def _measure(
         contenders=contenders,
         timings=timings,
         work=tuple(_work(request, arguments, answer, directions, operator_saved, flops)),
-        memory=tuple(
-            _memory(each, arguments, answer, saved[each.about.name], device)
-            for each in (present if request.memory else ())
-        ),
+        memory=_memory(present, arguments, answer, saved, device) if request.memory else (),
         notes=tuple(notes),
     )
     return case, slowest
@@ -200,21 +211,19 @@ def _control_calls(
 
 def _timings(
     request: Request,
-    present: Sequence[Candidate],
+    calls_by_direction: Mapping[str, Mapping[str, TimedCall]],
     controls: Mapping[str, TimedCall],
-    arguments: ContenderArguments,
-    answer: ReferenceAnswer,
-    directions: Sequence[str],
     clock: Clock,
+    budget: TimeBudget,
 ) -> tuple[tuple[Timing, ...], float]:
     """Time each direction, and return the seconds of the slowest call, too."""
     found, slowest = [], 0.0
-    for at, direction in enumerate(directions):
-        calls = {each.about.name: _timed_call(each, arguments, answer, direction) for each in present}
+    for at, (direction, calls) in enumerate(calls_by_direction.items()):
+        effort = replace(request.effort, budget_s=budget.share(len(calls_by_direction) - at))
+        begun = time.perf_counter()
         with _mode(direction), without_warnings():
-            for each in calls.values():
-                clock.seconds(each.calls(1))
-            times = time_in_turns({**calls, **controls}, clock, request.effort, request.seed + at)
+            times = time_in_turns({**calls, **controls}, clock, effort, request.seed + at)
+        budget.spend(time.perf_counter() - begun)
         for name, taken in times.items():
             seconds = tuple(float(f"{one:.{DIGITS}g}") for one in taken.seconds)
             found.append(Timing(name, direction, taken.calls, seconds))
@@ -263,18 +272,21 @@ def _saved(each: Candidate, arguments: ContenderArguments, answer: ReferenceAnsw
 
 
 def _memory(
-    each: Candidate,
+    present: Sequence[Candidate],
     arguments: ContenderArguments,
     answer: ReferenceAnswer,
-    saved_sizes: tuple[int, int] | None,
+    saved: Mapping[str, tuple[int, int] | None],
     device: torch.device,
-) -> MemoryUse:
-    direction = "both" if answer.grad_outputs else "forward"
-    timed = _timed_call(each, arguments, answer, direction)
-    with _mode(direction), without_warnings():
-        most, remark = peak_bytes(timed.call, device)
-    saved, beyond = saved_sizes if saved_sizes is not None else (None, None)
-    return MemoryUse(each.about.name, saved, beyond, most, remark)
+) -> tuple[MemoryUse, ...]:
+    """Measure the peak of each contender, forward and backward if there is one."""
+    direction, found = "both" if answer.grad_outputs else "forward", []
+    gc.collect()  # garbage that a call frees would hide what it allocates
+    with _mode(direction), without_warnings(), without_garbage_collection():
+        for each in present:
+            most, remark = peak_bytes(_timed_call(each, arguments, answer, direction).call, device)
+            whole, beyond = saved[each.about.name] or (None, None)
+            found.append(MemoryUse(each.about.name, whole, beyond, most, remark))
+    return tuple(found)
 
 
 def _work(

@@ -197,6 +197,8 @@ class Benchmark:
         ceilings: Largest rates of the machine.
         cases: One for each size, dtype and device.
         remarks: Remarks on the whole benchmark.
+        spent: Seconds that the benchmark took, as `total`, and of them those of `check` (where kernels are
+            compiled that the cache lacks), `compilation` of the reference, and `rounds`.
 
     Example:
         >>> Benchmark("demo::twice", "quick", 0, 1, {}, {}, (), ()).wrong  # nothing was measured
@@ -212,6 +214,7 @@ class Benchmark:
     ceilings: tuple[Ceiling, ...]
     cases: tuple[BenchmarkCase, ...]
     remarks: tuple[str, ...] = field(default=())
+    spent: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def wrong(self) -> tuple[str, ...]:

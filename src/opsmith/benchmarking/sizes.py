@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import field, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from opsmith import errors
+from opsmith.benchmarking.effort import BenchmarkEffort
 from opsmith.benchmarking.templates import (
     Letters,
     Template,
@@ -19,7 +22,6 @@ from opsmith.benchmarking.templates import (
     shown_letters,
     usable,
 )
-from opsmith.benchmarking.timing import BenchmarkEffort
 from opsmith.checking.effort import EFFORTS as CHECKED
 from opsmith.checking.samples.sample import Sample, is_inexact, replica
 from opsmith.checking.subject_kinds import subject_of
@@ -46,12 +48,15 @@ class SizedCall:
         sizes: Its sizes by name.
         sample: The call, in the dtype of the samples, on the CPU.
         role: As of `BenchmarkCase`.
+        smaller: Returns it with about so many elements, or None where that is not smaller; None if its size
+            was given.
     """
 
     label: str
     sizes: Mapping[str, int]
     sample: Sample
     role: str = "size"
+    smaller: Callable[[int], SizedCall | None] | None = field(default=None, compare=False)
 
 
 def samples_of_operator(operator: Operator[..., Any], samples: Samples, seed: int) -> tuple[Sample, ...]:
@@ -256,11 +261,7 @@ def _found(
     generator = torch.Generator().manual_seed(seed)
     for sample in filter(usable, own):
         template = Template.of(operator.specification, sample)
-        found = []
-        for letters in grow(template, effort.elements):
-            again = _sample(template, template.values(letters), generator)
-            sizes = shown_letters(letters) if template.named else {}
-            found.append(SizedCall(_label(sizes if template.named else {}, again), sizes, again))
+        found = list(_grown(template, effort.elements, generator))
         if found:
             remark = f"sizes grown from {sample}; give others with `sizes=` or `samples=`"
             return [*_tiny(own), *_numbered(found)], [remark]
@@ -268,6 +269,21 @@ def _found(
     return [*_tiny(own), *_numbered(every)], [
         "measured on its own samples, which are small: none of them can be grown; give others with `samples=`"
     ]
+
+
+def _grown(template: Template, targets: Sequence[int], generator: torch.Generator) -> Iterator[SizedCall]:
+    """Yield calls of a sample with about each number of elements."""
+    for letters in grow(template, targets):
+        again = _sample(template, template.values(letters), generator)
+        sizes = shown_letters(letters) if template.named else {}
+        smaller = partial(_smaller, template, generator, elements(again.flat))
+        yield SizedCall(_label(sizes, again), sizes, again, smaller=smaller)
+
+
+def _smaller(template: Template, generator: torch.Generator, most: int, target: int) -> SizedCall | None:
+    """Return the call of a sample with about so many elements; None if it has not fewer."""
+    found = next(_grown(template, [target], generator), None)
+    return found if found is not None and elements(found.sample.flat) < most else None
 
 
 def _sample(template: Template, values: Sequence[Any], generator: torch.Generator) -> Sample:
@@ -287,7 +303,7 @@ def _numbered(sizes: list[SizedCall]) -> list[SizedCall]:
     ordered = sorted(sizes, key=lambda each: elements(each.sample.flat))
     labels = [each.label for each in ordered]
     return [
-        SizedCall(f"{each.label} ({labels[:at].count(each.label) + 1})", each.sizes, each.sample, each.role)
+        replace(each, label=f"{each.label} ({labels[:at].count(each.label) + 1})")
         if labels.count(each.label) > 1
         else each
         for at, each in enumerate(ordered)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from opsmith import errors
 from opsmith.benchmarking.result import CONTROLS, Benchmark, BenchmarkCase, Contender
-from opsmith.benchmarking.timing import Ratio
+from opsmith.benchmarking.timing import SURE, Ratio
 from opsmith.benchmarking.verdict import Verdict
 from opsmith.extras import install
 
@@ -167,7 +167,20 @@ def remarks(case: BenchmarkCase) -> list[str]:
                 f"{each.name}: compiled in {each.compile_s:.2f} s, which is in none of the times above"
             )
     lines += [f"NOT TIMED: {each.name}: {each.left_out}" for each in case.contenders if each.left_out]
+    lines += _less_confident(case)
     return [*lines, *case.notes]
+
+
+def _less_confident(case: BenchmarkCase) -> Iterator[str]:
+    """Yield the directions with too few rounds for the usual confidence."""
+    for direction in case.directions:
+        found = case.ratio("reference", direction)
+        if found is not None and found.sure < SURE:
+            rounds = len(next(each for each in case.timings if each.direction == direction).seconds)
+            yield (
+                f"{DIRECTION_WORDS[direction]}: intervals of {found.sure:.0%} confidence, since its time was "
+                f"enough for {rounds} rounds"
+            )
 
 
 def _work(case: BenchmarkCase) -> str:
@@ -191,12 +204,24 @@ def _memory(case: BenchmarkCase, contender: Contender) -> str:
 
 def footnotes(benchmark: Benchmark) -> list[str]:
     """Return the legend of the columns, and the remarks."""
+    rounds = sorted({timing.spread.count for case in benchmark.cases for timing in case.timings})
+    counted = "" if not rounds else f"{rounds[0]} " if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]} "
     lines = [
-        "±: half of the middle half of the rounds; (..): 95 % interval of the ratio within rounds",
+        f"±: half of the middle half of the {counted}rounds; (..): interval of the ratio within rounds, at "
+        f"{SURE:.0%} confidence unless a line names less",
         "roof: time of a copy of as many bytes, or of a matrix product of as many operations, by the median",
         "× copy_: by the time of a copy of torch, which is one call that does next to nothing",
     ]
-    return [*lines, *benchmark.remarks]
+    return [*lines, *_spent(benchmark), *benchmark.remarks]
+
+
+def _spent(benchmark: Benchmark) -> Iterator[str]:
+    """Yield the time that the benchmark took, and the parts of it."""
+    if "total" in benchmark.spent:
+        parts = ", ".join(
+            f"{name} {seconds:.1f} s" for name, seconds in benchmark.spent.items() if name != "total"
+        )
+        yield f"took {benchmark.spent['total']:.1f} s: {parts}"
 
 
 def text(benchmark: Benchmark) -> str:

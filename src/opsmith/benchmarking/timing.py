@@ -1,20 +1,20 @@
-"""Timing: clocks, statistics of times, levels of effort, and contenders that take turns."""
+"""Timing: clocks, statistics of times, and contenders that take turns."""
 
 from __future__ import annotations
 
 import math
 import random
 import statistics
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, Literal, Protocol, get_args
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 
-from opsmith import errors
+from opsmith.benchmarking.effort import BenchmarkEffort
 from opsmith.checking.side_effects.global_settings import without_garbage_collection
-from opsmith.core.call_arguments import shown
 from opsmith.core.dataclass import dataclass
 
 try:
@@ -25,7 +25,11 @@ except ModuleNotFoundError:  # on Windows
 Call = Callable[[], Any]
 
 PAUSE_S = 0.02
-"""Pause before each turn: threads of the previous call spin for this long, and would slow down the next."""
+"""Longest pause before a turn: threads of the previous call spin, and would slow down the next."""
+GLANCE_S = 0.001
+"""Seconds between two looks at the threads."""
+THREADS = Path("/proc/self/task")
+"""Folder of the threads of this process, on Linux."""
 
 
 class Clock(Protocol):
@@ -66,8 +70,23 @@ class ProcessorClock:
 
     def settle(self) -> None:
         """Wait until the threads of the previous call sleep."""
-        if torch.get_num_threads() > 1:
-            time.sleep(PAUSE_S)
+        end = time.perf_counter() + PAUSE_S
+        while torch.get_num_threads() > 1 and time.perf_counter() < end and _other_threads_run():
+            time.sleep(GLANCE_S)
+
+
+def _other_threads_run() -> bool:
+    """Return True if another thread of this process runs, or if the system does not tell."""
+    own = str(threading.get_native_id())
+    try:
+        states = [
+            (each / "stat").read_bytes().rpartition(b")")[2].split()[0]
+            for each in THREADS.iterdir()
+            if each.name != own
+        ]
+    except OSError:
+        return True
+    return b"R" in states
 
 
 class CudaClock:
@@ -189,67 +208,17 @@ def _skipped(count: int) -> tuple[int, float]:
     return skipped, 1 - outside
 
 
-Level = Literal["quick", "default", "thorough"]
-
-
-@dataclass(frozen=True)
-class BenchmarkEffort:
-    """Parameters of a level of effort.
-
-    Args:
-        name: `quick`, `default` or `thorough`.
-        elements: Approximate number of elements of all inputs, for each size that is grown from a sample.
-        least, most: Number of rounds: more than `least` only while the medians are unsteady.
-        turn_s: Seconds of a turn: a shorter call is repeated.
-        budget_s: Seconds for all rounds, of every size, dtype and direction together; each has `least` rounds
-            at any rate.
-        slowest_s: Seconds of a call after which larger sizes are left out.
-    """
-
-    name: Level
-    elements: tuple[int, ...]
-    least: int
-    most: int
-    turn_s: float
-    budget_s: float
-    slowest_s: float
-
-
-EFFORTS = MappingProxyType(
-    {
-        "quick": BenchmarkEffort("quick", (1 << 16,), 7, 7, 0.002, 3.0, 0.5),
-        "default": BenchmarkEffort("default", (1 << 12, 1 << 20), 7, 31, 0.005, 8.0, 2.0),
-        "thorough": BenchmarkEffort(
-            "thorough", (1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22), 21, 61, 0.02, 600.0, 10.0
-        ),
-    }
-)
-
-
-def effort_named(name: object) -> BenchmarkEffort:
-    """Return the effort of a level.
-
-    Raises:
-        UsageError: If there is no such level.
-
-    Example:
-        >>> effort_named("quick").least
-        7
-    """
-    if isinstance(name, str) and name in EFFORTS:
-        return EFFORTS[name]
-    raise errors.UsageError(
-        "there is no such level of effort",
-        argument="effort",
-        expected=", ".join(f"`{each}`" for each in get_args(Level)),
-        got=shown(name),
-        hint='take one of them, as in `opsmith.benchmark(operator, effort="thorough")`',
-    )
-
-
 MOST_CALLS = 10_000
 MAX_ATTEMPTS = 4
-"""Most attempts at a turn without preemption."""
+"""Most attempts at a turn without preemption, while there is time."""
+RETRIED_S = 0.05
+"""Longest turn that is repeated after preemption: in a longer one the system runs something else anyway."""
+WARM_S = 0.1
+"""Seconds of a call that warms the caches by itself."""
+FEWEST = 3
+"""Number of rounds that no budget cuts: three are all slower than three others by chance once in twenty."""
+CONTENT = 0.5
+"""Part of the budget after which `least` rounds are enough: later timings may need the rest for theirs."""
 STEADY = 0.02
 """Rounds end once the spread of each contender, divided by the root of their number, is below this."""
 
@@ -295,12 +264,12 @@ def time_in_turns(
     Args:
         contenders: The calls to time; each has run before.
         clock: The clock of their device.
-        effort: Number of rounds and length of turns.
+        effort: Number of rounds, length of turns, and seconds for all of these rounds.
         seed: Seed of the order within rounds.
 
     Example:
+        >>> from opsmith.benchmarking.effort import EFFORTS
         >>> from opsmith.benchmarking.timing import ProcessorClock
-        >>> from opsmith.benchmarking.timing import EFFORTS
         >>> one = {"sum": TimedCall(lambda: sum(range(99)))}
         >>> found = time_in_turns(one, ProcessorClock(), EFFORTS["quick"], 0)
         >>> len(found["sum"].seconds)
@@ -308,48 +277,66 @@ def time_in_turns(
     """
     order, draw = list(contenders), random.Random(seed)
     taken: dict[str, list[float]] = {name: [] for name in order}
+    start = time.perf_counter()
     with without_garbage_collection():
-        counts = {name: _count(each, clock, effort.turn_s) for name, each in contenders.items()}
-        start = time.perf_counter()
+        turns = {name: _count(each, clock, effort.turn_s) for name, each in contenders.items()}
+        begun = time.perf_counter()
         for number in range(effort.most):
+            now = time.perf_counter()
+            spent = now - start
             if number >= effort.least and (
-                time.perf_counter() - start > effort.budget_s or all(map(_steady, taken.values()))
+                spent > CONTENT * effort.budget_s or all(map(_steady, taken.values()))
             ):
+                break
+            if number >= min(FEWEST, effort.least) and spent + (now - begun) / number > effort.budget_s:
                 break
             draw.shuffle(order)
             for name in order:
-                taken[name].append(_turn(contenders[name], clock, counts[name]))
-    return {name: RoundTimes(counts[name], tuple(taken[name])) for name in contenders}
+                attempts = MAX_ATTEMPTS if time.perf_counter() - start < effort.budget_s else 1
+                taken[name].append(_turn(contenders[name], clock, *turns[name], attempts))
+    return {name: RoundTimes(turns[name][0], tuple(taken[name])) for name in contenders}
 
 
-def _turn(each: TimedCall, clock: Clock, count: int) -> float:
-    """Return the seconds of one call; a first call warms the caches, and is not timed.
+def _turn(each: TimedCall, clock: Clock, count: int, once_s: float, attempts: int) -> float:
+    """Return the seconds of one call.
 
-    A turn in which the system preempted this thread is repeated; if all were, the shortest counts. A call
-    that waits by itself is not preempted.
+    A first call warms the caches, and is not timed; a long one needs none. A turn in which the system
+    preempted this thread is repeated, unless it is long; if all were, the shortest counts. A call that waits
+    by itself is not preempted.
+
+    Args:
+        each: The call.
+        clock: The clock of its device.
+        count: Number of calls.
+        once_s: Seconds of a call, about.
+        attempts: Most attempts at a turn without preemption.
     """
     least = math.inf
-    for _ in range(MAX_ATTEMPTS):
+    for _ in range(attempts):
         clock.settle()
-        clock.seconds(each.calls(1))
+        if once_s < WARM_S:
+            clock.seconds(each.calls(1))
         ready = each.calls(count)
         before = clock.interruptions()
-        least = min(least, clock.seconds(ready) / count)
-        if clock.interruptions() == before:
+        taken = clock.seconds(ready)
+        least = min(least, taken / count)
+        if clock.interruptions() == before or taken > RETRIED_S:
             break
     return least
 
 
-def _count(each: TimedCall, clock: Clock, turn_s: float) -> int:
-    """Return the number of calls that fill a turn."""
+def _count(each: TimedCall, clock: Clock, turn_s: float) -> tuple[int, float]:
+    """Return the number of calls that fill a turn, and the seconds of one of them, after a first one."""
     count = 1
     clock.settle()
-    while True:
+    first = clock.seconds(each.calls(1))
+    while first < WARM_S:
         taken = clock.seconds(each.calls(count))
         if taken >= turn_s or count >= min(MOST_CALLS, each.room):
-            return count
+            return count, taken / count
         wanted = int(1.2 * count * turn_s / max(taken, 1e-9)) + 1
         count = min(max(wanted, count + 1), 10 * count, MOST_CALLS, each.room)
+    return 1, first
 
 
 def _steady(seconds: list[float]) -> bool:
