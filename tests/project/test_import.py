@@ -79,3 +79,86 @@ def test_import_patches_nothing() -> None:
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), done.stderr
+
+
+def run_alone(program: str) -> str:
+    """Run a program in a process of its own, and return what it prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(Path(opsmith.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+WITH_THE_FIRST_CALL = (
+    "opsmith.build.toolchain",
+    "opsmith.core.adopted",
+    "opsmith.kernels.cpp.compiler",
+    "opsmith.kernels.cpp.library",
+    "opsmith.kernels.cuda.compiler",
+    "opsmith.kernels.cuda.plan",
+    "opsmith.torch_library.adopted",
+    "opsmith.torch_library.autograd.functorch",
+    "opsmith.torch_library.autograd.node",
+    "opsmith.torch_library.fast_path.generated_call",
+)
+"""Modules that declarations do not need."""
+
+
+def test_a_declaration_loads_what_it_needs_alone() -> None:
+    """Every operator is in `torch.ops` at once, which programs that are loaded look up."""
+    printed = run_alone(
+        "import sys, torch, opsmith.ops\n"
+        "for operator in opsmith.declared_operators():\n"
+        "    getattr(torch.ops.opsmith, operator.specification.short_name).default\n"
+        f"print([name for name in {WITH_THE_FIRST_CALL} if name in sys.modules])\n"
+    )
+    assert printed == "[]\n"
+
+
+FIRST_CALLS = """
+import sys, threading
+import torch, opsmith
+
+sys.setswitchinterval(1e-6)
+
+@opsmith.operator("first::square")
+def square(x: torch.Tensor) -> torch.Tensor:
+    return x * x
+
+square.gradients(x=lambda grad, x: 2 * grad * x)
+
+@opsmith.operator("first::scale_", mutates=["x"])
+def scale_(x: torch.Tensor, by: float) -> None:
+    x.mul_(by)
+
+barrier, found, failed = threading.Barrier(4), [], []
+
+def call():
+    try:
+        x = torch.tensor([1.0, 3.0], requires_grad=True)
+        barrier.wait()
+        y = square(x)
+        z = y * 1
+        scale_(z, 3.0)
+        z.sum().backward()
+        found.append((y.tolist(), x.grad.tolist(), torch.func.vmap(square)(x.detach()).tolist()))
+    except Exception as error:
+        failed.append(repr(error))
+
+threads = [threading.Thread(target=call) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(failed, found == [([1.0, 9.0], [6.0, 18.0], [1.0, 9.0])] * 4)
+"""
+
+
+def test_the_first_calls_of_several_threads_at_once() -> None:
+    """What the first call makes is made once, or twice alike."""
+    assert run_alone(FIRST_CALLS) == "[] True\n"

@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-capabilities: Any = import_module("opsmith.torch_library.capabilities.private.library_operators")
+PRIVATE = "opsmith.torch_library.capabilities.private"
+capabilities: Any = import_module(f"{PRIVATE}.library_operators")
+add_fake = import_module(f"{PRIVATE}.fake_registration").add_fake
 COUNT = iter(range(100))
 
 
@@ -124,7 +126,7 @@ def test_add_fake(library: Any) -> None:
         overload(x)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Warning only once for all operators")
-        capabilities.add_fake(library, overload, lambda x: x.new_empty(7))
+        add_fake(library, overload, lambda x: x.new_empty(7), "a.py:1")
     assert overload(x).shape == (7,)
     library._destroy()
     with pytest.raises(RuntimeError, match="no fake impl registered"):

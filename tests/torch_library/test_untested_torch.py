@@ -30,6 +30,10 @@ LOSSES = {
     "dispatch_mode": "import torch.utils.flop_counter; del torch.utils._python_dispatch.TorchDispatchMode",
     "onnx_registry": "from torch.onnx._internal.exporter import _registration as r; "
     "del r.ONNXRegistry.from_torchlib",
+    # Torch itself registers by the same function, with `file:line` as the place.
+    "fake_registration": "import torch._library.fake_impl as f; register = f.FakeImplHolder.register; "
+    "f.FakeImplHolder.register = lambda self, fake, place, **rest: "
+    "register(self, fake, f'{place}' if ':' in place else 1 / 0, **rest)",
     "library_operators": "del torch._library.custom_ops._maybe_get_opdef",
     # Attributes of C++ classes cannot be deleted: one that cannot be read hides the other.
     "autograd_graph": "torch.autograd.function.BackwardCFunction._raw_saved_tensors = property()",

@@ -5,16 +5,17 @@ from __future__ import annotations
 import functools
 import os
 import re
-import shlex
 from collections.abc import Iterator, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opsmith import errors
 from opsmith.build.source_text import file_of
-from opsmith.build.toolchain import Toolchain, compiler_variables, file_identity
 from opsmith.core.dataclass import dataclass
+
+if TYPE_CHECKING:
+    from opsmith.build.toolchain import Toolchain
 
 LINKER_FOLDERS = ("/usr/local/lib", "/lib64", "/usr/lib64", "/lib", "/usr/lib")
 """Folders in which linkers search libraries, besides those of the compiler."""
@@ -22,22 +23,21 @@ LINKER_FOLDERS = ("/usr/local/lib", "/lib64", "/usr/lib64", "/lib", "/usr/lib")
 KEEPING, AS_BEFORE = "-Wl,--push-state,--no-as-needed", "-Wl,--pop-state"
 """Flags around libraries that are linked although the kernel itself names nothing in them."""
 
-_WITH_WORD = re.compile(r"-[DULz]|-Xlinker|-Xclang|-Xassembler|-Xpreprocessor|-mllvm|--param")
+# Texts, which `re` compiles at their first use and keeps: few kernels have options.
+_WITH_WORD = r"-[DULz]|-Xlinker|-Xclang|-Xassembler|-Xpreprocessor|-mllvm|--param"
 """Flags whose value may be the next word."""
-_FOR_LINKER = re.compile(r"-L.*|-Wl,.*|-Xlinker|-z|-fuse-ld=.*|-static-lib\S+")
-_FOR_BOTH = re.compile(r"-B.*|-stdlib=.*|-fopenmp.*|-pthread|--sysroot=.*|--gcc-toolchain=.*")
+_FOR_LINKER = r"-L.*|-Wl,.*|-Xlinker|-z|-fuse-ld=.*|-static-lib\S+"
+_FOR_BOTH = r"-B.*|-stdlib=.*|-fopenmp.*|-pthread|--sysroot=.*|--gcc-toolchain=.*"
 """Flags for the compiler and the linker. All others are for the compiler alone: by `-ffast-math`, a linker
 adds code to a library that flushes denormal numbers of the process to zero when it is loaded."""
-_OF_MACHINE = re.compile(r"-L.*|-B.*|--sysroot=.*|--gcc-toolchain=.*")
+_OF_MACHINE = r"-L.*|-B.*|--sysroot=.*|--gcc-toolchain=.*"
 """Flags that name folders of the machine: where the linker and the compiler find what the author means."""
-_PASSED_ON = re.compile(r"-Xclang|-Xpreprocessor")
+_PASSED_ON = r"-Xclang|-Xpreprocessor"
 """Flags whose value is a flag of the compiler proper."""
-_FILE = re.compile(r".*\.(?:a|so(?:\.\d+)*)")
-_SYSTEM_FOLDER = re.compile(r"(?:/usr)?/lib(?:32|64)?(?:/[^/]+-linux-[^/]+)?")
+_FILE = r".*\.(?:a|so(?:\.\d+)*)"
+_SYSTEM_FOLDER = r"(?:/usr)?/lib(?:32|64)?(?:/[^/]+-linux-[^/]+)?"
 """Folders in which every process finds libraries."""
-_NOT_FOUND = re.compile(
-    r"(?:cannot find|unable to find library|library not found:) (?:-l)?(?P<name>[^\s:]+)", re.MULTILINE
-)
+_NOT_FOUND = r"(?:cannot find|unable to find library|library not found:) (?:-l)?(?P<name>[^\s:]+)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,59 +50,51 @@ class _Refusal:
         hint: Advice on what to write instead.
     """
 
-    pattern: re.Pattern[str]
+    pattern: str
     reason: str
     hint: str = "leave it out"
 
 
 _REFUSED = (
     _Refusal(
-        re.compile(r"-o.*|-c|-S|-E|-M.*|-x.*|-fsyntax-only|-save-temps.*|-###"),
+        r"-o.*|-c|-S|-E|-M.*|-x.*|-fsyntax-only|-save-temps.*|-###",
         "opsmith says what is compiled and which file is written",
     ),
     _Refusal(
-        re.compile(r"-shared|-static(-pie)?|-r|-(no-)?pie|-nostdlib|-nodefaultlibs|-nostartfiles"),
+        r"-shared|-static(-pie)?|-r|-(no-)?pie|-nostdlib|-nodefaultlibs|-nostartfiles",
         "a kernel is linked as a shared library",
     ),
+    _Refusal(r"-fno-(pic|PIC|pie|PIE)|-fpie|-fPIE", "the code of a library may lie at any address"),
     _Refusal(
-        re.compile(r"-fno-(pic|PIC|pie|PIE)|-fpie|-fPIE"), "the code of a library may lie at any address"
-    ),
-    _Refusal(
-        re.compile(r"--?std=(?!(c|gnu)\+\+(17|1z|2\w|3\w)$).*|-ansi"),
+        r"--?std=(?!(c|gnu)\+\+(17|1z|2\w|3\w)$).*|-ansi",
         "opsmith.h is C++17",
         'leave it out, or write "-std=c++20"',
     ),
     _Refusal(
-        re.compile(r"-m(16|32|x32)|-mabi=.*|-fpack-struct.*|-fshort-enums"),
+        r"-m(16|32|x32)|-mabi=.*|-fpack-struct.*|-fshort-enums",
         "torch and the kernel pass data as the compiler lays it out by default",
     ),
-    _Refusal(re.compile(r"-fno-exceptions"), "OPSMITH_CHECK throws an exception"),
+    _Refusal(r"-fno-exceptions", "OPSMITH_CHECK throws an exception"),
     _Refusal(
-        re.compile(r"-fsanitize=.*"),
+        r"-fsanitize=.*",
         "a process loads sanitizers before everything else",
         "leave it out, and run `opsmith check --sanitize`",
     ),
-    _Refusal(re.compile(r"-flto.*"), "a kernel is one file, which the compiler sees whole"),
+    _Refusal(r"-flto.*", "a kernel is one file, which the compiler sees whole"),
     _Refusal(
-        re.compile(
-            r"-(cxx-)?(I|iquote|isystem|idirafter|iprefix|iwithprefix|isysroot).*|--include-directory.*"
-        ),
+        r"-(cxx-)?(I|iquote|isystem|idirafter|iprefix|iwithprefix|isysroot).*|--include-directory.*",
         "folders of headers have an argument",
         'write `include_dirs=["..."]`',
     ),
     _Refusal(
-        re.compile(r"--?(include|imacros).*"),
+        r"--?(include|imacros).*",
         "the text of a kernel names the headers that it includes",
         'write `#include "..."` into the source',
     ),
+    _Refusal(r"-l.*", "libraries have an argument", 'write `libraries=["openblas"]` for -lopenblas'),
+    _Refusal(r"@.*", "the content of a file is no part of the key of a kernel", "write its flags out"),
     _Refusal(
-        re.compile(r"-l.*"), "libraries have an argument", 'write `libraries=["openblas"]` for -lopenblas'
-    ),
-    _Refusal(
-        re.compile(r"@.*"), "the content of a file is no part of the key of a kernel", "write its flags out"
-    ),
-    _Refusal(
-        re.compile(r"-(?![DUW]).*\s-.*", re.DOTALL),
+        r"(?s:-(?![DUW]).*\s-.*)",
         "it is more than one flag",
         'write each as a str of its own: ["-O2", "-ffast-math"]',
     ),
@@ -130,13 +122,18 @@ class CompilerOptions:
             >>> str(CompilerOptions(("-ffast-math",), ("/usr/include/eigen3",), ("openblas",)))
             '-ffast-math -I/usr/include/eigen3 -lopenblas'
         """
+        import shlex  # for options alone
+
         return shlex.join([*self.flags, *_folder_flags(self.include_dirs), *_library_flags(self.libraries)])
 
     @property
     def compiling(self) -> list[str]:
         """Arguments of the compiler."""
         own = [
-            word for group in _grouped(self.flags) if not _FOR_LINKER.fullmatch(group[0]) for word in group
+            word
+            for group in _grouped(self.flags)
+            if not re.fullmatch(_FOR_LINKER, group[0])
+            for word in group
         ]
         beside = ["-iquote", "."] if self.include_dirs else []  # for headers that include opsmith.h
         return [*own, *beside, *_folder_flags(self.include_dirs)]
@@ -145,7 +142,10 @@ class CompilerOptions:
     def portable_flags(self) -> list[str]:
         """Flags without those that name folders of this machine."""
         return [
-            word for group in _grouped(self.flags) if not _OF_MACHINE.fullmatch(group[0]) for word in group
+            word
+            for group in _grouped(self.flags)
+            if not re.fullmatch(_OF_MACHINE, group[0])
+            for word in group
         ]
 
     def linking(self, toolchain: Toolchain, home: Path | None = None) -> list[str]:
@@ -162,7 +162,7 @@ class CompilerOptions:
         own = [word for group in _grouped(self.flags) if _is_linked(group[0]) for word in group]
         folders: dict[str, None] = {}
         for path in self._files(toolchain):
-            if path is None or ".so" not in path.name or _SYSTEM_FOLDER.fullmatch(str(path.parent)):
+            if path is None or ".so" not in path.name or re.fullmatch(_SYSTEM_FOLDER, str(path.parent)):
                 continue
             if home is None:
                 folders |= dict.fromkeys(map(str, (path.parent, path.resolve().parent)))
@@ -201,6 +201,10 @@ class CompilerOptions:
 
     def parts(self, toolchain: Toolchain, home: Path | None = None) -> dict[str, str]:
         """Return the parts of a cache key for the linker and the libraries; empty if there are none."""
+        import shlex
+
+        from opsmith.build.toolchain import file_identity  # a declaration needs no compiler
+
         linking = self.linking(toolchain, home)
         if not linking:
             return {}
@@ -246,7 +250,7 @@ NO_OPTIONS = CompilerOptions()
 
 
 def _is_linked(flag: str) -> bool:
-    return bool(_FOR_LINKER.fullmatch(flag) or _FOR_BOTH.fullmatch(flag))
+    return bool(re.fullmatch(_FOR_LINKER, flag) or re.fullmatch(_FOR_BOTH, flag))
 
 
 def _folder_flags(folders: Sequence[str]) -> list[str]:
@@ -279,13 +283,15 @@ def _grouped(flags: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """Yield each flag, together with the next word where that is its value."""
     words = iter(flags)
     for flag in words:
-        value = next(words, None) if _WITH_WORD.fullmatch(flag) else None
+        value = next(words, None) if re.fullmatch(_WITH_WORD, flag) else None
         yield (flag,) if value is None else (flag, value)
 
 
 def _file(library: str, folders: Sequence[str], toolchain: Toolchain) -> Path | None:
     if os.path.isabs(library):
         return Path(library)
+    from opsmith.build.toolchain import compiler_variables
+
     for folder in (*folders, *_searched(toolchain, compiler_variables())):
         for name in (f"lib{library}.so", f"lib{library}.a"):
             if os.path.isfile(os.path.join(folder, name)):
@@ -347,7 +353,7 @@ def _flags(given: list[str], declared: str | None) -> tuple[str, ...]:
     found: list[str] = []
     for flag, *values in _grouped(given):
         for each in _compiler_flags(flag, values):
-            refusal = next((known for known in _REFUSED if known.pattern.fullmatch(each)), None)
+            refusal = next((known for known in _REFUSED if re.fullmatch(known.pattern, each)), None)
             if refusal is not None:
                 raise _refused(each, refusal.reason, refusal.hint)
         if not flag.startswith("-"):
@@ -365,7 +371,7 @@ def _compiler_flags(flag: str, values: list[str]) -> list[str]:
     """Return a flag with those that it passes on to the compiler proper."""
     if flag.startswith("-Wp,"):
         return [flag, *flag.split(",")[1:]]
-    return [flag, *(values if _PASSED_ON.fullmatch(flag) else [])]
+    return [flag, *(values if re.fullmatch(_PASSED_ON, flag) else [])]
 
 
 def _refused(flag: str, reason: str, hint: str) -> errors.UsageError:
@@ -376,7 +382,7 @@ def _refused(flag: str, reason: str, hint: str) -> errors.UsageError:
 
 def _library(given: str | PathLike[str], declared: str | None) -> str:
     text = os.fspath(given)
-    if not isinstance(given, str) or os.sep in text or _FILE.fullmatch(text):
+    if not isinstance(given, str) or os.sep in text or re.fullmatch(_FILE, text):
         return str(file_of(given, declared))
     if text.startswith("-"):
         raise errors.UsageError(
@@ -398,7 +404,7 @@ def refuse_missing_library(printed: str) -> None:
     Raises:
         CompileError: If it does not find a library.
     """
-    found = _NOT_FOUND.search(printed)
+    found = re.search(_NOT_FOUND, printed)
     if found is not None:
         raise errors.CompileError(
             "the linker does not find a library of the C++ kernel",

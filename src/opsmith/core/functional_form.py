@@ -5,16 +5,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from opsmith.core.adopted import AdoptedFunction, LibraryOperator
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.kernels import BuiltKernel, Kernel
 from opsmith.core.schema import Schema, functional_schema
 from opsmith.core.specification import FUNCTIONAL_SUFFIX, Specification
 from opsmith.core.tensors import map_tensors
+
+if TYPE_CHECKING:
+    from opsmith.core.adopted import AdoptedFunction, LibraryOperator
 
 
 def functional_form(specification: Specification) -> Specification:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from opsmith import errors
-from opsmith.build.compiler_options import compiler_options
+from opsmith.build.compiler_options import NO_OPTIONS, compiler_options
 from opsmith.build.source_text import file_of
 from opsmith.core.dataclass import dataclass
 from opsmith.core.kernels import (
@@ -24,7 +24,7 @@ from opsmith.core.kernels import (
     BuiltKernel,
 )
 from opsmith.core.operator import Operator
-from opsmith.kernels.cpp.codegen import CPP_TYPES
+from opsmith.kernels.common.dtypes import CPP_TYPES
 from opsmith.kernels.cpp.kernel import CppKernel
 from opsmith.kernels.cpp.source import CppSource, cpp_source
 
@@ -204,7 +204,9 @@ def _cpp_kernel(
         )
     declaration.check_device("C++", "cpu", "cpp", "where C++ runs")
     dtypes = declaration.ordered_dtypes("C++", CPP_TYPES)
-    options = compiler_options(**declaration.options, declared=declared)
+    options = (
+        compiler_options(**declaration.options, declared=declared) if declaration.options else NO_OPTIONS
+    )
 
     def read() -> CppSource:
         source = cpp_source(

@@ -14,8 +14,9 @@ from opsmith.core.expression import Expression
 from opsmith.core.kernels import BuiltKernel, Kernel
 from opsmith.core.operator import Operator
 from opsmith.core.specification import Specification
+from opsmith.kernels.common.dtypes import CPP_TYPES
 from opsmith.kernels.common.parameters import cpp_arguments
-from opsmith.kernels.cpp.codegen import CPP_TYPES, shapes_in_cpp
+from opsmith.kernels.cpp.codegen import shapes_in_cpp
 from opsmith.kernels.cuda.compiler import Cubin, Instance, compile_to_ptx
 from opsmith.kernels.cuda.kernel import CudaKernel
 from opsmith.kernels.cuda.launch import LaunchRule

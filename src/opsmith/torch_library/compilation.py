@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -13,7 +13,6 @@ from opsmith.core.backward_plan import takes_kernel
 from opsmith.core.kernels import BuiltKernel, choose
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.adopted.fallback import TRACED
 from opsmith.torch_library.validation import run_validated
 
 
@@ -55,7 +54,7 @@ def inline_reference(
                 try:
                     return reference(*args, **kwargs)
                 except errors.TransformError:
-                    if now.adopted is None or f"forward {TRACED}" not in now.adopted.facts.suspected:
+                    if now.adopted is None or not _fails_in_traces(now.adopted.facts.suspected):
                         raise
             found = traced(values)
         return mode.__torch_dispatch__(operator, types, args, kwargs) if found is None else returned(found)
@@ -81,9 +80,16 @@ def is_inlined(specification: Specification, values: list[Any]) -> bool:
     # The attributes of an object may change, which a graph of the reference would not see.
     objects = specification.schema.lowering is not None and specification.schema.lowering.objects
     adopted = specification.adopted
-    if adopted is not None and f"forward {TRACED}" in adopted.facts.instead and adopted.reference is None:
+    if adopted is not None and adopted.reference is None and _fails_in_traces(adopted.facts.instead):
         return False  # its code runs on real tensors only
     return not (specification.opaque or objects) and not takes_kernel(specification, values)
+
+
+def _fails_in_traces(circumstances: Collection[str]) -> bool:
+    """Return True if the forward of a class is among what does not run in a trace."""
+    from opsmith.torch_library.adopted.fallback import TRACED  # for adopted classes alone
+
+    return f"forward {TRACED}" in circumstances
 
 
 EAGER = (Tensor, torch.nn.Parameter)
@@ -91,10 +97,14 @@ EAGER = (Tensor, torch.nn.Parameter)
 
 
 class CompiledCode:
-    """State of the compiled code that contains one operator."""
+    """State of the compiled code that contains one operator.
+
+    Attributes:
+        traced: True if there is some.
+    """
 
     def __init__(self) -> None:
-        self._traced = False
+        self.traced = False
         self._marked = False
 
     def notice(self, specification: Specification, tensors: list[Tensor]) -> None:
@@ -106,7 +116,7 @@ class CompiledCode:
         """
         if self._marked or all(type(tensor) in EAGER for tensor in tensors):
             return
-        self._traced = True
+        self.traced = True
         if capabilities.compiler_imported():
             from opsmith.core.source_hash import operator_hash  # a slow import, needed for compilation only
 
@@ -115,6 +125,6 @@ class CompiledCode:
 
     def drop(self) -> None:
         """Drop compiled code, since the operator has changed; do nothing if it was never traced."""
-        if self._traced:
+        if self.traced:
             torch.compiler.reset()
-        self._traced = self._marked = False
+        self.traced = self._marked = False

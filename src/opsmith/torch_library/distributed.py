@@ -15,7 +15,6 @@ from opsmith.core.call_arguments import tensors_in
 from opsmith.core.specification import Specification
 from opsmith.core.tensors import map_tensors
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.autograd.random_state import generators_in
 
 
 def dtensor() -> Any:
@@ -92,6 +91,8 @@ def validated_placements(specification: Specification, values: list[Any]) -> lis
     placed = dtensors_in(values)
     if not placed or capabilities.innermost_transform() is not None:
         return values  # the levels of `torch.func` are handled first
+    from opsmith.torch_library.autograd.random_state import generators_in
+
     written = specification.schema.written
     if specification.opaque or written or len(placed) < len(tensors_in(values)):
         for name, value in zip(specification.schema.names, values, strict=True):

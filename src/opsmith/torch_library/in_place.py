@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.core.adopted import AdoptedFunction, note
 from opsmith.core.backward_plan import runs_ordinary
-from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import requires_gradient, tensors_in
 from opsmith.core.functional_form import all_results, copies_of_written, functional_form
 from opsmith.core.specification import Specification
 from opsmith.core.tensors import map_tensors
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.adopted.forward import ForwardRun, run_forward
-from opsmith.torch_library.adopted.node import AdoptedNode, save_run, uses_class_backward
-from opsmith.torch_library.autograd.node import (
-    LEADING_ARGUMENTS,
-    OperatorNode,
-    OperatorPrimitive,
-    Primitive,
-    prepare_backward,
-    random_state,
-)
-from opsmith.torch_library.autograd.random_state import RandomState
 from opsmith.torch_library.compilation import EAGER
 from opsmith.torch_library.distributed import local_shard, mesh_of
-from opsmith.torch_library.flattening import ArgumentFlattening, Flat
+from opsmith.torch_library.flattening import ArgumentFlattening
 from opsmith.torch_library.registration import HIDDEN_SUFFIX, TRANSFORM_KEY, DispatcherRegistration
-from opsmith.torch_library.validation import refuse_nondeterminism
 from opsmith.torch_library.writes import raising_versions, refuse_leaves, refuse_unwritable, written_tensors
+
+if TYPE_CHECKING:
+    from opsmith.torch_library.autograd.node import OperatorNode
 
 IN_PLACE: Any = getattr(torch.Tag, "inplace", None)
 """Tag of an operator that returns the argument that it writes into; None before torch 2.13."""
@@ -48,16 +36,24 @@ class InPlaceRegistration(DispatcherRegistration):
     """Registration of an operator that writes into its arguments.
 
     Attributes:
-        form: The specification of its functional form, from which derivatives and transforms follow.
         every_call_refuses: True if a call without derivatives refuses tensors that share elements, too.
     """
 
     every_call_refuses = True
 
     def __init__(self, specification: Specification) -> None:
-        self.form = functional_form(specification)
+        self._form: tuple[Specification, Specification] | None = None
         self._form_registration: DispatcherRegistration | None = None
         super().__init__(specification)
+
+    @property
+    def form(self) -> Specification:
+        """The specification of its functional form, from which derivatives and transforms follow."""
+        made = self._form
+        if made is None or made[0] is not self.specification:
+            specification = self.specification
+            made = self._form = specification, functional_form(specification)
+        return made[1]
 
     @property
     def form_registration(self) -> DispatcherRegistration:
@@ -77,17 +73,15 @@ class InPlaceRegistration(DispatcherRegistration):
 
     def update(self, specification: Specification) -> None:
         """Replace the specification, and that of the functional form."""
-        form = functional_form(specification)
         registered, self._form_registration = self._form_registration, None  # `remove` leaves it
         try:
             super().update(specification)
         finally:
             self._form_registration = registered
-        self.form = form
         if self.functional is not None:
-            self.functional.redeclare(form)
+            self.functional.redeclare(self.form)
         elif registered is not None:
-            registered.update(form)
+            registered.update(self.form)
 
     def remove(self) -> None:
         """Deregister the operator, and its functional form."""
@@ -98,10 +92,17 @@ class InPlaceRegistration(DispatcherRegistration):
     def _register(self) -> None:
         super()._register()
         name = self.specification.short_name
-        kind = InPlaceNode if self.specification.adopted is None else AdoptedInPlaceNode
-        self.node = type(name, (kind,), {})
         if self.specification.schema.returns is not None and self.specification.library_operator is None:
             self.overload = getattr(getattr(torch.ops, self.specification.namespace), name).default
+
+    def _node_base(self) -> type[OperatorNode]:
+        if self.specification.adopted is not None:
+            from opsmith.torch_library.adopted.in_place_node import AdoptedInPlaceNode
+
+            return AdoptedInPlaceNode
+        from opsmith.torch_library.autograd.in_place_node import InPlaceNode
+
+        return InPlaceNode
 
     def _define(self, name: str, *, hidden: bool) -> Any:
         schema = self.specification.schema
@@ -157,9 +158,15 @@ class InPlaceRegistration(DispatcherRegistration):
 
     def _by_node(self, values: list[Any]) -> tuple[Any, ...]:
         """Write with an autograd node; return the new values, and all results."""
+        from opsmith.torch_library.autograd.in_place_node import InPlacePrimitive
+
+        kind = InPlacePrimitive
+        if self.specification.adopted is not None:
+            from opsmith.torch_library.adopted.in_place_node import AdoptedInPlacePrimitive
+
+            kind = AdoptedInPlacePrimitive
         flattening = ArgumentFlattening.of(self.form.schema, values)
         flat = flattening.flatten(values)
-        kind = InPlacePrimitive if self.specification.adopted is None else AdoptedInPlacePrimitive
         call = kind(self.form_registration, flattening, self._write)
         call.keep_before(flat)
         apply: Any = self.node.apply
@@ -168,6 +175,8 @@ class InPlaceRegistration(DispatcherRegistration):
 
     def _by_class(self, values: list[Any]) -> tuple[Any, ...] | None:
         """Write by the forward of an adopted class; None if the call needs the slow path."""
+        from opsmith.torch_library.adopted.forward import run_forward
+
         specification, adopted = self.specification, self.specification.adopted
         assert adopted is not None
         if adopted.facts.chosen and adopted.writes_nothing(tuple(values), {}):
@@ -266,124 +275,6 @@ def _returning(writes: Any, *args: Any, **kwargs: Any) -> Any:
     """Write, and return the first argument."""
     writes(*args, **kwargs)
     return args[0]
-
-
-class InPlacePrimitive(OperatorPrimitive):
-    """A write, with the derivatives of the functional form.
-
-    Args:
-        registered: The functional form.
-        flattening: Flat form of the arguments.
-        write: Writes into argument values, and returns the results of the functional form.
-
-    Attributes:
-        before: Copies of the values that a formula needs and the call writes over, by flat position.
-    """
-
-    def __init__(
-        self,
-        registered: DispatcherRegistration,
-        flattening: ArgumentFlattening,
-        write: Callable[[list[Any]], tuple[Any, ...]],
-    ) -> None:
-        super().__init__(registered, flattening)
-        self._write = write
-        self.before: dict[int, Tensor] = {}
-
-    def keep_before(self, flat: Flat) -> None:
-        """Copy what a formula needs and the call writes over; a second order goes through the copies."""
-        needs = [isinstance(value, Tensor) and value.requires_grad for value in flat]
-        saved = self.plan(self.flattening.needed(needs)).saved
-        self.before = {
-            position: flat[position].clone()
-            for position in self.written
-            if self.flattening.names[position] in saved and flat[position] is not None
-        }
-
-    @cached_property
-    def written(self) -> list[int]:
-        """Flat positions of the arguments that are written."""
-        return self.flattening.positions(self.specification.schema.new_values)
-
-    def call(self, flat: Sequence[Any]) -> Flat:
-        """Write, and return the new values and the results."""
-        return self._flat(self._write(self.flattening.pack(flat)))
-
-
-class InPlaceNode(OperatorNode):
-    """Base of the autograd nodes of operators that write in place."""
-
-    @staticmethod
-    def forward(ctx: Any, primitive: Primitive, forward_mode: bool, *flat: Any) -> Flat:
-        """Write, and save the values that the backward needs: of what is written over, a copy."""
-        assert isinstance(primitive, InPlacePrimitive)
-        plan = primitive.plan(primitive.flattening.needed(ctx.needs_input_grad[LEADING_ARGUMENTS:]))
-        state = random_state(primitive, plan, flat)
-        results = primitive.below(flat)
-        before = [primitive.before.get(position, value) for position, value in enumerate(flat)]
-        prepare_backward(ctx, primitive, plan, before, results, state)
-        ctx.mark_dirty(*(flat[position] for position in primitive.written if flat[position] is not None))
-        return results
-
-
-class AdoptedInPlacePrimitive(InPlacePrimitive):
-    """A write by the forward of an adopted class."""
-
-    def keep_before(self, flat: Flat) -> None:
-        """Copy what the call writes over if a second order needs it, as far as earlier runs show."""
-        adopted = self.specification.adopted
-        assert adopted is not None
-        needs = [isinstance(value, Tensor) and value.requires_grad for value in flat]
-        if not uses_class_backward(self, self.flattening.needed(needs)):
-            super().keep_before(flat)
-            return
-        flags = adopted.flags(adopted.spread(self.flattening.pack(flat)))
-        if adopted.facts.keeps_under.get(flags, True):
-            self.before = {at: flat[at].clone() for at in self.written if flat[at] is not None}
-
-
-class AdoptedInPlaceNode(AdoptedNode):
-    """Base of the autograd nodes of adopted classes that write in place."""
-
-    @staticmethod
-    def forward(ctx: Any, primitive: Primitive, forward_mode: bool, *flat: Any) -> Flat:
-        """Run the class's forward on the arguments themselves, and keep its context."""
-        assert isinstance(primitive, AdoptedInPlacePrimitive)
-        specification, values = primitive.specification, primitive.flattening.pack(flat)
-        adopted, ctx.state = specification.adopted, None
-        assert adopted is not None
-        needs = primitive.flattening.needed(ctx.needs_input_grad[LEADING_ARGUMENTS:])
-        if not uses_class_backward(primitive, needs):
-            return InPlaceNode.forward(ctx, primitive, forward_mode, *flat)
-        refuse_nondeterminism(specification)
-        state = RandomState.now(flat) if adopted.random else None
-        run = run_forward(adopted, values, needs, in_place=True)
-        written = [position for position in primitive.written if flat[position] is not None]
-        _refuse_constants(adopted, run)
-        before = [primitive.before.get(position, value) for position, value in enumerate(flat)]
-        keeps = save_run(ctx, primitive, before, run, state, lost=bool(written) and not primitive.before)
-        facts, flags = adopted.facts, adopted.flags(adopted.spread(values))
-        note(facts.keeps_under, flags, keeps or facts.keeps_under.get(flags, False))
-        ctx.mark_dirty(*(flat[position] for position in written))
-        return run.results
-
-
-def _refuse_constants(adopted: AdoptedFunction, run: ForwardRun) -> None:
-    """Refuse a result that is written, and declared as non-differentiable although it requires a gradient.
-
-    Raises:
-        MutationError: Naming the argument.
-    """
-    for position in run.constant:
-        name, result = adopted.schema.results[position].written, run.results[position]
-        if name is not None and result.requires_grad:
-            raise adopted.error(
-                errors.MutationError,
-                f"`{adopted.name}.forward` marks `{name}` as dirty and as non-differentiable, and it "
-                "requires a gradient: its history would still be that of the value before the call",
-                argument=name,
-                hint=f"call it on `{name}.detach()`",
-            )
 
 
 def _resolved(tensor: Tensor) -> Tensor:

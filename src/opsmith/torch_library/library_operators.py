@@ -18,7 +18,6 @@ from opsmith.core.forked_locks import lock_of
 from opsmith.core.reachable import refuse_captured_tensors
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.autograd.node import OperatorNode
 from opsmith.torch_library.distributed import dtensor
 from opsmith.torch_library.in_place import InPlaceRegistration
 from opsmith.torch_library.registration import DispatcherRegistration
@@ -162,13 +161,14 @@ class LibraryOperatorRegistration(DispatcherRegistration):
         self._placements = []
         self._placed = False
         self._library = torch.library.Library(specification.namespace, "FRAGMENT")
-        self.node = type(name, (OperatorNode,), {})
+        self._node = None
         self.overload, self.full_overload = self.library_operator.overload, self._call_own
         with warnings.catch_warnings():
             # torch warns once in a process of a kernel that replaces another.
             warnings.filterwarnings("ignore", message="Warning only once for all operators")
             if not self.library_operator.fake:
-                capabilities.add_fake(self._library, self.overload, self._kernel(self._run_fake))
+                fake = self._kernel(self._run_fake)
+                capabilities.add_fake(self._library, self.overload, fake, specification.where)
             self._register_transforms(self.overload, name, self._returned)
             self._add_autograd(name)
         packet = getattr(getattr(torch.ops, specification.namespace), name.partition(".")[0])

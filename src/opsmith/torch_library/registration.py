@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,7 +21,6 @@ from opsmith.core.reachable import refuse_captured_tensors
 from opsmith.core.schema import REQUIRED
 from opsmith.core.specification import Specification
 from opsmith.torch_library import autocast, capabilities, served_libraries
-from opsmith.torch_library.autograd.node import OperatorNode, OperatorPrimitive, differentiate
 from opsmith.torch_library.compilation import CompiledCode, inline_reference, traced_results
 from opsmith.torch_library.distributed import mesh_of, validated_placements
 from opsmith.torch_library.dtensor_rule import DTensorRule
@@ -38,6 +37,9 @@ from opsmith.torch_library.validation import (
     run_traced,
     run_validated,
 )
+
+if TYPE_CHECKING:
+    from opsmith.torch_library.autograd.node import OperatorNode
 
 HIDDEN_SUFFIX = "_and_hidden"
 """Suffix of the second operator that is registered for hidden results, and returns them."""
@@ -59,7 +61,6 @@ class DispatcherRegistration:
         specification: The current specification.
         overload: `torch.ops.namespace.name.default`.
         full_overload: The overload that returns hidden results too.
-        node: The class of its autograd node.
         out_form: The out form; None before it is needed.
         functional: The functional form of an operator that writes in place; None before it is needed.
         owner: The handle.
@@ -78,10 +79,7 @@ class DispatcherRegistration:
         self._plans: dict[frozenset[str], BackwardPlan] = {}
         self._result_flattenings: dict[tuple[int | None, ...], ResultFlattening] = {}
         self._compiled = CompiledCode()
-        # Imported with the first operator, since it decides about a capability.
-        from opsmith.torch_library.autograd.functorch import call_under_transforms
-
-        self._call_under_transforms = call_under_transforms
+        self._node: type[OperatorNode] | None = None
         for make in (type(self).make_out_form, type(self).make_functional):
             capabilities.run_in_traces(make)
         self._packets: list[Any] = []
@@ -109,7 +107,7 @@ class DispatcherRegistration:
             _withdraw(before)
             self.specification = specification
         self._plans, self._result_flattenings = {}, {}
-        if _fixed_parts(before) != _fixed_parts(specification):
+        if not _same_registration(before, specification):
             self.remove()
             try:
                 self._register()
@@ -118,12 +116,34 @@ class DispatcherRegistration:
                 self.specification = before
                 self._register()
                 raise
-        if replace(before, samples=None) != replace(specification, samples=None):
+        traced = self._compiled.traced
+        if traced and replace(before, samples=None) != replace(specification, samples=None):
             self._compiled.drop()
         if self.out_form is not None:
             from opsmith.torch_library import out_variant  # it builds on this module
 
             self.out_form = out_variant.renew_out_form(self.out_form, self)
+
+    @property
+    def node(self) -> type[OperatorNode]:
+        """The class of its autograd node, made with the first call that has one."""
+        node = self._node
+        if node is None:
+            with self._lock:
+                node = self._node = self._node or type(
+                    self.specification.short_name, (self._node_base(),), {}
+                )
+        return node
+
+    def _node_base(self) -> type[OperatorNode]:
+        """The class that the node is derived from."""
+        if self.specification.adopted is not None:
+            from opsmith.torch_library.adopted.node import AdoptedNode
+
+            return AdoptedNode
+        from opsmith.torch_library.autograd.node import OperatorNode
+
+        return OperatorNode
 
     def forget_calls(self) -> None:
         """Validate the next call as the first one of a process."""
@@ -164,12 +184,7 @@ class DispatcherRegistration:
         schema, name = specification.schema, specification.short_name
         self._packets = []
         self._library = torch.library.Library(specification.namespace, "FRAGMENT")
-        kind = OperatorNode
-        if specification.adopted is not None:
-            from opsmith.torch_library.adopted.node import AdoptedNode
-
-            kind = AdoptedNode
-        self.node: type[OperatorNode] = type(name, (kind,), {})
+        self._node = None
         self._placements: list[DTensorRule] = []
         self.overload = self.full_overload = self._define(name, hidden=False)
         self._fast_calls = FastCalls(self.overload, self._packets[0])
@@ -202,7 +217,7 @@ class DispatcherRegistration:
         self._library.impl(name, autograd, "Autograd", with_keyset=True)
         self._register_transforms(overload, name, returned)
         fake = self._kernel(self._run_fake, hidden=hidden)
-        torch.library.register_fake(overload, fake, lib=self._library)
+        capabilities.add_fake(self._library, overload, fake, self.specification.where)
         if capabilities.on("inlining"):
             inline_reference(
                 self._library,
@@ -561,8 +576,16 @@ class DispatcherRegistration:
             value if not isinstance(value, Tensor) or differentiable(name) else value.detach()
             for name, value in zip(flattening.names, flattening.flatten(values), strict=True)
         ]
+        # Imported with the first such call, which an operator without gradients never has.
+        from opsmith.torch_library.autograd.node import OperatorPrimitive, differentiate
+
         call = OperatorPrimitive(self, flattening)
-        results = self._call_under_transforms(call, flat) if transformed else differentiate(call, flat)
+        if transformed:
+            from opsmith.torch_library.autograd.functorch import call_under_transforms
+
+            results = call_under_transforms(call, flat)
+        else:
+            results = differentiate(call, flat)
         self._validated = specification
         return tuple(call.results.pack(results))
 
@@ -589,11 +612,13 @@ def _withdraw(specification: Specification) -> None:
             kernel.function.withdraw()
 
 
-def _fixed_parts(specification: Specification) -> tuple[Any, ...]:
-    """The parts of a specification that cannot change without registering the operator anew."""
-    return (
-        specification.schema.text(specification.name, with_hidden=True),
-        specification.schema.hidden,
-        (specification.random, specification.deterministic),
-        specification.adopted is None,
-    )
+def _same_registration(before: Specification, now: Specification) -> bool:
+    """Return True if the operator need not be registered anew."""
+    if before.schema is not now.schema and (
+        before.schema.text("", with_hidden=True) != now.schema.text("", with_hidden=True)
+        or before.schema.hidden != now.schema.hidden
+    ):
+        return False
+    parts = ("name", "random", "deterministic")
+    same = all(getattr(before, part) == getattr(now, part) for part in parts)
+    return same and (before.adopted is None) == (now.adopted is None)

@@ -22,7 +22,7 @@ from torch import Tensor
 import opsmith
 from opsmith import config
 from opsmith.core.kernels import Kernel
-from opsmith.kernels.cpp.codegen import CPP_TYPES
+from opsmith.kernels.common.dtypes import CPP_TYPES
 from opsmith.kernels.cuda.compiler import Instance
 from opsmith.kernels.cuda.driver import Driver, TorchCuda
 from opsmith.kernels.cuda.emulation.call import fault_error

@@ -12,23 +12,9 @@ from opsmith.build.source_text import has_includes
 from opsmith.core.expression import parse
 from opsmith.core.schema import Schema
 from opsmith.core.shapes import ANY, Dims, Shapes
+from opsmith.kernels.common.dtypes import CPP_TYPES
 from opsmith.kernels.cpp.source import CppSource
 
-CPP_TYPES = {
-    torch.float32: "float",
-    torch.float64: "double",
-    torch.float16: "opsmith::Half",
-    torch.bfloat16: "opsmith::BFloat16",
-    torch.int64: "int64_t",
-    torch.int32: "int32_t",
-    torch.int16: "int16_t",
-    torch.int8: "int8_t",
-    torch.uint8: "uint8_t",
-    torch.bool: "bool",
-}
-"""dtypes that a kernel in C++ or CUDA C++ can take, and their types."""
-DEFAULT_DTYPES = (torch.float32, torch.float64)
-"""dtypes of a template that is declared without `dtypes=`."""
 TABLE, OUT_TABLE = "opsmith_kernel", "opsmith_kernel_out"
 """Tables that a kernel's library exports: for its operator, and for the out form of that."""
 SHAPES_FUNCTION = "opsmith_shapes"

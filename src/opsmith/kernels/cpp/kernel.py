@@ -10,40 +10,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from opsmith import errors
-from opsmith.build.cache import CacheEntry
-from opsmith.build.manifest import digest_of_parts
-from opsmith.build.packaged import Found, package_of, search
+from opsmith.build.compiler_options import NO_OPTIONS
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.kernels import BuiltKernel
-from opsmith.core.missing_kernels import missing_reason, with_reason
 from opsmith.core.operator import Operator
-from opsmith.kernels.common.parameters import (
-    Parameter,
-    check_parameters,
-    choose_candidate,
-    copy_reason,
-    cpp_arguments,
-    dtype_refusal,
-)
-from opsmith.kernels.common.result_layout import has_layout
-from opsmith.kernels.cpp.codegen import DEFAULT_DTYPES, OUT_TABLE, TABLE, shapes_in_cpp
-from opsmith.kernels.cpp.compiler import builds_as_usual, compile_kernel, compile_with_headers
-from opsmith.kernels.cpp.dispatch import DispatchedKernel, dispatched_kernel
-from opsmith.kernels.cpp.library import (
-    VERSION,
-    CppLibrary,
-    loadable,
-    packaged_library,
-    refuse_other_library,
-)
-from opsmith.kernels.cpp.plan import CppPlan, plan_call
-from opsmith.kernels.cpp.runtime import runtime_file
+from opsmith.kernels.common.dtypes import DEFAULT_DTYPES
 from opsmith.kernels.cpp.source import CppSource
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.writes import refuse_unwritable
 
+# A declaration needs none of the rest: it is imported by what uses it, with the first call or build.
 if TYPE_CHECKING:
+    from opsmith.build.cache import CacheEntry
+    from opsmith.build.packaged import Found
+    from opsmith.kernels.cpp.dispatch import DispatchedKernel
+    from opsmith.kernels.cpp.library import CppLibrary
     from opsmith.kernels.cpp.linked_library import KernelObject
+    from opsmith.kernels.cpp.plan import CppPlan
 
 
 class CppKernel(BuiltKernel[CppSource]):
@@ -81,7 +63,7 @@ class CppKernel(BuiltKernel[CppSource]):
         super().__init__(operator, read, strict=strict, copies_back=copies_back, declared=declared)
         self._dtypes, self._out_of = dtypes, out_of
         self._calls = self._without_plan, self._failed  # the same objects for each library
-        self.manner = str(self.source.options)
+        self.manner = "" if self.source.options is NO_OPTIONS else str(self.source.options)
 
     def _forget(self) -> None:
         if self._loaded is not None:
@@ -113,6 +95,8 @@ class CppKernel(BuiltKernel[CppSource]):
     @property
     def package(self) -> Path | None:
         """Folder of the package that declares it, in which it may lie built; None if there is none."""
+        from opsmith.build.packaged import package_of
+
         return package_of(self.declared)
 
     @property
@@ -192,6 +176,9 @@ class CppKernel(BuiltKernel[CppSource]):
         Raises:
             CompileError: If the compiler refuses the source.
         """
+        from opsmith.core.missing_kernels import missing_reason
+        from opsmith.kernels.common.parameters import dtype_refusal
+
         # Check dtypes first: the library takes a while to compile, and may never be needed.
         refused = dtype_refusal(self.operator.specification.schema.names, values, self.dtypes or ())
         if refused is not None:
@@ -212,6 +199,8 @@ class CppKernel(BuiltKernel[CppSource]):
             KernelRefusedError: If it can neither be loaded nor built.
             CompileError: If the compiler refuses the source.
         """
+        from opsmith.core.missing_kernels import missing_reason
+
         super().require()
         try:
             self.load()
@@ -229,6 +218,8 @@ class CppKernel(BuiltKernel[CppSource]):
 
     def digest(self) -> str:
         """Return the digest of what its author wrote, by which it is found built in a package."""
+        from opsmith.build.manifest import digest_of_parts
+
         specification = self.operator.specification
         return digest_of_parts(
             {
@@ -245,6 +236,8 @@ class CppKernel(BuiltKernel[CppSource]):
         Raises:
             CompileError, ToolchainError: See `compile_kernel`.
         """
+        from opsmith.kernels.cpp.compiler import compile_kernel
+
         return compile_kernel(self.source, self.operator.name, self.dtypes or (), self._shapes_in_cpp())
 
     def compile_with_headers(self) -> tuple[CacheEntry, Mapping[str, str]]:
@@ -253,6 +246,8 @@ class CppKernel(BuiltKernel[CppSource]):
         Raises:
             CompileError, ToolchainError: See `compile_with_headers`.
         """
+        from opsmith.kernels.cpp.compiler import compile_with_headers
+
         return compile_with_headers(self.source, self.operator.name, self.dtypes or (), self._shapes_in_cpp())
 
     def origin_of(self, values: Sequence[Any]) -> str:
@@ -274,6 +269,8 @@ class CppKernel(BuiltKernel[CppSource]):
         except errors.CompileError as error:
             refused = error
         except errors.ToolchainError as error:
+            from opsmith.core.missing_kernels import with_reason
+
             refused = with_reason(error, found.reason)
         except errors.CacheError:
             return  # the first call meets it again
@@ -285,6 +282,9 @@ class CppKernel(BuiltKernel[CppSource]):
 
     def copies(self, values: Sequence[Any]) -> tuple[str, ...]:
         """Return the arguments that the kernel copies into another layout."""
+        from opsmith.kernels.common.parameters import copy_reason
+        from opsmith.kernels.common.result_layout import has_layout
+
         loaded = self._load()
         choice = self._choose(loaded, values)
         if isinstance(choice, str):
@@ -316,6 +316,10 @@ class CppKernel(BuiltKernel[CppSource]):
     def _build(self) -> DispatchedKernel:
         if self._refused is not None:
             raise self._refused.with_traceback(None)
+        from opsmith.kernels.common.parameters import Parameter, check_parameters, cpp_arguments
+        from opsmith.kernels.cpp.dispatch import dispatched_kernel
+        from opsmith.kernels.cpp.runtime import runtime_file
+
         specification = self.operator.specification
         schema = specification.schema
         arguments = cpp_arguments(self)
@@ -339,6 +343,10 @@ class CppKernel(BuiltKernel[CppSource]):
 
     def _library(self) -> CppLibrary:
         """Load the library: built in the package of the kernel, from the cache, or compiled now."""
+        from opsmith.core.missing_kernels import with_reason
+        from opsmith.kernels.cpp.codegen import OUT_TABLE, TABLE
+        from opsmith.kernels.cpp.library import CppLibrary, loadable, packaged_library, refuse_other_library
+
         whole, table = (self, TABLE) if self._out_of is None else (self._out_of, OUT_TABLE)
         found = whole.built_in_package()
         linked = whole.source.options.shared_files
@@ -354,6 +362,10 @@ class CppKernel(BuiltKernel[CppSource]):
 
     def built_in_package(self) -> Found:
         """Search the package of the kernel for libraries; a sanitised build, for example, is another."""
+        from opsmith.build.packaged import Found, search
+        from opsmith.kernels.cpp.compiler import builds_as_usual
+        from opsmith.kernels.cpp.library import VERSION
+
         if not builds_as_usual():
             return Found()
         return search(self.package, self.language, self.operator.name, self.digest, VERSION)
@@ -372,15 +384,22 @@ class CppKernel(BuiltKernel[CppSource]):
             )
 
     def _shapes_in_cpp(self) -> str:
+        from opsmith.kernels.cpp.codegen import shapes_in_cpp
+
         specification = self.operator.specification
         return shapes_in_cpp(specification.shapes, specification.schema)
 
     def _choose(self, loaded: DispatchedKernel, values: Sequence[Any]) -> int | str:
+        from opsmith.kernels.common.parameters import choose_candidate
+
         names = self.operator.specification.schema.names
         return choose_candidate(names, values, loaded.candidates, copies_back=self.copies_back)
 
     def _without_plan(self, *args: Any, **kwargs: Any) -> Any:
         """Plan a call whose signature is new, and run it; by the reference if no instance takes it."""
+        from opsmith.kernels.cpp.plan import plan_call
+        from opsmith.torch_library.writes import refuse_unwritable
+
         specification, loaded = self.operator.specification, self._load()
         signature = loaded.pending()
         values = specification.schema.call_values(args, kwargs)

@@ -17,7 +17,8 @@ from opsmith import errors
 from opsmith.build.symbols import Line, lines_at
 from opsmith.build.toolchain import FLAGS, Toolchain, find_toolchain
 from opsmith.core.dataclass import dataclass
-from opsmith.kernels.cpp.codegen import DEFAULT_DTYPES, kernel_code
+from opsmith.kernels.common.dtypes import DEFAULT_DTYPES
+from opsmith.kernels.cpp.codegen import kernel_code
 from opsmith.kernels.cpp.compiler import HEADER, LIBRARY, building_with, kernel_flags
 from opsmith.kernels.cpp.source import CppSource
 

@@ -16,9 +16,7 @@ _FUNCTION = r"""
     (?P<template> template \s* < [^;{{}}]*? > \s* )?
     \b (?: [\w:]+ \s+ )* \b void \s+ {name} \s* \(
 """
-_SIZES = re.compile(
-    r"(template\s*<[^;{}]*?>\s*)?\b(?:Shape|std\s*::\s*array\s*<\s*Shape\s*,\s*\w+\s*>)\s+sizes\s*\("
-)
+_SIZES = r"(template\s*<[^;{}]*?>\s*)?\b(?:Shape|std\s*::\s*array\s*<\s*Shape\s*,\s*\w+\s*>)\s+sizes\s*\("
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +104,11 @@ def cpp_source(
     """
     found = find_function(CPP, operator, text=cpp, file=cpp_file, entry=entry, declared=declared)
     template = found.match["template"] is not None
-    sizes_function = _SIZES.search(found.bare)
     sizes: Literal["function", "template"] | None = None
-    if sizes_function is not None:
-        sizes = "template" if sizes_function[1] is not None else "function"
+    if re.search(r"sizes\s*\(", found.bare):  # sooner than the whole pattern, which few texts have
+        sizes_function = re.search(_SIZES, found.bare)
+        if sizes_function is not None:
+            sizes = "template" if sizes_function[1] is not None else "function"
     folder = folder_of(cpp_file, declared)
     return CppSource(
         found.text, found.name, template, found.path, found.line, found.at, sizes, folder, options

@@ -17,8 +17,9 @@ from opsmith.build.cache import Build, CacheEntry, cache_on_disk
 from opsmith.build.elf import section
 from opsmith.build.source_text import has_includes, include_parts
 from opsmith.core.dataclass import dataclass
+from opsmith.kernels.common.dtypes import CPP_TYPES
 from opsmith.kernels.common.gpu_resources import Resources, read_resources
-from opsmith.kernels.cpp.codegen import CPP_TYPES, cpp_path
+from opsmith.kernels.cpp.codegen import cpp_path
 from opsmith.kernels.cpp.diagnostics import (
     Diagnostic,
     add_diagnostic,

@@ -6,50 +6,28 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from opsmith import errors
-from opsmith.build.manifest import digest_of_parts
-from opsmith.build.packaged import package_of, search
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.kernels import BuiltKernel
-from opsmith.core.missing_kernels import missing_reason, with_reason
 from opsmith.core.operator import Operator
 from opsmith.core.specification import Specification
 from opsmith.kernels.common.call_cache import CallCache, call_signature, is_symbolic
-from opsmith.kernels.common.parameters import copy_reason, device_refusal, dtype_refusal
-from opsmith.kernels.cpp.codegen import DEFAULT_DTYPES
-from opsmith.kernels.cuda.compiler import (
-    Cubin,
-    Instance,
-    compile_instance,
-    describe_instances,
-    name_expression,
-)
+from opsmith.kernels.common.dtypes import DEFAULT_DTYPES
 from opsmith.kernels.cuda.driver import TorchCuda
-from opsmith.kernels.cuda.launcher import Launcher
-from opsmith.kernels.cuda.packaged import PackagedImages, gpu_misfit, gpu_rank
-from opsmith.kernels.cuda.parameters import (
-    VERSION,
-    CudaParameter,
-    check_cuda_parameters,
-    choose_cuda_candidate,
-    merged_parameters,
-    passed_arguments,
-)
-from opsmith.kernels.cuda.plan import (
-    CudaChoice,
-    CudaPlan,
-    finish_call,
-    needs_copy,
-    plan_call,
-    prepare_call,
-    without_data,
-)
 from opsmith.kernels.cuda.rules import KernelRules
 from opsmith.kernels.cuda.source import CudaSource
+
+# A declaration needs none of the rest, which most processes never use: it is imported by what uses it.
+if TYPE_CHECKING:
+    from opsmith.kernels.cuda.compiler import Cubin, Instance
+    from opsmith.kernels.cuda.launcher import Launcher
+    from opsmith.kernels.cuda.packaged import PackagedImages
+    from opsmith.kernels.cuda.parameters import CudaParameter
+    from opsmith.kernels.cuda.plan import CudaChoice, CudaPlan
 
 
 class CudaKernel(BuiltKernel[CudaSource]):
@@ -69,10 +47,10 @@ class CudaKernel(BuiltKernel[CudaSource]):
     Attributes:
         copied: Number of copies for their layout, of each argument and of the results.
         machine: GPUs, streams and the driver.
-        launcher: Its functions that are loaded on GPUs.
     """
 
     language = "CUDA"
+    _steps: tuple[Callable[..., Any], Callable[..., Any]] | None = None
 
     def __init__(
         self,
@@ -104,11 +82,22 @@ class CudaKernel(BuiltKernel[CudaSource]):
         self._missing: errors.ToolchainError | None = None
         self._wrong: dict[Any, errors.OpsmithError] = {}
         self._described: dict[Any, tuple[tuple[CudaParameter, ...], ...]] = {}
-        self.launcher = Launcher(self)
+        self._launcher: Launcher | None = None
         self._choices: CallCache[CudaChoice | str] = CallCache()
         self._plans: CallCache[CudaPlan] = CallCache()
         self._images: dict[str, PackagedImages] = {}
         self.copied: Counter[str] = Counter()
+
+    @property
+    def launcher(self) -> Launcher:
+        """Its functions that are loaded on GPUs."""
+        launcher = self._launcher
+        if launcher is None:
+            from opsmith.kernels.cuda.launcher import Launcher
+
+            with self._lock:
+                launcher = self._launcher = self._launcher or Launcher(self)
+        return launcher
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
@@ -119,6 +108,8 @@ class CudaKernel(BuiltKernel[CudaSource]):
     @property
     def package(self) -> Path | None:
         """Folder of the package that declares it, in which it may lie built; None if there is none."""
+        from opsmith.build.packaged import package_of
+
         return package_of(self.declared)
 
     def refusal(self, values: Sequence[Any]) -> str | None:
@@ -127,7 +118,13 @@ class CudaKernel(BuiltKernel[CudaSource]):
         Raises:
             CompileError: If NVRTC refuses the source.
         """
-        reason = self.machine.unavailable() or device_refusal(values)
+        reason = self.machine.unavailable()
+        if reason is not None:
+            return reason
+        from opsmith.core.missing_kernels import missing_reason
+        from opsmith.kernels.common.parameters import device_refusal, dtype_refusal
+
+        reason = device_refusal(values)
         if reason is not None:
             return reason
         specification = self.operator.specification
@@ -153,6 +150,8 @@ class CudaKernel(BuiltKernel[CudaSource]):
         return ", ".join(each for each in found if each)
 
     def _origin_of_instance(self, instance: Instance, index: int) -> str:
+        from opsmith.kernels.cuda.compiler import name_expression
+
         loaded = self.launcher.functions.get((instance, index))
         if loaded is not None:
             return loaded.cubin.origin
@@ -169,6 +168,9 @@ class CudaKernel(BuiltKernel[CudaSource]):
 
     def copied_arguments(self, choice: CudaChoice, values: Sequence[Any]) -> tuple[str, ...]:
         """Return the arguments that an instance takes as copies in another layout, each with the reason."""
+        from opsmith.kernels.common.parameters import copy_reason
+        from opsmith.kernels.cuda.plan import needs_copy
+
         schema = self.operator.specification.schema
         named = dict(zip(schema.names, values, strict=True))
         return tuple(
@@ -198,6 +200,8 @@ class CudaKernel(BuiltKernel[CudaSource]):
         Raises:
             LaunchError: If a constant cannot be computed.
         """
+        from opsmith.kernels.cuda.plan import without_data
+
         schema = self.operator.specification.schema
         given = dict(zip(schema.names, without_data(schema, values), strict=True))
         constants = [rules.constants_of(given) if rules.constants else () for rules in self.rules.launches]
@@ -207,6 +211,8 @@ class CudaKernel(BuiltKernel[CudaSource]):
         self, dtype: torch.dtype | None, constants: Sequence[tuple[tuple[str, int], ...]]
     ) -> tuple[Instance, ...]:
         """Return the instance of each launch for a dtype, and for the constants of each."""
+        from opsmith.kernels.cuda.compiler import Instance
+
         return tuple(
             Instance(dtype if self.source.kernel(rules.entry).over_dtype else None, each, rules.entry)
             for rules, each in zip(self.rules.launches, constants, strict=True)
@@ -228,6 +234,9 @@ class CudaKernel(BuiltKernel[CudaSource]):
         Raises:
             KernelSignatureError: If two launches take one tensor in ways that exclude one another.
         """
+        from opsmith.kernels.cuda.parameters import choose_cuda_candidate, merged_parameters, passed_arguments
+        from opsmith.kernels.cuda.plan import CudaChoice, without_data
+
         schema = self.operator.specification.schema
         given = dict(zip(schema.names, without_data(schema, values), strict=True))
         passed = [rules.passed for rules in self.rules.launches]
@@ -247,14 +256,19 @@ class CudaKernel(BuiltKernel[CudaSource]):
         Raises:
             CompileError, ToolchainError: If NVRTC refuses the source, or is missing.
         """
+        from opsmith.kernels.cuda.compiler import compile_instance
+
         return compile_instance(self.source, self.operator.name, instance, architecture)
 
     def plan(self, choice: CudaChoice, values: Sequence[Any]) -> CudaPlan:
         """Plan the calls that have the signature of these values; see `plan_call`."""
+        from opsmith.kernels.cuda.plan import plan_call
+
         return plan_call(self, self.rules, choice, values)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the operator; by the reference if the kernel does not take the call."""
+        prepare_call, finish_call = self._steps or self._import_steps()
         specification = self.operator.specification
         values = specification.schema.call_values(args, kwargs)
         device = tensors_in(values)[0].device
@@ -270,9 +284,18 @@ class CudaKernel(BuiltKernel[CudaSource]):
             try:
                 self.launcher.launch(plan, call.tensors, device.index or 0)
             except errors.ToolchainError as error:  # built kernels that the driver does not load
+                from opsmith.core.missing_kernels import missing_reason
+
                 missing_reason(self, error)
                 return specification.computed_by(*args, **kwargs)
         return finish_call(specification.schema, call, self.copied)
+
+    def _import_steps(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """Return what a call does before and after its launches; kept, since each call needs it."""
+        from opsmith.kernels.cuda.plan import finish_call, prepare_call
+
+        self._steps = prepare_call, finish_call
+        return self._steps
 
     def choose_anew(self, missing: errors.ToolchainError | None = None) -> None:
         """Forget the choices for calls: what they were made by is there no more.
@@ -286,6 +309,8 @@ class CudaKernel(BuiltKernel[CudaSource]):
 
     def digest(self) -> str:
         """Return the digest of what its author wrote, by which it is found built in a package."""
+        from opsmith.build.manifest import digest_of_parts
+
         schema = self.operator.specification.schema
         return digest_of_parts(
             {
@@ -301,6 +326,10 @@ class CudaKernel(BuiltKernel[CudaSource]):
         Args:
             architecture: Architecture of the GPU; empty for any.
         """
+        from opsmith.build.packaged import search
+        from opsmith.kernels.cuda.packaged import PackagedImages, gpu_misfit, gpu_rank
+        from opsmith.kernels.cuda.parameters import VERSION
+
         if architecture not in self._images:
             found = search(
                 self.package,
@@ -323,6 +352,8 @@ class CudaKernel(BuiltKernel[CudaSource]):
             KernelSignatureError: If they are not.
             CompileError, ToolchainError: If NVRTC refuses the source, or is missing.
         """
+        from opsmith.kernels.cuda.compiler import name_expression
+
         key = (*instances, architecture)
         with self._lock:
             if key in self._wrong:
@@ -353,6 +384,9 @@ class CudaKernel(BuiltKernel[CudaSource]):
             architecture: As `sm_90`.
             packaged: What the package has for this GPU, for the error.
         """
+        from opsmith.core.missing_kernels import with_reason
+        from opsmith.kernels.cuda.compiler import describe_instances
+
         if self._missing is not None:
             raise self._missing.with_traceback(None)
         try:
@@ -369,6 +403,8 @@ class CudaKernel(BuiltKernel[CudaSource]):
         Raises:
             KernelSignatureError: If they differ.
         """
+        from opsmith.kernels.cuda.parameters import check_cuda_parameters
+
         several = any(rules.entry for rules in self.rules.launches)
         for instance, parameters in described.items():
             for rules in self.rules.launches:

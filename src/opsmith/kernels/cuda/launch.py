@@ -6,7 +6,6 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from fractions import Fraction
 from operator import index as whole_number
 from typing import Any
 
@@ -108,6 +107,8 @@ class LaunchRule:
         return found
 
     def _integer(self, value: Any) -> int:
+        from fractions import Fraction  # slow to import
+
         if isinstance(value, Fraction) and value.denominator == 1:
             return int(value)
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from fractions import Fraction
 from numbers import Real
 from operator import index as whole_number
 from typing import Any
@@ -16,9 +15,9 @@ from opsmith.core.call_arguments import tensors_in
 from opsmith.core.dataclass import dataclass
 from opsmith.core.kernels import CUDA_LAUNCH, Launch
 from opsmith.core.specification import Specification
+from opsmith.kernels.common.dtypes import CPP_TYPES
 from opsmith.kernels.common.parameters import dtype_name
 from opsmith.kernels.common.result_layout import ResultLayout
-from opsmith.kernels.cpp.codegen import CPP_TYPES
 from opsmith.kernels.cuda.launch import Geometry, LaunchRule, LaunchRules, launch_rule, launch_rules
 from opsmith.kernels.cuda.parameters import MAX_DIM, passed_arguments
 
@@ -139,6 +138,8 @@ def real_number(value: Any) -> float:
         >>> real_number(Fraction(1, 2)), real_number(Fraction(2)), real_number(True)
         (0.5, 2, 1)
     """
+    from fractions import Fraction  # slow to import
+
     if isinstance(value, Fraction) and value.denominator == 1:
         return int(value)
     try:

@@ -37,7 +37,11 @@ class RegisteredOperator(Protocol):
 
     specification: Specification
     full_overload: Any
-    node: Any
+
+    @property
+    def node(self) -> Any:
+        """The class of its autograd node."""
+        ...
 
     def plan(self, needed: frozenset[str]) -> BackwardPlan:
         """The backward for these inputs."""

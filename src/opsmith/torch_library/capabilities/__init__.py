@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # the types of all names; their values are looked up below
     from opsmith.torch_library.capabilities.private.compiled_code import *  # noqa: F403
     from opsmith.torch_library.capabilities.private.dispatch import *  # noqa: F403
     from opsmith.torch_library.capabilities.private.dispatch_mode import *  # noqa: F403
+    from opsmith.torch_library.capabilities.private.fake_registration import *  # noqa: F403
     from opsmith.torch_library.capabilities.private.fake_tensors import *  # noqa: F403
     from opsmith.torch_library.capabilities.private.fast_path import *  # noqa: F403
     from opsmith.torch_library.capabilities.private.forward_mode import *  # noqa: F403

@@ -325,9 +325,16 @@ CAPABILITIES = {
                 "registrations",
                 "CustomParts",
                 "custom_parts",
-                "add_fake",
                 "shards_itself",
             ),
+        ),
+        Capability(
+            name="fake_registration",
+            purpose="an operator's fake kernel, with the place of its declaration for torch's messages, or "
+            "in place of another's",
+            instead="`torch.library.register_fake`; a declaration takes longer, and the fake kernel of an "
+            "adopted operator may outlive the adoption",
+            provides=("add_fake",),
         ),
         Capability(
             name="onnx_registry",

@@ -55,6 +55,11 @@ def serve_autocast_while_tracing(operator: Any, key: str, kernel: Any) -> None:
     """Do nothing: a trace finds the kernel where the dispatcher does."""
 
 
+def add_fake(library: torch.library.Library, overload: Any, fake: Callable[..., Any], where: str) -> None:
+    """Register a fake kernel; `where` is not shown."""
+    torch.library.register_fake(overload, fake, lib=library)
+
+
 def mark_compiled_code(name: str, token: str) -> None:
     """Turn the caches off in this process, from the first trace that holds an operator."""
     torch.compiler.config.force_disable_caches = True
