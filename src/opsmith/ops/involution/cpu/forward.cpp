@@ -6,26 +6,32 @@
 using namespace involution;
 
 // Adds one row of taps to PB pixels that follow one another: K of them, S pixels from window to window. Each
-// pixel of the image is loaded once, and each weight is multiplied with the channels of one.
-// Of a `Whole` row the zeros at both sides of the image are left out. Of the last of an odd number of rows,
-// pixels are `Alone`: without the row below.
-template <class T, int K, int S, int PB, bool Whole, bool Alone, class A>
-[[gnu::always_inline]] inline void add_row(Vector<A> (&sums)[PB], const A* pixels, const A* weights,
+// pixel of the image is loaded once, all V vectors of its channels, and multiplied with the weights of the
+// windows that it is in. The zeros at the `Left` and at the `Right` side of the image are left out. Of the last
+// of an odd number of rows, pixels are `Alone`: without the row below.
+template <class T, int K, int S, int PB, int V, bool Left, bool Right, bool Alone, class A>
+[[gnu::always_inline]] inline void add_row(Vector<A> (&sums)[PB * V], const A* pixels, const A* weights,
                                            int64_t pitch) {
   const A* taps[K];
   each<K>([&](auto v) __attribute__((always_inline)) {
     taps[v] = weights + v * pitch;
     lanes::keep(taps[v]);
   });
-  constexpr int across = (PB - 1) * S + K, beyond = Whole ? K / 2 : 0;
-  each<across - 2 * beyond>([&](auto inside) __attribute__((always_inline)) {
-    constexpr int q = inside + beyond;
-    Vector<A> pixel;
-    std::memcpy(&pixel, pixels + q * count<A>, sizeof pixel);
-    if constexpr (Alone) pixel = first_alone(pixel);
+  constexpr int first = Left ? K / 2 : 0, last = (PB - 1) * S + K - (Right ? K / 2 : 0);
+  each<last - first>([&](auto inside) __attribute__((always_inline)) {
+    constexpr int q = inside + first;
+    Vector<A> pixel[V];
+    each<V>([&](auto k) __attribute__((always_inline)) {
+      pixel[k] = lanes::load(pixels + (q * V + k) * count<A>);
+    });
+    if constexpr (V > 1) lanes::loaded(pixel[0]);  // else it is loaded for each product, as the other is
+    if constexpr (Alone) pixel[0] = first_alone(pixel[0]);
     each<K>([&](auto v) __attribute__((always_inline)) {
       constexpr int p = (q - v) / S;
-      if constexpr (q >= v && (q - v) % S == 0 && p < PB) add_products<T>(sums[p], taps[v][p], pixel);
+      if constexpr (q >= v && (q - v) % S == 0 && p < PB)
+        each<V>([&](auto k) __attribute__((always_inline)) {
+          add_products<T>(sums[p * V + k], taps[v][p], pixel[k]);
+        });
     });
   });
 }
@@ -44,67 +50,73 @@ struct Block {
   int64_t ahead;  // numbers to the weights that are used next
 };
 
-template <class T, int K, int S, int PB, bool Whole, class A>
+template <class T, int K, int S, int PB, int V, bool Left, bool Right, class A>
 [[gnu::noinline]] void block(const Block<A>& it) {
-  Vector<A> sums[PB];
-  each<PB>([&](auto p) __attribute__((always_inline)) { sums[p] = all<A>(it.begin[p]); });
+  Vector<A> sums[PB * V];
+  each<PB * V>([&](auto at) __attribute__((always_inline)) { sums[at] = all<A>(it.begin[at / V]); });
   const int64_t whole = it.taps.last - it.odd;
   for (int64_t u = it.taps.first; u < whole; u++) {
     const A* weights = it.weights + u * K * it.pitch;
-    add_row<T, K, S, PB, Whole, false, A>(sums, it.pixels + u * it.row_step, weights, it.pitch);
+    add_row<T, K, S, PB, V, Left, Right, false, A>(sums, it.pixels + u * it.row_step, weights, it.pitch);
     each<K>([&](auto v)
                 __attribute__((always_inline)) { __builtin_prefetch(weights + v * it.pitch + it.ahead); });
   }
   if constexpr (paired<T> == 2) {
     const A* weights = it.weights + whole * K * it.pitch;
     const A* pixels = it.pixels + whole * it.row_step;
-    if (it.odd) add_row<T, K, S, PB, Whole, true, A>(sums, pixels, weights, it.pitch);
+    if (it.odd) add_row<T, K, S, PB, V, Left, Right, true, A>(sums, pixels, weights, it.pitch);
   }
-  each<PB>([&](auto p) __attribute__((always_inline)) {
-    std::memcpy(it.result + p * count<A>, &sums[p], sizeof sums[p]);
+  each<PB * V>([&](auto at) __attribute__((always_inline)) {
+    std::memcpy(it.result + at * count<A>, &sums[at], sizeof sums[at]);
   });
 }
 
 // Any kernel, stride and dilation.
-template <int PB, class A>
+template <int PB, int V, class A>
 [[gnu::noinline]] void block_of_any(const Block<A>& it, const Axis& across) {
-  Vector<A> sums[PB];
-  each<PB>([&](auto p) __attribute__((always_inline)) { sums[p] = all<A>(it.begin[p]); });
+  Vector<A> sums[PB * V];
+  each<PB * V>([&](auto at) __attribute__((always_inline)) { sums[at] = all<A>(it.begin[at / V]); });
   for (int64_t u = it.taps.first; u < it.taps.last; u++)
     for (int64_t v = 0; v < across.kernel; v++) {
       const A* weights = it.weights + (u * across.kernel + v) * it.pitch;
-      const A* pixels = it.pixels + u * it.row_step + v * across.dilation * count<A>;
+      const A* pixels = it.pixels + u * it.row_step + v * across.dilation * V * count<A>;
       each<PB>([&](auto p) __attribute__((always_inline)) {
-        Vector<A> pixel;
-        std::memcpy(&pixel, pixels + p * across.stride * count<A>, sizeof pixel);
-        sums[p] += weights[p] * pixel;
+        each<V>([&](auto k) __attribute__((always_inline)) {
+          sums[p * V + k] += weights[p] * lanes::load(pixels + (p * across.stride * V + k) * count<A>);
+        });
       });
     }
-  each<PB>([&](auto p) __attribute__((always_inline)) {
-    std::memcpy(it.result + p * count<A>, &sums[p], sizeof sums[p]);
+  each<PB * V>([&](auto at) __attribute__((always_inline)) {
+    std::memcpy(it.result + at * count<A>, &sums[at], sizeof sums[at]);
   });
 }
 
-// The unrolled blocks of one kernel and stride; all null where there are none.
-template <class T, class A>
+// The blocks of one kernel and stride, for V vectors of channels at once. Without unrolled ones, those that
+// compute any kernel.
+template <class T, class A, int V>
 struct Blocks {
-  void (*wide)(const Block<A>&) = nullptr;
-  void (*narrow)(const Block<A>&) = nullptr;
-  void (*one)(const Block<A>&) = nullptr;
-  void (*whole)(const Block<A>&) = nullptr;  // of rows as wide as the image, where weights are finite
+  using Run = void (*)(const Block<A>&);
+  static constexpr int WIDE = widest<A>;
 
-  explicit Blocks(const Axis& across) {
+  const Axis& across;
+  Run wide = nullptr, narrow = nullptr, one = nullptr;
+  // Those at a side of the image, and those as wide as it, which leave out the zeros beyond it.
+  Run left = nullptr, right = nullptr, all_wide = nullptr, all_narrow = nullptr;
+
+  explicit Blocks(const Axis& axis) : across(axis) {
     each<3>([&](auto size) {
       each<2>([&](auto step) {
         constexpr int K = 3 + 2 * size, S = 1 + step;
         if (across.kernel != K || across.stride != S || across.dilation != 1) return;
-        wide = block<T, K, S, WIDE, false, A>, narrow = block<T, K, S, NARROW, false, A>;
-        one = block<T, K, S, 1, false, A>;
-        if constexpr (S == 1)
-          if (across.result == across.size)
-            whole = across.size == WIDE     ? block<T, K, S, WIDE, true, A>
-                    : across.size == NARROW ? block<T, K, S, NARROW, true, A>
-                                            : nullptr;
+        wide = block<T, K, S, WIDE, V, false, false, A>, narrow = block<T, K, S, NARROW, V, false, false, A>;
+        one = block<T, K, S, 1, V, false, false, A>;
+        if constexpr (S == 1) {
+          if (across.result != across.size) return;
+          all_wide = block<T, K, S, WIDE, V, true, true, A>;
+          all_narrow = block<T, K, S, NARROW, V, true, true, A>;
+          if constexpr (V > 1)
+            left = block<T, K, S, WIDE, V, true, false, A>, right = block<T, K, S, WIDE, V, false, true, A>;
+        }
       });
     });
   }
@@ -113,16 +125,20 @@ struct Blocks {
   bool in_pairs() const { return paired<T> == 2 && wide; }
 
   // Of the pixels of a row, how many the next block computes.
-  int64_t width(int64_t size, int64_t left) const {
-    if (size < NARROW) return 1;
-    return wide && size >= WIDE && left > NARROW ? WIDE : NARROW;
+  int64_t width(int64_t left) const {
+    if (across.result < NARROW) return 1;
+    return wide && across.result >= WIDE && left > NARROW ? WIDE : NARROW;
   }
 
-  void run(const Block<A>& it, const Axis& across, int64_t width, bool finite) const {
-    if (whole && finite) whole(it);
+  void run(const Block<A>& it, int64_t from, int64_t width, bool finite) const {
+    const bool begins = from == 0, ends = from + width == across.result;
+    Run side = nullptr;
+    if (begins && ends) side = width == WIDE ? all_wide : width == NARROW ? all_narrow : nullptr;
+    else if (width == WIDE) side = begins ? left : ends ? right : nullptr;
+    if (finite && side) side(it);
     else if (wide) (width == WIDE ? wide : width == NARROW ? narrow : one)(it);
-    else if (width == 1) block_of_any<1, A>(it, across);
-    else block_of_any<NARROW, A>(it, across);
+    else if (width == 1) block_of_any<1, V, A>(it, across);
+    else block_of_any<NARROW, V, A>(it, across);
   }
 };
 
@@ -140,6 +156,7 @@ void begin_sums(const T* row, const View<const T, 6>& weight, const Span& inside
       if (u >= inside.first && u < inside.last) continue;
       for (int64_t v = 0; v < weight.size(3); v++) {
         const T* tap = row + u * weight.stride(2) + v * weight.stride(3) + j * apart;
+        __builtin_prefetch(tap + weight.stride(4));
         Vector<A> taps{};
         if (apart == 1) {
           taps = size - j >= L ? lanes::load(tap) : lanes::load_some(tap, size - j);
@@ -178,16 +195,6 @@ bool all_finite(const T* weights, const View<const T, 6>& weight) {
   return true;
 }
 
-// Zeros at both sides of an image, in its rows; those beyond it are never read.
-template <class A>
-void zero_sides(const Pixels<A>& pixels, const Span& rows, const Axis& across) {
-  const int64_t behind = across.padding + across.size, bytes = count<A> * sizeof(A);
-  for (int64_t row = rows.first; row < rows.last; row++) {
-    std::memset(pixels.at(row, 0), 0, across.padding * bytes);
-    std::memset(pixels.at(row, behind), 0, (pixels.pitch - behind) * bytes);
-  }
-}
-
 // Sizes of the result; unknown for sizes that do not fit one another, which the reference then refuses.
 template <class T>
 Shape sizes(View<const T, 4> input, View<const T, 6> weight, List<int64_t> stride, List<int64_t> padding,
@@ -212,12 +219,15 @@ struct Plan {
   bool direct;       // weights are read where they lie
   bool streamed;     // results go past the caches
   bool in_planes;    // channels that fill no vector have planes of their own, where they are few
-  Blocks<T, A> blocks{across};
+  static constexpr int V = vectors_at_once<A>;
+  Blocks<T, A, V> blocks{across};
+  Blocks<T, A, 1> last_blocks{across};  // of the last vector of channels
 
   // Pixels of a band with zeros around them.
   int64_t columns = std::max(across.extent(across.result), across.size + across.padding);
   int64_t most = std::max<int64_t>(
-      1, ((1 << 18) / int64_t(sizeof(A)) / (columns * L) - (down.kernel - 1) * down.dilation) / down.stride);
+      1, ((1 << 18) / int64_t(sizeof(A)) / (columns * V * L) - (down.kernel - 1) * down.dilation) /
+             down.stride);
   int64_t band = std::min(most, down.result);
   int64_t together = rows_together<T>(band, across.result);
   int64_t tap_pitch = tap_pitch_of<A>(together * across.result);
@@ -225,8 +235,14 @@ struct Plan {
   int64_t in_vectors = in_planes ? channels / L * L : channels;
   FewLayout<A> few_layout{down, across, band};
 
-  int64_t for_pixels = std::max(down.extent(band) * columns * L, few_layout.scratch());
-  int64_t for_result = together * across.result * L;
+  // Pixels of several vectors of channels, of one, and of few channels have memory of their own, each with its
+  // zeros.
+  int64_t last = in_vectors % (V * L);
+  int64_t for_several = V > 1 && in_vectors > L ? pixels_of(V) : 0;
+  int64_t for_one = V == 1 || (last > 0 && last <= L) ? pixels_of(1) : 0;
+  int64_t for_few = in_vectors < channels ? few_layout.scratch() : 0;
+  int64_t for_pixels = for_several + for_one + for_few;
+  int64_t for_result = together * across.result * V * L;
   int64_t for_weights = direct ? 0 : down.kernel * across.kernel * tap_pitch;
 
   Plan(const Axes& axes, const View<const T, 4>& input, const View<const T, 6>& weight,
@@ -239,6 +255,9 @@ struct Plan {
         streamed((input.numel() + weight.numel() + result.numel()) * int64_t(sizeof(T)) > LARGE),
         in_planes(channels % L <= few<A> && across.stride == 1 && weight.stride(5) == 1 &&
                   result.stride(3) == 1) {}
+
+  // Numbers of the pixels of a band, of some vectors each.
+  int64_t pixels_of(int64_t vectors) const { return down.extent(band) * columns * vectors * L; }
 };
 
 // Rows of the result that are computed one after the other, and what of.
@@ -288,12 +307,12 @@ void prepare(const Plan<T>& plan, const View<const T, 6>& weight, const Turn<T, 
 }
 
 // Computes the rows of a turn, of which `pixels` are the window of the first pixel.
-template <class T, class A>
-void compute_rows(const Plan<T>& plan, const View<const T, 6>& weight, const Turn<T, A>& turn,
-                  const A* pixels, A* results) {
-  constexpr int L = count<A>;
+template <int V, class T, class A>
+void compute_rows(const Plan<T>& plan, const Blocks<T, A, V>& blocks, const View<const T, 6>& weight,
+                  const Turn<T, A>& turn, const A* pixels, A* results) {
+  constexpr int step = V * count<A>;  // from pixel to pixel
   const Axis &down = plan.down, &across = plan.across;
-  const bool in_pairs = plan.blocks.in_pairs();
+  const bool in_pairs = blocks.in_pairs();
   const int64_t size = across.result;
   const A* weights = turn.widened;
   int64_t weight_step = size;
@@ -301,7 +320,7 @@ void compute_rows(const Plan<T>& plan, const View<const T, 6>& weight, const Tur
     if (plan.direct)
       weights = turn.weights + turn.rows.first * weight.stride(4), weight_step = weight.stride(4);
   Block<A> it;
-  it.row_step = (in_pairs ? 2 : 1) * down.dilation * plan.columns * L;
+  it.row_step = (in_pairs ? 2 : 1) * down.dilation * plan.columns * step;
   it.pitch = plan.direct ? weight.stride(3) : plan.tap_pitch;
   it.ahead = plan.direct ? turn.ahead : 0;
   for (int64_t i = turn.rows.first; i < turn.rows.last; i++) {
@@ -314,15 +333,45 @@ void compute_rows(const Plan<T>& plan, const View<const T, 6>& weight, const Tur
       it.taps = any ? Span{inside.first / 2, (inside.last + 1) / 2} : Span{0, 0};
     }
     for (int64_t at = 0; at < size;) {
-      const int64_t width = plan.blocks.width(size, size - at);
+      const int64_t width = blocks.width(size - at);
       const int64_t from = std::min(at, size - width);  // the last block may compute some pixels again
-      it.pixels = pixels + (row * down.stride * plan.columns + from * across.stride) * L;
+      it.pixels = pixels + (row * down.stride * plan.columns + from * across.stride) * step;
       it.weights = weights + row * weight_step + from;
       it.begin = turn.begin + row * size + from;
-      it.result = results + (row * size + from) * L;
-      plan.blocks.run(it, across, width, turn.finite);
+      it.result = results + (row * size + from) * step;
+      blocks.run(it, from, width, turn.finite);
       at = from + width;
     }
+  }
+}
+
+// Computes V vectors of channels, from one on.
+template <int V, class T, class A>
+void compute_channels(const Plan<T>& plan, const Blocks<T, A, V>& blocks, const View<const T, 4>& input,
+                      const View<const T, 6>& weight, const Share& share, int64_t first, int64_t channels,
+                      Turn<T, A>& turn, A* scratch, A* results, const View<T, 4>& result) {
+  constexpr int L = count<A>;
+  const Pixels<A> pixels{scratch, plan.columns, V * L};
+  // Its rows of the image, and where these are in scratch: there also where they are none.
+  const Span window = plan.down.window({share.first, share.last});
+  const Span image = Span{0, plan.down.size}.within(window);
+  const Span inside{image.first - window.first, image.last - window.first};
+  each<V>([&](auto k) {
+    const int64_t some = std::min<int64_t>(L, channels - k * L);
+    gather(planes(input, share.batch, first + k * L, some), image.first, image.last,
+           Pixels<A>{pixels.at(inside.first, plan.across.padding) + k * L, plan.columns, V * L});
+  });
+  if constexpr (paired<T> == 2)
+    if (blocks.in_pairs()) pair_rows_of_pixels(pixels, inside, plan.down.dilation);
+  for (int64_t i = share.first; i < share.last; i += plan.together) {
+    turn.rows = {i, std::min(i + plan.together, share.last)};
+    prepare(plan, weight, turn);
+    compute_rows<V>(plan, blocks, weight, turn, pixels.at((i - share.first) * plan.down.stride, 0), results);
+    each<V>([&](auto k) {
+      const Planes<T> out =
+          planes(result, share.batch, first + k * L, std::min<int64_t>(L, channels - k * L));
+      scatter(results + k * L, V * L, out, i, turn.rows.last, plan.streamed);
+    });
   }
 }
 
@@ -331,43 +380,34 @@ template <class T>
 void forward(View<const T, 4> input, View<const T, 6> weight, List<int64_t> stride, List<int64_t> padding,
              List<int64_t> dilation, View<T, 4> result) {
   using A = Computed<T>;
-  constexpr int L = count<A>;
+  constexpr int L = count<A>, V = vectors_at_once<A>;
   const Plan<T> plan(
       fitted({input.size(2), result.size(2), weight.size(2), stride[0], padding[0], dilation[0]},
              {input.size(3), result.size(3), weight.size(3), stride[1], padding[1], dilation[1]},
              input.size(1), weight.size(1)),
       input, weight, result);
-  const Axis &down = plan.down, &across = plan.across;
   const int64_t in_all = plan.for_pixels + plan.for_result + plan.for_weights + plan.tap_pitch;
   in_shares<A>(
-      input.size(0), weight.size(1), down.result, plan.most, in_all, [&](const Share& share, A* scratch) {
+      input.size(0), weight.size(1), plan.down.result, plan.most, in_all, [&](const Share& share, A* scratch) {
         const int64_t group = share.group * plan.channels, left = plan.channels - plan.in_vectors;
         if (left > 0)
           forward_of_few(plan.few_layout, planes(input, share.batch, group + plan.in_vectors, left), weight,
-                         share, scratch, planes(result, share.batch, group + plan.in_vectors, left));
+                         share, scratch + plan.for_several + plan.for_one,
+                         planes(result, share.batch, group + plan.in_vectors, left));
         if (plan.in_vectors == 0) return;
-        const Pixels<A> pixels{scratch, plan.columns};
         A* const results = scratch + plan.for_pixels;
         Turn<T, A> turn;
         turn.widened = results + plan.for_result, turn.begin = turn.widened + plan.for_weights;
         take_weights(plan, weight, share, turn);
-        // Its rows of the image, and where these are in scratch: there also where they are none.
-        const Span window = down.window({share.first, share.last}), image = Span{0, down.size}.within(window);
-        const Span inside{image.first - window.first, image.last - window.first};
-        zero_sides(pixels, inside, across);
-        for (int64_t channel = 0; channel < plan.in_vectors; channel += L) {
-          const int64_t some = std::min<int64_t>(L, plan.in_vectors - channel), first = group + channel;
-          gather(planes(input, share.batch, first, some), image.first, image.last,
-                 Pixels<A>{pixels.at(inside.first, across.padding), plan.columns});
-          if constexpr (paired<T> == 2)
-            if (plan.blocks.in_pairs()) pair_rows_of_pixels(pixels, inside, down.dilation);
-          const Planes<T> out = planes(result, share.batch, first, some);
-          for (int64_t i = share.first; i < share.last; i += plan.together) {
-            turn.rows = {i, std::min(i + plan.together, share.last)};
-            prepare(plan, weight, turn);
-            compute_rows(plan, weight, turn, pixels.at((i - share.first) * down.stride, 0), results);
-            scatter(results, out, i, turn.rows.last, plan.streamed);
-          }
+        for (int64_t at = 0; at < plan.in_vectors;) {
+          const int64_t channels = std::min<int64_t>(V * L, plan.in_vectors - at), first = group + at;
+          if (channels > L)
+            compute_channels<V>(plan, plan.blocks, input, weight, share, first, channels, turn, scratch,
+                                results, result);
+          else
+            compute_channels<1>(plan, plan.last_blocks, input, weight, share, first, channels, turn,
+                                scratch + plan.for_several, results, result);
+          at += channels;
         }
         lanes::settle();
       });

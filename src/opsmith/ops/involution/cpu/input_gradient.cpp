@@ -24,9 +24,9 @@ struct Block {
   int64_t ahead;       // numbers to the weights of the row below
 };
 
-// Adds what one row of taps brings to PB pixels that are S apart, for N taps.
-template <class T, int N, int PB, bool Inner, bool Alone, class A>
-[[gnu::always_inline]] inline void add_row(Vector<A> (&sums)[PB], const Block<A>& it, const A* pixels,
+// Adds what one row of taps brings to PB pixels that are S apart, for N taps and V vectors of channels.
+template <class T, int N, int PB, int V, bool Inner, bool Alone, class A>
+[[gnu::always_inline]] inline void add_row(Vector<A> (&sums)[PB * V], const Block<A>& it, const A* pixels,
                                            const A* weights) {
   const A* taps[N];
   each<N>([&](auto o) __attribute__((always_inline)) {
@@ -35,55 +35,66 @@ template <class T, int N, int PB, bool Inner, bool Alone, class A>
   });
   each<PB + N - 1>([&](auto q) __attribute__((always_inline)) {
     if (Inner || (q >= it.first && q < it.last)) {
-      Vector<A> pixel;
-      std::memcpy(&pixel, pixels + q * count<A>, sizeof pixel);
-      if constexpr (Alone) pixel = first_alone(pixel);
+      Vector<A> pixel[V];
+      each<V>([&](auto k) __attribute__((always_inline)) {
+        pixel[k] = lanes::load(pixels + (q * V + k) * count<A>);
+      });
+      if constexpr (V > 1) lanes::loaded(pixel[0]);  // as in the forward
+      if constexpr (Alone) pixel[0] = first_alone(pixel[0]);
       each<N>([&](auto o) __attribute__((always_inline)) {
         constexpr int p = q + o - (N - 1);
-        if constexpr (p >= 0 && p < PB) add_products<T>(sums[p], taps[o][q], pixel);
+        if constexpr (p >= 0 && p < PB)
+          each<V>([&](auto k) __attribute__((always_inline)) {
+            add_products<T>(sums[p * V + k], taps[o][q], pixel[k]);
+          });
       });
     }
   });
 }
 
-template <class T, int N, int PB, bool Inner, class A>
+template <class T, int N, int PB, int V, bool Inner, class A>
 [[gnu::noinline]] void block(const Block<A>& it) {
-  Vector<A> sums[PB] = {};
+  Vector<A> sums[PB * V] = {};
   const A *pixels = it.pixels, *weights = it.weights;
   for (int64_t row = 0; row < it.rows; row++, pixels += it.pixel_step, weights += it.weight_step) {
-    add_row<T, N, PB, Inner, false, A>(sums, it, pixels, weights);
+    add_row<T, N, PB, V, Inner, false, A>(sums, it, pixels, weights);
     each<N>([&](auto o)
                 __attribute__((always_inline)) { __builtin_prefetch(weights + o * it.pitch + it.ahead); });
   }
   if constexpr (paired<T> == 2)  // a pair is where the row of its second tap is, one above
-    if (it.odd) add_row<T, N, PB, Inner, true, A>(sums, it, pixels - it.pixel_step / 2, weights);
+    if (it.odd) add_row<T, N, PB, V, Inner, true, A>(sums, it, pixels - it.pixel_step / 2, weights);
   each<PB>([&](auto p) __attribute__((always_inline)) {
-    if (p < it.kept) std::memcpy(it.result + p * it.step, &sums[p], sizeof sums[p]);
+    if (p < it.kept)
+      each<V>([&](auto k) __attribute__((always_inline)) {
+        std::memcpy(it.result + p * it.step + k * count<A>, &sums[p * V + k], sizeof(Vector<A>));
+      });
   });
 }
 
-template <class T, int N, class A>
+template <class T, int N, int V, class A>
 void run(const Block<A>& it, int64_t width) {
   const bool inner = it.first <= 0 && it.last >= width + N - 1;
-  if (width == WIDE) inner ? block<T, N, WIDE, true, A>(it) : block<T, N, WIDE, false, A>(it);
-  else inner ? block<T, N, NARROW, true, A>(it) : block<T, N, NARROW, false, A>(it);
+  constexpr int WIDE = widest<A>;
+  if (width == WIDE) inner ? block<T, N, WIDE, V, true, A>(it) : block<T, N, WIDE, V, false, A>(it);
+  else inner ? block<T, N, NARROW, V, true, A>(it) : block<T, N, NARROW, V, false, A>(it);
 }
 
 template <class A>
 using Run = void (*)(const Block<A>&, int64_t);
 
 // Function that computes a block with `taps` taps in a row; null if there is none for so many.
-template <class T, class A = Computed<T>>
+template <class T, int V, class A = Computed<T>>
 Run<A> run_of(int64_t taps) {
-  static constexpr Run<A> known[] = {nullptr,      run<T, 1, A>, run<T, 2, A>, run<T, 3, A>,
-                                     run<T, 4, A>, run<T, 5, A>, nullptr,      run<T, 7, A>};
+  static constexpr Run<A> known[] = {nullptr,         run<T, 1, V, A>, run<T, 2, V, A>, run<T, 3, V, A>,
+                                     run<T, 4, V, A>, run<T, 5, V, A>, nullptr,         run<T, 7, V, A>};
   return taps >= 0 && taps < int64_t(std::size(known)) ? known[taps] : nullptr;
 }
 
 // Computes a row of the result, phase by phase. `row` has the pixels and weights of window 0, of tap 0 in a
 // row of taps; from one of these to the next lie `row.pitch` numbers.
-template <class T, class A>
+template <class T, int V, class A>
 void run_phases(const Block<A>& row, const Axis& across) {
+  constexpr int one = V * count<A>;  // numbers of a pixel
   const int64_t S = across.stride, K = across.kernel;
   Block<A> it = row;
   for (int64_t phase = 0; phase < std::min(S, K); phase++) {
@@ -92,33 +103,33 @@ void run_phases(const Block<A>& row, const Axis& across) {
     const int64_t reach = across.size + across.padding - phase;  // t S < reach
     const int64_t end = reach <= 0 ? 0 : (reach + S - 1) / S;
     for (int64_t at = begin; at < end;) {
-      const int64_t width = end - at > NARROW ? WIDE : NARROW;
+      const int64_t width = end - at > NARROW ? widest<A> : NARROW;
       const int64_t t = end - begin >= width ? std::min(at, end - width) : at;
-      it.pixels = row.pixels + (t - (N - 1)) * count<A>;
+      it.pixels = row.pixels + (t - (N - 1)) * one;
       it.weights = row.weights + phase * row.pitch + (t - (N - 1));
       it.pitch = S * row.pitch;
       it.first = N - 1 - t, it.last = across.result - (t - (N - 1));
-      it.result = row.result + (t * S + phase - across.padding) * count<A>;
-      it.step = S * count<A>, it.kept = std::min(width, end - t);
-      run_of<T>(N)(it, width);
+      it.result = row.result + (t * S + phase - across.padding) * one;
+      it.step = S * one, it.kept = std::min(width, end - t);
+      run_of<T, V>(N)(it, width);
       at = t + width;
     }
   }
 }
 
 // Adds one row of taps to a row of the result, with any dilation and any number of taps: each tap by itself.
-template <class A>
+template <int V, class A>
 void add_taps(const A* pixels, const A* weights, int64_t pitch, const Axis& across, A* result) {
   for (int64_t v = 0; v < across.kernel; v++) {
     const int64_t shift = v * across.dilation - across.padding;
     for (int64_t j = 0; j < across.result; j++) {
       const int64_t x = j * across.stride + shift;
       if (x < 0 || x >= across.size) continue;
-      Vector<A> pixel, sum;
-      std::memcpy(&pixel, pixels + j * count<A>, sizeof pixel);
-      std::memcpy(&sum, result + x * count<A>, sizeof sum);
-      sum += weights[v * pitch + j] * pixel;
-      std::memcpy(result + x * count<A>, &sum, sizeof sum);
+      each<V>([&](auto k) __attribute__((always_inline)) {
+        A* const sum = result + (x * V + k) * count<A>;
+        const Vector<A> pixel = lanes::load(pixels + (j * V + k) * count<A>);
+        lanes::store(sum, lanes::load(sum) + weights[v * pitch + j] * pixel);
+      });
     }
   }
 }
@@ -159,7 +170,7 @@ template <class T>
 bool in_phases(const Axis& down, const Axis& across) {
   const int64_t S = across.stride, K = across.kernel;
   bool all = down.dilation == 1 && across.dilation == 1;
-  for (int64_t phase = 0; phase < std::min(S, K); phase++) all = all && run_of<T>((K - phase + S - 1) / S);
+  for (int64_t phase = 0; phase < std::min(S, K); phase++) all = all && run_of<T, 1>((K - phase + S - 1) / S);
   return all;
 }
 
@@ -167,7 +178,7 @@ bool in_phases(const Axis& down, const Axis& across) {
 template <class T>
 struct Plan {
   using A = Computed<T>;
-  static constexpr int L = count<A>;
+  static constexpr int L = count<A>, V = vectors_at_once<A>;
 
   Axis down, across;
   bool direct;    // weights are read where they lie
@@ -178,7 +189,7 @@ struct Plan {
   // Pixels of a band of the cotangent; in pairs also one whose first has no row there.
   int64_t columns = across.result;
   int64_t most =
-      std::max<int64_t>(1, (1 << 18) / int64_t(sizeof(A)) / (columns * L) * down.stride -
+      std::max<int64_t>(1, (1 << 18) / int64_t(sizeof(A)) / (columns * V * L) * down.stride -
                                (down.kernel - 1) * down.dilation);
   int64_t band = std::min(most, down.size);
   int64_t rows = std::min((band - 1 + (down.kernel - 1) * down.dilation) / down.stride + 2, down.result);
@@ -186,8 +197,8 @@ struct Plan {
   int64_t together = rows_together<T>(band, across.size);
   int64_t tap_pitch = tap_pitch_of<A>(together * across.result);
 
-  int64_t for_pixels = (rows + above) * columns * L;
-  int64_t for_result = together * across.size * L;
+  int64_t for_pixels = (rows + above) * columns * V * L;
+  int64_t for_result = together * across.size * V * L;
   int64_t for_weights = direct ? 0 : down.kernel * across.kernel * tap_pitch;
 
   Plan(const Axes& axes, const View<const T, 4>& cotangent, const View<const T, 6>& weight,
@@ -244,13 +255,13 @@ void prepare(const Plan<T>& plan, const View<const T, 6>& weight, const Turn<T, 
 }
 
 // Computes row `y` of the result.
-template <class T, class A>
+template <int V, class T, class A>
 void compute_row(const Plan<T>& plan, const View<const T, 6>& weight, const Turn<T, A>& turn, int64_t y,
                  A* row) {
-  constexpr int L = count<A>;
+  constexpr int one = V * count<A>;  // numbers of a pixel
   const Axis &down = plan.down, &across = plan.across;
   const int64_t columns = plan.columns, of_row = across.kernel * plan.tap_pitch;
-  std::memset(row, 0, across.size * L * sizeof(A));
+  std::memset(row, 0, across.size * one * sizeof(A));
   int64_t first_tap = -1, last_tap = -1, rows_of_taps = 0;
   for (int64_t u = 0; u < down.kernel; u++) {
     if (plan.row_at(y, u) < 0) continue;
@@ -269,20 +280,20 @@ void compute_row(const Plan<T>& plan, const View<const T, 6>& weight, const Turn
     it.weights = turn.widened + pair * of_row + (y - turn.rows.first) * columns;
     it.odd = last_tap % 2 == 0 && last_tap == down.kernel - 1;
     it.rows = last_tap / 2 + 1 - it.odd - pair;
-    it.pixel_step = -2 * columns * L, it.weight_step = of_row;
-    run_phases<T>(it, across);
+    it.pixel_step = -2 * columns * one, it.weight_step = of_row;
+    run_phases<T, V>(it, across);
   } else if (plan.phased) {
     const int64_t i = plan.row_at(y, first_tap);
     it.pixels = turn.pixels.at(i - turn.from, 0);
     it.weights = turn.taps_at(plan, weight, first_tap, i);
-    it.rows = rows_of_taps, it.pixel_step = -columns * L;
+    it.rows = rows_of_taps, it.pixel_step = -columns * one;
     it.weight_step = plan.direct ? down.stride * weight.stride(2) - weight.stride(4) : down.stride * of_row;
-    run_phases<T>(it, across);
+    run_phases<T, V>(it, across);
   } else {
     for (int64_t u = first_tap; u <= last_tap; u++) {
       const int64_t i = plan.row_at(y, u);
       if (i < 0) continue;
-      add_taps(turn.pixels.at(i - turn.from, 0), turn.taps_at(plan, weight, u, i), it.pitch, across, row);
+      add_taps<V>(turn.pixels.at(i - turn.from, 0), turn.taps_at(plan, weight, u, i), it.pitch, across, row);
     }
   }
 }
@@ -300,43 +311,61 @@ Shape sizes(View<const T, 4> cotangent, View<const T, 6> weight, List<int64_t> s
   return {cotangent.size(0), cotangent.size(1), size[0], size[1]};
 }
 
+// Computes V vectors of channels, from one on.
+template <int V, class T, class A>
+void compute_channels(const Plan<T>& plan, const View<const T, 4>& cotangent, const View<const T, 6>& weight,
+                      const Share& share, int64_t first, int64_t channels, Turn<T, A>& turn, A* scratch,
+                      const View<T, 4>& result) {
+  constexpr int L = count<A>;
+  const Span reaching = plan.reaching(share.first, share.last);
+  const Pixels<A> all{scratch, plan.columns, V * L};
+  A* const results = scratch + plan.for_pixels;
+  turn.pixels = {all.at(plan.above, 0), all.pitch, all.step};
+  turn.from = reaching.first;
+  each<V>([&](auto k) {
+    gather(planes(cotangent, share.batch, first + k * L, std::min<int64_t>(L, channels - k * L)),
+           reaching.first, reaching.last, Pixels<A>{turn.pixels.data + k * L, all.pitch, all.step});
+  });
+  if constexpr (paired<T> == 2)
+    if (plan.in_pairs)
+      pair_rows_of_pixels(all, Span{plan.above, plan.above + reaching.last - reaching.first}, 1);
+  for (int64_t start = share.first; start < share.last; start += plan.together) {
+    turn.rows = {start, std::min(start + plan.together, share.last)};
+    prepare(plan, weight, turn);
+    for (int64_t y = start; y < turn.rows.last; y++)
+      compute_row<V>(plan, weight, turn, y, results + (y - start) * plan.across.size * V * L);
+    each<V>([&](auto k) {
+      const Planes<T> out =
+          planes(result, share.batch, first + k * L, std::min<int64_t>(L, channels - k * L));
+      scatter(results + k * L, V * L, out, start, turn.rows.last, plan.streamed);
+    });
+  }
+}
+
 template <class T>
 void input_gradient(View<const T, 4> cotangent, View<const T, 6> weight, List<int64_t> size,
                     List<int64_t> stride, List<int64_t> padding, List<int64_t> dilation, View<T, 4> result) {
   using A = Computed<T>;
-  constexpr int L = count<A>;
+  constexpr int L = count<A>, V = vectors_at_once<A>;
   const Plan<T> plan(
       fitted({size[0], cotangent.size(2), weight.size(2), stride[0], padding[0], dilation[0]},
              {size[1], cotangent.size(3), weight.size(3), stride[1], padding[1], dilation[1]},
              cotangent.size(1), weight.size(1)),
       cotangent, weight, result);
-  const int64_t groups = weight.size(1), channels = cotangent.size(1) / groups;
+  const int64_t groups = weight.size(1), of_group = cotangent.size(1) / groups;
   const int64_t in_all = plan.for_pixels + plan.for_result + plan.for_weights + L;
   in_shares<A>(
       cotangent.size(0), groups, plan.down.size, plan.most, in_all, [&](const Share& share, A* scratch) {
-        A* results = scratch + plan.for_pixels;
-        const Span reaching = plan.reaching(share.first, share.last);
         Turn<T, A> turn;
         turn.weights = weight.data + share.batch * weight.stride(0) + share.group * weight.stride(1);
-        turn.widened = results + plan.for_result;
-        turn.pixels = {scratch + plan.above * plan.columns * L, plan.columns};
-        turn.from = reaching.first;
-        for (int64_t channel = 0; channel < channels; channel += L) {
-          const int64_t some = std::min<int64_t>(L, channels - channel);
-          const int64_t first = share.group * channels + channel;
-          gather(planes(cotangent, share.batch, first, some), reaching.first, reaching.last, turn.pixels);
-          if constexpr (paired<T> == 2) {
-            const Span rows{plan.above, plan.above + reaching.last - reaching.first};
-            if (plan.in_pairs) pair_rows_of_pixels({scratch, plan.columns}, rows, 1);
-          }
-          const Planes<T> out = planes(result, share.batch, first, some);
-          for (int64_t start = share.first; start < share.last; start += plan.together) {
-            turn.rows = {start, std::min(start + plan.together, share.last)};
-            prepare(plan, weight, turn);
-            for (int64_t y = start; y < turn.rows.last; y++)
-              compute_row(plan, weight, turn, y, results + (y - start) * plan.across.size * L);
-            scatter(results, out, start, turn.rows.last, plan.streamed);
-          }
+        turn.widened = scratch + plan.for_pixels + plan.for_result;
+        for (int64_t at = 0; at < of_group;) {
+          const int64_t channels = std::min<int64_t>(V * L, of_group - at);
+          const int64_t first = share.group * of_group + at;
+          if (channels > L)
+            compute_channels<V>(plan, cotangent, weight, share, first, channels, turn, scratch, result);
+          else compute_channels<1>(plan, cotangent, weight, share, first, channels, turn, scratch, result);
+          at += channels;
         }
         lanes::settle();
       });

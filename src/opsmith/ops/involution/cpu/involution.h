@@ -101,17 +101,22 @@ Planes<T> planes(const opsmith::View<T, 4>& x, int64_t batch, int64_t first, int
   return {data, channels, x.size(2), x.size(3), x.stride(1), x.stride(2), x.stride(3)};
 }
 
-// Pixels one after the other, each a vector of channels: `pitch` vectors from row to row.
+// Pixels one after the other, each some vectors of channels: `pitch` pixels from row to row.
 template <class A>
 struct Pixels {
   A* data;
-  int64_t pitch;
+  int64_t pitch, step = count<A>;  // numbers from pixel to pixel
 
-  A* at(int64_t row, int64_t column) const { return data + (row * pitch + column) * count<A>; }
+  A* at(int64_t row, int64_t column) const { return data + (row * pitch + column) * step; }
 };
 
-// Pixels of a row that unrolled blocks compute at once.
-constexpr int WIDE = 14, NARROW = 7;
+// Vectors of channels that blocks compute at once. With few registers two: a weight is loaded once for both.
+template <class A>
+constexpr int vectors_at_once = lanes::registers > 16 ? 1 : 2;
+// Pixels of a row that the widest blocks compute at once, and the narrowest but those of a single one.
+template <class A>
+constexpr int widest = 14 / vectors_at_once<A>;
+constexpr int NARROW = 7;
 
 // Of a band, how many rows of the result are computed one after the other, with copied weights that stay in a
 // cache.
@@ -159,8 +164,8 @@ void gather(const Planes<T>& from, int64_t first, int64_t last, Pixels<A> to) {
       if (some <= SHORT && from.channels == L) {
         for (int64_t p = 0; p < some; p++) {
           for (int64_t c = 0; c < L; c++) pixel[c] = A(from.at(c, first + run, 0)[at + p]);
-          pixel += L;
-          if (--left == 0) left = from.columns, pixel += (to.pitch - from.columns) * L;
+          pixel += to.step;
+          if (--left == 0) left = from.columns, pixel += (to.pitch - from.columns) * to.step;
         }
         continue;
       }
@@ -178,32 +183,32 @@ void gather(const Planes<T>& from, int64_t first, int64_t last, Pixels<A> to) {
       lanes::transpose<A>(square);
       if (left >= L) {  // they all go to the same row
         each<L>([&](auto p) __attribute__((always_inline)) {
-          std::memcpy(pixel + p * L, &square[p], sizeof square[p]);
+          std::memcpy(pixel + p * to.step, &square[p], sizeof square[p]);
         });
-        pixel += L * L;
+        pixel += L * to.step;
         left -= L;
-        if (left == 0) left = from.columns, pixel += (to.pitch - from.columns) * L;
+        if (left == 0) left = from.columns, pixel += (to.pitch - from.columns) * to.step;
         continue;
       }
       each<L>([&](auto p) __attribute__((always_inline)) {
         if (p >= some) return;
         std::memcpy(pixel, &square[p], sizeof square[p]);
-        pixel += L;
-        if (--left == 0) left = from.columns, pixel += (to.pitch - from.columns) * L;
+        pixel += to.step;
+        if (--left == 0) left = from.columns, pixel += (to.pitch - from.columns) * to.step;
       });
     }
   }
 }
 
-// Copies pixels without gaps between rows back to rows [first, last) of planes; `streamed` past the
-// caches where whole lines of memory are written, and then `settle` comes after the last.
+// Copies pixels that are `step` numbers apart back to rows [first, last) of planes; `streamed` past the caches
+// where whole lines of memory are written, and then `settle` comes after the last.
 template <class T, class A = Computed<T>>
-void scatter(const A* pixels, const Planes<T>& to, int64_t first, int64_t last, bool streamed) {
+void scatter(const A* pixels, int64_t step, const Planes<T>& to, int64_t first, int64_t last, bool streamed) {
   constexpr int L = count<A>;
   if (to.column_stride != 1) {
     const bool whole = to.channel_stride == 1 && to.channels == L;
     for (int64_t row = first; row < last; row++)
-      for (int64_t column = 0; column < to.columns; column++, pixels += L) {
+      for (int64_t column = 0; column < to.columns; column++, pixels += step) {
         if (whole) {
           Vector<A> pixel;
           std::memcpy(&pixel, pixels, sizeof pixel);
@@ -221,27 +226,27 @@ void scatter(const A* pixels, const Planes<T>& to, int64_t first, int64_t last, 
     for (int64_t at = 0; at < length; at += L) {
       const int64_t some = std::min<int64_t>(L, length - at);
       if (some <= SHORT && to.channels == L) {
-        for (int64_t p = 0; p < some; p++, pixels += L)
+        for (int64_t p = 0; p < some; p++, pixels += step)
           for (int64_t c = 0; c < L; c++) to.at(c, first + run, 0)[at + p] = T(pixels[c]);
         continue;
       }
       Vector<A> square[L];
       if (some == L && to.channels == L) {
         each<L>([&](auto p) __attribute__((always_inline)) {
-          std::memcpy(&square[p], pixels + p * L, sizeof square[p]);
+          std::memcpy(&square[p], pixels + p * step, sizeof square[p]);
         });
         lanes::transpose<A>(square);
         each<L>([&](auto c) __attribute__((always_inline)) {
           T* target = to.at(c, first + run, 0) + at;
           streamed ? lanes::stream_one(target, square[c]) : lanes::store(target, square[c]);
         });
-        pixels += L * L;
+        pixels += L * step;
       } else {
         each<L>([&](auto p) __attribute__((always_inline)) {
           square[p] = Vector<A>{};
-          if (p < some) std::memcpy(&square[p], pixels + p * L, sizeof square[p]);
+          if (p < some) std::memcpy(&square[p], pixels + p * step, sizeof square[p]);
         });
-        pixels += some * L;
+        pixels += some * step;
         lanes::transpose<A>(square);
         for (int64_t c = 0; c < to.channels; c++)
           lanes::store_some(to.at(c, first + run, 0) + at, square[c], some);
@@ -295,7 +300,7 @@ struct Share {
 
 // Calls `work(share, scratch)` for all rows of all groups, in parallel. A share has at most `most` rows, and
 // fewer where there would else be too few shares for the threads. Each thread has scratch memory of `size`
-// numbers.
+// numbers, which are zeros before its first share.
 template <class A, class Work>
 void in_shares(int64_t batches, int64_t groups, int64_t rows, int64_t most, int64_t size, Work work) {
   const int64_t images = batches * groups;
@@ -311,6 +316,8 @@ void in_shares(int64_t batches, int64_t groups, int64_t rows, int64_t most, int6
     if (!scratch) {
 #pragma omp atomic write
       failed = true;
+    } else {
+      std::memset(static_cast<void*>(scratch.get()), 0, size * sizeof(A));
     }
 #pragma omp barrier
     if (!failed) {

@@ -12,6 +12,11 @@
 
 namespace lanes {
 
+#if defined(__AVX512F__) || !defined(__x86_64__)
+constexpr int registers = 32;  // of vectors
+#else
+constexpr int registers = 16;
+#endif
 #if defined(__AVX512F__)
 constexpr int bytes = 64;
 #elif defined(__AVX__)
@@ -159,9 +164,26 @@ template <class T>
   std::memcpy(to, &elements, sizeof elements);
 }
 
+#if defined(__AVX__) && !defined(LANES_MASKED)
+// Masks of 32 bits, from which a load at `8 - some` takes one whose first `some` lanes are set.
+alignas(64) inline constexpr int32_t MASKS[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
+
+template <class A>
+[[gnu::always_inline]] inline __m256i first_lanes(int64_t some) {
+  constexpr int64_t words = sizeof(A) / 4;
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(MASKS + 8 - some * words));
+}
+#endif
+
 // The first `some` elements alone; the other lanes are 0.
 template <class T>
 [[gnu::always_inline]] inline Vector<Computed<T>> load_some(const T* from, int64_t some) {
+#if defined(__AVX__) && !defined(LANES_MASKED)
+  if constexpr (std::is_same_v<T, float>)
+    return (Vector<float>)_mm256_maskload_ps(from, first_lanes<float>(some));
+  if constexpr (std::is_same_v<T, double>)
+    return (Vector<double>)_mm256_maskload_pd(from, first_lanes<double>(some));
+#endif
 #if defined(LANES_MASKED)
   const uint32_t mask = (1u << some) - 1;
   if constexpr (std::is_same_v<T, float>) return (Vector<float>)_mm512_maskz_loadu_ps(__mmask16(mask), from);
@@ -177,6 +199,27 @@ template <class T>
 
 template <class T>
 [[gnu::always_inline]] inline void store_some(T* to, Vector<Computed<T>> value, int64_t some) {
+#if defined(__AVX2__) && !defined(LANES_MASKED)
+  if constexpr (std::is_same_v<T, float>) {  // a masked store takes many steps on some processors
+    if (some < 1 || some >= 8) return some < 1 ? void() : store(to, value);
+    // Of two halves, quarters or numbers that may overlap, the last ends with the last element.
+    auto last = [&](int64_t many) __attribute__((always_inline)) {
+      const __m256i from = _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7),
+                                            _mm256_set1_epi32(int32_t(some - many)));
+      return _mm256_castps256_ps128(_mm256_permutevar8x32_ps((__m256)value, from));
+    };
+    const __m128 first = _mm256_castps256_ps128((__m256)value);
+    if (some >= 4) {
+      _mm_storeu_ps(to, first), _mm_storeu_ps(to + some - 4, last(4));
+    } else if (some >= 2) {
+      _mm_storel_pi(reinterpret_cast<__m64*>(to), first);
+      _mm_storel_pi(reinterpret_cast<__m64*>(to + some - 2), last(2));
+    } else {
+      _mm_store_ss(to, first);
+    }
+    return;
+  }
+#endif
 #if defined(LANES_MASKED)
   const uint32_t mask = (1u << some) - 1;
   if constexpr (std::is_same_v<T, float>) _mm512_mask_storeu_ps(to, __mmask16(mask), (__m512)value);
@@ -258,9 +301,32 @@ template <class A, int FIRST, int... I>
 #endif
 }
 
+#if defined(__AVX__) && !defined(__AVX512F__)
+// As `transpose`: in both halves of 128 bits at once, and then the halves.
+[[gnu::always_inline]] inline void transpose_halves(Vector<float> (&square)[8]) {
+  __m256 pairs[8], fours[8];
+  each<4>([&](auto i) __attribute__((always_inline)) {
+    pairs[2 * i] = _mm256_unpacklo_ps((__m256)square[2 * i], (__m256)square[2 * i + 1]);
+    pairs[2 * i + 1] = _mm256_unpackhi_ps((__m256)square[2 * i], (__m256)square[2 * i + 1]);
+  });
+  each<4>([&](auto i) __attribute__((always_inline)) {
+    constexpr int from = i / 2 * 4 + i % 2, to = i / 2 * 4 + i % 2 * 2;
+    fours[to] = _mm256_shuffle_ps(pairs[from], pairs[from + 2], 0x44);
+    fours[to + 1] = _mm256_shuffle_ps(pairs[from], pairs[from + 2], 0xee);
+  });
+  each<4>([&](auto i) __attribute__((always_inline)) {
+    square[i] = (Vector<float>)_mm256_permute2f128_ps(fours[i], fours[i + 4], 0x20);
+    square[i + 4] = (Vector<float>)_mm256_permute2f128_ps(fours[i], fours[i + 4], 0x31);
+  });
+}
+#endif
+
 // Transposes a square: afterwards lane i of vector j is what lane j of vector i was.
 template <class A>
 [[gnu::always_inline]] inline void transpose(Vector<A> (&square)[count<A>]) {
+#if defined(__AVX__) && !defined(__AVX512F__)
+  if constexpr (std::is_same_v<A, float>) return transpose_halves(square);
+#endif
   constexpr int L = count<A>;
   constexpr std::make_integer_sequence<int, L> lanes{};
   each<L == 16  ? 4

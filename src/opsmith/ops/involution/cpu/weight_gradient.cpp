@@ -9,14 +9,25 @@
 
 using namespace involution;
 
-// Rows of a band, each with its channels, or pairs of them, one after the other.
+// Rows of a band, each in layers: its channels, or pairs of them.
 template <class A>
 struct Rows {
   A* data;
-  int64_t layers, pitch;  // numbers from one of them to the next
+  int64_t row_step, layer_step;  // numbers from one to the next
 
-  A* at(int64_t row, int64_t layer) const { return data + (row * layers + layer) * pitch; }
+  A* at(int64_t row, int64_t layer) const { return data + row * row_step + layer * layer_step; }
 };
+
+// Copies a row that lies as it is to be read: the last vector may copy some numbers again.
+template <class A>
+[[gnu::always_inline]] inline void copy_row(const A* from, int64_t size, A* to) {
+  constexpr int L = count<A>;
+  if (size < L) return lanes::store(to, lanes::load_some(from, size));
+  for (int64_t at = 0; at < size; at += L) {
+    const int64_t place = std::min(at, size - L);
+    lanes::store(to + place, lanes::load(from + place));
+  }
+}
 
 // Lays out a row of a channel, or of a pair of them: every `step`-th number, from a column on.
 template <class T, class A = Computed<T>>
@@ -24,6 +35,8 @@ void lay_out_row(const Planes<const T>& from, int64_t layer, int64_t row, int64_
                  int64_t size, A* to) {
   const int64_t channel = layer * paired<T>, stride = step * from.column_stride;
   const T* first = from.at(channel, row, column);
+  if constexpr (std::is_same_v<T, A>)
+    if (stride == 1) return copy_row(first, size, to);
   if constexpr (paired<T> == 2) {
     const T* second = channel + 1 < from.channels ? first + from.channel_stride : nullptr;
     pair_up(first, second, stride, size, to, 2 * from.channel_stride);
@@ -45,30 +58,49 @@ struct Block {
   int64_t next_row;  // and to the one that the next row of the cotangent has here
 };
 
-// One row of the image with R rows of the cotangent: K taps of each, windows S pixels apart.
-template <int K, int S, int R, class A, class T>
-[[gnu::noinline]] void block(const Block<A, T>& it) {
-  Vector<A> sums[R * K] = {};
+// Of K taps of R rows, how many registers hold the sums of, beside a pixel and what came for the rows.
+template <int K, int R>
+constexpr int taps_at_once() {
+  const int most = std::max(1, (lanes::registers - R - 1) / R), pieces = (K + most - 1) / most;
+  return (K + pieces - 1) / pieces;
+}
+
+// One row of the image with R rows of the cotangent: V taps of each, from one on, windows S pixels apart.
+template <int FIRST, int V, int S, int R, class A, class T>
+[[gnu::always_inline]] inline void compute_taps(const Block<A, T>& it) {
+  Vector<A> sums[R * V] = {};
   const A *image = it.image, *cotangent = it.cotangent;
   for (int64_t layer = 0; layer < it.layers; layer++) {
     Vector<A> came[R];
-    each<R>([&](auto r)
-                __attribute__((always_inline)) { came[r] = lanes::load(cotangent + r * it.cotangent_row); });
-    each<K>([&](auto v) __attribute__((always_inline)) {
+    each<R>([&](auto r) __attribute__((always_inline)) {
+      came[r] = lanes::load(cotangent + r * it.cotangent_row);
+      lanes::loaded(came[r]);
+    });
+    each<V>([&](auto at) __attribute__((always_inline)) {
+      constexpr int v = FIRST + at;
       Vector<A> pixels = lanes::load(image + v % S * it.phases + v / S);
       lanes::loaded(pixels);
       each<R>([&](auto r)
-                  __attribute__((always_inline)) { add_products<T>(sums[r * K + v], came[r], pixels); });
+                  __attribute__((always_inline)) { add_products<T>(sums[r * V + at], came[r], pixels); });
     });
     image += it.image_step, cotangent += it.cotangent_step;
   }
   const bool whole = it.kept >= count<A>;
   each<R>([&](auto r) __attribute__((always_inline)) {
-    each<K>([&](auto v) __attribute__((always_inline)) {
-      T* target = it.result + r * it.next_row + v * it.tap;
-      if (whole) lanes::store(target, sums[r * K + v]);
-      else lanes::store_some(target, sums[r * K + v], it.kept);
+    each<V>([&](auto at) __attribute__((always_inline)) {
+      T* target = it.result + r * it.next_row + (FIRST + at) * it.tap;
+      if (whole) lanes::store(target, sums[r * V + at]);
+      else lanes::store_some(target, sums[r * V + at], it.kept);
     });
+  });
+}
+
+// All K taps, as many at once as registers hold.
+template <int K, int S, int R, class A, class T>
+[[gnu::noinline]] void block(const Block<A, T>& it) {
+  constexpr int V = taps_at_once<K, R>();
+  each<(K + V - 1) / V>([&](auto piece) __attribute__((always_inline)) {
+    compute_taps<piece * V, std::min(V, K - piece * V), S, R>(it);
   });
 }
 
@@ -76,6 +108,9 @@ template <class A, class T>
 using Run = void (*)(const Block<A, T>&);
 
 constexpr int MOST_ROWS = 4;
+
+template <int K>
+constexpr bool FOUR = K < 7 && lanes::registers > 16;  // whether registers hold the sums of four rows
 
 // Functions that compute K taps of 1, 2, ... rows of the cotangent at once; null for more rows than it can.
 template <int K, int S, class A, class T>
@@ -140,6 +175,7 @@ struct Plan {
   int64_t tap_pitch = tap_pitch_of<A>(together * across.result);
 
   int64_t for_image = down.extent(band) * layers * image_pitch, for_came = band * layers * came_pitch;
+  int64_t for_beyond = band * vectors * L;
   int64_t for_result = streamed ? taps * tap_pitch : 0;
 
   // For so many groups in all images, of so many channels.
@@ -148,25 +184,33 @@ struct Plan {
         across(axes.across),
         layers((channels + paired<T> - 1) / paired<T>),
         streamed(taps * down.result * across.result * groups * int64_t(sizeof(T)) > LARGE) {}
+
+  // The first pixel of one of a row's vectors. The last may compute some pixels again.
+  int64_t place_of(int64_t vector) const {
+    return std::max<int64_t>(0, std::min(vector * L, across.result - L));
+  }
 };
 
 // A share's rows of both tensors, as vectors read them.
 template <class A>
 struct Band {
-  Rows<A> image, came;
+  Rows<A> image;
+  Rows<const A> came;
+  const A* beyond;     // of each row of the cotangent, what a tap beyond the image brings
   int64_t top, first;  // the rows of the image and of the cotangent that come first there
 };
 
-// Lays out the rows of a share.
+// Lays out the rows of a share, in memory that has zeros where no share writes: at their sides. Rows of the
+// cotangent that can be read where they lie stay there.
 template <class T, class A>
-void lay_out(const Plan<T>& plan, const Planes<const T>& input, const Planes<const T>& cotangent,
-             const Share& share, const Band<A>& band) {
+Band<A> lay_out(const Plan<T>& plan, const Planes<const T>& input, const Planes<const T>& cotangent,
+                const Share& share, A* scratch) {
+  constexpr int L = count<A>;
   const Axis &down = plan.down, &across = plan.across;
-  std::memset(band.image.data, 0, plan.for_image * sizeof(A));
-  std::memset(band.came.data, 0, plan.for_came * sizeof(A));
+  const int64_t S = across.stride, top = down.window({share.first, share.last}).first;
+  const Rows<A> image{scratch, plan.layers * plan.image_pitch, plan.image_pitch};
   const Span inside = down.window({share.first, share.last}).within({0, down.size});
-  for (int64_t phase = 0; phase < across.stride; phase++) {
-    const int64_t S = across.stride;
+  for (int64_t phase = 0; phase < S; phase++) {
     const int64_t begin = phase >= across.padding ? 0 : (across.padding - phase + S - 1) / S;
     const int64_t x = begin * S + phase - across.padding;
     const int64_t size =
@@ -174,22 +218,40 @@ void lay_out(const Plan<T>& plan, const Planes<const T>& input, const Planes<con
     if (size <= 0) continue;
     for (int64_t c = 0; c < plan.layers; c++)  // planes from end to end, as memory is read fastest
       for (int64_t y = inside.first; y < inside.last; y++)
-        lay_out_row(input, c, y, x, S, size, band.image.at(y - band.top, c) + phase * plan.in_phase + begin);
+        lay_out_row(input, c, y, x, S, size, image.at(y - top, c) + phase * plan.in_phase + begin);
   }
-  for (int64_t c = 0; c < plan.layers; c++)
-    for (int64_t i = share.first; i < share.last; i++)
-      lay_out_row(cotangent, c, i, 0, 1, across.result, band.came.at(i - share.first, c));
+  A* const beyond = scratch + plan.for_image + plan.for_came;
+  Band<A> band{image, {}, beyond, top, share.first};
+  if constexpr (std::is_same_v<T, A>)
+    if (cotangent.column_stride == 1 && across.result >= L)
+      band.came = {cotangent.at(0, share.first, 0), cotangent.row_stride, cotangent.channel_stride};
+  if (!band.came.data) {
+    const Rows<A> came{scratch + plan.for_image, plan.layers * plan.came_pitch, plan.came_pitch};
+    for (int64_t c = 0; c < plan.layers; c++)
+      for (int64_t i = share.first; i < share.last; i++)
+        lay_out_row(cotangent, c, i, 0, 1, across.result, came.at(i - share.first, c));
+    band.came = {came.data, came.row_step, came.layer_step};
+  }
+  // The reference multiplies the cotangent with the zeros around the image: nan where it is not finite.
+  for (int64_t i = share.first; i < share.last; i++) {
+    const Span taps = down.taps_of(i);
+    if (taps.first == 0 && taps.last == down.kernel) continue;
+    for (int64_t j = 0; j < plan.vectors; j++) {
+      Vector<A> sum{};
+      const A* came = band.came.at(i - share.first, 0) + plan.place_of(j);
+      for (int64_t c = 0; c < plan.layers; c++, came += band.came.layer_step)
+        add_products<T>(sum, Vector<A>{}, lanes::load(came));
+      lanes::store(beyond + ((i - share.first) * plan.vectors + j) * L, sum);
+    }
+  }
+  return band;
 }
 
-// A row of taps beyond the image, with some rows of the cotangent: the reference multiplies these with zeros,
-// which is nan where they are not finite.
+// Results of a row of taps beyond the image, for some rows of the cotangent.
 template <class T, class A>
-void multiply_zeros(const Block<A, T>& it, int64_t taps, int64_t rows) {
+void put_beyond(const Block<A, T>& it, int64_t taps, const A* sums, int64_t step, int64_t rows) {
   for (int64_t r = 0; r < rows; r++) {
-    const A* row = it.cotangent + r * it.cotangent_row;
-    Vector<A> sum{};
-    for (int64_t c = 0; c < it.layers; c++)
-      add_products<T>(sum, Vector<A>{}, lanes::load(row + c * it.cotangent_step));
+    const Vector<A> sum = lanes::load(sums + r * step);
     for (int64_t v = 0; v < taps; v++) {
       T* tap = it.result + r * it.next_row + v * it.tap;
       if (it.kept >= count<A>) lanes::store(tap, sum);
@@ -207,7 +269,7 @@ void compute_tile(const Plan<T>& plan, const Band<A>& band, const Span& tile, T*
   const int64_t tall = tile.last - tile.first, apart = plan.several > 1 ? down.stride : 0, K = across.kernel;
   Block<A, T> it;
   it.image_step = plan.image_pitch, it.phases = plan.in_phase;
-  it.cotangent_step = plan.came_pitch, it.cotangent_row = plan.layers * plan.came_pitch;
+  it.cotangent_step = band.came.layer_step, it.cotangent_row = band.came.row_step;
   it.layers = plan.layers;
   it.tap = tap_step, it.next_row = across.result - apart * K * tap_step;
   // Row by row of the image: it is tap `at` of the tile's first row.
@@ -217,13 +279,15 @@ void compute_tile(const Plan<T>& plan, const Band<A>& band, const Span& tile, T*
     if (low > high) continue;  // windows further apart than they are high
     const int64_t i = tile.first + low, u = at - low * apart;
     const int64_t y = i * down.stride + u * down.dilation - down.padding;
-    for (int64_t j = 0; j < across.result; j += L) {
+    for (int64_t vector = 0; vector < plan.vectors; vector++) {
+      const int64_t j = plan.place_of(vector);
       it.cotangent = band.came.at(i - band.first, 0) + j;
       it.kept = plan.streamed ? L : across.result - j;
       T* const first = target + u * K * tap_step + low * across.result + j;
       if (y < 0 || y >= down.size) {
         it.result = first;
-        multiply_zeros(it, K, high - low + 1);
+        put_beyond(it, K, band.beyond + ((i - band.first) * plan.vectors + vector) * L, plan.vectors * L,
+                   high - low + 1);
         continue;
       }
       for (int64_t v = 0; v < K; v += plan.at_once) {
@@ -260,15 +324,12 @@ void weight_gradient(View<const T, 4> cotangent, View<const T, 4> input, int64_t
   const int64_t batches = input.size(0), channels = input.size(1) / groups;
   const Plan<T> plan(axes, batches * groups, channels);
   const Axis &down = plan.down, &across = plan.across;
-  const int64_t in_all = plan.for_image + plan.for_came + plan.for_result;
+  const int64_t in_all = plan.for_image + plan.for_came + plan.for_beyond + plan.for_result;
   in_shares<A>(batches, groups, down.result, plan.most, in_all, [&](const Share& share, A* scratch) {
-    const Band<A> band{{scratch, plan.layers, plan.image_pitch},
-                       {scratch + plan.for_image, plan.layers, plan.came_pitch},
-                       down.window({share.first, share.last}).first,
-                       share.first};
-    lay_out(plan, planes(input, share.batch, share.group * channels, channels),
-            planes(cotangent, share.batch, share.group * channels, channels), share, band);
-    T* const gathered = reinterpret_cast<T*>(scratch + plan.for_image + plan.for_came);
+    const Band<A> band =
+        lay_out(plan, planes(input, share.batch, share.group * channels, channels),
+                planes(cotangent, share.batch, share.group * channels, channels), share, scratch);
+    T* const gathered = reinterpret_cast<T*>(scratch + in_all - plan.for_result);
     T* const results = result.data + share.batch * result.stride(0) + share.group * result.stride(1);
     for (int64_t start = share.first; start < share.last; start += plan.together) {
       const int64_t end = std::min(start + plan.together, share.last);
