@@ -2,9 +2,12 @@
 
 The checks run in one process, in which each effort has run once before: what torch loads at its first use and
 the first compile of a process are not counted. `from the shell` is `opsmith check FILE` with one small
-operator, each in a process of its own. Bars are what opsmith aims at, at most, on two cores at full speed.
-`machine` says how long 20 million additions in Python take here: about a second on such cores. Run it with
-nothing else running: `python benchmarks/checks.py [--rounds 3] [--quick] [--json]`.
+operator, each in a process of its own. `torch's own tools` are `torch.library.opcheck`, `torch.export` and
+`torch.compile` (with static and with dynamic sizes, forward and backward, without Inductor), called
+directly on the first sample of each of the ten: a default check runs them on all of their samples. Bars are
+what opsmith aims at, at most, on two cores at full speed. `machine` says how long 20 million additions in
+Python take here: about a second on such cores. Run it with nothing else running:
+`python benchmarks/checks.py [--rounds 3] [--quick] [--json]`.
 """
 
 from __future__ import annotations
@@ -16,12 +19,14 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 import opsmith
 from opsmith import ops
@@ -132,6 +137,49 @@ def seconds(operator: Any, effort: str) -> float:
     return taken
 
 
+class Model(torch.nn.Module):
+    """A model that calls an operator."""
+
+    def __init__(self, operator: Any) -> None:
+        super().__init__()
+        self.operator = operator
+
+    def forward(self, *args: Any) -> Any:
+        return self.operator(*args)
+
+
+def seconds_of_torch(operator: Any) -> float:
+    """The time of torch's own tools on the first sample, which a default check runs, too."""
+    from opsmith.checking.effort import EFFORTS
+    from opsmith.checking.subject_kinds import subject_of
+    from opsmith.core.call_arguments import tensors_in
+
+    sample = subject_of(operator, None, 0, EFFORTS["default"]).samples[0]
+    in_place = bool(operator.specification.schema.written)
+
+    def arguments() -> tuple[Any, ...]:
+        return tuple(sample.arguments(sample.at() if in_place else sample.leaves())[0])
+
+    def dimensions(value: Any) -> Any:
+        return dict.fromkeys(range(value.dim()), torch.export.Dim.AUTO) if isinstance(value, Tensor) else None
+
+    any_sizes = tree_map(dimensions, arguments())
+    begun = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.library.opcheck(operator.torch_operator, arguments())
+        for dynamic in (False, True):
+            torch.compiler.reset()
+            returned = torch.compile(Model(operator), backend="aot_eager", dynamic=dynamic)(*arguments())
+            results = [each for each in tensors_in([returned]) if each.requires_grad]
+            if results:
+                torch.autograd.backward(results, [torch.ones_like(each) for each in results])
+        for sizes in (None, (any_sizes,)):
+            with torch.no_grad():
+                torch.export.export(Model(operator), arguments(), dynamic_shapes=sizes, strict=False)
+    return time.perf_counter() - begun
+
+
 def from_shell(effort: str) -> float:
     """The time of `opsmith check FILE` in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
@@ -171,6 +219,9 @@ def measure(rounds: int, efforts: list[str]) -> dict[str, float]:
         found[f"{effort}: median of ten"] = statistics.median(every.values())
         found[f"{effort}: from the shell"] = statistics.median(from_shell(effort) for _ in range(rounds))
     if "default" in efforts:
+        for operator in OPERATORS[:2]:
+            seconds_of_torch(operator)
+        found["default: torch's own tools"] = statistics.median(map(seconds_of_torch, OPERATORS))
         found["default: attention"] = statistics.median(seconds(attention, "default") for _ in range(rounds))
     return found
 

@@ -12,7 +12,6 @@ from typing import Any, Literal, get_args
 import torch
 
 from opsmith.checking.output.text import folded, rows
-from opsmith.core.call_arguments import tensors_in
 from opsmith.core.dataclass import dataclass
 from opsmith.errors import printable
 
@@ -391,7 +390,11 @@ class SeenDtypes:
 
     def note(self, values: Iterable[Any]) -> None:
         """Record the dtypes of a call."""
-        self.seen.update(each.dtype for each in tensors_in(list(values)))
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                self.seen.add(value.dtype)
+            elif isinstance(value, list | tuple):
+                self.note(value)
 
     def names(self) -> tuple[str, ...]:
         """The names of the recorded dtypes, in order."""

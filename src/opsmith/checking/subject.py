@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -305,8 +305,10 @@ class Subject:
             return results
         return [each.double() if is_inexact(each) else each for each in results]
 
-    def _own(self, sample: Sample, flat: Sequence[Any]) -> list[Any]:
+    def _own(self, sample: Sample, flat: Sequence[Any]) -> Sequence[Any]:
         """The values, with generators copied, so that no run advances another's, cast and symmetric."""
+        if sample.is_plain and not self.narrow and self.steady is None and not self.symmetric:
+            return flat
         values: list[Any] = [v.clone_state() if isinstance(v, torch.Generator) else v for v in flat]
         if self.narrow:
             values = [v.float() if isinstance(v, Tensor) and v.dtype == torch.float64 else v for v in values]
@@ -428,16 +430,15 @@ class Subject:
         adopted = self.specification.adopted
         return adopted is None or "nonlinear" not in adopted.kinds
 
-    @contextmanager
-    def seeded(self) -> Iterator[None]:
+    def seeded(self) -> AbstractContextManager[Any]:
         """A region in which every run draws the same numbers; the state outside is restored."""
         if self.steady is not None:
-            with self.steady.region():
-                yield
-            return
-        if not self.draws:  # setting the state takes longer than most operators
-            yield
-            return
+            return self.steady.region()
+        # Setting the state takes longer than most operators.
+        return self._seeded() if self.draws else _NOTHING
+
+    @contextmanager
+    def _seeded(self) -> Iterator[None]:
         with torch_state_restored():
             seed_torch(self.seed)
             yield
@@ -491,6 +492,9 @@ class Subject:
     def kernels_on(self, device: torch.device) -> Sequence[Kernel]:
         """The kernels attached for a device."""
         return [kernel for kernel in self.specification.kernels if kernel.device == device.type]
+
+
+_NOTHING = nullcontext()
 
 
 def drawing_operations(subject: Subject, sample: Sample) -> list[tuple[str, bool]]:

@@ -32,6 +32,7 @@ class Flattening:
 
     def __init__(self, lists: Mapping[str, bool], lengths: Sequence[int | None]) -> None:
         self._lists, self.lengths = lists, tuple(lengths)
+        self._is_flat = not any(lists.values())
         self.spans: dict[str, slice] = {}
         labels: list[str] = []
         for name, length in zip(lists, lengths, strict=True):
@@ -57,6 +58,8 @@ class Flattening:
 
     def pack(self, flat: Sequence[Any]) -> list[Any]:
         """Restore the values; inverse of `flatten`."""
+        if self._is_flat and len(flat) == len(self.spans):
+            return list(flat)
         return [self.item(name, flat) for name in self.spans]
 
     def item(self, name: str, flat: Sequence[Any]) -> Any:

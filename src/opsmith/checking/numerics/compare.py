@@ -145,10 +145,10 @@ _BITS = {
 
 def _bits(tensor: Tensor) -> Tensor:
     """Return whole numbers with the same bits."""
-    plain = tensor.detach()
+    plain = tensor.detach() if tensor.requires_grad else tensor
     if plain.is_complex():
         plain = torch.view_as_real(plain.resolve_conj().resolve_neg())
-    return plain.resolve_neg().view(_BITS[plain.dtype])
+    return (plain.resolve_neg() if plain.is_neg() else plain).view(_BITS[plain.dtype])
 
 
 def as_bytes(tensor: Tensor) -> Tensor:

@@ -136,6 +136,11 @@ class Sample:
         return next((each.device for each in tensors if each.device.type != CPU.type), CPU)
 
     @cached_property
+    def is_plain(self) -> bool:
+        """True if its arguments hold no state beside tensors: no generators, and no objects with tensors."""
+        return not self.objects and not any(isinstance(value, torch.Generator) for value in self.flat)
+
+    @cached_property
     def objects(self) -> ObjectArguments:
         """The objects that hold tensors, such as modules, by position."""
         return ObjectArguments(self.flat, self.copies)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from opsmith.checking.numerics.compare import describe_write, exact_difference
 from opsmith.checking.side_effects.global_settings import FILL, restore_settings, settings
+from opsmith.core.cached_property import cached_property
 from opsmith.core.dataclass import dataclass
 from opsmith.kernels.cpp.runtime import fill_new_memory
 
@@ -31,13 +32,13 @@ class GuardedTensor:
         tensor: The tensor; not a view as far as autograd knows.
         buffer: All bytes of the buffer.
         before: Copy of the bytes.
-        owned: Mask of the bytes that are elements of the tensor.
+        offsets: Offset of each element of the tensor in the buffer, in elements from its first one.
     """
 
     tensor: Tensor
     buffer: Tensor
     before: Tensor
-    owned: Tensor
+    offsets: Tensor
 
     @classmethod
     def of(cls, value: Tensor, *, sliced: bool = False) -> GuardedTensor:
@@ -62,10 +63,15 @@ class GuardedTensor:
             buffer.view(plain.dtype)[MARGIN : MARGIN + step * span : step][offsets] = stored[offsets]
         tensor = torch.empty(0, dtype=plain.dtype, device=plain.device)
         tensor.set_(buffer.untyped_storage(), MARGIN, tuple(shape), tuple(strides))
-        owned = torch.zeros(step * span + 2 * MARGIN, dtype=torch.bool, device=plain.device)
-        if span:
-            owned.as_strided((span,), (step,), MARGIN)[offsets] = True
-        return cls(tensor, buffer, buffer.clone(), owned.repeat_interleave(item))
+        return cls(tensor, buffer, buffer.clone(), step * offsets)
+
+    @cached_property
+    def owned(self) -> Tensor:
+        """Mask of the bytes that are elements of the tensor."""
+        item = self.tensor.element_size()
+        owned = torch.zeros(len(self.buffer) // item, dtype=torch.bool, device=self.buffer.device)
+        owned[MARGIN + self.offsets] = True
+        return owned.repeat_interleave(item)
 
     def written(self) -> tuple[str, bool] | None:
         """Describe what was written since, and report whether it is outside of the tensor."""
