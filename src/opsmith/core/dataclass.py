@@ -7,16 +7,19 @@ use of a method: classes with instances that are made in traces, as by autograd 
 
 from __future__ import annotations
 
-import reprlib
+import dataclasses
 from collections.abc import Callable
-from dataclasses import MISSING, Field, FrozenInstanceError, fields
-from operator import attrgetter
+from copy import copy
+from dataclasses import FrozenInstanceError, fields
 from typing import TYPE_CHECKING, Any
+
+_ALWAYS = ("__init__", "__repr__")
+_COMPARED = ("__eq__", "__hash__")
+"""The methods of a class whose instances are compared, besides."""
 
 if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass
 else:
-    import dataclasses
 
     def dataclass(cls=None, /, *, frozen=False, eq=True, order=False, slots=False, kw_only=False):
         """Make a class a dataclass, as `dataclasses.dataclass` does.
@@ -48,9 +51,9 @@ else:
                 slots=slots,
                 kw_only=kw_only,
             )(undecorated)
-            for name, write in (_COMPARED if eq else _ALWAYS).items():
+            for name in (*_ALWAYS, *_COMPARED) if eq else _ALWAYS:
                 if name not in own:
-                    setattr(made, name, _WrittenMethod(made, name, write, frozen))
+                    setattr(made, name, _WrittenMethod(made, name, frozen))
             if eq and not frozen and "__hash__" not in own:
                 made.__hash__ = None
             if frozen:
@@ -70,112 +73,37 @@ def _inherits_frozen(undecorated: Any) -> bool:
 
 
 class _WrittenMethod:
-    """Method of a dataclass that is written when it is first looked up, and replaces this descriptor.
+    """Method of a dataclass that the standard library writes when it is first looked up, in place of this.
 
-    Two threads that look it up first at once both write it, and use either.
+    Two threads that look it up first at once both have it written, and use either.
     """
 
-    def __init__(self, owner: type, name: str, write: Callable[[type, bool], Any], frozen: bool) -> None:
-        self._owner, self._name, self._write, self._frozen = owner, name, write, frozen
+    def __init__(self, owner: type, name: str, frozen: bool) -> None:
+        self._owner, self._name, self._frozen = owner, name, frozen
 
     def __get__(self, holder: object, owner: type | None = None) -> Any:
-        method = self._write(self._owner, self._frozen)
-        method.__name__, method.__module__ = self._name, self._owner.__module__
+        method = getattr(_standard(self._owner, self._name, self._frozen), self._name)
+        method.__module__ = self._owner.__module__
         method.__qualname__ = f"{self._owner.__qualname__}.{self._name}"
         setattr(self._owner, self._name, method)
         return method.__get__(holder, owner)
 
 
-class _Made:
-    """Default of a field whose value a function makes, as signatures show it."""
-
-    def __repr__(self) -> str:
-        return "<factory>"
-
-
-_MADE = _Made()
-
-
-def _init(owner: Any, frozen: bool) -> Callable[..., None]:
-    """Compile `__init__`, with each field as a parameter."""
-    names: dict[str, Any] = {"_object": object, "_made": _MADE}
-    taken = [each for each in fields(owner) if each.init]
-    parameters = ["self", *(_parameter(each, names) for each in taken if not each.kw_only)]
-    by_name = [_parameter(each, names) for each in taken if each.kw_only]
-    lines = [_assignment(each, names, frozen) for each in fields(owner) if _is_assigned(each)]
+def _standard(owner: Any, method: str, frozen: bool) -> type:
+    """Return a class of the standard decorator with the same fields and one of its methods."""
+    taken = fields(owner)
+    namespace: dict[str, Any] = {each.name: copy(each) for each in taken}
+    namespace["__annotations__"] = {each.name: each.type for each in taken}
     if hasattr(owner, "__post_init__"):
-        lines.append("self.__post_init__()")
-    listed = ", ".join([*parameters, *(["*", *by_name] if by_name else [])])
-    exec("\n  ".join([f"def __init__({listed}):", *(lines or ["pass"])]), names)
-    method: Callable[..., None] = names["__init__"]
-    method.__annotations__ = {**{each.name: each.type for each in taken}, "return": None}
-    return method
-
-
-def _parameter(field: Field[Any], names: dict[str, Any]) -> str:
-    if field.default is not MISSING:
-        names[f"_default_{field.name}"] = field.default
-        return f"{field.name}=_default_{field.name}"
-    return f"{field.name}=_made" if field.default_factory is not MISSING else field.name
-
-
-def _is_assigned(field: Field[Any]) -> bool:
-    return field.init or field.default is not MISSING or field.default_factory is not MISSING
-
-
-def _assignment(field: Field[Any], names: dict[str, Any], frozen: bool) -> str:
-    name, value = field.name, field.name
-    if field.default_factory is not MISSING:
-        names[f"_make_{name}"] = field.default_factory
-        made = f"_make_{name}()"
-        value = f"{made} if {name} is _made else {name}" if field.init else made
-    elif not field.init:
-        value = f"_default_{name}"
-        names[value] = field.default
-    # torch.compile takes this spelling alone.
-    return f"_object.__setattr__(self, {name!r}, {value})" if frozen else f"self.{name} = {value}"
-
-
-def _repr(owner: Any, frozen: bool) -> Callable[[Any], str]:
-    shown = [each.name for each in fields(owner) if each.repr]
-
-    def method(self: Any) -> str:
-        listed = ", ".join(f"{name}={getattr(self, name)!r}" for name in shown)
-        return f"{type(self).__qualname__}({listed})"
-
-    return reprlib.recursive_repr()(method)
-
-
-def _eq(owner: Any, frozen: bool) -> Callable[[Any, Any], bool]:
-    values = _values([each for each in fields(owner) if each.compare])
-
-    def method(self: Any, other: Any) -> bool:
-        return values(self) == values(other) if other.__class__ is self.__class__ else NotImplemented
-
-    return method
-
-
-def _hash(owner: Any, frozen: bool) -> Callable[[Any], int]:
-    values = _values([each for each in fields(owner) if (each.compare if each.hash is None else each.hash)])
-
-    def method(self: Any) -> int:
-        return hash(values(self))
-
-    return method
-
-
-def _values(compared: list[Field[Any]]) -> Callable[[Any], tuple[Any, ...]]:
-    """Return the function that makes a tuple of these fields of an instance."""
-    names = [each.name for each in compared]
-    if len(names) > 1:
-        return attrgetter(*names)
-    return lambda instance: tuple(getattr(instance, name) for name in names)
-
-
-_ALWAYS = {"__init__": _init, "__repr__": _repr}
-"""The functions that write methods, by name."""
-_COMPARED = {**_ALWAYS, "__eq__": _eq, "__hash__": _hash}
-"""The same for a class whose instances are compared."""
+        namespace["__post_init__"] = owner.__post_init__  # `__init__` calls that of its instance
+    decorate = dataclasses.dataclass(
+        init=method == "__init__",
+        repr=method == "__repr__",
+        eq=method in _COMPARED,
+        frozen=frozen,
+        slots="__slots__" in vars(owner),
+    )
+    return decorate(type(owner.__name__, (), namespace))
 
 
 def _refusals(owner: Any) -> tuple[Callable[..., None], Callable[..., None]]:
