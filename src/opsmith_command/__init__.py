@@ -5,6 +5,7 @@ It is not part of the package `opsmith`, because importing a part imports the pa
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from types import FrameType
@@ -21,8 +22,12 @@ def main() -> None:
     shown = _on_terminal()
     if shown:
         os.write(2, LOADING)
+    gc.disable()  # as `opsmith.core.collector` does, which cannot be imported without torch
     from opsmith.cli import main as run
 
+    gc.freeze()
+    gc.unfreeze()
+    gc.enable()
     if shown:
         _erase()
     run()

@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from opsmith import __version__
+from opsmith.core.collector import without_collections
 
 COMMANDS = {
     "adopt": "opsmith.cli.adopt",
@@ -42,7 +43,8 @@ class Commands(TyperGroup):
         if cmd_name not in self.list_commands(ctx):
             return None
         single = typer.Typer(rich_markup_mode="markdown", add_completion=False, context_settings=HELP)
-        module = importlib.import_module(COMMANDS[cmd_name])
+        with without_collections():
+            module = importlib.import_module(COMMANDS[cmd_name])
         single.command(cmd_name, epilog=getattr(module, "EPILOG", None))(getattr(module, cmd_name))
         command = typer.main.get_command(single)
         command.name = cmd_name

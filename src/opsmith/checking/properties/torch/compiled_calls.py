@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
-import sys
 import time
 import types
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -28,6 +26,7 @@ from opsmith.checking.samples.grad_outputs import random_grad_outputs
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
+from opsmith.core.collector import without_collections
 from opsmith.core.dataclass import dataclass
 
 Flats = list[tuple[Sample, list[Any]]]
@@ -356,12 +355,10 @@ def load_compiler() -> float:
         >>> load_compiler() < 1
         True
     """
-    start, before = time.perf_counter(), len(sys.modules)
-    with without_warnings(), forward_ad.dual_level():
+    start = time.perf_counter()
+    with without_warnings(), without_collections(), forward_ad.dual_level():
         torch.compiler.disable(_nothing)
         forward_ad.make_dual(torch.zeros(1), torch.ones(1))
-    if len(sys.modules) > before:
-        gc.collect()  # otherwise the first property pays for collecting it
     return time.perf_counter() - start
 
 
