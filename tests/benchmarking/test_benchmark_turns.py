@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import itertools
 import sys
 import threading
 import time
@@ -277,7 +278,10 @@ def test_a_thread_that_computes_is_seen_until_it_ends() -> None:
     seen = clock._other_threads_run()
     other.join()
     assert seen
-    assert not clock._other_threads_run()
+    waits = itertools.count()
+    while clock._other_threads_run():  # those of tests before may still look for work
+        assert next(waits) < 6000
+        time.sleep(0.01)
 
 
 def test_clocks_by_device() -> None:

@@ -21,6 +21,7 @@ from torch.testing import assert_close
 
 import opsmith
 from opsmith.torch_library import capabilities as queries
+from opsmith.torch_library.capabilities import capability
 from opsmith.torch_library.capabilities.capability import CAPABILITIES, PROVIDERS
 from opsmith.torch_library.capabilities.operation import Operation
 
@@ -892,3 +893,17 @@ def test_view_base() -> None:
     tensor = torch.ones(2)
     assert capabilities.view_base(tensor) is None
     assert capabilities.view_base(tensor[1:]) is tensor
+
+
+@pytest.mark.parametrize("name", CAPABILITIES)
+def test_a_self_test_may_need_another_capability(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an untested torch each may be the first that is decided."""
+    monkeypatch.setattr(capability, "_decided", {})
+    monkeypatch.setattr(capability, "_is_tested", lambda version: False)
+    found: list[capability.CapabilityStatus] = []
+    deciding = threading.Thread(
+        target=lambda: found.append(capability.decide(CAPABILITIES[name])), daemon=True
+    )
+    deciding.start()
+    deciding.join(timeout=300)
+    assert [each.on for each in found] == [True], found

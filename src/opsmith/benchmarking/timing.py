@@ -8,6 +8,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -79,14 +80,15 @@ def _other_threads_run() -> bool:
     """Return True if another thread of this process runs, or if the system does not tell."""
     own = str(threading.get_native_id())
     try:
-        states = [
-            (each / "stat").read_bytes().rpartition(b")")[2].split()[0]
-            for each in THREADS.iterdir()
-            if each.name != own
-        ]
+        return any(_runs(each) for each in THREADS.iterdir() if each.name != own)
     except OSError:
         return True
-    return b"R" in states
+
+
+def _runs(thread: Path) -> bool:
+    with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+        return (thread / "stat").read_bytes().rpartition(b")")[2].split()[0] == b"R"
+    return False
 
 
 class CudaClock:

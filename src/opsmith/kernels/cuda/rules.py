@@ -135,6 +135,7 @@ def real_number(value: Any) -> float:
         TypeError: If it is none.
 
     Example:
+        >>> from fractions import Fraction
         >>> real_number(Fraction(1, 2)), real_number(Fraction(2)), real_number(True)
         (0.5, 2, 1)
     """

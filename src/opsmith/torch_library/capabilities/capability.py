@@ -7,6 +7,7 @@ import re
 import sys
 import threading
 import warnings
+from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -73,13 +74,19 @@ _decided: dict[str, CapabilityStatus] = {}
 _deciding = lock_of(sys.modules[__name__], "_deciding")
 
 
+class _SelfTest(threading.Thread):
+    """Thread of a self-test, which whoever decides waits for."""
+
+
 def decide(capability: Capability) -> CapabilityStatus:
     """Decide whether a capability is on; the first time, its self-test runs on an untested torch.
 
     Warns:
         UserWarning: Once, with the behaviour instead.
     """
-    with _deciding:
+    # A self-test may need another capability, and its starter holds the lock until it ends.
+    in_self_test = isinstance(threading.current_thread(), _SelfTest)
+    with nullcontext() if in_self_test else _deciding:
         known = _decided.get(capability.name)
         if known is not None:
             return known
@@ -161,7 +168,7 @@ def _self_test_failure(private: ModuleType) -> str:
         except Exception as error:
             failures.append(error)
 
-    thread = threading.Thread(target=run, name=f"self-test of {private.__name__}")
+    thread = _SelfTest(target=run, name=f"self-test of {private.__name__}")
     thread.start()
     thread.join()
     return _first_line(failures[0]) if failures else ""
