@@ -25,8 +25,7 @@ def main() -> None:
     gc.disable()  # as `opsmith.core.collector` does, which cannot be imported without torch
     from opsmith.cli import main as run
 
-    gc.freeze()
-    gc.unfreeze()
+    gc.freeze()  # modules stay: Python would search them all for garbage, at the end too, for a second
     gc.enable()
     if shown:
         _erase()

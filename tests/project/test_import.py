@@ -162,3 +162,33 @@ print(failed, found == [([1.0, 9.0], [6.0, 18.0], [1.0, 9.0])] * 4)
 def test_the_first_calls_of_several_threads_at_once() -> None:
     """What the first call makes is made once, or twice alike."""
     assert run_alone(FIRST_CALLS) == "[] True\n"
+
+
+def test_what_the_first_call_imports_keeps_no_tensor_of_a_mode() -> None:
+    program = """
+import torch
+from torch._subclasses import FakeTensorMode
+import opsmith
+with FakeTensorMode():
+    from opsmith.torch_library.adopted import generated_node, node
+print(type(node._TENSOR).__name__, type(generated_node._PLACEHOLDER).__name__)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True)
+    assert done.stdout == "Tensor Tensor\n"
+
+
+def test_a_file_in_a_cycle_is_written_when_the_command_ends(tmp_path: Path) -> None:
+    path = tmp_path / "written"
+    program = f"""
+import sys
+from opsmith.cli import main
+class Log:
+    pass
+log = Log()
+log.itself, log.file = log, open({str(path)!r}, "w")
+log.file.write("whole")
+sys.argv = ["opsmith", "--version"]
+main()
+"""
+    subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True)
+    assert path.read_text() == "whole"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 
 from opsmith.extras import install
@@ -30,5 +29,3 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.stderr.write("opsmith: interrupted\n")
         sys.exit(130)
-    finally:
-        gc.freeze()  # the process ends, and Python would search all modules for garbage, for a second

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from opsmith.core.dataclass import dataclass
 from opsmith.core.schema import Schema
 
 Flat = tuple[Any, ...]

@@ -27,7 +27,8 @@ class MisfitError(Exception):
     """A forward returned other results than the class was adopted with, from which the slow path learns."""
 
 
-_PLACEHOLDER = torch.empty(0)
+with capabilities.without_modes():  # the first call imports this, whatever runs then
+    _PLACEHOLDER = torch.empty(0)
 """Stands for a tensor where only its type matters."""
 
 

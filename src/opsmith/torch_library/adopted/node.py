@@ -174,7 +174,8 @@ def save_run(
     return for_second
 
 
-_TENSOR = torch.empty(0)
+with capabilities.without_modes():  # the first call imports this, whatever runs then
+    _TENSOR = torch.empty(0)
 """Placeholder of an argument; only its type matters."""
 
 

@@ -164,7 +164,7 @@ template <class T>
   std::memcpy(to, &elements, sizeof elements);
 }
 
-#if defined(__AVX__) && !defined(LANES_MASKED)
+#if defined(__AVX__) && !defined(__AVX512F__)
 // Masks of 32 bits, from which a load at `8 - some` takes one whose first `some` lanes are set.
 alignas(64) inline constexpr int32_t MASKS[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
 
@@ -178,7 +178,7 @@ template <class A>
 // The first `some` elements alone; the other lanes are 0.
 template <class T>
 [[gnu::always_inline]] inline Vector<Computed<T>> load_some(const T* from, int64_t some) {
-#if defined(__AVX__) && !defined(LANES_MASKED)
+#if defined(__AVX__) && !defined(__AVX512F__)
   if constexpr (std::is_same_v<T, float>)
     return (Vector<float>)_mm256_maskload_ps(from, first_lanes<float>(some));
   if constexpr (std::is_same_v<T, double>)
@@ -199,7 +199,7 @@ template <class T>
 
 template <class T>
 [[gnu::always_inline]] inline void store_some(T* to, Vector<Computed<T>> value, int64_t some) {
-#if defined(__AVX2__) && !defined(LANES_MASKED)
+#if defined(__AVX2__) && !defined(__AVX512F__)
   if constexpr (std::is_same_v<T, float>) {  // a masked store takes many steps on some processors
     if (some < 1 || some >= 8) return some < 1 ? void() : store(to, value);
     // Of two halves, quarters or numbers that may overlap, the last ends with the last element.

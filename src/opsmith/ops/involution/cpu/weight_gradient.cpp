@@ -115,7 +115,7 @@ constexpr bool FOUR = K < 7 && lanes::registers > 16;  // whether registers hold
 // Functions that compute K taps of 1, 2, ... rows of the cotangent at once; null for more rows than it can.
 template <int K, int S, class A, class T>
 constexpr Run<A, T> runs[MOST_ROWS] = {block<K, S, 1, A, T>, block<K, S, 2, A, T>, block<K, S, 3, A, T>,
-                                       K < 7 ? block<K, S, (K < 7 ? 4 : 1), A, T> : nullptr};
+                                       FOUR<K> ? block<K, S, (FOUR<K> ? 4 : 1), A, T> : nullptr};
 template <class A, class T>
 constexpr Run<A, T> one[MOST_ROWS] = {block<1, 1, 1, A, T>};
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,8 +14,6 @@ from torch._functorch import vmap as _vmap
 from torch._functorch.autograd_function import reductify_leaf
 from torch._functorch.pyfunctorch import coerce_cinterpreter
 from torch._functorch.utils import enable_single_level_autograd_function
-
-from opsmith.core.dataclass import dataclass
 
 _C: Any = torch._C
 
