@@ -251,6 +251,34 @@ def once(x: Tensor, w: Tensor) -> Tensor:
 once.gradients(x=lambda grad, w: grad * w + grad - grad, w=lambda grad, x: grad * x + grad - grad)
 
 
+class Thrice(torch.autograd.Function):
+    """The work of `thrice`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.save_for_backward(x, w)
+        return x * w, x + w, x - w
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        x, w = ctx.saved_tensors
+        return grads[0] * w + grads[1] + grads[2], grads[0] * x + grads[1] - grads[2]
+
+
+class Once(torch.autograd.Function):
+    """The work of `once`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w)
+        return (x * w) + w - w
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, w = ctx.saved_tensors
+        return grad * w + grad - grad, grad * x + grad - grad
+
+
 @opsmith.operator("overhead::listed")
 def listed(xs: list[Tensor]) -> Tensor:
     return xs[0] * xs[1]
@@ -291,6 +319,7 @@ def peers(*, cpp: bool) -> dict[str, tuple[Way, Way]]:
         "hidden result : visible results": (hidden, visible),
         "hidden result : autograd.Function": (hidden, Keeping.apply),
         "three results : one of as many operations": (thrice, once),
+        "the same of autograd.Function": (Thrice.apply, Once.apply),
         "list : plain": (lambda x, w: listed([x, w]), lambda x, w: ours(x, w)),
         "random=True : plain": (random, ours),
         **{f"adopted, {name} : apply": pair for name, pair in ADOPTED.items()},

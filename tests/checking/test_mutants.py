@@ -15,7 +15,7 @@ from mutants import WRONG, Wrong
 from right_operators import RIGHT
 
 import opsmith
-from opsmith.checking.effort import Level
+from opsmith.core.effort_level import Level
 
 FILES = {
     str(module.__file__)

@@ -142,6 +142,40 @@ def test_own_methods_and_inherited_fields_stay() -> None:
         plain.x = 1  # type: ignore[misc]
 
 
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_class_and_its_base_are_both_frozen_or_neither(frozen: bool) -> None:
+    base = declared(late.dataclass, {"frozen": not frozen})
+    for decorate in (late.dataclass, dataclasses.dataclass):
+        with pytest.raises(TypeError, match="frozen"):
+            decorate(frozen=frozen)(type("Derived", (base,), {}))
+
+
+@pytest.mark.parametrize("name", ["__setattr__", "__delattr__"])
+def test_a_frozen_class_has_no_own_way_to_change_attributes(name: str) -> None:
+    for decorate in (late.dataclass, dataclasses.dataclass):
+        with pytest.raises(TypeError, match=name):
+            decorate(frozen=True)(type("Own", (), {name: lambda *_: None}))
+
+
+def test_own_pickling_of_a_frozen_class_with_slots_stays() -> None:
+    @late.dataclass(frozen=True, slots=True)
+    class Own:
+        x: int
+
+        def __getstate__(self) -> str:
+            return "own"
+
+    assert Own(1).__getstate__() == "own"
+
+
+def test_a_value_for_post_init_alone_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"Given\.x is an InitVar"):
+
+        @late.dataclass
+        class Given:
+            x: dataclasses.InitVar[int]
+
+
 @pytest.mark.parametrize("options", ["frozen", "frozen-slots"])
 def test_a_frozen_instance_takes_no_other_attribute(options: str) -> None:
     """With slots, the standard decorator raises a TypeError before Python 3.12."""

@@ -47,17 +47,22 @@ print(sorted(heavy & loaded), sorted({name.partition(".")[0] for name in loaded}
 """
 
 
-@pytest.mark.slow
-def test_torch_alone_is_enough() -> None:
+def run_alone(program: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in a process of its own, with options of Python's."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, *options, "-c", program],
         env={**os.environ, "PYTHONPATH": str(Path(opsmith.__file__).parents[1])},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "[] []\n"
+    return done
+
+
+@pytest.mark.slow
+def test_torch_alone_is_enough() -> None:
+    assert run_alone(PROGRAM).stdout == "[] []\n"
 
 
 def test_import_patches_nothing() -> None:
@@ -71,27 +76,8 @@ def test_import_patches_nothing() -> None:
         "    now = {name: value for name, value in vars(module).items() if name in names}\n"
         "    assert all(names[name] is now[name] for name in names), module\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "error::UserWarning", "-c", program],
-        env={**os.environ, "PYTHONPATH": str(Path(opsmith.__file__).parents[1])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), done.stderr
-
-
-def run_alone(program: str) -> str:
-    """Run a program in a process of its own, and return what it prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": str(Path(opsmith.__file__).parents[1])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    done = run_alone(program, "-W", "error::UserWarning")
+    assert (done.stdout, done.stderr) == ("", "")
 
 
 WITH_THE_FIRST_CALL = (
@@ -111,13 +97,13 @@ WITH_THE_FIRST_CALL = (
 
 def test_a_declaration_loads_what_it_needs_alone() -> None:
     """Every operator is in `torch.ops` at once, which programs that are loaded look up."""
-    printed = run_alone(
+    done = run_alone(
         "import sys, torch, opsmith.ops\n"
         "for operator in opsmith.declared_operators():\n"
         "    getattr(torch.ops.opsmith, operator.specification.short_name).default\n"
         f"print([name for name in {WITH_THE_FIRST_CALL} if name in sys.modules])\n"
     )
-    assert printed == "[]\n"
+    assert done.stdout == "[]\n"
 
 
 FIRST_CALLS = """
@@ -161,7 +147,7 @@ print(failed, found == [([1.0, 9.0], [6.0, 18.0], [1.0, 9.0])] * 4)
 
 def test_the_first_calls_of_several_threads_at_once() -> None:
     """What the first call makes is made once, or twice alike."""
-    assert run_alone(FIRST_CALLS) == "[] True\n"
+    assert run_alone(FIRST_CALLS).stdout == "[] True\n"
 
 
 def test_what_the_first_call_imports_keeps_no_tensor_of_a_mode() -> None:
@@ -173,8 +159,7 @@ with FakeTensorMode():
     from opsmith.torch_library.adopted import generated_node, node
 print(type(node._TENSOR).__name__, type(generated_node._PLACEHOLDER).__name__)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True)
-    assert done.stdout == "Tensor Tensor\n"
+    assert run_alone(program).stdout == "Tensor Tensor\n"
 
 
 def test_a_file_in_a_cycle_is_written_when_the_command_ends(tmp_path: Path) -> None:
@@ -190,5 +175,5 @@ log.file.write("whole")
 sys.argv = ["opsmith", "--version"]
 main()
 """
-    subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True)
+    run_alone(program)
     assert path.read_text() == "whole"

@@ -15,7 +15,7 @@ from opsmith import errors
 from opsmith.benchmarking import machine
 from opsmith.benchmarking.contenders import refuse_baselines
 from opsmith.benchmarking.cost import bytes_of
-from opsmith.benchmarking.effort import BenchmarkEffort, Level, TimeBudget, effort_named
+from opsmith.benchmarking.effort import BenchmarkEffort, TimeBudget, effort_named
 from opsmith.benchmarking.measurement import Request, measure
 from opsmith.benchmarking.result import DIRECTIONS, Benchmark, BenchmarkCase
 from opsmith.benchmarking.sizes import Samples, SizedCall, Sizes, sizes_of
@@ -24,6 +24,7 @@ from opsmith.build.toolchain import processors
 from opsmith.checking import Report, check
 from opsmith.checking.side_effects.global_settings import thread_count
 from opsmith.core.call_arguments import CallArguments, shown, tensors_in
+from opsmith.core.effort_level import Level
 from opsmith.core.kernels import check_device
 from opsmith.core.operator import Operator
 from opsmith.core.shape_samples import samples_for

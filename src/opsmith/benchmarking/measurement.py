@@ -31,7 +31,8 @@ from opsmith.benchmarking.effort import BenchmarkEffort, TimeBudget
 from opsmith.benchmarking.result import BenchmarkCase, Contender, MemoryUse, Timing, Work
 from opsmith.benchmarking.sizes import SizedCall, argument_texts, arguments_on
 from opsmith.benchmarking.timing import Clock, TimedCall, clock_of, time_in_turns
-from opsmith.checking.side_effects.global_settings import without_garbage_collection, without_warnings
+from opsmith.checking.side_effects.global_settings import without_warnings
+from opsmith.core.collector import without_garbage_collection
 from opsmith.core.dataclass import dataclass
 from opsmith.core.operator import Operator
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from opsmith.benchmarking.effort import BenchmarkEffort
-from opsmith.checking.side_effects.global_settings import without_garbage_collection
+from opsmith.core.collector import without_garbage_collection
 from opsmith.core.dataclass import dataclass
 
 try:

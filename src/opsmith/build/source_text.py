@@ -108,7 +108,7 @@ def find_functions(
     found = []
     for entry in entries:
         name = entry or operator.partition("::")[2]
-        match = _declaration(language, name, bare)
+        match = declaration_of(language.pattern, name, bare)
         if match is None:
             raise errors.KernelSourceError(
                 f"the {language.name} source has no {language.function} `{name}`",
@@ -123,22 +123,34 @@ def find_functions(
     return found
 
 
-def _declaration(language: SourceLanguage, name: str, bare: str) -> re.Match[str] | None:
-    """Match the pattern of a function; None if the text does not have it.
+def declaration_of(pattern: str, name: str, bare: str) -> re.Match[str] | None:
+    r"""Match the pattern of a function; None if the text does not have it.
 
     A match seldom has a line that ends with `;` or a brace, so that the text behind those before the name is
     searched first, by a pattern of all functions, which is compiled once.
+
+    Args:
+        pattern: Verbose regular expression, with `{name}` for the name, and `(` at its end.
+        name: Name of the function.
+        bare: Text without comments.
+
+    Example:
+        >>> declaration_of(r"int \s+ {name} \s* \(", "size", "int other(); int size(int a)").start()
+        13
     """
-    every = re.compile(language.pattern.format(name=r"(?P<name>\w+)"), re.VERBOSE)
-    opened, at = re.compile(r"\s*\("), bare.find(name)
+    every = re.compile(pattern.format(name=r"(?P<name>\w+)"), re.VERBOSE)
+    opened, at, called = re.compile(r"\s*\("), bare.find(name), False
     while at >= 0:
         if parenthesis := opened.match(bare, at + len(name)):
+            called = True
             begin = 1 + max(bare.rfind(f"{each}\n", 0, at) for each in ";{}")
             for match in every.finditer(bare, begin, parenthesis.end()):
                 if match["name"] == name:
                     return match
         at = bare.find(name, at + len(name))
-    return re.search(language.pattern.format(name=re.escape(name)), bare, re.VERBOSE)
+    if not called:
+        return None
+    return re.search(pattern.format(name=re.escape(name)), bare, re.VERBOSE)
 
 
 def _text_of(

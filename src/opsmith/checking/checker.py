@@ -13,7 +13,7 @@ import torch
 
 from opsmith import errors
 from opsmith.checking.accepting import Accepting, accepted_findings, mark_accepted, unused_remarks
-from opsmith.checking.effort import Effort, Level, effort_named
+from opsmith.checking.effort import Effort, effort_named
 from opsmith.checking.first_calls import (
     compile_kernels,
     runnable_samples,
@@ -39,6 +39,7 @@ from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject, missing_device
 from opsmith.checking.subject_kinds import ForwardRaisedError, GivenSamples, subject_of
 from opsmith.core.call_arguments import shown
+from opsmith.core.effort_level import Level
 from opsmith.core.operator import Operator
 from opsmith.kernels.triton.interpreted_launches import interpreted_launches
 

@@ -6,12 +6,10 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Literal, get_args
+from typing import get_args
 
-from opsmith import errors
 from opsmith.core.dataclass import dataclass
-
-Level = Literal["quick", "default", "thorough"]
+from opsmith.core.effort_level import Level, no_such_level
 
 LARGE = 40_000
 """Most elements of a sample for `Effort.elements` of them to be moved."""
@@ -103,7 +101,7 @@ class Effort:
 
     def __post_init__(self) -> None:
         if self.name not in get_args(Level):
-            raise no_such_level(self.name)
+            raise no_such_level(self.name, "check")
 
     def moved(self, size: int) -> int:
         """Number of elements of a sample to move: fewer in a large one, since each move costs a whole run.
@@ -211,16 +209,5 @@ def effort_named(name: str) -> Effort:
         UsageError: If there is no such level.
     """
     if name not in EFFORTS:
-        raise no_such_level(name)
+        raise no_such_level(name, "check")
     return EFFORTS[name]
-
-
-def no_such_level(name: str) -> errors.UsageError:
-    """The error for an unknown level."""
-    return errors.UsageError(
-        "there is no such level of effort",
-        argument="effort",
-        expected=", ".join(f"`{each}`" for each in get_args(Level)),
-        got=repr(name),
-        hint='take one of them, as in `opsmith.check(operator, effort="thorough")`',
-    )

@@ -35,11 +35,12 @@ else:
             kw_only: True if all fields are given by name.
 
         Raises:
-            TypeError: As of the standard decorator.
+            TypeError: As of the standard decorator; and if a field is an `InitVar`.
         """
 
         def decorate(undecorated):
             own = set(vars(undecorated))
+            _refuse(undecorated, frozen)
             if undecorated.__hash__ is None and "__eq__" in own:
                 own.discard("__hash__")  # Python sets None where a class has `__eq__` alone
             made = dataclasses.dataclass(
@@ -47,7 +48,7 @@ else:
                 repr=False,
                 eq=order,
                 order=order,
-                frozen=_inherits_frozen(undecorated),
+                frozen=any(each.frozen for each in _inherited(undecorated)),  # it compares the two
                 slots=slots,
                 kw_only=kw_only,
             )(undecorated)
@@ -59,17 +60,36 @@ else:
             if frozen:
                 made.__dataclass_params__.frozen = True  # by it torch.compile knows a frozen class
                 made.__setattr__, made.__delattr__ = _refusals(made)
-                if slots:
-                    made.__getstate__, made.__setstate__ = _state, _set_state
+                if slots and "__getstate__" not in own:
+                    made.__getstate__ = _state
+                if slots and "__setstate__" not in own:
+                    made.__setstate__ = _set_state
             return made
 
         return decorate if cls is None else decorate(cls)
 
 
-def _inherits_frozen(undecorated: Any) -> bool:
-    """Return True if a base is a frozen dataclass: the standard library compares the two."""
+def _inherited(undecorated: type) -> list[Any]:
+    """Return the parameters of the bases that are dataclasses."""
     params = (vars(each).get("__dataclass_params__") for each in undecorated.__mro__[1:])
-    return any(each is not None and each.frozen for each in params)
+    return [each for each in params if each is not None]
+
+
+def _refuse(undecorated: type, frozen: bool) -> None:
+    """Refuse what would be lost or overwritten.
+
+    Raises:
+        TypeError: If a class and its base are not both frozen; if a frozen class has its own method to set or
+            delete an attribute; if a field is an `InitVar`.
+    """
+    if any(each.frozen != frozen for each in _inherited(undecorated)):
+        raise TypeError(f"{undecorated.__name__} and its base must both be frozen, or neither")
+    if frozen:
+        for name in {"__setattr__", "__delattr__"} & set(vars(undecorated)):
+            raise TypeError(f"{undecorated.__name__} is frozen, and has its own {name}")
+    for name, annotation in vars(undecorated).get("__annotations__", {}).items():
+        if "InitVar" in str(annotation):
+            raise TypeError(f"{undecorated.__name__}.{name} is an InitVar, which is not supported")
 
 
 class _WrittenMethod:
@@ -93,6 +113,7 @@ def _standard(owner: Any, method: str, frozen: bool) -> type:
     """Return a class of the standard decorator with the same fields and one of its methods."""
     taken = fields(owner)
     namespace: dict[str, Any] = {each.name: copy(each) for each in taken}
+    namespace["__doc__"] = "Without it, the signature would be written as one."
     namespace["__annotations__"] = {each.name: each.type for each in taken}
     if hasattr(owner, "__post_init__"):
         namespace["__post_init__"] = owner.__post_init__  # `__init__` calls that of its instance

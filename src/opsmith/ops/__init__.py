@@ -7,16 +7,19 @@ Each operator is a function in small letters; those with parameters, and activat
 
 from __future__ import annotations
 
-from opsmith.ops.adamw import adamw_
-from opsmith.ops.elementwise import Add, Exp, Mul, add, exp, mul
-from opsmith.ops.involution import Involution2d, involution
-from opsmith.ops.kv_cache import write_kv_cache
-from opsmith.ops.linear import Linear, linear
-from opsmith.ops.paged_attention import paged_attention
-from opsmith.ops.rms_norm import RMSNorm, add_rms_norm_, rms_norm
-from opsmith.ops.rope import rope_, rope_table
-from opsmith.ops.swiglu import swiglu_
-from opsmith.ops.write_linear import write_linear
+from opsmith.core.collector import without_collections_of_modules
+
+with without_collections_of_modules():
+    from opsmith.ops.adamw import adamw_
+    from opsmith.ops.elementwise import Add, Exp, Mul, add, exp, mul
+    from opsmith.ops.involution import Involution2d, involution
+    from opsmith.ops.kv_cache import write_kv_cache
+    from opsmith.ops.linear import Linear, linear
+    from opsmith.ops.paged_attention import paged_attention
+    from opsmith.ops.rms_norm import RMSNorm, add_rms_norm_, rms_norm
+    from opsmith.ops.rope import rope_, rope_table
+    from opsmith.ops.swiglu import swiglu_
+    from opsmith.ops.write_linear import write_linear
 
 __all__ = [
     "Add",

@@ -14,9 +14,9 @@ from sound_in_place import WRITERS, writer
 from torch import Tensor
 
 import opsmith
-from opsmith.checking.effort import Level
 from opsmith.checking.properties.behaviour.write_runs import compare_writes, marked, places
 from opsmith.checking.report import Failure, Outcome
+from opsmith.core.effort_level import Level
 
 FILE = str(planted_in_place.__file__)
 

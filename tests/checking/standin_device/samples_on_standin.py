@@ -16,7 +16,7 @@ from torch.autograd import Function
 from torch.utils._pytree import tree_map
 
 import opsmith
-from opsmith.checking.effort import Level
+from opsmith.core.effort_level import Level
 
 TORCH_LACKS = ["opcheck"]
 """torch's own test of the registration of gradients knows the CPU, CUDA and XPU alone."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import sys
@@ -222,18 +221,6 @@ def without_logs() -> Iterator[None]:
         yield
     finally:
         logging.disable(before)
-
-
-@contextmanager
-def without_garbage_collection() -> Iterator[None]:
-    """Disable Python's collection of reference cycles within the context."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 @contextmanager

@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from opsmith.build.compiler_options import NO_OPTIONS, CompilerOptions
-from opsmith.build.source_text import SourceLanguage, find_function, folder_of, includes_of
+from opsmith.build.source_text import SourceLanguage, declaration_of, find_function, folder_of, includes_of
 from opsmith.core.dataclass import dataclass
 
 _FUNCTION = r"""
     (?P<template> template \s* < [^;{{}}]*? > \s* )?
     \b (?: [\w:]+ \s+ )* \b void \s+ {name} \s* \(
 """
-_SIZES = r"(template\s*<[^;{}]*?>\s*)?\b(?:Shape|std\s*::\s*array\s*<\s*Shape\s*,\s*\w+\s*>)\s+sizes\s*\("
+_SIZES = r"""
+    (?P<template> template \s* < [^;{{}}]*? > \s* )?
+    \b (?: Shape | std\s*::\s*array\s*<\s*Shape\s*,\s*\w+\s*> ) \s+ {name} \s* \(
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +108,9 @@ def cpp_source(
     found = find_function(CPP, operator, text=cpp, file=cpp_file, entry=entry, declared=declared)
     template = found.match["template"] is not None
     sizes: Literal["function", "template"] | None = None
-    if re.search(r"sizes\s*\(", found.bare):  # sooner than the whole pattern, which few texts have
-        sizes_function = re.search(_SIZES, found.bare)
-        if sizes_function is not None:
-            sizes = "template" if sizes_function[1] is not None else "function"
+    sizes_function = declaration_of(_SIZES, "sizes", found.bare)
+    if sizes_function is not None:
+        sizes = "template" if sizes_function["template"] is not None else "function"
     folder = folder_of(cpp_file, declared)
     return CppSource(
         found.text, found.name, template, found.path, found.line, found.at, sizes, folder, options

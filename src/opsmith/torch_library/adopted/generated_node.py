@@ -124,10 +124,7 @@ class ClassNodes:
         for each in results:
             if type(each) is not Tensor or unsupported_kind(each) is not None:
                 return None
-        if several or 0 not in adopted.facts.copied:
-            apart = unaliased(adopted, results, given, given, frozenset())
-        else:
-            apart = (returned.clone(),)  # it is known why; what is new is cloned, too
+        apart = unaliased(adopted, results, given, given, frozenset())
         attributes = ctx.__dict__
         if ctx.to_save is None is ctx.non_differentiable and not attributes:
             return apart if several else apart[0]
@@ -231,6 +228,13 @@ def _source(specification: Any, adopted: AdoptedFunction, tensors: list[str], ne
     contract = ContractSource(specification, [adopted.function_class.forward])
     versions = capabilities.versions_source(tensors)
     several = isinstance(adopted.outputs, tuple)
+    copied = [
+        "0 in _op_facts.copied",  # it is known why
+        "_op_type(_op_result) is _op_Tensor and _op_result.layout is _op_strided",
+        "not (_op_result.is_nested or _op_result.is_quantized)",
+        "_op_ctx.to_save is None is _op_ctx.non_differentiable and not _op_ctx.__dict__",
+    ]
+    is_copied = "False" if several else " and ".join(copied)
     count = len(schema.results)
     results = [f"_op_result[{at}]" for at in range(count)] if several else ["_op_result"]
     grads = [f"_op_grad_{at}" for at in range(count)]
@@ -284,7 +288,11 @@ class {specification.short_name}(_op_Function):
         {forward}
         if _op_before != {versions} or _op_ctx.dirty_tensors:
             {settle}
-        if not ({contract.fresh()}):
+        if {contract.fresh()}:
+            pass
+        elif {is_copied}:
+            _op_result = _op_result.clone()
+        else:
             _op_new = _op_apart(_op_ctx, _op_result, ({arguments}))
             if _op_new is None:
                 {settle}

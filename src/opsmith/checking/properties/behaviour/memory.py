@@ -12,7 +12,6 @@ from opsmith.checking.calls import SampleRun
 from opsmith.checking.property import Findings, Note, Property, each_sample
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.sample import Sample
-from opsmith.checking.side_effects.global_settings import without_garbage_collection
 from opsmith.checking.side_effects.liveness import (
     WatchedMemory,
     attribute_tensors,
@@ -24,6 +23,7 @@ from opsmith.checking.side_effects.liveness import (
     record_saved_tensors,
 )
 from opsmith.checking.subject import Subject
+from opsmith.core.collector import without_garbage_collection
 from opsmith.core.formula import Formula
 
 NAME = "memory"
