@@ -1,7 +1,7 @@
 """Processor time of `import opsmith` beyond `import torch`: fresh processes in turn, medians and spread.
 
 The stated limits are 25 ms, and 40 ms with the bundled operators, on an ordinary machine; this prints figures
-and judges nothing. The second one has a full collection of garbage, which walks all objects of torch.
+and judges nothing.
 """
 
 from __future__ import annotations

@@ -224,7 +224,7 @@ def threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, s
 
 
 def test_the_processor_waits_while_another_thread_runs(
-    monkeypatch: pytest.MonkeyPatch, threads: Callable[[str, str], None]
+    monkeypatch: pytest.MonkeyPatch, threads: Callable[[str, str], None], tmp_path: Path
 ) -> None:
     slept: list[float] = []
 
@@ -241,6 +241,9 @@ def test_the_processor_waits_while_another_thread_runs(
     threads("1000002", "R")
     ProcessorClock().settle()
     assert slept == [clock.GLANCE_S] * 3
+    (tmp_path / "1000002" / "stat").unlink()  # it ended
+    ProcessorClock().settle()
+    assert len(slept) == 3
     threads("1000002", "R")
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     ProcessorClock().settle()

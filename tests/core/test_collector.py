@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from opsmith.core.collector import without_collections_of_modules
+from opsmith.core.collector import importing_without_garbage_collection
 
 
 @pytest.mark.parametrize("enabled", [True, False])
@@ -17,7 +17,7 @@ def test_it_is_off_within_and_as_before_afterwards(enabled: bool) -> None:
     before = gc.isenabled()
     (gc.enable if enabled else gc.disable)()
     try:
-        with suppress(ValueError), without_collections_of_modules():
+        with suppress(ValueError), importing_without_garbage_collection():
             found = gc.isenabled()
             raise ValueError("within")
         assert not found
@@ -30,13 +30,13 @@ PROGRAM = """
 import gc
 import subprocess
 import sys
-from opsmith.core.collector import without_collections_of_modules
+from opsmith.core.collector import importing_without_garbage_collection
 
 def made_old(frozen):
     gc.collect()
     if frozen:
         gc.freeze()
-    with without_collections_of_modules():
+    with importing_without_garbage_collection():
         made = [[] for _ in range(5000)]
     kept = gc.get_freeze_count() > 0
     old = {id(each) for each in gc.get_objects(generation=2)}

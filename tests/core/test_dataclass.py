@@ -27,6 +27,7 @@ OPTIONS: dict[str, dict[str, bool]] = {
     "keywords": {"frozen": True, "kw_only": True},
     "order": {"frozen": True, "order": True},
 }
+Renamed = dataclasses.InitVar
 made: dict[tuple[bool, str], Any] = {}
 """The classes by which `pickle` finds them: of this module's decorator or the standard one, by options."""
 
@@ -165,7 +166,13 @@ def test_own_pickling_of_a_frozen_class_with_slots_stays() -> None:
         def __getstate__(self) -> str:
             return "own"
 
-    assert Own(1).__getstate__() == "own"
+        def __setstate__(self, state: str) -> None:
+            object.__setattr__(self, "x", f"set from {state}")
+
+    own = Own(1)
+    assert own.__getstate__() == "own"
+    own.__setstate__("there")
+    assert str(own.x) == "set from there"
 
 
 def test_a_value_for_post_init_alone_is_refused() -> None:
@@ -173,7 +180,7 @@ def test_a_value_for_post_init_alone_is_refused() -> None:
 
         @late.dataclass
         class Given:
-            x: dataclasses.InitVar[int]
+            x: Renamed[int]
 
 
 @pytest.mark.parametrize("options", ["frozen", "frozen-slots"])

@@ -156,24 +156,38 @@ import torch
 from torch._subclasses import FakeTensorMode
 import opsmith
 with FakeTensorMode():
-    from opsmith.torch_library.adopted import generated_node, node
-print(type(node._TENSOR).__name__, type(generated_node._PLACEHOLDER).__name__)
+    from opsmith.adopting import learned_types
+    from opsmith.torch_library.adopted import node
+    some = learned_types.placeholder(torch.ones(2))
+with torch.inference_mode():
+    from opsmith.torch_library.capabilities import public
+    from opsmith.torch_library import capabilities
+    made = capabilities.plain_tensor()
+assert not public._FORWARD_MODE_PROBE.is_inference() and not public._TORCH_FUNC_PROBE.is_inference()
+tensors = [node.PLACEHOLDER, some, made]
+print({(type(each).__name__, each.is_inference()) for each in tensors})
 """
-    assert run_alone(program).stdout == "Tensor Tensor\n"
+    assert run_alone(program).stdout == "{('Tensor', False)}\n"
 
 
 def test_a_file_in_a_cycle_is_written_when_the_command_ends(tmp_path: Path) -> None:
-    path = tmp_path / "written"
-    program = f"""
-import sys
-from opsmith.cli import main
+    """What a module of the user makes is collected at the end; what was loaded before it is frozen."""
+    path, module = tmp_path / "written", tmp_path / "operators.py"
+    module.write_text(f"""
 class Log:
     pass
 log = Log()
 log.itself, log.file = log, open({str(path)!r}, "w")
 log.file.write("whole")
-sys.argv = ["opsmith", "--version"]
-main()
+""")
+    program = f"""
+import gc, sys
+from contextlib import suppress
+from opsmith_command import main
+sys.argv = ["opsmith", "check", {str(module)!r}, "--quick"]
+with suppress(SystemExit):
+    main()
+assert gc.get_freeze_count()
 """
     run_alone(program)
     assert path.read_text() == "whole"

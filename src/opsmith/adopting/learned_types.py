@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
+from functools import cache
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from opsmith.core.adopted import (
 from opsmith.core.argument_types import VALUE_TYPES
 from opsmith.core.results import Result
 from opsmith.core.schema import Schema
+from opsmith.torch_library import capabilities
 
 
 def learned_from(
@@ -96,15 +98,18 @@ def _optional_results(results: Sequence[Result]) -> list[bool]:
     return sorted(each.optional for each in results)
 
 
-_SOME_TENSOR = torch.empty(0)
-
 _SOME_OBJECT = object()
+
+
+@cache
+def _some_tensor() -> torch.Tensor:
+    return capabilities.plain_tensor()
 
 
 def placeholder(value: Any) -> Any:
     """Return a value of the same type that keeps neither a tensor nor an object alive."""
     if isinstance(value, torch.Tensor):
-        return _SOME_TENSOR
+        return _some_tensor()
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*map(placeholder, value))
     if type(value) in (list, tuple):

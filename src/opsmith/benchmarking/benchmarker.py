@@ -196,15 +196,17 @@ def _in_time(
 
 @contextmanager
 def _older_objects_frozen() -> Iterator[None]:
-    """Leave the objects that there are out of collections of garbage: they make each take long."""
-    ours = not gc.get_freeze_count()
+    """Leave the objects that there are out of collections of garbage: they make each take long.
+
+    Where the process has frozen some before, as the command has, all of them stay frozen afterwards.
+    """
+    frozen_before = gc.get_freeze_count() > 0
     gc.collect()
-    if ours:
-        gc.freeze()
+    gc.freeze()
     try:
         yield
     finally:
-        if ours:
+        if not frozen_before:
             gc.unfreeze()
 
 

@@ -7,7 +7,7 @@ import time
 from types import MappingProxyType
 
 from opsmith.core.dataclass import dataclass
-from opsmith.core.effort_level import Level, no_such_level
+from opsmith.core.effort_level import Level, effort_at
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,7 @@ def effort_named(name: object) -> BenchmarkEffort:
         >>> effort_named("quick").least
         7
     """
-    if isinstance(name, str) and name in EFFORTS:
-        return EFFORTS[name]
-    raise no_such_level(name, "benchmark")
+    return effort_at(name, EFFORTS, "benchmark")
 
 
 class TimeBudget:

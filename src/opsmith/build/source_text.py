@@ -132,7 +132,7 @@ def declaration_of(pattern: str, name: str, bare: str) -> re.Match[str] | None:
     Args:
         pattern: Verbose regular expression, with `{name}` for the name, and `(` at its end.
         name: Name of the function.
-        bare: Text without comments.
+        bare: Text without comments and strings.
 
     Example:
         >>> declaration_of(r"int \s+ {name} \s* \(", "size", "int other(); int size(int a)").start()

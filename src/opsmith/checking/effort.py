@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import get_args
 
 from opsmith.core.dataclass import dataclass
-from opsmith.core.effort_level import Level, no_such_level
+from opsmith.core.effort_level import Level, effort_at, no_such_level
 
 LARGE = 40_000
 """Most elements of a sample for `Effort.elements` of them to be moved."""
@@ -202,12 +202,10 @@ _THOROUGH = replace(
 EFFORTS: Mapping[str, Effort] = MappingProxyType({each.name: each for each in (_QUICK, _DEFAULT, _THOROUGH)})
 
 
-def effort_named(name: str) -> Effort:
-    """The effort of a level.
+def effort_named(name: object) -> Effort:
+    """Return the effort of a level.
 
     Raises:
         UsageError: If there is no such level.
     """
-    if name not in EFFORTS:
-        raise no_such_level(name, "check")
-    return EFFORTS[name]
+    return effort_at(name, EFFORTS, "check")

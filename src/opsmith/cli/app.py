@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from opsmith import __version__
-from opsmith.core.collector import without_collections_of_modules
+from opsmith.core.collector import importing_without_garbage_collection
 
 COMMANDS = {
     "adopt": "opsmith.cli.adopt",
@@ -43,7 +43,7 @@ class Commands(TyperGroup):
         if cmd_name not in self.list_commands(ctx):
             return None
         single = typer.Typer(rich_markup_mode="markdown", add_completion=False, context_settings=HELP)
-        with without_collections_of_modules():
+        with importing_without_garbage_collection():
             module = importlib.import_module(COMMANDS[cmd_name])
         single.command(cmd_name, epilog=getattr(module, "EPILOG", None))(getattr(module, cmd_name))
         command = typer.main.get_command(single)

@@ -20,14 +20,15 @@ def without_garbage_collection() -> Iterator[None]:
 
 
 @contextmanager
-def without_collections_of_modules() -> Iterator[None]:
-    """Context for imports: they make hardly any garbage, and each collection would walk all modules.
+def importing_without_garbage_collection() -> Iterator[None]:
+    """Disable garbage collection during imports, then move all objects to the oldest generation.
 
-    What was made counts as old afterwards, so that the next collection of young objects does not walk it.
+    Imports make hardly any garbage, and each collection would walk all modules. Where the process has frozen
+    objects, as the command has, no object is moved.
     """
-    collected = gc.isenabled()
+    enabled = gc.isenabled()
     with without_garbage_collection():
         yield
-        if collected and not gc.get_freeze_count():
+        if enabled and not gc.get_freeze_count():
             gc.freeze()
-            gc.unfreeze()  # to the oldest generation
+            gc.unfreeze()

@@ -52,6 +52,9 @@ else:
                 slots=slots,
                 kw_only=kw_only,
             )(undecorated)
+            for name in made.__dataclass_fields__.keys() - {each.name for each in fields(made)}:
+                if "ClassVar" not in str(made.__dataclass_fields__[name].type):
+                    raise TypeError(f"{made.__name__}.{name} is an InitVar, which is not supported")
             for name in (*_ALWAYS, *_COMPARED) if eq else _ALWAYS:
                 if name not in own:
                     setattr(made, name, _WrittenMethod(made, name, frozen))
@@ -80,16 +83,13 @@ def _refuse(undecorated: type, frozen: bool) -> None:
 
     Raises:
         TypeError: If a class and its base are not both frozen; if a frozen class has its own method to set or
-            delete an attribute; if a field is an `InitVar`.
+            delete an attribute.
     """
     if any(each.frozen != frozen for each in _inherited(undecorated)):
         raise TypeError(f"{undecorated.__name__} and its base must both be frozen, or neither")
     if frozen:
         for name in {"__setattr__", "__delattr__"} & set(vars(undecorated)):
             raise TypeError(f"{undecorated.__name__} is frozen, and has its own {name}")
-    for name, annotation in vars(undecorated).get("__annotations__", {}).items():
-        if "InitVar" in str(annotation):
-            raise TypeError(f"{undecorated.__name__}.{name} is an InitVar, which is not supported")
 
 
 class _WrittenMethod:
@@ -113,7 +113,7 @@ def _standard(owner: Any, method: str, frozen: bool) -> type:
     """Return a class of the standard decorator with the same fields and one of its methods."""
     taken = fields(owner)
     namespace: dict[str, Any] = {each.name: copy(each) for each in taken}
-    namespace["__doc__"] = "Without it, the signature would be written as one."
+    namespace["__doc__"] = owner.__name__  # else the decorator computes a signature for it
     namespace["__annotations__"] = {each.name: each.type for each in taken}
     if hasattr(owner, "__post_init__"):
         namespace["__post_init__"] = owner.__post_init__  # `__init__` calls that of its instance

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from collections.abc import Mapping
+from typing import Literal, TypeVar, get_args
 
 from opsmith import errors
 from opsmith.core.call_arguments import shown
 
 Level = Literal["quick", "default", "thorough"]
+Effort = TypeVar("Effort")
 
 
 def no_such_level(name: object, call: str) -> errors.UsageError:
     """Return the error for an unknown level.
 
     Args:
-        name: What was given.
+        name: Value that was given.
         call: Name of the public function that takes a level.
 
     Example:
@@ -32,3 +34,23 @@ def no_such_level(name: object, call: str) -> errors.UsageError:
         got=shown(name),
         hint=f'take one of them, as in `opsmith.{call}(operator, effort="thorough")`',
     )
+
+
+def effort_at(level: object, efforts: Mapping[str, Effort], call: str) -> Effort:
+    """Return the effort of a level.
+
+    Args:
+        level: Name of the level.
+        efforts: Efforts by level.
+        call: Name of the public function that takes a level.
+
+    Raises:
+        UsageError: If there is no such level.
+
+    Example:
+        >>> effort_at("quick", {"quick": 1, "default": 2, "thorough": 3}, "check")
+        1
+    """
+    if isinstance(level, str) and level in efforts:
+        return efforts[level]
+    raise no_such_level(level, call)

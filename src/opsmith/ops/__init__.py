@@ -7,9 +7,9 @@ Each operator is a function in small letters; those with parameters, and activat
 
 from __future__ import annotations
 
-from opsmith.core.collector import without_collections_of_modules
+from opsmith.core.collector import importing_without_garbage_collection
 
-with without_collections_of_modules():
+with importing_without_garbage_collection():
     from opsmith.ops.adamw import adamw_
     from opsmith.ops.elementwise import Add, Exp, Mul, add, exp, mul
     from opsmith.ops.involution import Involution2d, involution

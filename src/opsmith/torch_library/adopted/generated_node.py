@@ -15,7 +15,13 @@ from opsmith.torch_library import capabilities
 from opsmith.torch_library.adopted.context import Context, tensor_attributes
 from opsmith.torch_library.adopted.forward import finished_run, late_writes, unaliased
 from opsmith.torch_library.adopted.gradients import by_position, grad_output_error
-from opsmith.torch_library.adopted.node import NodeState, class_gradients, save_run, saved_gradients
+from opsmith.torch_library.adopted.node import (
+    PLACEHOLDER,
+    NodeState,
+    class_gradients,
+    save_run,
+    saved_gradients,
+)
 from opsmith.torch_library.autograd.gradient_values import CallMetadata, TensorMetadata, fit, has_gradient
 from opsmith.torch_library.autograd.node import OperatorPrimitive, RecordedOperator, RegisteredOperator
 from opsmith.torch_library.fast_path.purity import ContractSource
@@ -25,11 +31,6 @@ from opsmith.torch_library.validation import unsupported_kind
 
 class MisfitError(Exception):
     """A forward returned other results than the class was adopted with, from which the slow path learns."""
-
-
-with capabilities.without_modes():  # the first call imports this, whatever runs then
-    _PLACEHOLDER = torch.empty(0)
-"""Stands for a tensor where only its type matters."""
 
 
 class ClassNodes:
@@ -153,7 +154,7 @@ class ClassNodes:
 
     def _answers(self, ctx: Any, answer: Any, tensors: Sequence[bool]) -> tuple[Any, ...]:
         """One gradient for each argument, from what a backward returned."""
-        given = [_PLACEHOLDER if is_tensor else None for is_tensor in tensors]
+        given = [PLACEHOLDER if is_tensor else None for is_tensor in tensors]
         return tuple(by_position(self._adopted, ctx.needs_input_grad, answer, given))
 
     def _fitted(
@@ -185,7 +186,7 @@ class ClassNodes:
             tuple(None if grad is None else TensorMetadata.of(grad) for grad in grads),
             mixed=True,
         )
-        given = tuple(_PLACEHOLDER if name in tensors else None for name in names)
+        given = tuple(PLACEHOLDER if name in tensors else None for name in names)
         loaded = None
         if others is not None:
             positions, rest = iter(range(len(tensors))), iter(others)
@@ -229,7 +230,7 @@ def _source(specification: Any, adopted: AdoptedFunction, tensors: list[str], ne
     versions = capabilities.versions_source(tensors)
     several = isinstance(adopted.outputs, tuple)
     copied = [
-        "0 in _op_facts.copied",  # it is known why
+        "0 in _op_facts.copied",  # the reason is recorded
         "_op_type(_op_result) is _op_Tensor and _op_result.layout is _op_strided",
         "not (_op_result.is_nested or _op_result.is_quantized)",
         "_op_ctx.to_save is None is _op_ctx.non_differentiable and not _op_ctx.__dict__",

@@ -169,14 +169,13 @@ def save_run(
     metadata = CallMetadata.of(
         flat, run.results, ctx.needs_input_grad[0 if of_torch else LEADING_ARGUMENTS :]
     )
-    given = tuple(value if not isinstance(value, Tensor) else _TENSOR for value in run.given)
+    given = tuple(value if not isinstance(value, Tensor) else PLACEHOLDER for value in run.given)
     ctx.state = NodeState(len(tensors), inputs, for_second, given, metadata, state, constant)
     return for_second
 
 
-with capabilities.without_modes():  # the first call imports this, whatever runs then
-    _TENSOR = torch.empty(0)
-"""Placeholder of an argument; only its type matters."""
+PLACEHOLDER = capabilities.plain_tensor()
+"""Tensor in place of an argument of which only the type matters."""
 
 
 def _keeps_inputs(adopted: AdoptedFunction, kept: Sequence[Tensor], run: ForwardRun) -> bool:

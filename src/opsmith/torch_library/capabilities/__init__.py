@@ -50,6 +50,12 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+def plain_tensor() -> Tensor:
+    """Make a tensor without dimensions that belongs to no mode: a module may be imported within one."""
+    with torch.inference_mode(False), sys.modules[__name__].without_modes():
+        return torch.zeros(())
+
+
 def shares_memory(first: Tensor, second: Tensor) -> bool:
     """Return True if two tensors have the same storage; wrapped tensors of a transform have none."""
     storage = storage_of(first)

@@ -75,7 +75,7 @@ _deciding = lock_of(sys.modules[__name__], "_deciding")
 
 
 class _SelfTest(threading.Thread):
-    """Thread of a self-test, which whoever decides waits for."""
+    """Thread that runs a self-test; its starter waits for it, and holds `_deciding` meanwhile."""
 
 
 def decide(capability: Capability) -> CapabilityStatus:
@@ -84,7 +84,7 @@ def decide(capability: Capability) -> CapabilityStatus:
     Warns:
         UserWarning: Once, with the behaviour instead.
     """
-    # A self-test may need another capability, and its starter holds the lock until it ends.
+    # A self-test may need another capability. These needs must have no cycle: each starts a thread.
     in_self_test = isinstance(threading.current_thread(), _SelfTest)
     with nullcontext() if in_self_test else _deciding:
         known = _decided.get(capability.name)
@@ -377,9 +377,10 @@ def capability_statuses() -> list[CapabilityStatus]:
     """Examine every capability now, with its self-test, on a tested torch too."""
     conservative = config.conservative()
     rows = []
-    for capability in CAPABILITIES.values():
-        if conservative and capability.instead is not None:
-            rows.append(CapabilityStatus(capability, False, f"{config.CONSERVATIVE}=1"))
-        else:
-            rows.append(examine(capability))
+    with _deciding:
+        for capability in CAPABILITIES.values():
+            if conservative and capability.instead is not None:
+                rows.append(CapabilityStatus(capability, False, f"{config.CONSERVATIVE}=1"))
+            else:
+                rows.append(examine(capability))
     return rows

@@ -99,7 +99,9 @@ def symbolic_mode(*, inputs: bool = True) -> None:
     return
 
 
-_FORWARD_MODE_PROBE = torch.zeros(())
+with torch.inference_mode(False):  # this may be imported within
+    _FORWARD_MODE_PROBE = torch.zeros(())
+    _TORCH_FUNC_PROBE = torch.zeros(())
 
 
 def forward_mode_active() -> bool:
@@ -313,9 +315,6 @@ def observe_shards(
         NotImplementedError: Always, which ends the trial.
     """
     raise NotImplementedError("it needs the capability `sharding`, which is off")
-
-
-_TORCH_FUNC_PROBE = torch.empty(0)
 
 
 class SingleLevelFunction:

@@ -26,7 +26,7 @@ from opsmith.checking.samples.grad_outputs import random_grad_outputs
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
-from opsmith.core.collector import without_collections_of_modules
+from opsmith.core.collector import importing_without_garbage_collection
 from opsmith.core.dataclass import dataclass
 
 Flats = list[tuple[Sample, list[Any]]]
@@ -351,11 +351,11 @@ def load_compiler() -> float:
     mode its rules. This takes a second or two once in a process, and counts for no property.
 
     Example:
-        >>> load_compiler() >= 0
+        >>> isinstance(load_compiler(), float)
         True
     """
     start = time.perf_counter()
-    with without_warnings(), without_collections_of_modules(), forward_ad.dual_level():
+    with without_warnings(), importing_without_garbage_collection(), forward_ad.dual_level():
         torch.compiler.disable(_nothing)
         forward_ad.make_dual(torch.zeros(1), torch.ones(1))
     return time.perf_counter() - start
