@@ -900,6 +900,7 @@ def test_a_self_test_may_need_another_capability(name: str, monkeypatch: pytest.
     """On an untested torch each may be the first that is decided."""
     monkeypatch.setattr(capability, "_decided", {})
     monkeypatch.setattr(capability, "_is_tested", lambda version: False)
+    monkeypatch.delenv("OPSMITH_CONSERVATIVE", raising=False)
     found: list[capability.CapabilityStatus] = []
     deciding = threading.Thread(
         target=lambda: found.append(capability.decide(CAPABILITIES[name])), daemon=True
