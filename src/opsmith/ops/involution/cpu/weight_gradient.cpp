@@ -56,6 +56,7 @@ struct Block {
   T* result;         // of the first tap, at the first pixel
   int64_t tap;       // numbers to the next tap
   int64_t next_row;  // and to the one that the next row of the cotangent has here
+  int64_t ahead;     // and to the one that is written next, which is fetched meanwhile
 };
 
 // Of K taps of R rows, how many registers hold the sums of, beside a pixel and what came for the rows.
@@ -68,6 +69,12 @@ constexpr int taps_at_once() {
 // One row of the image with R rows of the cotangent: V taps of each, from one on, windows S pixels apart.
 template <int FIRST, int V, int S, int R, class A, class T>
 [[gnu::always_inline]] inline void compute_taps(const Block<A, T>& it) {
+  if (it.ahead > 0)
+    each<R>([&](auto r) __attribute__((always_inline)) {
+      each<V>([&](auto at) __attribute__((always_inline)) {
+        __builtin_prefetch(it.result + r * it.next_row + (FIRST + at) * it.tap + it.ahead, 1);
+      });
+    });
   Vector<A> sums[R * V] = {};
   const A *image = it.image, *cotangent = it.cotangent;
   for (int64_t layer = 0; layer < it.layers; layer++) {
@@ -271,6 +278,7 @@ void compute_tile(const Plan<T>& plan, const Band<A>& band, const Span& tile, T*
   it.image_step = plan.image_pitch, it.phases = plan.in_phase;
   it.cotangent_step = band.came.layer_step, it.cotangent_row = band.came.row_step;
   it.layers = plan.layers;
+  it.ahead = plan.streamed ? 0 : plan.several * across.result;
   it.tap = tap_step, it.next_row = across.result - apart * K * tap_step;
   // Row by row of the image: it is tap `at` of the tile's first row.
   for (int64_t at = 0; at < (tall - 1) * apart + down.kernel; at++) {
