@@ -126,6 +126,54 @@ class Demands(Function):
         return grad * x.cos()
 
 
+def keeps_saved(ctx: Any, x: Tensor, w: Tensor) -> None:
+    ctx.save_for_backward(x, w)
+
+
+def keeps_attributes(ctx: Any, x: Tensor, w: Tensor) -> None:
+    ctx.kept = x, w
+
+
+def keeps_one_attribute(ctx: Any, x: Tensor, w: Tensor) -> None:
+    ctx.x = x
+    ctx.save_for_backward(w)
+
+
+@pytest.mark.parametrize("result", ["itself", "view", "both"])
+@pytest.mark.parametrize("keep", [keeps_saved, keeps_attributes, keeps_one_attribute])
+def test_an_argument_that_is_returned_and_kept_is_kept_as_the_argument(
+    keep: Callable[..., None], result: str
+) -> None:
+    """The result is a copy. Were that kept, the second order would go through the backward once more."""
+
+    class Scales(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, w: Tensor) -> Any:
+            keep(ctx, x, w)
+            return {"itself": x, "view": x.view_as(x), "both": (x, x * w)}[result]
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> Any:
+            (x, w) = {
+                keeps_saved: lambda: ctx.saved_tensors,
+                keeps_attributes: lambda: ctx.kept,
+                keeps_one_attribute: lambda: (ctx.x, *ctx.saved_tensors),
+            }[keep]()
+            grad = sum(grads)
+            return grad * x * w, grad * x * x
+
+    def orders(function: Callable[[Tensor, Tensor], Any]) -> tuple[Tensor, ...]:
+        x, w = asking(2, -3), asking(4, 5)
+        results = function(x, w)
+        total = sum((each * x).sum() for each in (results if isinstance(results, tuple) else (results,)))
+        first = torch.autograd.grad(total, (x, w), create_graph=True)
+        return *first, *torch.autograd.grad(sum(each.sum() for each in first), (x, w))
+
+    operator = opsmith.adopt(Scales, f"like_apply::scales_{keep.__name__}_{result}", kind="surrogate")
+    for _ in range(3):  # the first calls learn, later ones are known
+        assert_close(orders(operator), orders(Scales.apply), rtol=0, atol=0)
+
+
 def test_errors_of_the_class_reach_the_caller_and_change_nothing() -> None:
     operator = adopted(Demands, reference=lambda x: x.sin() + 1000)  # which tells who answers
     for _ in range(2):

@@ -239,7 +239,7 @@ def finished_run(
         position for position, result in enumerate(results) if any(result is one for one in record.constant)
     )
     apart = unaliased(adopted, results, handed, given, written)
-    known = {id(result): clone for result, clone in zip(results, apart, strict=True) if result is not clone}
+    known = copies_of_results(results, apart, handed)
     known |= {
         id(copy): given[position]
         for position, copy in copies.items()
@@ -486,6 +486,19 @@ def unaliased(
         aliases_input = argnum is not None and argnum not in written
         own.append(result.clone() if aliases_input or other is not None else result)
     return tuple(own)
+
+
+def copies_of_results(results: Sequence[Any], apart: Sequence[Any], given: Sequence[Any]) -> dict[int, Any]:
+    """Return the copy of each result that was cloned, by the `id` of what a class may have kept of it.
+
+    An argument that is returned is left out: what a class keeps of it is the argument, as by `apply`.
+    """
+    pairs = zip(results, apart, strict=True)
+    return {
+        id(result): clone
+        for result, clone in pairs
+        if result is not clone and not any(result is value for value in given)
+    }
 
 
 def _is_alias(result: Any, value: Any) -> bool:

@@ -13,7 +13,7 @@ from opsmith import errors
 from opsmith.core.adopted import AdoptedFunction, ClassFormula
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.adopted.context import Context, tensor_attributes
-from opsmith.torch_library.adopted.forward import finished_run, late_writes, unaliased
+from opsmith.torch_library.adopted.forward import copies_of_results, finished_run, late_writes, unaliased
 from opsmith.torch_library.adopted.gradients import by_position, grad_output_error
 from opsmith.torch_library.adopted.node import (
     PLACEHOLDER,
@@ -129,11 +129,12 @@ class ClassNodes:
         attributes = ctx.__dict__
         if ctx.to_save is None is ctx.non_differentiable and not attributes:
             return apart if several else apart[0]
-        clones = {id(result): clone for result, clone in zip(results, apart, strict=True)}
-        for name in ("to_save", "non_differentiable"):
-            kept = getattr(ctx, name)
-            if kept:
-                setattr(ctx, name, tuple(clones.get(id(each), each) for each in kept))
+        if ctx.non_differentiable:
+            clones = {id(result): clone for result, clone in zip(results, apart, strict=True)}
+            ctx.non_differentiable = tuple(clones.get(id(each), each) for each in ctx.non_differentiable)
+        clones = copies_of_results(results, apart, given)
+        if ctx.to_save:
+            ctx.to_save = tuple(clones.get(id(each), each) for each in ctx.to_save)
         for name, value in attributes.items():
             if id(value) in clones:
                 attributes[name] = clones[id(value)]
