@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +39,7 @@ def test_baselines_that_compute_something_else_are_told_and_not_timed(measure: M
         "no gradient": no_gradient,
         "raises": lambda x, y: x @ y,
         "silent": lambda x, y: [][0],
+        "exits": lambda x, y: sys.exit("at once"),
         "writes": writes,
     }
     case = measure(gate, baselines=baselines, sizes={"B": 4, "M": 6}).cases[-1]
@@ -55,6 +57,7 @@ def test_baselines_that_compute_something_else_are_told_and_not_timed(measure: M
     assert told["raises"].startswith("it raises RuntimeError: ")
     assert "mat1 and mat2 shapes cannot be multiplied" in told["raises"]
     assert told["silent"] == "it raises IndexError: list index out of range"
+    assert told["exits"] == "it raises SystemExit: at once"
     assert told["writes"] == "it writes into its arguments"
 
 

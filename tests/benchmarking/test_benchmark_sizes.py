@@ -175,3 +175,10 @@ def test_tensors_that_have_no_floating_dtype_are_told_with_theirs() -> None:
         "mask [2] bool",
         "n=2",
     ]
+
+
+def test_sizes_that_no_memory_holds_are_refused() -> None:
+    with pytest.raises(errors.UsageError, match="the arguments of a size cannot be made") as raised:
+        found(gate, sizes={"B": 10**14, "M": 4})
+    assert (raised.value.argument, raised.value.hint) == ("sizes", "give smaller sizes")
+    assert "[100000000000000, 4]" in str(raised.value.got)

@@ -159,6 +159,26 @@ def test_what_a_call_uses_up_is_made_before_the_turn_and_no_more_than_there_is_r
     assert max(clock.turns) == 5
 
 
+def test_what_takes_long_to_make_ready_is_made_for_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a graph whose forward is slow, for a backward that is not."""
+    told, made = Told(), []
+    monkeypatch.setattr(time, "perf_counter", lambda: told.now)
+
+    def prepare() -> Callable[[], None]:
+        made.append(told.now)
+        told.now += 0.1
+
+        def use() -> None:
+            told.now += 1e-5
+
+        return use
+
+    found = time_in_turns({"b": TimedCall(lambda: None, prepare)}, told, EFFORT, 0)
+    assert found["b"].calls == 1
+    assert found["b"].seconds == pytest.approx([1e-5] * EFFORT.least)
+    assert len(made) == 2 + 2 * EFFORT.least  # one before each turn does not count
+
+
 def test_a_turn_in_which_another_program_ran_is_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
     lost = [5.0, 4.0, 0.0, 0.0, 0.0, 9.0, 8.0, 7.0, 6.0]  # by each turn, to other programs
 

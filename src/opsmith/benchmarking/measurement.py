@@ -101,7 +101,7 @@ def _measure(
         arguments = ContenderArguments.of(size.sample, flat, specification.gradients.differentiable)
         backward = any(each != "forward" for each in request.directions) and bool(arguments.sought)
         answer = reference_answer(reference, arguments, request.seed, backward=backward, exact=exact)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise errors.SampleError(
             f"its reference raises {type(error).__name__} at {size.label} in {dtype}: {_line(error)}",
             operator=specification.name,
@@ -160,7 +160,7 @@ def _admitted(
             (results, gradients), seconds = first_call(
                 partial(run_contender, each.function, arguments, answer, seed)
             )
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             reason = f"it raises {type(error).__name__}: {_line(error)}"
             descriptions.append(replace(about, left_out=WRITES if _restore(arguments, before) else reason))
             continue
@@ -193,7 +193,7 @@ def _restore(arguments: ContenderArguments, before: Sequence[torch.Tensor]) -> b
     return written
 
 
-def _line(error: Exception) -> str:
+def _line(error: BaseException) -> str:
     text = str(error).strip()
     return text.splitlines()[0] if text else "without a message"
 

@@ -287,7 +287,18 @@ def _smaller(template: Template, generator: torch.Generator, most: int, target: 
 
 
 def _sample(template: Template, values: Sequence[Any], generator: torch.Generator) -> Sample:
-    filled = tuple(template.filled(values, generator))
+    try:
+        filled = tuple(template.filled(values, generator))
+    except (RuntimeError, MemoryError) as error:  # as torch's allocator raises
+        shapes = [list(each.shape) for each in values if isinstance(each, Tensor)]
+        raise errors.UsageError(
+            "the arguments of a size cannot be made",
+            operator=template.specification.name,
+            argument="sizes",
+            expected="sizes whose tensors fit into memory",
+            got=f"{', '.join(map(str, shapes))}: {str(error).strip().partition(chr(10))[0]}",
+            hint="give smaller sizes",
+        ) from error
     return Sample(template.sample.position, template.sample.flattening, filled)
 
 

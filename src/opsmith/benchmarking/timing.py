@@ -217,6 +217,8 @@ RETRIED_S = 0.05
 """Longest turn that is repeated after preemption: in a longer one the system runs something else anyway."""
 WARM_S = 0.1
 """Seconds of a call that warms the caches by itself."""
+PREPARING = 4
+"""Turns that preparing the calls of one may take, as where a forward is slow and its backward is not."""
 FEWEST = 3
 """Number of rounds that no budget cuts: three are all slower than three others by chance once in twenty."""
 CONTENT = 0.5
@@ -333,10 +335,14 @@ def _count(each: TimedCall, clock: Clock, turn_s: float) -> tuple[int, float]:
     clock.settle()
     first = clock.seconds(each.calls(1))
     while first < WARM_S:
-        taken = clock.seconds(each.calls(count))
-        if taken >= turn_s or count >= min(MOST_CALLS, each.room):
+        begun = time.perf_counter()
+        ready = each.calls(count)
+        preparing = time.perf_counter() - begun
+        taken = clock.seconds(ready)
+        filled = max(taken, preparing / PREPARING)
+        if filled >= turn_s or count >= min(MOST_CALLS, each.room):
             return count, taken / count
-        wanted = int(1.2 * count * turn_s / max(taken, 1e-9)) + 1
+        wanted = int(1.2 * count * turn_s / max(filled, 1e-9)) + 1
         count = min(max(wanted, count + 1), 10 * count, MOST_CALLS, each.room)
     return 1, first
 
