@@ -197,6 +197,36 @@ template <class T>
 #endif
 }
 
+// Some of the lanes of a vector, one bit for each.
+using Mask = uint16_t;
+constexpr Mask first(int64_t some) { return Mask((1u << some) - 1); }
+
+// Has the compiler hold a mask in a register.
+[[gnu::always_inline]] inline void keep([[maybe_unused]] Mask& mask) {
+#if defined(LANES_MASKED)
+  asm("" : "+k"(mask));
+#endif
+}
+
+// The elements in some lanes; the other lanes are 0, and their memory is not read. One step where `masked`.
+#if defined(LANES_MASKED)
+constexpr bool masked = true;
+template <class A>
+[[gnu::always_inline]] inline Vector<A> load_lanes(const A* from, Mask lanes) {
+  if constexpr (std::is_same_v<A, float>) return (Vector<A>)_mm512_maskz_loadu_ps(lanes, from);
+  else return (Vector<A>)_mm512_maskz_loadu_pd(lanes, from);
+}
+#else
+constexpr bool masked = false;
+template <class A>
+Vector<A> load_lanes(const A* from, Mask lanes) {
+  Vector<A> result{};
+  for (int lane = 0; lane < count<A>; lane++)
+    if (lanes >> lane & 1) result[lane] = from[lane];
+  return result;
+}
+#endif
+
 template <class T>
 [[gnu::always_inline]] inline void store_some(T* to, Vector<Computed<T>> value, int64_t some) {
 #if defined(__AVX2__) && !defined(__AVX512F__)

@@ -1,10 +1,14 @@
 // The gradient of involution by its weight: at each pixel, the products of what came for it with the pixels
 // of its window, summed over the channels of a group.
 //
-// Vectors are pixels of a row. Both tensors are first laid out channel by channel with zeros around each row;
-// where windows are S pixels apart, every S-th pixel of the image stands together, so that all loads are of
-// neighbours. Where a processor multiplies pairs, a row holds two channels: so there are half as many rows
-// and products.
+// Vectors are pixels of a row. Where a processor reads single lanes of a vector, the image is read where it
+// lies, without the lanes beyond it; a vector holds as many narrow rows as it has room for. Elsewhere both
+// tensors are first laid out channel by channel with zeros around each row; where windows are S pixels apart,
+// every S-th pixel of the image stands together, so that all loads are of neighbours. Where a processor
+// multiplies pairs, a row holds two channels: half as many rows, and products.
+#include <array>
+#include <vector>
+
 #include "pairs.h"
 
 using namespace involution;
@@ -52,12 +56,22 @@ struct Block {
   int64_t phases;      // numbers from a phase of a row to the next
   const A* cotangent;
   int64_t cotangent_step, cotangent_row;  // numbers to the next layer, and to the next row
-  int64_t layers, kept;
-  T* result;         // of the first tap, at the first pixel
-  int64_t tap;       // numbers to the next tap
-  int64_t next_row;  // and to the one that the next row of the cotangent has here
-  int64_t ahead;     // and to the one that is written next, which is fetched meanwhile
+  int64_t layers;
+  T* result;                // of the first tap, at the first pixel
+  int64_t kept, kept_last;  // numbers of a vector that are written there, and of the last one
+  int64_t tap;              // numbers to the next tap
+  int64_t next_row;         // and to the one that the next row of the cotangent has here
+  int64_t ahead;            // and to the one that is written next, which is fetched meanwhile
+  // Of an image that is read where it lies, the lanes whose column is in it, for each tap, and whose row is.
+  const lanes::Mask* columns_inside;
+  lanes::Mask rows_inside;
 };
+
+// Numbers that are written of vector r of R.
+template <int R, class A, class T>
+[[gnu::always_inline]] inline int64_t kept_of(const Block<A, T>& it, int r) {
+  return r == R - 1 ? it.kept_last : it.kept;
+}
 
 // Of K taps of R rows, how many registers hold the sums of, beside a pixel and what came for the rows.
 template <int K, int R>
@@ -67,13 +81,19 @@ constexpr int taps_at_once() {
 }
 
 // One row of the image with R rows of the cotangent: V taps of each, from one on, windows S pixels apart.
-template <int FIRST, int V, int S, int R, class A, class T>
+template <int FIRST, int V, int S, int R, bool Direct, class A, class T>
 [[gnu::always_inline]] inline void compute_taps(const Block<A, T>& it) {
   if (it.ahead > 0)
     each<R>([&](auto r) __attribute__((always_inline)) {
       each<V>([&](auto at) __attribute__((always_inline)) {
         __builtin_prefetch(it.result + r * it.next_row + (FIRST + at) * it.tap + it.ahead, 1);
       });
+    });
+  lanes::Mask inside[V];
+  if constexpr (Direct)
+    each<V>([&](auto at) __attribute__((always_inline)) {
+      inside[at] = it.columns_inside[FIRST + at] & it.rows_inside;
+      lanes::keep(inside[at]);
     });
   Vector<A> sums[R * V] = {};
   const A *image = it.image, *cotangent = it.cotangent;
@@ -85,63 +105,94 @@ template <int FIRST, int V, int S, int R, class A, class T>
     });
     each<V>([&](auto at) __attribute__((always_inline)) {
       constexpr int v = FIRST + at;
-      Vector<A> pixels = lanes::load(image + v % S * it.phases + v / S);
+      Vector<A> pixels;
+      if constexpr (Direct) pixels = lanes::load_lanes(image + v, inside[at]);
+      else pixels = lanes::load(image + v % S * it.phases + v / S);
       lanes::loaded(pixels);
       each<R>([&](auto r)
                   __attribute__((always_inline)) { add_products<T>(sums[r * V + at], came[r], pixels); });
     });
     image += it.image_step, cotangent += it.cotangent_step;
   }
-  const bool whole = it.kept >= count<A>;
+  T* const result = it.result;
+  const int64_t next_row = it.next_row, tap = it.tap;
   each<R>([&](auto r) __attribute__((always_inline)) {
+    const int64_t kept = kept_of<R>(it, r);
     each<V>([&](auto at) __attribute__((always_inline)) {
-      T* target = it.result + r * it.next_row + (FIRST + at) * it.tap;
-      if (whole) lanes::store(target, sums[r * V + at]);
-      else lanes::store_some(target, sums[r * V + at], it.kept);
+      T* target = result + r * next_row + (FIRST + at) * tap;
+      if (kept >= count<A>) lanes::store(target, sums[r * V + at]);
+      else lanes::store_some(target, sums[r * V + at], kept);
     });
   });
 }
 
 // All K taps, as many at once as registers hold.
-template <int K, int S, int R, class A, class T>
+template <int K, int S, int R, bool Direct, class A, class T>
 [[gnu::noinline]] void block(const Block<A, T>& it) {
   constexpr int V = taps_at_once<K, R>();
   each<(K + V - 1) / V>([&](auto piece) __attribute__((always_inline)) {
-    compute_taps<piece * V, std::min(V, K - piece * V), S, R>(it);
+    compute_taps<piece * V, std::min(V, K - piece * V), S, R, Direct>(it);
   });
 }
 
 template <class A, class T>
 using Run = void (*)(const Block<A, T>&);
 
-constexpr int MOST_ROWS = 4;
+// Vectors of rows of the cotangent at most that are computed at once.
+template <bool Direct>
+constexpr int most_at_once = lanes::registers == 16 ? 3 : Direct ? 6 : 4;
 
-template <int K>
-constexpr bool FOUR = K < 7 && lanes::registers > 16;  // whether registers hold the sums of four rows
+// Functions that compute K taps of 1, 2, ... of them.
+template <int K, int S, bool Direct, class A, class T, int... R>
+constexpr auto each_of_rows(std::integer_sequence<int, R...>) {
+  return std::array<Run<A, T>, sizeof...(R)>{block<K, S, R + 1, Direct, A, T>...};
+}
+template <int K, int S, bool Direct, class A, class T>
+constexpr auto runs =
+    each_of_rows<K, S, Direct, A, T>(std::make_integer_sequence<int, most_at_once<Direct>>{});
 
-// Functions that compute K taps of 1, 2, ... rows of the cotangent at once; null for more rows than it can.
-template <int K, int S, class A, class T>
-constexpr Run<A, T> runs[MOST_ROWS] = {block<K, S, 1, A, T>, block<K, S, 2, A, T>, block<K, S, 3, A, T>,
-                                       FOUR<K> ? block<K, S, (FOUR<K> ? 4 : 1), A, T> : nullptr};
-template <class A, class T>
-constexpr Run<A, T> one[MOST_ROWS] = {block<1, 1, 1, A, T>};
-
-template <class A, class T>
-const Run<A, T>* runs_of(int64_t kernel, int64_t stride, bool plain) {
-  if (plain && stride == 1) {
-    if (kernel == 3) return runs<3, 1, A, T>;
-    if (kernel == 5) return runs<5, 1, A, T>;
-    if (kernel == 7) return runs<7, 1, A, T>;
-  }
-  if (plain && stride == 2) {
-    if (kernel == 3) return runs<3, 2, A, T>;
-    if (kernel == 5) return runs<5, 2, A, T>;
-    if (kernel == 7) return runs<7, 2, A, T>;
-  }
-  return one<A, T>;  // tap by tap, any of them
+// The functions for windows S pixels apart, without dilation; null for other kernels.
+template <int S, bool Direct, class A, class T>
+const Run<A, T>* unrolled(int64_t kernel) {
+  if (kernel == 3) return runs<3, S, Direct, A, T>.data();
+  if (kernel == 5) return runs<5, S, Direct, A, T>.data();
+  if (kernel == 7) return runs<7, S, Direct, A, T>.data();
+  return nullptr;
 }
 
-constexpr int ROWS = 2;  // so many times as many rows are gathered as are computed at once
+// How the taps of a row are computed. As here one by one, for any steps.
+template <class T>
+struct Path {
+  using A = Computed<T>;
+  static constexpr Run<A, T> one = block<1, 1, 1, false, A, T>;
+
+  const Run<A, T>* run = &one;       // for 1, 2, ... vectors of rows of the cotangent
+  int64_t several = 1, at_once = 1;  // as many of those at most, and so many taps
+  bool direct = false;               // the image is read where it lies
+  int64_t fold = 1;                  // rows that a vector holds
+};
+
+template <class T>
+Path<T> path_of(const Axes& axes, const Planes<const T>& input, const Planes<const T>& cotangent) {
+  using A = Computed<T>;
+  const Axis &down = axes.down, &across = axes.across;
+  Path<T> path;
+  if (down.dilation != 1 || across.dilation != 1 || across.stride > 2) return path;
+  const Run<A, T>* run =
+      across.stride == 1 ? unrolled<1, false, A, T>(across.kernel) : unrolled<2, false, A, T>(across.kernel);
+  if (!run) return path;
+  if constexpr (lanes::masked && std::is_same_v<T, A>) {
+    path.direct = across.stride == 1 && input.column_stride == 1;
+    if (path.direct) run = unrolled<1, true, A, T>(across.kernel);
+  }
+  path.run = run, path.at_once = across.kernel;
+  path.several = path.direct ? most_at_once<true> : most_at_once<false>;
+  if (path.direct && down.stride == 1 && across.size == across.result && input.flat() && cotangent.flat())
+    path.fold = std::clamp<int64_t>(count<A> / across.result, 1, down.result);
+  return path;
+}
+
+constexpr int GATHERED = 6;  // rows of a result at least, where they are gathered
 
 // Numbers in whole lines of memory, and those odd, so that channels do not all fall on the same places of the
 // cache.
@@ -159,10 +210,7 @@ struct Plan {
 
   Axis down, across;
   int64_t layers;  // channels of a group, or pairs of them
-  const Run<A, T>* run =
-      runs_of<A, T>(across.kernel, across.stride, down.dilation == 1 && across.dilation == 1);
-  int64_t at_once = run == one<A, T> ? 1 : across.kernel;  // taps
-  int64_t several = std::find(run, run + MOST_ROWS, nullptr) - run;  // rows of the cotangent
+  Path<T> path;
 
   // A row: of the cotangent whole vectors, of the image as many in each phase, and what taps look further.
   // Vectors are written whole, the last with zeros behind its end.
@@ -178,19 +226,45 @@ struct Plan {
   // then streamed.
   int64_t taps = down.kernel * across.kernel;
   bool streamed;
-  int64_t together = streamed ? ROWS * several : several;  // rows
+  int64_t tile = path.several * path.fold;  // rows that are computed at once
+  int64_t together = streamed ? (GATHERED + tile - 1) / tile * tile : tile;
   int64_t tap_pitch = tap_pitch_of<A>(together * across.result);
 
-  int64_t for_image = down.extent(band) * layers * image_pitch, for_came = band * layers * came_pitch;
+  int64_t for_image = path.direct ? 0 : down.extent(band) * layers * image_pitch;
+  int64_t for_came = band * layers * came_pitch;
   int64_t for_beyond = band * vectors * L;
   int64_t for_result = streamed ? taps * tap_pitch : 0;
 
-  // For so many groups in all images, of so many channels.
-  Plan(const Axes& axes, int64_t groups, int64_t channels)
+  // Of each of a row's vectors the lanes whose column is in the image, for each of the taps.
+  std::vector<lanes::Mask> inside;
+
+  // For so many groups in all images, of which these are the first.
+  Plan(const Axes& axes, int64_t groups, const Planes<const T>& input, const Planes<const T>& cotangent)
       : down(axes.down),
         across(axes.across),
-        layers((channels + paired<T> - 1) / paired<T>),
-        streamed(taps * down.result * across.result * groups * int64_t(sizeof(T)) > LARGE) {}
+        layers((input.channels + paired<T> - 1) / paired<T>),
+        path(path_of<T>(axes, input, cotangent)),
+        streamed(taps * down.result * across.result * groups * int64_t(sizeof(T)) > LARGE) {
+    for (int64_t j = 0; path.direct && j < vectors; j++)
+      for (int64_t v = 0; v < across.kernel; v++)
+        inside.push_back(columns_inside(place_of(j) + v - across.padding));
+  }
+
+  // Lanes of a vector that are in the image, of which the first is at a column that may be before the image.
+  lanes::Mask columns_inside(int64_t first) const {
+    const Span columns = Span{-first, across.size - first}.within({0, std::min<int64_t>(L, across.result)});
+    lanes::Mask mask = 0;
+    for (int64_t row = 0; row < path.fold; row++)
+      mask |= (lanes::first(columns.last) & ~lanes::first(columns.first)) << row * across.result;
+    return mask;
+  }
+
+  // Lanes of a vector of folded rows that are in the image, of which the first may be above it.
+  lanes::Mask rows_inside(int64_t first) const {
+    const Span rows = Span{-first, down.size - first}.within({0, path.fold});
+    const int64_t size = std::min<int64_t>(L, across.result);
+    return lanes::first(rows.last * size) & ~lanes::first(rows.first * size);
+  }
 
   // The first pixel of one of a row's vectors. The last may compute some pixels again.
   int64_t place_of(int64_t vector) const {
@@ -201,22 +275,19 @@ struct Plan {
 // A share's rows of both tensors, as vectors read them.
 template <class A>
 struct Band {
-  Rows<A> image;
-  Rows<const A> came;
+  Rows<const A> image, came;
   const A* beyond;     // of each row of the cotangent, what a tap beyond the image brings
   int64_t top, first;  // the rows of the image and of the cotangent that come first there
 };
 
-// Lays out the rows of a share, in memory that has zeros where no share writes: at their sides. Rows of the
-// cotangent that can be read where they lie stay there.
+// Lays out the rows of a share, in memory that has zeros where no share writes: at their sides.
 template <class T, class A>
-Band<A> lay_out(const Plan<T>& plan, const Planes<const T>& input, const Planes<const T>& cotangent,
-                const Share& share, A* scratch) {
-  constexpr int L = count<A>;
+Rows<const A> lay_out_image(const Plan<T>& plan, const Planes<const T>& input, const Span& window,
+                            A* scratch) {
   const Axis &down = plan.down, &across = plan.across;
-  const int64_t S = across.stride, top = down.window({share.first, share.last}).first;
+  const int64_t S = across.stride;
   const Rows<A> image{scratch, plan.layers * plan.image_pitch, plan.image_pitch};
-  const Span inside = down.window({share.first, share.last}).within({0, down.size});
+  const Span inside = window.within({0, down.size});
   for (int64_t phase = 0; phase < S; phase++) {
     const int64_t begin = phase >= across.padding ? 0 : (across.padding - phase + S - 1) / S;
     const int64_t x = begin * S + phase - across.padding;
@@ -225,24 +296,44 @@ Band<A> lay_out(const Plan<T>& plan, const Planes<const T>& input, const Planes<
     if (size <= 0) continue;
     for (int64_t c = 0; c < plan.layers; c++)  // planes from end to end, as memory is read fastest
       for (int64_t y = inside.first; y < inside.last; y++)
-        lay_out_row(input, c, y, x, S, size, image.at(y - top, c) + phase * plan.in_phase + begin);
+        lay_out_row(input, c, y, x, S, size, image.at(y - window.first, c) + phase * plan.in_phase + begin);
   }
+  return {image.data, image.row_step, image.layer_step};
+}
+
+template <class T, class A>
+Rows<const A> lay_out_cotangent(const Plan<T>& plan, const Planes<const T>& cotangent, const Share& share,
+                                A* scratch) {
+  const Rows<A> came{scratch, plan.layers * plan.came_pitch, plan.came_pitch};
+  for (int64_t c = 0; c < plan.layers; c++)
+    for (int64_t i = share.first; i < share.last; i += plan.path.fold)
+      lay_out_row(cotangent, c, i, 0, 1, std::min(plan.path.fold, share.last - i) * plan.across.result,
+                  came.at(i - share.first, c));
+  return {came.data, came.row_step, came.layer_step};
+}
+
+// Makes ready the rows of a share. Those that can be read where they lie stay there.
+template <class T, class A>
+Band<A> make_ready(const Plan<T>& plan, const Planes<const T>& input, const Planes<const T>& cotangent,
+                   const Share& share, A* scratch) {
+  constexpr int L = count<A>;
+  const Axis& down = plan.down;
+  const Span window = down.window({share.first, share.last});
   A* const beyond = scratch + plan.for_image + plan.for_came;
-  Band<A> band{image, {}, beyond, top, share.first};
-  if constexpr (std::is_same_v<T, A>)
-    if (cotangent.column_stride == 1 && across.result >= L)
+  Band<A> band{{}, {}, beyond, window.first, share.first};
+  if constexpr (std::is_same_v<T, A>) {
+    if (plan.path.direct)
+      band.image = {input.at(0, window.first, -plan.across.padding), input.row_stride, input.channel_stride};
+    if (cotangent.column_stride == 1 && plan.across.result >= L)
       band.came = {cotangent.at(0, share.first, 0), cotangent.row_stride, cotangent.channel_stride};
-  if (!band.came.data) {
-    const Rows<A> came{scratch + plan.for_image, plan.layers * plan.came_pitch, plan.came_pitch};
-    for (int64_t c = 0; c < plan.layers; c++)
-      for (int64_t i = share.first; i < share.last; i++)
-        lay_out_row(cotangent, c, i, 0, 1, across.result, came.at(i - share.first, c));
-    band.came = {came.data, came.row_step, came.layer_step};
   }
+  if (!band.image.data) band.image = lay_out_image(plan, input, window, scratch);
+  if (!band.came.data) band.came = lay_out_cotangent(plan, cotangent, share, scratch + plan.for_image);
   // The reference multiplies the cotangent with the zeros around the image: nan where it is not finite.
-  for (int64_t i = share.first; i < share.last; i++) {
-    const Span taps = down.taps_of(i);
-    if (taps.first == 0 && taps.last == down.kernel) continue;
+  for (int64_t i = share.first; i < share.last; i += plan.path.fold) {
+    const int64_t rows = std::min(plan.path.fold, share.last - i);
+    const Span taps = down.taps_of(i), last = down.taps_of(i + rows - 1);
+    if (taps.first == 0 && last.last == down.kernel) continue;
     for (int64_t j = 0; j < plan.vectors; j++) {
       Vector<A> sum{};
       const A* came = band.came.at(i - share.first, 0) + plan.place_of(j);
@@ -259,10 +350,11 @@ template <class T, class A>
 void put_beyond(const Block<A, T>& it, int64_t taps, const A* sums, int64_t step, int64_t rows) {
   for (int64_t r = 0; r < rows; r++) {
     const Vector<A> sum = lanes::load(sums + r * step);
+    const int64_t kept = r == rows - 1 ? it.kept_last : it.kept;
     for (int64_t v = 0; v < taps; v++) {
       T* tap = it.result + r * it.next_row + v * it.tap;
-      if (it.kept >= count<A>) lanes::store(tap, sum);
-      else lanes::store_some(tap, sum, it.kept);
+      if (kept >= count<A>) lanes::store(tap, sum);
+      else lanes::store_some(tap, sum, kept);
     }
   }
 }
@@ -273,37 +365,46 @@ template <class T, class A>
 void compute_tile(const Plan<T>& plan, const Band<A>& band, const Span& tile, T* target, int64_t tap_step) {
   constexpr int L = count<A>;
   const Axis &down = plan.down, &across = plan.across;
-  const int64_t tall = tile.last - tile.first, apart = plan.several > 1 ? down.stride : 0, K = across.kernel;
+  // Rows of the cotangent are counted in vectors, as many rows in each as are folded.
+  const int64_t fold = plan.path.fold, K = across.kernel;
+  const int64_t rows = tile.last - tile.first, tall = (rows + fold - 1) / fold;
+  const int64_t last_rows = rows - (tall - 1) * fold;  // of the last vector
+  const int64_t apart = plan.path.several > 1 ? fold * down.stride : 0;
   Block<A, T> it;
-  it.image_step = plan.image_pitch, it.phases = plan.in_phase;
-  it.cotangent_step = band.came.layer_step, it.cotangent_row = band.came.row_step;
+  it.image_step = band.image.layer_step, it.phases = plan.in_phase;
+  it.cotangent_step = band.came.layer_step, it.cotangent_row = fold * band.came.row_step;
   it.layers = plan.layers;
-  it.ahead = plan.streamed ? 0 : plan.several * across.result;
-  it.tap = tap_step, it.next_row = across.result - apart * K * tap_step;
+  it.ahead = plan.streamed ? 0 : plan.tile * across.result;
+  it.tap = tap_step, it.next_row = fold * across.result - apart * K * tap_step;
   // Row by row of the image: it is tap `at` of the tile's first row.
+  int64_t low = 0, high = 0;  // the vectors that see it
   for (int64_t at = 0; at < (tall - 1) * apart + down.kernel; at++) {
-    const int64_t low = apart && at >= down.kernel ? (at - down.kernel) / apart + 1 : 0;
-    const int64_t high = apart ? std::min(tall - 1, at / apart) : 0;
+    while (low * apart + down.kernel <= at) low++;
+    while (high + 1 < tall && (high + 1) * apart <= at) high++;
     if (low > high) continue;  // windows further apart than they are high
-    const int64_t i = tile.first + low, u = at - low * apart;
+    const int64_t i = tile.first + low * fold, u = at - low * apart;
     const int64_t y = i * down.stride + u * down.dilation - down.padding;
+    const bool beyond = y + fold <= 0 || y >= down.size;
+    it.rows_inside = plan.path.direct ? plan.rows_inside(y) : 0;
     for (int64_t vector = 0; vector < plan.vectors; vector++) {
       const int64_t j = plan.place_of(vector);
       it.cotangent = band.came.at(i - band.first, 0) + j;
-      it.kept = plan.streamed ? L : across.result - j;
-      T* const first = target + u * K * tap_step + low * across.result + j;
-      if (y < 0 || y >= down.size) {
+      it.kept = plan.streamed ? L : fold * across.result - j;
+      it.kept_last = plan.streamed ? L : (high == tall - 1 ? last_rows : fold) * across.result - j;
+      it.columns_inside = plan.inside.data() + vector * K;
+      T* const first = target + u * K * tap_step + low * fold * across.result + j;
+      if (beyond) {
         it.result = first;
-        put_beyond(it, K, band.beyond + ((i - band.first) * plan.vectors + vector) * L, plan.vectors * L,
-                   high - low + 1);
+        put_beyond(it, K, band.beyond + ((i - band.first) * plan.vectors + vector) * L,
+                   fold * plan.vectors * L, high - low + 1);
         continue;
       }
-      for (int64_t v = 0; v < K; v += plan.at_once) {
-        const int64_t shift = v * across.dilation;
-        it.image = band.image.at(y - band.top, 0) + shift % across.stride * plan.in_phase +
-                   shift / across.stride + j;
+      for (int64_t v = 0; v < K; v += plan.path.at_once) {
+        it.image = band.image.at(y - band.top, 0) + j;
+        if (const int64_t shift = v * across.dilation)
+          it.image += shift % across.stride * plan.in_phase + shift / across.stride;
         it.result = first + v * tap_step;
-        plan.run[high - low](it);
+        plan.path.run[high - low](it);
       }
     }
   }
@@ -314,7 +415,8 @@ template <class T>
 Shape sizes(View<const T, 4> cotangent, View<const T, 4> input, int64_t groups, List<int64_t> kernel,
             List<int64_t> stride, List<int64_t> padding, List<int64_t> dilation) {
   fitted({input.size(2), cotangent.size(2), kernel[0], stride[0], padding[0], dilation[0]},
-         {input.size(3), cotangent.size(3), kernel[1], stride[1], padding[1], dilation[1]}, input.size(1), groups);
+         {input.size(3), cotangent.size(3), kernel[1], stride[1], padding[1], dilation[1]}, input.size(1),
+         groups);
   expect_same(cotangent.size(0), input.size(0));
   expect_same(cotangent.size(1), input.size(1));
   return {input.size(0), groups, kernel[0], kernel[1], cotangent.size(2), cotangent.size(3)};
@@ -330,13 +432,14 @@ void weight_gradient(View<const T, 4> cotangent, View<const T, 4> input, int64_t
              {input.size(3), cotangent.size(3), kernel[1], stride[1], padding[1], dilation[1]}, input.size(1),
              groups);
   const int64_t batches = input.size(0), channels = input.size(1) / groups;
-  const Plan<T> plan(axes, batches * groups, channels);
+  const Plan<T> plan(axes, batches * groups, planes(input, 0, 0, channels),
+                     planes(cotangent, 0, 0, channels));
   const Axis &down = plan.down, &across = plan.across;
   const int64_t in_all = plan.for_image + plan.for_came + plan.for_beyond + plan.for_result;
   in_shares<A>(batches, groups, down.result, plan.most, in_all, [&](const Share& share, A* scratch) {
     const Band<A> band =
-        lay_out(plan, planes(input, share.batch, share.group * channels, channels),
-                planes(cotangent, share.batch, share.group * channels, channels), share, scratch);
+        make_ready(plan, planes(input, share.batch, share.group * channels, channels),
+                   planes(cotangent, share.batch, share.group * channels, channels), share, scratch);
     T* const gathered = reinterpret_cast<T*>(scratch + in_all - plan.for_result);
     T* const results = result.data + share.batch * result.stride(0) + share.group * result.stride(1);
     for (int64_t start = share.first; start < share.last; start += plan.together) {
@@ -344,8 +447,8 @@ void weight_gradient(View<const T, 4> cotangent, View<const T, 4> input, int64_t
       // Destination of the results of row `start`, and the distance of taps there.
       T* const target = plan.streamed ? gathered : results + start * result.stride(4);
       const int64_t tap_step = plan.streamed ? plan.tap_pitch : result.stride(3);
-      for (int64_t row = start; row < end; row += plan.several)
-        compute_tile(plan, band, Span{row, std::min(row + plan.several, end)},
+      for (int64_t row = start; row < end; row += plan.tile)
+        compute_tile(plan, band, Span{row, std::min(row + plan.tile, end)},
                      target + (row - start) * across.result, tap_step);
       for (int64_t tap = 0; plan.streamed && tap < plan.taps; tap++) {
         T* const to = results + tap * result.stride(3) + start * result.stride(4);
