@@ -94,6 +94,8 @@ def _half_written(failure: Failure, subject: Subject) -> bool:
 
 
 def _unpromised(failure: Failure, subject: Subject) -> bool:
+    if failure.property == "second_order" and subject.specification.gradients.surrogate:
+        return True
     return failure.property in ("second_order", "forward_mode") and _promised(failure, subject) is False
 
 
@@ -175,7 +177,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "wrong second order, or forward mode, of a class that does not promise it: it has no `jvp`, and its "
-        "backward applies no Function",
+        "backward applies no Function; wrong second order of surrogate gradients",
         "warning",
         _unpromised,
     ),

@@ -257,3 +257,95 @@ def test_what_a_forward_computed_and_saved_is_named_with_its_hint() -> None:
     assert failure.cause == "second-order"
     assert "kept, on `ctx` or by `save_for_backward`, and that is not a result of it" in failure.message
     assert "compute it again in the backward" in failure.message
+
+
+class Rounded(Function):
+    """A straight-through estimator whose gradient is that of the sigmoid: wrong on purpose."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return grad * torch.sigmoid(x)
+
+
+class RoundedDetached(Rounded):
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return grad * torch.sigmoid(x.detach())
+
+
+class RoundedKept(Rounded):
+    """It keeps an intermediate, which has no graph: opsmith computes it again in second order."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(torch.sigmoid(x))
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (s,) = ctx.saved_tensors
+        return grad * s * (1 - s)
+
+
+class RoundedByItsResult(Rounded):
+    """Its gradient depends on its result, whose own gradient is a surrogate."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = x.round()
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        return grad * y * (1 - y)
+
+
+class RoundedTwice(Rounded):
+    """Its backward applies another straight-through estimator."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return grad * Rounded.apply(x)
+
+
+def surrogate(function_class: type[Function]) -> Any:
+    return opsmith.adopt(function_class, f"second::{function_class.__name__.lower()}", kind="surrogate")
+
+
+@pytest.mark.parametrize("function_class", [Rounded, RoundedKept])
+def test_surrogate_gradients_have_a_second_order(function_class: type[Function]) -> None:
+    assert outcome(surrogate(function_class), "second_order", (3 * matrix(),)).status == "passed"
+
+
+def test_a_surrogate_gradient_that_hides_something_is_a_warning() -> None:
+    found = outcome(surrogate(RoundedDetached), "second_order", (3 * matrix(),))
+    (failure,) = found.failures
+    assert (failure.cause, failure.severity, failure.input) == ("second-order", "warning", "x")
+    assert "lacks what flows through `x`" in failure.message
+
+
+def test_a_formula_of_a_surrogate_that_hides_something_is_a_warning() -> None:
+    @opsmith.operator("second::rounded_by_formula")
+    def rounded(x: Tensor) -> Tensor:
+        return x.round()
+
+    rounded.surrogate_gradients(x=lambda grad, x: grad * torch.sigmoid(x.detach()))
+    (failure,) = outcome(rounded, "second_order", (3 * matrix(),)).failures
+    assert (failure.cause, failure.severity) == ("second-order", "warning")
+
+
+@pytest.mark.parametrize("function_class", [RoundedByItsResult, RoundedTwice])
+def test_a_surrogate_gradient_through_another_is_not_compared(function_class: type[Function]) -> None:
+    found = outcome(surrogate(function_class), "second_order", (3 * matrix(),))
+    assert found.status == "skipped"
+    assert re.search(r"the gradient goes through `\w+Backward` in sample 0", found.reason)

@@ -99,9 +99,6 @@ def each_subset(name: str, check_subset: SubsetCheck, subject: Subject) -> Findi
             together, if those are among them. It yields `Skipped` with the reason if it compares nothing,
             which is not a pass.
     """
-    if subject.specification.gradients.surrogate:
-        yield Skipped("the gradients are surrogates, wrong on purpose; the property `surrogate` holds them")
-        return
 
     def each(subject: Subject, sample: Sample, coverage: Coverage) -> Findings:
         inputs, refused = differentiated(subject, sample), coverage.refused

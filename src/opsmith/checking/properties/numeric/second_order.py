@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 from opsmith import errors
 from opsmith.checking.calls import rule_location
@@ -24,6 +25,7 @@ from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import case_name
 from opsmith.checking.samples.grad_outputs import contiguous_grad_outputs
 from opsmith.checking.samples.sample import Sample, is_inexact
+from opsmith.checking.side_effects.liveness import nodes
 from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
 from opsmith.core.dataclass import dataclass
@@ -66,6 +68,12 @@ def _against_differences(gradients: SecondOrderGradients) -> Findings:
         yield Skipped(f"{gradients.sample.brief} was left out: the gradient itself is infinite or nan there")
         return
     if gradients.agree_along(weights, found):
+        return
+    if gradients.subject.specification.gradients.surrogate and (function := gradients.function_behind()):
+        yield Skipped(
+            f"the gradient goes through `{function}` in {gradients.sample.brief}: where that is a surrogate, "
+            "too, differences of it decide nothing"
+        )
         return
     numbers = gradients.numerically(weights)
     if not numbers.found.has_estimate:
@@ -279,20 +287,12 @@ class SecondOrderGradients:
         Returns:
             The derivative by each entry of `by`; None where autograd has none.
         """
-        count = len(self.sample.flat)
-        with torch.enable_grad():
-            leaves = [
-                value.detach().requires_grad_(argnum in self.by) if is_inexact(value) else value
-                for argnum, value in enumerate(self.inputs_and_grads if values is None else values)
-            ]
-            copies = [value.clone() if is_inexact(value) else value for value in leaves]
-            inputs = [leaves[argnum] for argnum in self.argnums]
-            gradients = differentiate(self.call(copies[:count]), inputs, copies[count:], create_graph=True)
-            again = [
-                (gradient, weight)
-                for gradient, weight in zip(gradients, weights, strict=True)
-                if weight is not None and gradient is not None and gradient.requires_grad
-            ]
+        leaves, gradients = self._recorded(self.inputs_and_grads if values is None else values)
+        again = [
+            (gradient, weight)
+            for gradient, weight in zip(gradients, weights, strict=True)
+            if weight is not None and gradient is not None and gradient.requires_grad
+        ]
         if not again:
             return dict.fromkeys(self.by)
         first, second = zip(*again, strict=True)
@@ -303,6 +303,24 @@ class SecondOrderGradients:
             # node and reports them as unused.
             torch.autograd.backward(first, second)
         return dict(zip(self.by, found, strict=True))
+
+    def _recorded(self, values: Sequence[Any]) -> tuple[list[Any], Sequence[Tensor | None]]:
+        """Leaves with these values, and the gradients with their graph."""
+        count = len(self.sample.flat)
+        with torch.enable_grad():
+            leaves = [
+                value.detach().requires_grad_(argnum in self.by) if is_inexact(value) else value
+                for argnum, value in enumerate(values)
+            ]
+            copies = [value.clone() if is_inexact(value) else value for value in leaves]
+            inputs = [leaves[argnum] for argnum in self.argnums]
+            return leaves, differentiate(self.call(copies[:count]), inputs, copies[count:], create_graph=True)
+
+    def function_behind(self) -> str | None:
+        """Name of a node of a Function in the graph of the gradients, as of the operator; None if none."""
+        _, gradients = self._recorded(self.inputs_and_grads)
+        functions = (node for node in nodes(gradients) if isinstance(node, FunctionCtx))
+        return next((node.name() for node in functions), None)
 
     def only_rounds(self, by: int, weights: Sequence[Tensor | None], got: Tensor, expected: Tensor) -> bool:
         """True if a derivative is rounding noise, as one that is zero."""
