@@ -319,8 +319,8 @@ class SecondOrderGradients:
     def function_behind(self) -> str | None:
         """Name of a node of a Function in the graph of the gradients, as of the operator; None if none."""
         _, gradients = self._recorded(self.inputs_and_grads)
-        functions = (node for node in nodes(gradients) if isinstance(node, FunctionCtx))
-        return next((node.name() for node in functions), None)
+        of_functions = (node.name() for node in nodes(gradients) if issubclass(type(node), FunctionCtx))
+        return next(of_functions, None)
 
     def only_rounds(self, by: int, weights: Sequence[Tensor | None], got: Tensor, expected: Tensor) -> bool:
         """True if a derivative is rounding noise, as one that is zero."""
