@@ -91,6 +91,9 @@ USES: dict[str, Callable[[Any], Any]] = {
     "unknown": lambda kind: kind(first=1, other=2),
     "set": lambda kind: setattr(kind(first=1), "first", 2),
     "delete": lambda kind: delattr(kind(first=1), "first"),
+    "too many": lambda kind: kind(1, [], "u", 0, [], "n"),
+    "by name alone": lambda kind: kind(1, [], "u", "n"),
+    "defaults of the method": lambda kind: (kind.__init__.__defaults__, kind.__init__.__kwdefaults__),
     "method": lambda kind: kind(first=1, listed=[1]).total(),
     "dictionary": lambda kind: hasattr(kind(first=1), "__dict__"),
     "pickle": lambda kind: pickle.loads(pickle.dumps(kind(first=1, named="m"))),
@@ -104,6 +107,91 @@ USES: dict[str, Callable[[Any], Any]] = {
 def test_it_does_what_the_standard_decorator_does(options: str, use: str) -> None:
     ours, standard = of_module(options)
     assert outcome(lambda: USES[use](ours), ours) == outcome(lambda: USES[use](standard), standard)
+
+
+WRITTEN: dict[str, Callable[[Any], Any]] = {
+    "bare": lambda decorate: decorate(type("Sample", (), {})),
+    "self": lambda decorate: decorate(made_of(self=int, object=int, create=int)),
+    "order of defaults": lambda decorate: decorate(made_of(a=(int, 1), b=int, c=(int, 2))),
+    "names alone": lambda decorate: decorate(kw_only=True)(made_of(a=(int, 1), b=int)),
+    "slots": lambda decorate: decorate(frozen=True, slots=True)(made_of(a=int, b=(int, 2))),
+    "one field": lambda decorate: decorate(frozen=True)(made_of(a=int)),
+}
+"""Classes whose methods have another form, by a decorator."""
+
+
+def made_of(**annotated: Any) -> type:
+    """Return a class with these annotations: the type alone, or with a default."""
+    defaults = {name: given[1] for name, given in annotated.items() if isinstance(given, tuple)}
+    types = {name: given[0] if isinstance(given, tuple) else given for name, given in annotated.items()}
+    return type("Sample", (), {"__annotations__": types, **defaults})
+
+
+@pytest.mark.parametrize("values", [(), (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4)], ids=len)
+@pytest.mark.parametrize("form", WRITTEN)
+def test_methods_are_written_as_the_standard_ones(form: str, values: tuple[int, ...]) -> None:
+    def used(decorate: Any) -> Any:
+        kind = WRITTEN[form](decorate)
+        made = kind(*values)
+        parameters = str(inspect.signature(kind.__init__)), inspect.signature(kind.__eq__)
+        hashed = None if kind.__hash__ is None else hash(made)
+        return repr(made), made == kind(*values), made == 1, hashed, parameters
+
+    ours, standard = (outcome(lambda d=d: used(d), d) for d in (late.dataclass, dataclasses.dataclass))
+    if isinstance(standard, tuple) and "non-default" in standard[1]:
+        assert standard[1].startswith(ours[1])  # since Python 3.12 it names the other one, too
+    else:
+        assert ours == standard
+
+
+def test_each_instance_has_a_value_of_its_own_from_a_factory() -> None:
+    @late.dataclass(frozen=True)
+    class Sample:
+        seen: list[int] = field(default_factory=list, kw_only=True)
+        hidden: list[int] = field(default_factory=list, init=False)
+        total: int = field(default=0, init=False)
+
+        def __post_init__(self) -> None:
+            object.__setattr__(self, "total", len(self.seen))
+
+    given = [1, 2]
+    first, second, third = Sample(), Sample(), Sample(seen=given)
+    assert first.seen is not second.seen
+    assert first.hidden is not second.hidden
+    assert third.seen is given
+    assert (first.total, third.total) == (0, 2)
+    assert dataclasses.replace(third, seen=[5]).total == 1
+
+
+def test_an_instance_that_holds_itself_is_shown() -> None:
+    @late.dataclass
+    class Sample:
+        held: list[Any]
+
+    sample = Sample([])
+    sample.held.append(sample)
+    assert repr(sample).endswith("Sample(held=[...])")
+
+
+def test_a_class_derives_from_a_standard_one_and_the_other_way_round() -> None:
+    for first, second in ((late.dataclass, dataclasses.dataclass), (dataclasses.dataclass, late.dataclass)):
+
+        @first(frozen=True)
+        class Base:
+            x: int
+            y: list[int] = field(default_factory=list)
+
+        @second(frozen=True)
+        class Derived(Base):
+            z: int = 3
+
+        derived = Derived(1)
+        assert (derived.x, derived.y, derived.z) == (1, [], 3)
+        assert derived == Derived(1, [], z=3) != Base(1)
+        with pytest.raises(
+            TypeError, match=r"Derived\.__init__\(\) missing 1 required positional argument: 'x'"
+        ):
+            Derived()  # type: ignore[call-arg]
 
 
 def test_own_methods_and_inherited_fields_stay() -> None:

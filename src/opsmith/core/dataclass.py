@@ -1,16 +1,19 @@
 """The standard decorator `dataclass`, with methods that are written when they are first used.
 
 The standard library compiles six methods for a frozen dataclass at once, which was a quarter of the time of
-`import opsmith.ops`. Most classes of a program make no instance in it. torch.compile cannot trace the first
-use of a method: classes with instances that are made in traces, as by autograd nodes, have the standard one.
+`import opsmith.ops`. Most classes of a program make no instance in it. The methods are those of the standard
+library, written here: its decorator takes three times as long for a single one. torch.compile cannot trace
+the first use of a method: classes with instances that are made in traces, as by autograd nodes, have the
+standard decorator.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from copy import copy
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import MISSING, Field, FrozenInstanceError, fields
+from itertools import dropwhile
+from reprlib import recursive_repr
 from typing import TYPE_CHECKING, Any
 
 _ALWAYS = ("__init__", "__repr__")
@@ -93,7 +96,7 @@ def _refuse(undecorated: type, frozen: bool) -> None:
 
 
 class _WrittenMethod:
-    """Method of a dataclass that the standard library writes when it is first looked up, in place of this.
+    """Method of a dataclass that is written when it is first looked up, in place of this.
 
     Two threads that look it up first at once both have it written, and use either.
     """
@@ -102,29 +105,126 @@ class _WrittenMethod:
         self._owner, self._name, self._frozen = owner, name, frozen
 
     def __get__(self, holder: object, owner: type | None = None) -> Any:
-        method = getattr(_standard(self._owner, self._name, self._frozen), self._name)
+        method = _WRITERS[self._name](self._owner, self._frozen)
         method.__module__ = self._owner.__module__
         method.__qualname__ = f"{self._owner.__qualname__}.{self._name}"
         setattr(self._owner, self._name, method)
         return method.__get__(holder, owner)
 
 
-def _standard(owner: Any, method: str, frozen: bool) -> type:
-    """Return a class of the standard decorator with the same fields and one of its methods."""
+_MADE_ANEW: Any = vars(dataclasses)["_HAS_DEFAULT_FACTORY"]
+"""Default of a parameter whose value a factory makes: torch.compile knows the one of the standard library."""
+
+
+def _write_init(owner: Any, frozen: bool) -> Any:
+    """Write `__init__`.
+
+    Raises:
+        TypeError: If a field without a default follows one that has a default.
+    """
     taken = fields(owner)
-    namespace: dict[str, Any] = {each.name: copy(each) for each in taken}
-    namespace["__doc__"] = owner.__name__  # else the decorator computes a signature for it
-    namespace["__annotations__"] = {each.name: each.type for each in taken}
+    positional = [each for each in taken if each.init and not each.kw_only]
+    by_name = [each for each in taken if each.init and each.kw_only]
+    defaults = {each.name: _default(each) for each in (*positional, *by_name)}
+    trailing = [*dropwhile(lambda name: defaults[name] is MISSING, (each.name for each in positional))]
+    for name in trailing:
+        if defaults[name] is MISSING:
+            raise TypeError(f"non-default argument {name!r} follows default argument")
+    this = "__dataclass_self__" if any(each.name == "self" for each in taken) else "self"
+    held: dict[str, Any] = {"__dataclass_object__": object, "__dataclass_made_anew__": _MADE_ANEW}
+    body = []
+    for each in taken:
+        value = _initial_value(each, "__slots__" in vars(owner), held)
+        if value is not None and frozen:
+            body.append(f"__dataclass_object__.__setattr__({this}, {each.name!r}, {value})")
+        elif value is not None:
+            body.append(f"{this}.{each.name} = {value}")
     if hasattr(owner, "__post_init__"):
-        namespace["__post_init__"] = owner.__post_init__  # `__init__` calls that of its instance
-    decorate = dataclasses.dataclass(
-        init=method == "__init__",
-        repr=method == "__repr__",
-        eq=method in _COMPARED,
-        frozen=frozen,
-        slots="__slots__" in vars(owner),
-    )
-    return decorate(type(owner.__name__, (), namespace))
+        body.append(f"{this}.__post_init__()")
+    names = [*defaults]
+    if by_name:
+        names.insert(len(positional), "*")
+    method = _compiled("__init__", [this, *names], body or ["pass"], held)
+    method.__defaults__ = tuple(defaults[name] for name in trailing) or None
+    named = ((each.name, defaults[each.name]) for each in by_name)
+    method.__kwdefaults__ = {name: value for name, value in named if value is not MISSING} or None
+    method.__annotations__ = {each.name: each.type for each in (*positional, *by_name)} | {"return": None}
+    return method
+
+
+def _default(field: Field[Any]) -> Any:
+    return field.default if field.default_factory is MISSING else _MADE_ANEW
+
+
+def _initial_value(field: Field[Any], slots: bool, held: dict[str, Any]) -> str | None:
+    """Return the expression that `__init__` assigns, and put what it needs into `held`; None if it does not.
+
+    Args:
+        field: The field.
+        slots: True if the class has no attribute with the default.
+        held: Values that the text names, by name.
+    """
+    name = f"__dataclass_{field.name}__"
+    if field.default_factory is not MISSING:
+        held[name] = field.default_factory
+        made = f"{name}()"
+        return f"{made} if {field.name} is __dataclass_made_anew__ else {field.name}" if field.init else made
+    if field.init:
+        return field.name
+    if slots and field.default is not MISSING:
+        held[name] = field.default
+        return name
+    return None
+
+
+def _write_repr(owner: Any, frozen: bool) -> Any:
+    shown = ", ".join(f"{each.name}={{self.{each.name}!r}}" for each in fields(owner) if each.repr)
+    body = [f'return self.__class__.__qualname__ + f"({shown})"']
+    return recursive_repr()(_compiled("__repr__", ["self"], body, {}))
+
+
+def _write_eq(owner: Any, frozen: bool) -> Any:
+    compared = [each.name for each in fields(owner) if each.compare]
+    body = [
+        "if other.__class__ is self.__class__:",
+        f" return {_values('self', compared)} == {_values('other', compared)}",
+        "return NotImplemented",
+    ]
+    return _compiled("__eq__", ["self", "other"], body, {})
+
+
+def _write_hash(owner: Any, frozen: bool) -> Any:
+    hashed = [each.name for each in fields(owner) if (each.compare if each.hash is None else each.hash)]
+    return _compiled("__hash__", ["self"], [f"return hash({_values('self', hashed)})"], {})
+
+
+_WRITERS: dict[str, Callable[[Any, bool], Any]] = {
+    "__init__": _write_init,
+    "__repr__": _write_repr,
+    "__eq__": _write_eq,
+    "__hash__": _write_hash,
+}
+
+
+def _values(holder: str, names: list[str]) -> str:
+    """Return the expression of the tuple of these attributes."""
+    return f"({''.join(f'{holder}.{name}, ' for name in names)})"
+
+
+def _compiled(name: str, parameters: list[str], body: list[str], held: dict[str, Any]) -> Any:
+    """Compile a function, which holds values in a closure, where torch.compile follows them.
+
+    Args:
+        name: Name of the function.
+        parameters: Its parameters.
+        body: Its lines.
+        held: Other values that the lines name, by name.
+    """
+    lines = "".join(f"  {line}\n" for line in body)
+    text = f"def create({', '.join(held)}):\n def {name}({', '.join(parameters)}):\n{lines} return {name}"
+    made: dict[str, Any] = {}
+    exec(text, globals(), made)
+    return made["create"](**held)
 
 
 def _refusals(owner: Any) -> tuple[Callable[..., None], Callable[..., None]]:
