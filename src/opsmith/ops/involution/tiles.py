@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -37,8 +36,7 @@ MOST_BLOCKS = 2**31 - 1
 Pair = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(NamedTuple):
     """The sizes of a call.
 
     Attributes:
@@ -139,8 +137,7 @@ class Problem:
         return self.size[0], last - self.first + 1
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
+class Tile(NamedTuple):
     """The part of the result that a block computes.
 
     Attributes:
