@@ -1,12 +1,9 @@
-"""Flat form of the arguments and results of a call, and values saved by name for a backward."""
+"""Flat form of the arguments and results of a call."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-
-from torch import Tensor
 
 from opsmith.core.schema import Schema
 
@@ -132,59 +129,3 @@ def detached(result: Any) -> Any:
     if isinstance(result, list):
         return [tensor.detach() for tensor in result]
     return None if result is None else result.detach()
-
-
-@dataclass(frozen=True)
-class SavedValues:
-    """Description of values saved by name.
-
-    Args:
-        items: For each name whether it is a list, and its items: the index of a saved tensor, or a value in
-            a tuple of one.
-    """
-
-    items: tuple[tuple[str, bool, tuple[int | tuple[Any], ...]], ...]
-
-    def load(self, tensors: Sequence[Tensor]) -> dict[str, Any]:
-        """Restore the values by name from the saved tensors."""
-        loaded: dict[str, Any] = {}
-        for name, is_list, items in self.items:
-            values = [item[0] if isinstance(item, tuple) else tensors[item] for item in items]
-            loaded[name] = values if is_list else values[0]
-        return loaded
-
-
-def save_values(
-    save: Callable[..., None],
-    names: Sequence[str],
-    flattening: Flattening,
-    flat: Sequence[Any],
-    results: Sequence[Any],
-    result_flattening: ResultFlattening,
-) -> SavedValues:
-    """Save arguments and results by name; tensors are passed to `save`, a method of an autograd context.
-
-    Args:
-        save: Takes the tensors.
-        names: Names of the values to save.
-        flattening: Flat form of the arguments.
-        flat: The flat arguments.
-        results: The flat results.
-        result_flattening: Flat form of the results.
-    """
-    tensors: list[Tensor] = []
-    items: list[tuple[str, bool, tuple[int | tuple[Any], ...]]] = []
-    for name in names:
-        is_result = name in result_flattening.spans
-        values = results[result_flattening.spans[name]] if is_result else flat[flattening.spans[name]]
-        kept: list[int | tuple[Any]] = []
-        for value in values:
-            if isinstance(value, Tensor):
-                kept.append(len(tensors))
-                tensors.append(value)
-            else:
-                kept.append((value,))
-        is_list = result_flattening.is_list(name) if is_result else flattening.is_list(name)
-        items.append((name, is_list, tuple(kept)))
-    save(*tensors)
-    return SavedValues(tuple(items))

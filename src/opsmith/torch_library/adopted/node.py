@@ -37,7 +37,7 @@ from opsmith.torch_library.autograd.node import (
     all_names,
 )
 from opsmith.torch_library.autograd.random_state import RandomState
-from opsmith.torch_library.flattening import SavedValues
+from opsmith.torch_library.autograd.saved_values import SavedValues
 from opsmith.torch_library.validation import refuse_nondeterminism
 
 

@@ -17,15 +17,9 @@ from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.forward_mode import jvp
 from opsmith.torch_library.autograd.gradient_values import CallMetadata, constant_results
 from opsmith.torch_library.autograd.random_state import RandomState, generators_in
+from opsmith.torch_library.autograd.saved_values import SavedValues, save_values
 from opsmith.torch_library.autograd.vjp import Vjp
-from opsmith.torch_library.flattening import (
-    ArgumentFlattening,
-    Flat,
-    ResultFlattening,
-    SavedValues,
-    lengths_of,
-    save_values,
-)
+from opsmith.torch_library.flattening import ArgumentFlattening, Flat, ResultFlattening, lengths_of
 from opsmith.torch_library.validation import run_validated
 
 VjpFunction = Callable[[Mapping[str, Any], Sequence[Tensor | None]], list[Tensor | None]]
