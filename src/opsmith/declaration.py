@@ -274,11 +274,16 @@ def _reserved_word(name: str) -> str | None:
     """
     space, short = name.split("::")
     namespace = torch.ops.opsmith_without_operators
-    if keyword.iskeyword(space) or space in {*RESERVED_NAMESPACES, *dir(type(torch.ops))}:
+    if keyword.iskeyword(space) or space in RESERVED_NAMESPACES or _has_attribute(type(torch.ops), space):
         return space
-    if keyword.iskeyword(short) or short in {*dir(type(namespace)), *vars(namespace)}:
+    if keyword.iskeyword(short) or short in vars(namespace) or _has_attribute(type(namespace), short):
         return short
     return None
+
+
+def _has_attribute(kind: type, name: str) -> bool:
+    """Return True if instances of a class have an attribute by it."""
+    return any(name in vars(each) for each in kind.__mro__)
 
 
 def find_operator(name: str, module: str | None = None) -> Operator[..., Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import linecache
 import os
@@ -174,7 +175,7 @@ def _text_of(
         return text, *_location_of(text, declared, f"<{language.argument} of {operator}>")
     path = file_of(file, declared)
     try:
-        return path.read_text(encoding="utf-8-sig"), _visible(path), 1
+        return path.read_text(encoding="utf-8").removeprefix("\ufeff"), _visible(path), 1
     except (OSError, ValueError) as error:  # the latter if it is not UTF-8, or has a zero byte in its name
         raise errors.KernelSourceError(
             f"the file of a {language.name} kernel cannot be read",
@@ -197,11 +198,11 @@ def file_of(file: str | PathLike[str], declared: str | None) -> Path:
     Raises:
         KernelSourceError: If that file is in an archive, beside which there are no files.
     """
-    path = Path(file)
+    path = file if isinstance(file, Path) else Path(file)
     if path.is_absolute() or declared is None:
         return path.absolute()
     if os.path.exists(declared):
-        return (Path(declared).parent / path).absolute()
+        return Path(os.path.dirname(declared), path).absolute()
     archive = next(filter(Path.is_file, Path(declared).parents), None)
     if archive is not None:
         raise errors.KernelSourceError(
@@ -231,6 +232,7 @@ def _refuse_surrogates(language: SourceLanguage, text: str) -> None:
         )
 
 
+@functools.lru_cache(maxsize=4)  # several kernels of a file, in C++ and CUDA C++, are declared in turn
 def _without_comments(text: str) -> str:
     """Return the text with comments and strings replaced by spaces, on the same lines."""
     return re.sub(_COMMENT, lambda match: "\n".join(" " * len(line) for line in match[0].split("\n")), text)

@@ -44,7 +44,7 @@ else:
         def decorate(undecorated):
             own = set(vars(undecorated))
             _refuse(undecorated, frozen)
-            if undecorated.__hash__ is None and "__eq__" in own:
+            if "__eq__" in own and vars(undecorated)["__hash__"] is None:
                 own.discard("__hash__")  # Python sets None where a class has `__eq__` alone
             made = dataclasses.dataclass(
                 init=False,

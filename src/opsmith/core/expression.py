@@ -8,6 +8,7 @@ language, so that an expression can run no other code.
 from __future__ import annotations
 
 import ast
+import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
@@ -151,6 +152,7 @@ class Expression:
         return Expression(ast.unparse(tree), self.language)
 
 
+@functools.lru_cache(maxsize=256)  # an operator's shapes, its module and its kernels have the same ones
 def parse(text: str, language: Language = SIZES) -> Expression:
     """Read an expression.
 

@@ -74,7 +74,7 @@ SourceLine = tuple[str, int]
 _OPSMITH = Path(__file__).parents[1]
 _PACKAGES = Path(torch.__file__).parents[1]
 _INTERACTIVE = ("<stdin>", "<ipython-input", "<doctest", "<console>")
-_ENTRY = re.compile(r'^\s*File "(?P<file>.+)", line (?P<line>\d+)', re.MULTILINE)
+_ENTRY = r'(?m:^\s*File "(?P<file>.+)", line (?P<line>\d+))'
 
 
 @functools.cache
@@ -113,7 +113,7 @@ def user_line_of_frame(frame: FrameType | None) -> SourceLine | None:
 
 def user_line_of_traceback(text: Any) -> SourceLine | None:
     """The innermost user line in the text of a traceback, whose last entry is the innermost."""
-    found = [(each["file"], int(each["line"])) for each in _ENTRY.finditer(str(text or ""))]
+    found = [(each["file"], int(each["line"])) for each in re.finditer(_ENTRY, str(text or ""))]
     return next((line for line in reversed(found) if is_user_code(line[0])), None)
 
 

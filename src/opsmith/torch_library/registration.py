@@ -400,6 +400,8 @@ class DispatcherRegistration:
         kernels: dict[str, Any] = {}
         if self.specification.adopted is not None:
             return kernels  # a class handles autocast itself, as under `apply`
+        leaves = enumerate(self.specification.schema.leaves)
+        written = {each for place, leaf in leaves if leaf.alias for each in (place, leaf.name)}
         for device in capabilities.AUTOCAST_DEVICES:
             key = capabilities.autocast_key(device)
             if key is None:
@@ -407,8 +409,6 @@ class DispatcherRegistration:
             kernels[device] = self._own_autocast(overload, device, key)
             if kernels[device] is not None:
                 continue
-            leaves = enumerate(self.specification.schema.leaves)
-            written = {each for place, leaf in leaves if leaf.alias for each in (place, leaf.name)}
             kernel = autocast.autocast_kernel(overload, device, lambda: self.specification.autocast, written)
             self._library.impl(name, kernel, key, with_keyset=True)
             capabilities.serve_autocast_while_tracing(overload, key, partial(kernel, None))

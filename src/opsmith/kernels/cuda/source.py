@@ -100,7 +100,8 @@ def cuda_source(
         KernelSourceError: If there is no such file or function, or it is a template over two types.
     """
     found = find_functions(CUDA, operator, text=cuda, file=cuda_file, entries=entries, declared=declared)
-    first, *others = (_source(each, folder_of(cuda_file, declared)) for each in found)
+    folder = folder_of(cuda_file, declared)
+    first, *others = (_source(each, folder) for each in found)
     return replace(first, others=tuple(others))
 
 

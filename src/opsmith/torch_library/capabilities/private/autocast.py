@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 _C: Any = torch._C
 
 
+@functools.cache
 def autocast_key(device: str) -> str | None:
     """Name of the dispatch key of autocast on a type of device; None where this torch has none."""
     try:
