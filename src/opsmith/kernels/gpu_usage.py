@@ -14,9 +14,8 @@ from opsmith import errors
 from opsmith.core.operator import Operator
 from opsmith.core.samples import Make, samples_of
 from opsmith.core.tensors import map_tensors, on_meta
-from opsmith.kernels.common.dtypes import CPP_TYPES
+from opsmith.kernels.common.dtypes import CPP_TYPES, dtype_name
 from opsmith.kernels.common.gpu_resources import ARCHITECTURES, KernelUsage, occupancy
-from opsmith.kernels.common.parameters import dtype_name
 from opsmith.kernels.cuda.compiler import Instance
 from opsmith.kernels.cuda.kernel import CudaKernel
 from opsmith.kernels.cuda.launch import Geometry

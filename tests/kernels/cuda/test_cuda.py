@@ -19,7 +19,7 @@ from torch.testing import assert_close
 
 import opsmith
 from opsmith.kernels.cuda.kernel import CudaKernel
-from opsmith.kernels.cuda.parameters import MAX_DIM
+from opsmith.kernels.cuda.rules import MAX_DIM
 
 
 @pytest.fixture(scope="module")

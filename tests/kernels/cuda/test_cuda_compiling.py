@@ -19,7 +19,8 @@ from opsmith.kernels.common.parameters import LAYOUTS, PARAMETER_TYPES
 from opsmith.kernels.cuda import compiler as compiling
 from opsmith.kernels.cuda import driver, nvrtc
 from opsmith.kernels.cuda.compiler import Instance, diagnostics, name_expression
-from opsmith.kernels.cuda.parameters import MAX_DIM, VERSION
+from opsmith.kernels.cuda.parameters import VERSION
+from opsmith.kernels.cuda.rules import MAX_DIM
 from opsmith.kernels.cuda.source import cuda_source
 
 SPILLING = """

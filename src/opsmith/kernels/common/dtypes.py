@@ -1,4 +1,4 @@
-"""The dtypes that a kernel in C++ or CUDA C++ can take."""
+"""The dtypes that a kernel in C++ or CUDA C++ can take, and their names."""
 
 from __future__ import annotations
 
@@ -19,3 +19,13 @@ CPP_TYPES = {
 """dtypes, and their types."""
 DEFAULT_DTYPES = (torch.float32, torch.float64)
 """dtypes of a template that is declared without `dtypes=`."""
+
+
+def dtype_name(dtype: torch.dtype | None) -> str:
+    """Return a dtype's name without its module.
+
+    Example:
+        >>> dtype_name(torch.float32)
+        'float32'
+    """
+    return str(dtype).removeprefix("torch.")

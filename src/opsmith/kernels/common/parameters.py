@@ -13,6 +13,7 @@ from opsmith.core.call_arguments import tensors_in
 from opsmith.core.dataclass import dataclass
 from opsmith.core.kernels import BuiltKernel
 from opsmith.core.schema import Argument
+from opsmith.kernels.common.dtypes import dtype_name
 from opsmith.kernels.common.result_layout import LAYOUTS, ResultLayout, has_layout
 
 PARAMETER_TYPES = ("Tensor", "int", "float", "bool", "str", "Tensor[]", "int[]", "float[]", "bool[]")
@@ -249,16 +250,6 @@ def device_refusal(values: Sequence[Any]) -> str | None:
     """Return why a kernel for one GPU does not take these values; None if all tensors are on one device."""
     devices = {str(tensor.device) for tensor in tensors_in(list(values))}
     return None if len(devices) == 1 else f"its tensors are on {', '.join(sorted(devices)) or 'no device'}"
-
-
-def dtype_name(dtype: torch.dtype | None) -> str:
-    """Return a dtype's name without its module.
-
-    Example:
-        >>> dtype_name(torch.float32)
-        'float32'
-    """
-    return str(dtype).removeprefix("torch.")
 
 
 def _named_tensors(names: Sequence[str], values: Sequence[Any]) -> Iterator[tuple[str, Tensor]]:

@@ -18,7 +18,7 @@ from opsmith.core.specification import Specification
 from opsmith.kernels.common.call_cache import CallCache, call_signature, is_symbolic
 from opsmith.kernels.common.dtypes import DEFAULT_DTYPES
 from opsmith.kernels.cuda.driver import TorchCuda
-from opsmith.kernels.cuda.rules import KernelRules
+from opsmith.kernels.cuda.rules import KernelRules, passed_arguments
 from opsmith.kernels.cuda.source import CudaSource
 
 # A declaration needs none of the rest, which most processes never use: it is imported by what uses it.
@@ -234,7 +234,7 @@ class CudaKernel(BuiltKernel[CudaSource]):
         Raises:
             KernelSignatureError: If two launches take one tensor in ways that exclude one another.
         """
-        from opsmith.kernels.cuda.parameters import choose_cuda_candidate, merged_parameters, passed_arguments
+        from opsmith.kernels.cuda.parameters import choose_cuda_candidate, merged_parameters
         from opsmith.kernels.cuda.plan import CudaChoice, without_data
 
         schema = self.operator.specification.schema

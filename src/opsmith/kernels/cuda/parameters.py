@@ -17,7 +17,7 @@ from opsmith.core.argument_types import NUMBERED
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.dataclass import dataclass
 from opsmith.core.kernels import BuiltKernel
-from opsmith.core.schema import Argument, Schema
+from opsmith.core.schema import Argument
 from opsmith.kernels.common.parameters import (
     PARAMETER_TYPES,
     Parameter,
@@ -27,9 +27,8 @@ from opsmith.kernels.common.parameters import (
     unsupported_argument,
 )
 from opsmith.kernels.common.result_layout import LAYOUTS
+from opsmith.kernels.cuda.rules import MAX_DIM
 
-MAX_DIM = 8
-"""Capacity of a view without a number of dimensions; a test compares it with the header's."""
 TABLE = "opsmith_table_"
 """Name of the tables in the generated file, up to their numbers."""
 
@@ -200,13 +199,6 @@ def _merged(kernel: BuiltKernel[Any], name: str, one: CudaParameter, other: Cuda
         layout=next(iter(layouts), "any"),
         capacity_items=min(one.capacity_items, other.capacity_items),
         item=min(one.item, other.item),
-    )
-
-
-def passed_arguments(schema: Schema) -> tuple[str, ...]:
-    """Return the arguments that are passed to a CUDA kernel: all but strings."""
-    return tuple(
-        each.name for each in schema.arguments if each.kind.base.annotation != "str" or each.kind.sequence
     )
 
 

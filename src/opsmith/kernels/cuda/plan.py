@@ -15,7 +15,8 @@ from opsmith.core.dataclass import dataclass
 from opsmith.core.kernels import BuiltKernel
 from opsmith.core.schema import Schema
 from opsmith.core.tensors import map_tensors, on_meta
-from opsmith.kernels.common.parameters import check_written, dtype_name
+from opsmith.kernels.common.dtypes import dtype_name
+from opsmith.kernels.common.parameters import check_written
 from opsmith.kernels.common.result_layout import ResultLayout, has_layout, memory_format, result_layouts
 from opsmith.kernels.cuda.compiler import Instance
 from opsmith.kernels.cuda.launch import Geometry
@@ -23,9 +24,8 @@ from opsmith.kernels.cuda.parameters import (
     CudaParameter,
     PackedParameters,
     pack_parameters,
-    passed_arguments,
 )
-from opsmith.kernels.cuda.rules import KernelRules
+from opsmith.kernels.cuda.rules import KernelRules, passed_arguments
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 from numbers import Real
 from operator import index as whole_number
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,12 +14,16 @@ from opsmith import errors
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.dataclass import dataclass
 from opsmith.core.kernels import CUDA_LAUNCH, Launch
+from opsmith.core.schema import Schema
 from opsmith.core.specification import Specification
-from opsmith.kernels.common.dtypes import CPP_TYPES
-from opsmith.kernels.common.parameters import dtype_name
-from opsmith.kernels.common.result_layout import ResultLayout
+from opsmith.kernels.common.dtypes import CPP_TYPES, dtype_name
 from opsmith.kernels.cuda.launch import Geometry, LaunchRule, LaunchRules, launch_rule, launch_rules
-from opsmith.kernels.cuda.parameters import MAX_DIM, passed_arguments
+
+if TYPE_CHECKING:  # imported with the first call
+    from opsmith.kernels.common.result_layout import ResultLayout
+
+MAX_DIM = 8
+"""Capacity of a view without a number of dimensions; a test compares it with the header's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,8 @@ class ScratchRule:
         Raises:
             LaunchError: If a size cannot be computed, or the dtype is that of None.
         """
+        from opsmith.kernels.common.result_layout import ResultLayout
+
         sizes = self.sizes.value(values)
         if any(size < 0 for size in sizes):
             raise self.sizes.error(" x ".join(map(str, sizes)), "sizes that are not negative")
@@ -188,6 +194,13 @@ def kernel_rules(specification: Specification, options: Mapping[str, Any]) -> Ke
         )
         _check_passed(operator, rules, made)
     return KernelRules(rules, scratch, initial, options.get("max_spills"), options.get("max_registers"))
+
+
+def passed_arguments(schema: Schema) -> tuple[str, ...]:
+    """Return the arguments that are passed to a CUDA kernel: all but strings."""
+    return tuple(
+        each.name for each in schema.arguments if each.kind.base.annotation != "str" or each.kind.sequence
+    )
 
 
 def _checked_launches(operator: str, launches: Any) -> Sequence[Launch]:

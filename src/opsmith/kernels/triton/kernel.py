@@ -17,7 +17,8 @@ from opsmith.core.kernels import BuiltKernel
 from opsmith.core.missing_kernels import missing_reason
 from opsmith.core.operator import Operator
 from opsmith.kernels.common.call_cache import CallCache, call_signature, is_symbolic
-from opsmith.kernels.common.parameters import copy_reason, device_refusal, dtype_name, layout_refusal
+from opsmith.kernels.common.dtypes import dtype_name
+from opsmith.kernels.common.parameters import copy_reason, device_refusal, layout_refusal
 from opsmith.kernels.common.result_layout import ResultLayout, result_layouts
 from opsmith.kernels.cuda.launch import MOST_GRID
 from opsmith.kernels.triton.binding import Binding, bind, names_of_call

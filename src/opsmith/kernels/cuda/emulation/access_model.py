@@ -16,8 +16,7 @@ from opsmith import errors
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.dataclass import dataclass
 from opsmith.core.tensors import resolved
-from opsmith.kernels.common.dtypes import CPP_TYPES
-from opsmith.kernels.common.parameters import dtype_name
+from opsmith.kernels.common.dtypes import CPP_TYPES, dtype_name
 from opsmith.kernels.cuda.emulation.call import EmulatedCall, KernelEmulation, fault_error
 from opsmith.kernels.cuda.emulation.launch import IN_SHARED, EmulatedLaunch, EmulatedRun, LaunchResult, Order
 from opsmith.kernels.cuda.emulation.messages import NOTE
