@@ -41,67 +41,6 @@ _NOT_FOUND = r"(?:cannot find|unable to find library|library not found:) (?:-l)?
 
 
 @dataclass(frozen=True, slots=True)
-class _Refusal:
-    """Flags that a kernel cannot have.
-
-    Attributes:
-        pattern: Regular expression of the flags.
-        reason: Reason, as a sentence without its end.
-        hint: Advice on what to write instead.
-    """
-
-    pattern: str
-    reason: str
-    hint: str = "leave it out"
-
-
-_REFUSED = (
-    _Refusal(
-        r"-o.*|-c|-S|-E|-M.*|-x.*|-fsyntax-only|-save-temps.*|-###",
-        "opsmith says what is compiled and which file is written",
-    ),
-    _Refusal(
-        r"-shared|-static(-pie)?|-r|-(no-)?pie|-nostdlib|-nodefaultlibs|-nostartfiles",
-        "a kernel is linked as a shared library",
-    ),
-    _Refusal(r"-fno-(pic|PIC|pie|PIE)|-fpie|-fPIE", "the code of a library may lie at any address"),
-    _Refusal(
-        r"--?std=(?!(c|gnu)\+\+(17|1z|2\w|3\w)$).*|-ansi",
-        "opsmith.h is C++17",
-        'leave it out, or write "-std=c++20"',
-    ),
-    _Refusal(
-        r"-m(16|32|x32)|-mabi=.*|-fpack-struct.*|-fshort-enums",
-        "torch and the kernel pass data as the compiler lays it out by default",
-    ),
-    _Refusal(r"-fno-exceptions", "OPSMITH_CHECK throws an exception"),
-    _Refusal(
-        r"-fsanitize=.*",
-        "a process loads sanitizers before everything else",
-        "leave it out, and run `opsmith check --sanitize`",
-    ),
-    _Refusal(r"-flto.*", "a kernel is one file, which the compiler sees whole"),
-    _Refusal(
-        r"-(cxx-)?(I|iquote|isystem|idirafter|iprefix|iwithprefix|isysroot).*|--include-directory.*",
-        "folders of headers have an argument",
-        'write `include_dirs=["..."]`',
-    ),
-    _Refusal(
-        r"--?(include|imacros).*",
-        "the text of a kernel names the headers that it includes",
-        'write `#include "..."` into the source',
-    ),
-    _Refusal(r"-l.*", "libraries have an argument", 'write `libraries=["openblas"]` for -lopenblas'),
-    _Refusal(r"@.*", "the content of a file is no part of the key of a kernel", "write its flags out"),
-    _Refusal(
-        r"(?s:-(?![DUW]).*\s-.*)",
-        "it is more than one flag",
-        'write each as a str of its own: ["-O2", "-ffast-math"]',
-    ),
-)
-
-
-@dataclass(frozen=True, slots=True)
 class CompilerOptions:
     """Options of a C++ kernel for the compiler and the linker.
 
@@ -350,10 +289,12 @@ def _listed(argument: str, given: Any, kinds: str, types: Any, example: str) -> 
 
 
 def _flags(given: list[str], declared: str | None) -> tuple[str, ...]:
+    from opsmith.build.refused_flags import REFUSED  # few kernels have flags
+
     found: list[str] = []
     for flag, *values in _grouped(given):
         for each in _compiler_flags(flag, values):
-            refusal = next((known for known in _REFUSED if re.fullmatch(known.pattern, each)), None)
+            refusal = next((known for known in REFUSED if re.fullmatch(known.pattern, each)), None)
             if refusal is not None:
                 raise _refused(each, refusal.reason, refusal.hint)
         if not flag.startswith("-"):

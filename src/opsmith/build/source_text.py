@@ -142,7 +142,9 @@ def declaration_of(pattern: str, name: str, bare: str) -> re.Match[str] | None:
     every = re.compile(pattern.format(name=r"(?P<name>\w+)"), re.VERBOSE)
     opened, at, called = re.compile(r"\s*\("), bare.find(name), False
     while at >= 0:
-        if parenthesis := opened.match(bare, at + len(name)):
+        inside = bare[max(at - 1, 0) : at]  # of another name, as in `same_sizes`
+        parenthesis = None if inside.isalnum() or inside == "_" else opened.match(bare, at + len(name))
+        if parenthesis is not None:
             called = True
             begin = 1 + max(bare.rfind(f"{each}\n", 0, at) for each in ";{}")
             for match in every.finditer(bare, begin, parenthesis.end()):

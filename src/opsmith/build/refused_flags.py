@@ -1,0 +1,66 @@
+"""Flags of the C++ compiler and the linker that a kernel cannot have."""
+
+from __future__ import annotations
+
+from opsmith.core.dataclass import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedFlags:
+    """Flags that a kernel cannot have, for one reason.
+
+    Attributes:
+        pattern: Regular expression of the flags.
+        reason: Reason, as a sentence without its end.
+        hint: Advice on what to write instead.
+    """
+
+    pattern: str
+    reason: str
+    hint: str = "leave it out"
+
+
+REFUSED = (
+    RefusedFlags(
+        r"-o.*|-c|-S|-E|-M.*|-x.*|-fsyntax-only|-save-temps.*|-###",
+        "opsmith says what is compiled and which file is written",
+    ),
+    RefusedFlags(
+        r"-shared|-static(-pie)?|-r|-(no-)?pie|-nostdlib|-nodefaultlibs|-nostartfiles",
+        "a kernel is linked as a shared library",
+    ),
+    RefusedFlags(r"-fno-(pic|PIC|pie|PIE)|-fpie|-fPIE", "the code of a library may lie at any address"),
+    RefusedFlags(
+        r"--?std=(?!(c|gnu)\+\+(17|1z|2\w|3\w)$).*|-ansi",
+        "opsmith.h is C++17",
+        'leave it out, or write "-std=c++20"',
+    ),
+    RefusedFlags(
+        r"-m(16|32|x32)|-mabi=.*|-fpack-struct.*|-fshort-enums",
+        "torch and the kernel pass data as the compiler lays it out by default",
+    ),
+    RefusedFlags(r"-fno-exceptions", "OPSMITH_CHECK throws an exception"),
+    RefusedFlags(
+        r"-fsanitize=.*",
+        "a process loads sanitizers before everything else",
+        "leave it out, and run `opsmith check --sanitize`",
+    ),
+    RefusedFlags(r"-flto.*", "a kernel is one file, which the compiler sees whole"),
+    RefusedFlags(
+        r"-(cxx-)?(I|iquote|isystem|idirafter|iprefix|iwithprefix|isysroot).*|--include-directory.*",
+        "folders of headers have an argument",
+        'write `include_dirs=["..."]`',
+    ),
+    RefusedFlags(
+        r"--?(include|imacros).*",
+        "the text of a kernel names the headers that it includes",
+        'write `#include "..."` into the source',
+    ),
+    RefusedFlags(r"-l.*", "libraries have an argument", 'write `libraries=["openblas"]` for -lopenblas'),
+    RefusedFlags(r"@.*", "the content of a file is no part of the key of a kernel", "write its flags out"),
+    RefusedFlags(
+        r"(?s:-(?![DUW]).*\s-.*)",
+        "it is more than one flag",
+        'write each as a str of its own: ["-O2", "-ffast-math"]',
+    ),
+)
