@@ -11,7 +11,6 @@ Example:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
+from opsmith.core.dataclass import dataclass
 
 __all__ = [
     "Initializer",

@@ -24,9 +24,9 @@ FEATURE_PACKAGES = (
 )
 LAYERS: list[tuple[str, ...]] = [
     ("errors", "extras"),
-    ("config", "init"),
+    ("config",),
     ("core",),
-    ("build",),
+    ("build", "init"),
     ("torch_library",),
     ("declaration", "kernels"),
     ("adopting",),

@@ -17,7 +17,6 @@ from opsmith.core.call_arguments import tensors_in, type_error
 from opsmith.core.forked_locks import lock_of
 from opsmith.core.kernels import BuiltKernel, Kernel, choose, refuse_strictly
 from opsmith.core.operator import Operator, OutForm
-from opsmith.core.reachable import refuse_captured_tensors
 from opsmith.core.schema import REQUIRED
 from opsmith.core.specification import Specification
 from opsmith.torch_library import autocast, capabilities, served_libraries
@@ -419,6 +418,8 @@ class DispatcherRegistration:
         """Argument values in order, validated beyond what the dispatcher checks."""
         specification = self.specification
         if not self.validated:
+            from opsmith.core.reachable import refuse_captured_tensors  # with the first call
+
             refuse_captured_tensors(specification.reference, specification.name)
             self._refuse_other_library()
         try:

@@ -10,14 +10,16 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from opsmith.core.call_arguments import tensors_in
-from opsmith.core.substitution import Substitution
 from opsmith.torch_library import capabilities
+
+if TYPE_CHECKING:  # imported with the first symbol
+    from opsmith.core.substitution import Substitution
 
 _KINDS: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 """The type that a symbol stands for."""
@@ -42,6 +44,8 @@ def _traced(values: list[Any]) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _substitution(package: str) -> Substitution:
+    from opsmith.core.substitution import Substitution
+
     values: dict[Any, Any] = {
         math.fabs: _of_number(math.fabs, lambda number: abs(torch.sym_float(number))),
         math.pow: _power,
