@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 from os import PathLike
-from typing import Any, Literal, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 
 from opsmith import errors
 from opsmith.core.call_arguments import check_attached, shown
@@ -20,10 +20,13 @@ from opsmith.core.gradients import (
     joint_tangent_rules,
     tangent_rules,
 )
-from opsmith.core.kernels import BuiltKernel, CudaOptions, Kernel, TritonOptions, check_device, dtypes_of
+from opsmith.core.kernels import BuiltKernel, Kernel, check_device, dtypes_of
 from opsmith.core.location import where
 from opsmith.core.samples import Samples
 from opsmith.core.specification import Specification
+
+if TYPE_CHECKING:
+    from opsmith.core.kernel_options import CudaOptions, TritonOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -1,0 +1,80 @@
+"""Options of `op.kernel(...)` for each language, for type checkers and editors: no program needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from typing import Any, Literal, TypedDict
+
+from opsmith.core.kernels import Launch, LaunchValue
+
+InitialValue = float | str | Callable[..., Any]
+"""A number, an expression over sizes, or a function of arguments and results."""
+
+
+class CudaOptions(TypedDict, total=False):
+    """A kernel in CUDA C++, and how it is compiled and launched.
+
+    Attributes:
+        cuda: Source: a `__global__` function whose parameters are the arguments and then the results.
+        cuda_file: A file that holds it, beside the one that declares the kernel.
+        entry: Name of the function in it; by default the operator's own.
+        dtypes: dtypes that its template is compiled for; float32 and float64 by default.
+        strict: True if it is an error that it cannot be built here.
+        grid: Number of blocks, in up to three dimensions; for example `"ceil(result.numel / 256)"`.
+        block: Number of threads in a block; 256 by default.
+        shared: Bytes of dynamic shared memory.
+        constants: Integer parameters of its template, by name; from sizes that change in few calls.
+        launches: Several kernels, one after the other, in place of `entry`, `grid`, `block`, `shared` and
+            `constants`.
+        initial: Values that fill results and scratch buffers before the launch, by name: a number, or an
+            expression or a function as for a grid.
+        scratch: Buffers that it gets behind the results, by name: sizes as for a grid, and last the dtype, or
+            the name of an argument or result that has it; `{"s": ("x.shape[0]", torch.float32)}`.
+        deterministic: False if it rounds otherwise from run to run, as sums of floating-point numbers by
+            atomics do: it takes no call under `torch.use_deterministic_algorithms(True)`.
+        max_spills: Bytes that it may spill at most, checked by `check` and `opsmith compile`.
+        max_registers: Registers of a thread at most.
+        copies: `"allowed"` if what it writes in place may be copied into its layout, and back.
+    """
+
+    cuda: str
+    cuda_file: str | PathLike[str]
+    entry: str
+    dtypes: Any
+    strict: bool
+    grid: LaunchValue
+    block: LaunchValue
+    shared: LaunchValue
+    constants: Mapping[str, LaunchValue]
+    launches: Sequence[Launch]
+    initial: Mapping[str, InitialValue]
+    scratch: Mapping[str, Sequence[Any]]
+    deterministic: bool
+    max_spills: int
+    max_registers: int
+    copies: Literal["allowed"]
+
+
+class TritonOptions(TypedDict, total=False):
+    """A kernel in Triton, and how it is launched.
+
+    Attributes:
+        triton: A function whose parameters have the names of arguments; plain, or decorated by Triton.
+        grid: Number of programs: up to three numbers, or a function of arguments by name.
+        constants: Its other parameters: values, or functions of arguments by name; `num_warps` too.
+        layouts: Tensors that must be `channels-last`, or `contiguous` although it takes their strides.
+        dtypes: dtypes of floating tensors that it takes; float16, bfloat16 and float32 by default.
+        deterministic: As of a kernel in CUDA C++.
+        strict: True if it is an error that Triton is missing.
+        copies: `"allowed"` if what it writes in place may be copied into its layout, and back.
+    """
+
+    triton: Callable[..., Any]
+    grid: int | Sequence[int] | Callable[..., Any]
+    constants: Mapping[str, Any]
+    layouts: Mapping[str, str]
+    dtypes: Any
+    deterministic: bool
+    strict: bool
+    copies: Literal["allowed"]
