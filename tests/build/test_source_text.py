@@ -43,8 +43,8 @@ def test_a_header_that_cannot_be_read_is_left_to_the_compiler(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("language", "text", "name"),
     [
-        *((CPP, TEXT, name) for name in ("add", "odd", "twice", "Tile")),
-        *((CUDA, KERNELS, name) for name in ("scaled", "scaled_", "other", "bounded", "missing")),
+        *((CPP, TEXT, name) for name in ("add", "odd", "twice", "Tile", "dd")),
+        *((CUDA, KERNELS, name) for name in ("scaled", "scaled_", "other", "bounded", "missing", "ther")),
     ],
     ids=lambda value: value if isinstance(value, str) and value.isidentifier() else "",
 )

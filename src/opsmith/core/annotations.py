@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import inspect
 import types
@@ -54,6 +55,35 @@ _HINTS: list[tuple[Callable[[Any], bool], str]] = [
     (lambda annotation: annotation in (object, Any), "say which type it is, for example `Tensor` or `float`"),
     (lambda annotation: annotation is torch.nn.Module, "take its parameters as `Tensor` arguments"),
 ]
+
+
+def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the annotations of a function, resolved as by `typing.get_type_hints`.
+
+    That compiles each text. Most are names of classes, which are looked up here.
+
+    Args:
+        function: A function of Python, or a method.
+
+    Raises:
+        NameError, AttributeError, TypeError, SyntaxError: If one cannot be resolved.
+
+    Example:
+        >>> def scaled(x: "torch.Tensor", by: "float") -> "int | None": ...
+        >>> hints_of(scaled)
+        {'x': <class 'torch.Tensor'>, 'by': <class 'float'>, 'return': int | None}
+    """
+    scope = getattr(inspect.unwrap(function), "__globals__", {})
+    hints = dict(function.__annotations__)
+    for name, annotation in hints.items():
+        named = scope.get(annotation, vars(builtins).get(annotation)) if isinstance(annotation, str) else None
+        hints[name] = named if isinstance(named, type) else annotation
+    rest = {name: hint for name, hint in hints.items() if not isinstance(hint, type)}
+    if rest:
+        parameters = getattr(function, "__type_params__", ())
+        holder = types.SimpleNamespace(__annotations__=rest, __type_params__=parameters)
+        hints.update(typing.get_type_hints(holder, scope))
+    return hints
 
 
 def hint_for(annotation: Any) -> str:

@@ -6,7 +6,6 @@ import difflib
 import inspect
 import string
 import types
-import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.core.annotations import hint_for, kind_of, shown_annotation
+from opsmith.core.annotations import hint_for, hints_of, kind_of, shown_annotation
 from opsmith.core.argument_types import FLOAT, ArgumentType
 from opsmith.core.cached_property import cached_property
 from opsmith.core.dataclass import dataclass
@@ -319,7 +318,7 @@ def _signature(reference: Callable[..., Any], operator: str) -> inspect.Signatur
             hint="write a function around it: `def f(x: Tensor) -> Tensor: ...`",
         )
     try:
-        hints = typing.get_type_hints(reference)
+        hints = hints_of(reference)
     except (NameError, AttributeError, TypeError, SyntaxError) as error:
         raise errors.UnsupportedTypeError(
             f"a type hint cannot be resolved: {error}",

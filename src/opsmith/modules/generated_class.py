@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 import linecache
-import typing
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from opsmith import errors
+from opsmith.core.annotations import hints_of
 from opsmith.core.location import CallSite
 from opsmith.core.operator import Operator
 from opsmith.core.schema import REQUIRED, Argument
@@ -122,7 +122,7 @@ def _hints(plan: ModulePlan) -> dict[str, Any]:
     specification = plan.operator.specification
     hints: dict[str, Any] = {each.name: each.kind.annotation() for each in specification.schema.arguments}
     if inspect.isfunction(specification.reference):
-        hints.update(typing.get_type_hints(specification.reference))
+        hints.update(hints_of(specification.reference))
     if specification.schema.hidden:
         hints.pop("return", None)
     return hints

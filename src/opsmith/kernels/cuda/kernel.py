@@ -11,19 +11,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from opsmith import errors
+from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.kernels import BuiltKernel
 from opsmith.core.operator import Operator
 from opsmith.core.specification import Specification
 from opsmith.kernels.common.call_cache import CallCache, call_signature, is_symbolic
 from opsmith.kernels.common.dtypes import DEFAULT_DTYPES
-from opsmith.kernels.cuda.driver import TorchCuda
 from opsmith.kernels.cuda.rules import KernelRules, passed_arguments
 from opsmith.kernels.cuda.source import CudaSource
 
 # A declaration needs none of the rest, which most processes never use: it is imported by what uses it.
 if TYPE_CHECKING:
     from opsmith.kernels.cuda.compiler import Cubin, Instance
+    from opsmith.kernels.cuda.driver import TorchCuda
     from opsmith.kernels.cuda.launcher import Launcher
     from opsmith.kernels.cuda.packaged import PackagedImages
     from opsmith.kernels.cuda.parameters import CudaParameter
@@ -46,7 +47,6 @@ class CudaKernel(BuiltKernel[CudaSource]):
 
     Attributes:
         copied: Number of copies for their layout, of each argument and of the results.
-        machine: GPUs, streams and the driver.
     """
 
     language = "CUDA"
@@ -73,7 +73,6 @@ class CudaKernel(BuiltKernel[CudaSource]):
             declared=declared,
         )
         self._dtypes = dtypes
-        self.machine = TorchCuda()
         self.rules = rules
         if len(rules.launches) > 1:
             self.manner = f"{len(rules.launches)} launches"
@@ -87,6 +86,13 @@ class CudaKernel(BuiltKernel[CudaSource]):
         self._plans: CallCache[CudaPlan] = CallCache()
         self._images: dict[str, PackagedImages] = {}
         self.copied: Counter[str] = Counter()
+
+    @cached_property
+    def machine(self) -> TorchCuda:
+        """GPUs, streams and the driver."""
+        from opsmith.kernels.cuda.driver import TorchCuda
+
+        return TorchCuda()
 
     @property
     def launcher(self) -> Launcher:
