@@ -182,3 +182,10 @@ def test_sizes_that_no_memory_holds_are_refused() -> None:
         found(gate, sizes={"B": 10**14, "M": 4})
     assert (raised.value.argument, raised.value.hint) == ("sizes", "give smaller sizes")
     assert "[100000000000000, 4]" in str(raised.value.got)
+
+
+@pytest.mark.parametrize("size", [10**18, 10**19])
+def test_sizes_beyond_64_bits_are_refused(size: int) -> None:
+    with pytest.raises(errors.UsageError, match="the arguments of a size cannot be made") as raised:
+        found(gate, sizes={"B": size, "M": 4})
+    assert str(raised.value.got).startswith(f"B={size}, M=4: ")

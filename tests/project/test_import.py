@@ -159,12 +159,11 @@ with FakeTensorMode():
     from opsmith.adopting import learned_types
     from opsmith.torch_library.adopted import node
     some = learned_types.placeholder(torch.ones(2))
-with torch.inference_mode():
     from opsmith.torch_library.capabilities import public
+with torch.inference_mode():
     from opsmith.torch_library import capabilities
     made = capabilities.plain_tensor()
-assert not public._FORWARD_MODE_PROBE.is_inference() and not public._TORCH_FUNC_PROBE.is_inference()
-tensors = [node.PLACEHOLDER, some, made]
+tensors = [node.PLACEHOLDER, some, made, public._FORWARD_MODE_PROBE, public._TORCH_FUNC_PROBE]
 print({(type(each).__name__, each.is_inference()) for each in tensors})
 """
     assert run_alone(program).stdout == "{('Tensor', False)}\n"

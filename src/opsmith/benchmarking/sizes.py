@@ -243,6 +243,10 @@ def _resized(
     except ValueError as error:
         refusals.append(str(error))
         return None
+    except (RuntimeError, TypeError) as error:  # as torch raises where bytes, or a size, are beyond 64 bits
+        raise _too_large(
+            template, ", ".join(f"{name}={size}" for name, size in point.items()), error
+        ) from error
     names = template.sample.names
     values = [
         point.get(name, value) if name in plain else value for name, value in zip(names, values, strict=True)
@@ -291,15 +295,19 @@ def _sample(template: Template, values: Sequence[Any], generator: torch.Generato
         filled = tuple(template.filled(values, generator))
     except (RuntimeError, MemoryError) as error:  # as torch's allocator raises
         shapes = [list(each.shape) for each in values if isinstance(each, Tensor)]
-        raise errors.UsageError(
-            "the arguments of a size cannot be made",
-            operator=template.specification.name,
-            argument="sizes",
-            expected="sizes whose tensors fit into memory",
-            got=f"{', '.join(map(str, shapes))}: {str(error).strip().partition(chr(10))[0]}",
-            hint="give smaller sizes",
-        ) from error
+        raise _too_large(template, ", ".join(map(str, shapes)), error) from error
     return Sample(template.sample.position, template.sample.flattening, filled)
+
+
+def _too_large(template: Template, sizes: str, error: Exception) -> errors.UsageError:
+    return errors.UsageError(
+        "the arguments of a size cannot be made",
+        operator=template.specification.name,
+        argument="sizes",
+        expected="sizes whose tensors fit into memory",
+        got=f"{sizes}: {str(error).strip().partition(chr(10))[0]}",
+        hint="give smaller sizes",
+    )
 
 
 def _tiny(own: Sequence[Sample]) -> list[SizedCall]:

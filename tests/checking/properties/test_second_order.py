@@ -349,3 +349,52 @@ def test_a_surrogate_gradient_through_another_is_not_compared(function_class: ty
     found = outcome(surrogate(function_class), "second_order", (3 * matrix(),))
     assert found.status == "skipped"
     assert re.search(r"the gradient goes through `\w+Backward` in sample 0", found.reason)
+
+
+def with_a_stand_in() -> Any:
+    """A learned step of a quantizer, whose stand-in detaches on purpose."""
+
+    @opsmith.operator("second::by_stand_in")
+    def scaled(x: Tensor, s: Tensor) -> Tensor:
+        return torch.round(x / s) * s
+
+    scaled.surrogate_gradients(lambda x, s: ((x / s).round().detach() + (x / s) - (x / s).detach()) * s)
+    return scaled
+
+
+def of_its_result() -> Any:
+    @opsmith.operator("second::of_its_result")
+    def sigmoid(x: Tensor) -> Tensor:
+        return torch.sigmoid(x)
+
+    sigmoid.surrogate_gradients(x=lambda grad, result: -grad * result * (1 - result))
+    return sigmoid
+
+
+@pytest.mark.parametrize(
+    ("operator", "arguments", "through"),
+    [
+        (with_a_stand_in, (3 * matrix(), torch.tensor([0.4])), "its stand-in"),
+        (of_its_result, (matrix(),), r"`.*`"),
+    ],
+)
+def test_an_operator_whose_gradient_goes_through_a_surrogate_is_not_compared(
+    operator: Any, arguments: tuple[Any, ...], through: str
+) -> None:
+    found = outcome(operator(), "second_order", arguments)
+    assert found.status == "skipped"
+    assert re.search(f"the gradient goes through {through} in sample 0", found.reason), found.reason
+
+
+class RoundedTwiceFarBehind(Rounded):
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        far = Rounded.apply(x)
+        for _ in range(1100):
+            far = far * 1.0
+        return grad * far
+
+
+def test_a_surrogate_far_behind_is_seen() -> None:
+    assert outcome(surrogate(RoundedTwiceFarBehind), "second_order", (3 * matrix(),)).status == "skipped"

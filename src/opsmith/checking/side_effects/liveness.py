@@ -110,7 +110,7 @@ def _kind(holder: Any) -> str:
 
 
 MOST_NODES = 1000
-"""Largest number of nodes."""
+"""Number of nodes at most, where no other is asked for."""
 
 
 @contextmanager
@@ -134,11 +134,11 @@ def _unpack(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def nodes(results: Sequence[Any]) -> Iterator[Any]:
-    """Yield the nodes of the graph behind results, down to the leaves."""
+def nodes(results: Sequence[Any], most: int | None = MOST_NODES) -> Iterator[Any]:
+    """Yield the nodes of the graph behind results, down to the leaves; so many at most."""
     left = [each.grad_fn for each in results if isinstance(each, Tensor) and each.grad_fn is not None]
     seen: set[Any] = set()
-    while left and len(seen) < MOST_NODES:
+    while left and (most is None or len(seen) < most):
         node = left.pop()
         if node in seen:
             continue

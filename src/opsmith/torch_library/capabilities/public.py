@@ -16,6 +16,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from opsmith import errors
 from opsmith.core.tensors import on_meta
+from opsmith.torch_library import capabilities
 from opsmith.torch_library.capabilities.operation import Operation
 from opsmith.torch_library.torch_messages import SAVED_WRITTEN, has_message
 
@@ -99,9 +100,7 @@ def symbolic_mode(*, inputs: bool = True) -> None:
     return
 
 
-with torch.inference_mode(False):  # this may be imported within
-    _FORWARD_MODE_PROBE = torch.zeros(())
-    _TORCH_FUNC_PROBE = torch.zeros(())
+_FORWARD_MODE_PROBE, _TORCH_FUNC_PROBE = capabilities.plain_tensor(), capabilities.plain_tensor()
 
 
 def forward_mode_active() -> bool:

@@ -69,10 +69,11 @@ def _against_differences(gradients: SecondOrderGradients) -> Findings:
         return
     if gradients.agree_along(weights, found):
         return
-    if gradients.subject.specification.gradients.surrogate and (function := gradients.function_behind()):
+    other = gradients.other_surrogate()
+    if other is not None:
         yield Skipped(
-            f"the gradient goes through `{function}` in {gradients.sample.brief}: where that is a surrogate, "
-            "too, differences of it decide nothing"
+            f"the gradient goes through {other} in {gradients.sample.brief}: where that is a surrogate, too, "
+            "differences of it decide nothing"
         )
         return
     numbers = gradients.numerically(weights)
@@ -316,11 +317,21 @@ class SecondOrderGradients:
             inputs = [leaves[argnum] for argnum in self.argnums]
             return leaves, differentiate(self.call(copies[:count]), inputs, copies[count:], create_graph=True)
 
-    def function_behind(self) -> str | None:
-        """Name of a node of a Function in the graph of the gradients, as of the operator; None if none."""
+    def other_surrogate(self) -> str | None:
+        """Description of what may be a surrogate within surrogate gradients; None if there is nothing.
+
+        A stand-in may detach on purpose. A node of a Function may be that of the operator itself.
+        """
+        rules = self.subject.specification.gradients
+        if not rules.surrogate:
+            return None
+        if rules.stand_in is not None:
+            return "its stand-in"
         _, gradients = self._recorded(self.inputs_and_grads)
-        of_functions = (node.name() for node in nodes(gradients) if issubclass(type(node), FunctionCtx))
-        return next(of_functions, None)
+        for node in nodes(gradients, most=None):
+            if issubclass(type(node), FunctionCtx) or capabilities.forward_class(node) is not None:
+                return f"`{node.name()}`"
+        return None
 
     def only_rounds(self, by: int, weights: Sequence[Tensor | None], got: Tensor, expected: Tensor) -> bool:
         """True if a derivative is rounding noise, as one that is zero."""

@@ -208,7 +208,9 @@ constexpr Mask first(int64_t some) { return Mask((1u << some) - 1); }
 #endif
 }
 
-// The elements in some lanes; the other lanes are 0, and their memory is not read. One step where `masked`.
+// The elements in some lanes, where a processor is `masked`: the other lanes are 0, and their memory is not read.
+template <class A>
+Vector<A> load_lanes(const A* from, Mask lanes);
 #if defined(LANES_MASKED)
 constexpr bool masked = true;
 template <class A>
@@ -218,13 +220,6 @@ template <class A>
 }
 #else
 constexpr bool masked = false;
-template <class A>
-Vector<A> load_lanes(const A* from, Mask lanes) {
-  Vector<A> result{};
-  for (int lane = 0; lane < count<A>; lane++)
-    if (lanes >> lane & 1) result[lane] = from[lane];
-  return result;
-}
 #endif
 
 template <class T>

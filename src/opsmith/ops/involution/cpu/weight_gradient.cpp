@@ -160,14 +160,14 @@ const Run<A, T>* unrolled(int64_t kernel) {
   return nullptr;
 }
 
-// How the taps of a row are computed. As here one by one, for any steps.
+// Functions and sizes by which taps are computed. The defaults are for any steps, a tap and a row at a time.
 template <class T>
 struct Path {
   using A = Computed<T>;
   static constexpr Run<A, T> one = block<1, 1, 1, false, A, T>;
 
   const Run<A, T>* run = &one;       // for 1, 2, ... vectors of rows of the cotangent
-  int64_t several = 1, at_once = 1;  // as many of those at most, and so many taps
+  int64_t several = 1, at_once = 1;  // vectors of rows, and taps, that one call computes at most
   bool direct = false;               // the image is read where it lies
   int64_t fold = 1;                  // rows that a vector holds
 };
@@ -250,7 +250,7 @@ struct Plan {
         inside.push_back(columns_inside(place_of(j) + v - across.padding));
   }
 
-  // Lanes of a vector that are in the image, of which the first is at a column that may be before the image.
+  // Lanes whose column is in the image, of a vector that begins at column `first`, which may be negative.
   lanes::Mask columns_inside(int64_t first) const {
     const Span columns = Span{-first, across.size - first}.within({0, std::min<int64_t>(L, across.result)});
     lanes::Mask mask = 0;
@@ -259,7 +259,7 @@ struct Plan {
     return mask;
   }
 
-  // Lanes of a vector of folded rows that are in the image, of which the first may be above it.
+  // Lanes whose row is in the image, of a vector that begins at row `first`, which may be negative.
   lanes::Mask rows_inside(int64_t first) const {
     const Span rows = Span{-first, down.size - first}.within({0, path.fold});
     const int64_t size = std::min<int64_t>(L, across.result);
