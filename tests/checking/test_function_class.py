@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ from torch.autograd import Function
 
 import opsmith
 from opsmith import errors
+
+_NUMBERS = itertools.count()
 
 FAST = ["forward", "gradient", "surrogate"]
 
@@ -536,3 +540,39 @@ class Twice(Function):
 def test_one_tensor_may_be_two_results() -> None:
     report = opsmith.check(Twice, samples=[(torch.rand(3),)], only=["gradient", "backward_again"])
     assert report.failures == (), str(report)
+
+
+class Scaled(Function):
+    """It takes a number without an annotation, whose type a call shows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, factor: Any) -> Any:
+        ctx.factor = factor
+        return x * factor
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad * ctx.factor, None
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [(torch.ones(3), 2.0)],
+        lambda make: [make.call(make(3), factor=2.0)],
+        [(torch.ones(3), 2), (torch.ones(3), 2.5)],
+    ],
+    ids=["list", "function", "two types"],
+)
+def test_an_adopted_class_that_was_never_called_learns_its_types_from_samples(samples: Any) -> None:
+    operator = opsmith.adopt(Scaled, f"never_called::scaled_{next(_NUMBERS)}")
+    report = opsmith.check(operator, samples=samples, only=["forward", "gradient"], effort="quick")
+    assert not report.failures, report
+    assert re.search(r"(float|Scalar) factor\)", repr(operator))
+
+
+def test_samples_that_a_class_never_called_refuses_change_nothing() -> None:
+    operator = opsmith.adopt(Scaled, f"never_called::scaled_{next(_NUMBERS)}")
+    with pytest.raises(errors.SampleError, match="`factor` has the wrong type"):
+        opsmith.check(operator, samples=[(torch.ones(3), object())], effort="quick")
+    assert torch.equal(operator(torch.ones(2), 3.0), torch.full((2,), 3.0))

@@ -39,10 +39,10 @@ from opsmith.checking.subject import (
     Subject,
     SubjectKind,
 )
-from opsmith.core.call_arguments import CallArguments, shown
+from opsmith.core.call_arguments import CallArguments, call_error, shown
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
-from opsmith.core.samples import Make, samples_of
+from opsmith.core.samples import Make, read_samples, samples_of
 from opsmith.core.shape_samples import missing_words, samples_for
 from opsmith.core.specification import Specification
 from opsmith.core.tensors import map_tensors
@@ -82,6 +82,7 @@ def subject_of(checked: Any, samples: GivenSamples, seed: int, effort: Effort) -
             operator.specification, calls, seed, effort, kind, operator, apply, checked.__qualname__
         )
     if isinstance(checked, Operator):
+        _show_types(checked, samples, seed)
         _show_writes(checked, samples, seed)
         form = checked.functional  # what it writes in place is compared as a result, too
         calls = _drawn(form.specification, samples, seed, checked.name)
@@ -94,6 +95,28 @@ def subject_of(checked: Any, samples: GivenSamples, seed: int, effort: Effort) -
         calls = _drawn(specification, samples, seed)
         return _subject(specification, calls, seed, effort, LIBRARY_OPERATOR, None, call, specification.name)
     raise _no_subject(checked)
+
+
+def _show_types(operator: Operator[..., Any], samples: GivenSamples, seed: int) -> None:
+    """Call an adopted class that was never run on samples that do not fit: a call shows its types."""
+    adopted = operator.specification.adopted
+    if adopted is None or not adopted.origin.unseen or samples is None or isinstance(samples, Iterator):
+        return
+    with _drawing(seed) as make:
+        given = read_samples(samples, make, operator.name, GIVEN)
+    for each in given:
+        call = CallArguments(tuple(each)) if isinstance(each, tuple | list) else each
+        if not isinstance(call, CallArguments):
+            continue  # one tensor, which fits
+        if call_error(call.args, call.kwargs, operator.specification.schema) is None:
+            continue
+        values = map_tensors(Tensor.clone, call.kwargs.values())
+        try:
+            with torch_state_restored(), torch.no_grad():
+                operator(*map_tensors(Tensor.clone, call.args), **dict(zip(call.kwargs, values, strict=True)))
+        except Exception as error:
+            refuse_own(error)
+            return  # the check reports it
 
 
 def _show_writes(operator: Operator[..., Any], samples: GivenSamples, seed: int) -> None:
