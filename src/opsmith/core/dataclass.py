@@ -112,7 +112,10 @@ class _WrittenMethod:
         return method.__get__(holder, owner)
 
 
-_MADE_ANEW: Any = vars(dataclasses)["_HAS_DEFAULT_FACTORY"]
+_OF_STANDARD: Any = dataclasses.make_dataclass(
+    "Made", [("anew", list, dataclasses.field(default_factory=list))], repr=False, eq=False
+)
+(_MADE_ANEW,) = _OF_STANDARD.__init__.__defaults__
 """Default of a parameter whose value a factory makes: torch.compile knows the one of the standard library."""
 
 
