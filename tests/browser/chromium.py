@@ -24,6 +24,7 @@ SCHEMES = ("light", "dark")
 def opened(browser: Any, page: str, width: int = 1200, scheme: str = "light") -> None:
     """Open the page afresh, on a screen of this width and in this colour scheme."""
     browser.get("about:blank")
+    browser.execute_cdp_cmd("Browser.resetPermissions", {})
     browser.get_log("performance")
     browser.get_log("browser")
     metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 600}
@@ -41,6 +42,14 @@ def requests(browser: Any) -> list[str]:
         if event["method"] == "Network.requestWillBeSent"
     ]
     return [url for url in sent if not url.startswith("data:")]
+
+
+def said(browser: Any) -> str:
+    """Wait for what the page tells a screen reader: it comes once the browser has answered a button."""
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    told = browser.find_element("id", "said")
+    return str(WebDriverWait(browser, timeout=60, poll_frequency=0.02).until(lambda _: told.text))
 
 
 CONTRAST = """

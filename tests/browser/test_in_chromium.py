@@ -6,7 +6,7 @@
 from typing import Any
 
 import pytest
-from chromium import CONTRAST, SCHEMES, WIDTHS, opened, requests
+from chromium import CONTRAST, SCHEMES, WIDTHS, opened, requests, said
 from typer.testing import CliRunner
 
 from opsmith.cli.app import app
@@ -102,10 +102,10 @@ def test_the_lines_of_a_replay_are_copied_by_a_button(browser: Any, page: str) -
     granted = {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
     browser.execute_cdp_cmd("Browser.grantPermissions", granted)
     button.click()
+    assert said(browser) == "The lines were copied."
     read = "navigator.clipboard.readText().then(arguments[0], error => arguments[0]('refused: ' + error))"
     code = browser.find_element("css selector", ".replay pre").text
     assert browser.execute_async_script(read).strip() == code.strip()
-    assert browser.find_element("id", "said").text == "The lines were copied."
 
 
 def test_the_keyboard_reaches_what_scrolls_and_what_can_be_pressed(browser: Any, page: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from chromium import CONTRAST, SCHEMES, WIDTHS, opened, requests
+from chromium import CONTRAST, SCHEMES, WIDTHS, opened, requests, said
 from torch import Tensor
 
 import opsmith
@@ -138,12 +138,20 @@ def test_what_an_operator_says_is_text(browser: Any, pages: dict[str, str]) -> N
     assert "<img src=http://example.org/x.png>" in browser.find_element("tag name", "main").text
 
 
+@pytest.mark.parametrize("answer", ["granted", "denied"])
 def test_the_script_of_a_failure_is_copied_or_selected_by_its_button(
-    browser: Any, pages: dict[str, str]
+    browser: Any, pages: dict[str, str], answer: str
 ) -> None:
     opened(browser, pages["wrong"])
+    permission = {"name": "clipboard-write", "allowWithoutSanitization": False}
+    browser.execute_cdp_cmd("Browser.setPermission", {"permission": permission, "setting": answer})
     button = browser.find_element("css selector", ".replay button")
     assert button.is_displayed()
     browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", button)
     button.click()
-    assert browser.find_element("id", "said").text.startswith("The lines ")
+    if answer == "granted":
+        assert said(browser) == "The lines were copied."
+    else:
+        assert said(browser) == "The lines are selected: copy them with your keys."
+        code = browser.find_element("css selector", ".replay pre").text
+        assert browser.execute_script("return getSelection().toString()").strip() == code.strip()
