@@ -49,6 +49,7 @@ def test_a_benchmark_comes_back_as_it_was(measure: Callable[..., Benchmark]) -> 
         assert again == made
         assert str(again) == str(made)
         assert again.to_json() == made.to_json()
+        assert {again, made} == {made}  # it can be an element of a set, though it holds dictionaries
 
 
 def test_a_benchmark_without_the_keys_that_were_added_is_read() -> None:

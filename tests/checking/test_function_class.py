@@ -13,6 +13,7 @@ from torch.autograd import Function
 
 import opsmith
 from opsmith import errors
+from opsmith.checking.processes import watchdog
 
 _NUMBERS = itertools.count()
 
@@ -569,6 +570,22 @@ def test_an_adopted_class_that_was_never_called_learns_its_types_from_samples(sa
     report = opsmith.check(operator, samples=samples, only=["forward", "gradient"], effort="quick")
     assert not report.failures, report
     assert re.search(r"(float|Scalar) factor\)", repr(operator))
+
+
+class Endless(Scaled):
+    @staticmethod
+    def forward(ctx: Any, x: Any, factor: Any) -> Any:
+        while True:
+            pass
+
+
+def test_a_class_never_called_that_does_not_return_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "FIRST_S", 0.5)
+    operator = opsmith.adopt(Endless, f"never_called::endless_{next(_NUMBERS)}")
+    report = opsmith.check(operator, samples=[(torch.ones(3), 2.0)], effort="quick")
+    (failure,) = report.failures
+    assert (failure.property, failure.cause) == ("forward", "raises")
+    assert failure.evidence["sample"] == "sample 0 (x [3], factor=2.0)"
 
 
 def test_samples_that_a_class_never_called_refuses_change_nothing() -> None:

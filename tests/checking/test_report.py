@@ -107,6 +107,15 @@ def test_a_report_in_text() -> None:
     assert lines[7:] == str(FAILURE).splitlines()
 
 
+def test_failures_and_reports_can_be_elements_of_a_set() -> None:
+    first, second = (
+        Report("demo::op", (Outcome("gradient", "failed", failures=(FAILURE,)),), seed, environment={"a": "b"})
+        for seed in (0, 0)
+    )
+    assert {first, second} == {first}
+    assert {*first.failures, *second.failures} == {FAILURE}
+
+
 def test_json_holds_everything_and_is_json() -> None:
     odd = Failure(
         "forward", None, "unknown", "m", evidence={"got": math.nan, "expected": 1 + 2j, "pair": (1, 2)}

@@ -142,7 +142,7 @@ class BenchmarkCase:
     """
 
     label: str
-    sizes: Mapping[str, int]
+    sizes: Mapping[str, int] = field(hash=False)
     arguments: tuple[str, ...]
     elements: int
     dtype: str
@@ -209,12 +209,12 @@ class Benchmark:
     effort: str
     seed: int
     threads: int
-    environment: Mapping[str, str]
-    load: Mapping[str, float]
+    environment: Mapping[str, str] = field(hash=False)
+    load: Mapping[str, float] = field(hash=False)
     ceilings: tuple[Ceiling, ...]
     cases: tuple[BenchmarkCase, ...]
     remarks: tuple[str, ...] = field(default=())
-    spent: Mapping[str, float] = field(default_factory=dict)
+    spent: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     @property
     def wrong(self) -> tuple[str, ...]:

@@ -58,7 +58,7 @@ class Failure:
     cause: str
     message: str
     where: str | None = None
-    evidence: Mapping[str, Any] = field(default_factory=dict)
+    evidence: Mapping[str, Any] = field(default_factory=dict, hash=False)
     replay: str | None = None
     follows: str | None = None
     dtypes: tuple[str, ...] = ()
@@ -185,7 +185,7 @@ class Report:
     operator: str
     outcomes: tuple[Outcome, ...]
     seed: int
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict, hash=False)
     effort: str = "default"
     remarks: tuple[str, ...] = ()
     inputs: tuple[str, ...] = ()

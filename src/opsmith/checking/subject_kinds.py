@@ -104,19 +104,27 @@ def _show_types(operator: Operator[..., Any], samples: GivenSamples, seed: int) 
         return
     with _drawing(seed) as make:
         given = read_samples(samples, make, operator.name, GIVEN)
-    for each in given:
+    for position, each in enumerate(given):
         call = CallArguments(tuple(each)) if isinstance(each, tuple | list) else each
         if not isinstance(call, CallArguments):
             continue  # one tensor, which fits
         if call_error(call.args, call.kwargs, operator.specification.schema) is None:
             continue
-        values = map_tensors(Tensor.clone, call.kwargs.values())
-        try:
-            with torch_state_restored(), torch.no_grad():
-                operator(*map_tensors(Tensor.clone, call.args), **dict(zip(call.kwargs, values, strict=True)))
-        except Exception as error:
-            refuse_own(error)
-            return  # the check reports it
+        labels = [*labels_of(adopted.function_class, call.args), *call.kwargs]
+        announce(partial(sample_named, position, labels, (*call.args, *call.kwargs.values())))
+        with _watched_forward(adopted.function_class):
+            try:
+                _call_with_copies(operator, call)
+            except Exception as error:
+                refuse_own(error)
+                return  # the check reports it
+
+
+@calls_operator
+def _call_with_copies(operator: Operator[..., Any], call: CallArguments) -> None:
+    values = map_tensors(Tensor.clone, call.kwargs.values())
+    with torch_state_restored(), torch.no_grad():
+        operator(*map_tensors(Tensor.clone, call.args), **dict(zip(call.kwargs, values, strict=True)))
 
 
 def _show_writes(operator: Operator[..., Any], samples: GivenSamples, seed: int) -> None:
@@ -131,8 +139,8 @@ def _show_writes(operator: Operator[..., Any], samples: GivenSamples, seed: int)
     try:
         position, returned = _returned(adopted.function_class, [adopted.spread(values) for values in given])
         if returned.marked:
-            with torch_state_restored(), torch.no_grad():
-                operator(*map_tensors(Tensor.clone, given[position]))
+            with _watched_forward(adopted.function_class):
+                _call_with_copies(operator, CallArguments(tuple(given[position])))
     except errors.OpsmithError:
         return  # the check reports it
 
@@ -267,7 +275,7 @@ NAMESPACE = "checked"
 
 
 class ForwardRaisedError(Exception):
-    """A class's forward raises on every sample, so that its results are unknown.
+    """A class's forward raises on every sample, or does not return, so that its results are unknown.
 
     Args:
         outcome: Outcome to report.
@@ -335,23 +343,34 @@ def _returned(
         ForwardRaisedError: With what it raises on the first, if it raises on each.
     """
     first: tuple[str, BaseException] | None = None
-    watchdog, location = watched_calls(returned_by.__code__), where(function_class.forward)
+    with _watched_forward(function_class):
+        for position, values in enumerate(samples):
+            named = sample_named(position, labels_of(function_class, values), values)
+            announce(partial(str, named))
+            try:
+                return position, returned_by(function_class, values)
+            except BaseException as error:
+                refuse_own(error)
+                first = first or (named, error)
+    assert first is not None
+    failure = raised_at("forward", where(function_class.forward), first[1], first[0])
+    raise ForwardRaisedError(Outcome("forward", "failed", failures=(failure,))) from first[1]
+
+
+@contextmanager
+def _watched_forward(function_class: type[torch.autograd.Function]) -> Iterator[None]:
+    """A region in which a forward that does not return is stopped.
+
+    Raises:
+        ForwardRaisedError: If one was stopped.
+    """
+    watchdog = watched_calls(returned_by.__code__)
     try:
         with watchdog:
-            for position, values in enumerate(samples):
-                named = sample_named(position, labels_of(function_class, values), values)
-                announce(partial(str, named))
-                try:
-                    return position, returned_by(function_class, values)
-                except BaseException as error:
-                    refuse_own(error)
-                    first = first or (named, error)
+            yield
     except EndlessCallError as error:
-        failure = endless("forward", location, error, watchdog)
+        failure = endless("forward", where(function_class.forward), error, watchdog)
         raise ForwardRaisedError(Outcome("forward", "failed", failures=(failure,))) from error
-    assert first is not None
-    failure = raised_at("forward", location, first[1], first[0])
-    raise ForwardRaisedError(Outcome("forward", "failed", failures=(failure,))) from first[1]
 
 
 def labels_of(function_class: type[torch.autograd.Function], values: Sequence[Any]) -> list[str]:

@@ -233,8 +233,8 @@ def _source(specification: Any, adopted: AdoptedFunction, tensors: list[str], ne
     several = isinstance(adopted.outputs, tuple)
     copied = [
         "0 in _op_facts.copied",  # the reason is recorded
-        "_op_type(_op_result) is _op_Tensor and _op_result.layout is _op_strided",
-        "not (_op_result.is_nested or _op_result.is_quantized)",
+        contract.dense(),
+        "not _op_result.is_quantized",
         "_op_ctx.to_save is None is _op_ctx.non_differentiable and not _op_ctx.__dict__",
     ]
     is_copied = "False" if several else " and ".join(copied)

@@ -300,11 +300,14 @@ class ContractSource:
         )
         if self._several:
             return self._all_fresh(begins)
+        return f"{self.dense()} and _op_result.data_ptr() not in ({begins})"
+
+    def dense(self) -> str:
+        """Source of a condition: one result is a dense tensor that begins where its storage does."""
+        if "_op_are_new" in self.names:
+            return "_op_are_new(_op_result)"
         plain = "_op_type(_op_result) is _op_Tensor and _op_result.layout is _op_strided"
-        return (
-            f"{plain} and not _op_result.is_nested and _op_result.storage_offset() == 0"
-            f" and _op_result.data_ptr() not in ({begins})"
-        )
+        return f"{plain} and not _op_result.is_nested and _op_result.storage_offset() == 0"
 
     def _all_fresh(self, begins: str) -> str:
         """Source of a condition: all of several results are new tensors, in memory of their own."""
