@@ -184,6 +184,27 @@ def test_flops_that_count_nothing_are_refused(measure: Measure, flops: Any, got:
     assert str(caught.value.got).startswith(got)
 
 
+@pytest.mark.parametrize("frozen", [False, True], ids=["unfrozen", "frozen"])
+def test_the_objects_that_were_there_are_frozen_while_it_measures_as_the_caller_had_them_after(
+    measure: Measure, frozen: bool
+) -> None:
+    seen: list[int] = []
+
+    def other(x: Tensor, y: Tensor) -> Tensor:
+        seen.append(gc.get_freeze_count())
+        return x * y
+
+    gc.unfreeze()
+    if frozen:
+        gc.freeze()
+    try:
+        measure(gate, baselines={"other": other}, sizes={"B M": 4})
+        assert min(seen) > 1000
+        assert (gc.get_freeze_count() > 0) is frozen
+    finally:
+        gc.unfreeze()
+
+
 @pytest.mark.slow
 def test_what_the_caller_has_set_is_no_matter(measure: Measure) -> None:
     with torch.no_grad():

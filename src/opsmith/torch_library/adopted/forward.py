@@ -488,16 +488,21 @@ def unaliased(
     return tuple(own)
 
 
-def copies_of_results(results: Sequence[Any], apart: Sequence[Any], given: Sequence[Any]) -> dict[int, Any]:
+def copies_of_results(results: Sequence[Any], apart: Sequence[Any], handed: Sequence[Any]) -> dict[int, Any]:
     """Return the copy of each result that was cloned, by the `id` of what a class may have kept of it.
 
     An argument that is returned is left out: what a class keeps of it is the argument, as by `apply`.
+
+    Args:
+        results: What the forward returned.
+        apart: The same, each of its own memory.
+        handed: The arguments, as the forward got them.
     """
     pairs = zip(results, apart, strict=True)
     return {
         id(result): clone
         for result, clone in pairs
-        if result is not clone and not any(result is value for value in given)
+        if result is not clone and not any(result is value for value in handed)
     }
 
 

@@ -131,8 +131,8 @@ class ClassNodes:
         if ctx.to_save is None is ctx.non_differentiable and not attributes:
             return apart if several else apart[0]
         if ctx.non_differentiable:
-            clones = {id(result): clone for result, clone in zip(results, apart, strict=True)}
-            ctx.non_differentiable = tuple(clones.get(id(each), each) for each in ctx.non_differentiable)
+            returned_as = {id(result): own for result, own in zip(results, apart, strict=True)}
+            ctx.non_differentiable = tuple(returned_as.get(id(each), each) for each in ctx.non_differentiable)
         clones = copies_of_results(results, apart, given)
         if ctx.to_save:
             ctx.to_save = tuple(clones.get(id(each), each) for each in ctx.to_save)

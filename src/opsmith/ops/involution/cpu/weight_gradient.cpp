@@ -67,10 +67,10 @@ struct Block {
   lanes::Mask rows_inside;
 };
 
-// Numbers that are written of vector r of R.
-template <int R, class A, class T>
-[[gnu::always_inline]] inline int64_t kept_of(const Block<A, T>& it, int r) {
-  return r == R - 1 ? it.kept_last : it.kept;
+// Numbers that are written of one of some vectors.
+template <class A, class T>
+[[gnu::always_inline]] inline int64_t kept_of(const Block<A, T>& it, int64_t vector, int64_t vectors) {
+  return vector == vectors - 1 ? it.kept_last : it.kept;
 }
 
 // Of K taps of R rows, how many registers hold the sums of, beside a pixel and what came for the rows.
@@ -117,7 +117,7 @@ template <int FIRST, int V, int S, int R, bool Direct, class A, class T>
   T* const result = it.result;
   const int64_t next_row = it.next_row, tap = it.tap;
   each<R>([&](auto r) __attribute__((always_inline)) {
-    const int64_t kept = kept_of<R>(it, r);
+    const int64_t kept = kept_of(it, r, R);
     each<V>([&](auto at) __attribute__((always_inline)) {
       T* target = result + r * next_row + (FIRST + at) * tap;
       if (kept >= count<A>) lanes::store(target, sums[r * V + at]);
@@ -169,6 +169,7 @@ struct Path {
   const Run<A, T>* run = &one;       // for 1, 2, ... vectors of rows of the cotangent
   int64_t several = 1, at_once = 1;  // vectors of rows, and taps, that one call computes at most
   bool direct = false;               // the image is read where it lies
+  bool came_direct = false;          // and so is the cotangent
   int64_t fold = 1;                  // rows that a vector holds
 };
 
@@ -177,6 +178,8 @@ Path<T> path_of(const Axes& axes, const Planes<const T>& input, const Planes<con
   using A = Computed<T>;
   const Axis &down = axes.down, &across = axes.across;
   Path<T> path;
+  if constexpr (std::is_same_v<T, A>)
+    path.came_direct = cotangent.column_stride == 1 && across.result >= count<A>;
   if (down.dilation != 1 || across.dilation != 1 || across.stride > 2) return path;
   const Run<A, T>* run =
       across.stride == 1 ? unrolled<1, false, A, T>(across.kernel) : unrolled<2, false, A, T>(across.kernel);
@@ -231,7 +234,7 @@ struct Plan {
   int64_t tap_pitch = tap_pitch_of<A>(together * across.result);
 
   int64_t for_image = path.direct ? 0 : down.extent(band) * layers * image_pitch;
-  int64_t for_came = band * layers * came_pitch;
+  int64_t for_came = path.came_direct ? 0 : band * layers * came_pitch;
   int64_t for_beyond = band * vectors * L;
   int64_t for_result = streamed ? taps * tap_pitch : 0;
 
@@ -324,7 +327,7 @@ Band<A> make_ready(const Plan<T>& plan, const Planes<const T>& input, const Plan
   if constexpr (std::is_same_v<T, A>) {
     if (plan.path.direct)
       band.image = {input.at(0, window.first, -plan.across.padding), input.row_stride, input.channel_stride};
-    if (cotangent.column_stride == 1 && plan.across.result >= L)
+    if (plan.path.came_direct)
       band.came = {cotangent.at(0, share.first, 0), cotangent.row_stride, cotangent.channel_stride};
   }
   if (!band.image.data) band.image = lay_out_image(plan, input, window, scratch);
@@ -350,7 +353,7 @@ template <class T, class A>
 void put_beyond(const Block<A, T>& it, int64_t taps, const A* sums, int64_t step, int64_t rows) {
   for (int64_t r = 0; r < rows; r++) {
     const Vector<A> sum = lanes::load(sums + r * step);
-    const int64_t kept = r == rows - 1 ? it.kept_last : it.kept;
+    const int64_t kept = kept_of(it, r, rows);
     for (int64_t v = 0; v < taps; v++) {
       T* tap = it.result + r * it.next_row + v * it.tap;
       if (kept >= count<A>) lanes::store(tap, sum);
