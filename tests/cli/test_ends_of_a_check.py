@@ -139,8 +139,8 @@ def test_a_crash_shows_its_line_and_an_exit_names_isolate(write: Write) -> None:
     dropped = apart(f"{file}:Dropping", "--samples", "X", *FAST)
     assert (dropped.returncode, dropped.stdout) == (2, "")
     assert dropped.stderr == (
-        "opsmith: what was checked called `os._exit(0)`, and nothing more is reported; with `--isolate` this "
-        "is a finding, and the rest is checked\n"
+        "opsmith: `Dropping` called `os._exit(0)`, and nothing more is reported; with `--isolate` this is a "
+        "finding, and the rest is checked\n"
     )
     fine = apart(f"{file}:Fine", "--samples", "X", *FAST)
     assert (fine.returncode, fine.stderr) == (0, "")
@@ -149,7 +149,7 @@ def test_a_crash_shows_its_line_and_an_exit_names_isolate(write: Write) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no child processes")
 def test_a_child_of_what_is_checked_ends_as_it_likes() -> None:
     before = os._exit
-    with exit_reported():
+    with exit_reported("`Forking`"):
         child = os.fork()
         if child == 0:
             os._exit(0)

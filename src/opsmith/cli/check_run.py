@@ -111,18 +111,19 @@ def check_in_turn(checked: Checking, command: Callable[..., Any]) -> None:
         checked: The subjects.
         command: The command, whose options messages name.
     """
-    with fatal_ends_reported() if checked.options["isolate"] is False else nullcontext():
-        for at, each in enumerate(checked.subjects):
-            try:
-                with named_as_options(command), progress_bar(each.name) as progress:
-                    report = report_of(each, {**checked.options, "progress": progress})
-            except errors.OpsmithError as error:
-                checked.refuse(error)
-            except KeyboardInterrupt:
-                checked.run.interrupted += [left.name for left in checked.subjects[at:]]
-                return
-            else:
-                checked.finish(report)
+    apart = checked.options["isolate"] is not False
+    for at, each in enumerate(checked.subjects):
+        ends = nullcontext() if apart else fatal_ends_reported(f"`{each.name}`")
+        try:
+            with ends, named_as_options(command), progress_bar(each.name) as progress:
+                report = report_of(each, {**checked.options, "progress": progress})
+        except errors.OpsmithError as error:
+            checked.refuse(error)
+        except KeyboardInterrupt:
+            checked.run.interrupted += [left.name for left in checked.subjects[at:]]
+            return
+        else:
+            checked.finish(report)
 
 
 def check_at_once(checked: Checking, jobs: int, command: Callable[..., Any]) -> None:

@@ -91,17 +91,20 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 @contextmanager
-def fatal_ends_reported() -> Iterator[None]:
+def fatal_ends_reported(checked: str = "what was checked") -> Iterator[None]:
     """Report on stderr the end of the process in the region: a fatal signal, or `os._exit`.
 
     Python's fault handler prints the lines at which a fatal signal arrived.
+
+    Args:
+        checked: What is checked in the region, for the message.
     """
     stderr = _stderr_descriptor()
     enabled = faulthandler.is_enabled()
     if stderr is not None and not enabled:
         faulthandler.enable(stderr)
     try:
-        with exit_reported():
+        with exit_reported(checked):
             yield
     finally:
         if not enabled:
@@ -109,13 +112,17 @@ def fatal_ends_reported() -> Iterator[None]:
 
 
 @contextmanager
-def exit_reported() -> Iterator[None]:
-    """Report `os._exit` of this process on stderr; its status 0 becomes 2, since there is no report yet."""
+def exit_reported(checked: str) -> Iterator[None]:
+    """Report `os._exit` of this process on stderr; its status 0 becomes 2, since there is no report yet.
+
+    Args:
+        checked: What is checked in the region, for the message.
+    """
     leave, own = os._exit, os.getpid()
 
     def leave_with_message(status: int) -> NoReturn:
         if os.getpid() == own:
-            typer.echo(f"opsmith: {_OS_EXIT.format(status=status)}", err=True)
+            typer.echo(f"opsmith: {_OS_EXIT.format(checked=checked, status=status)}", err=True)
             leave(status or UNUSABLE)
         leave(status)
 
@@ -127,8 +134,8 @@ def exit_reported() -> Iterator[None]:
 
 
 _OS_EXIT = (
-    "what was checked called `os._exit({status})`, and nothing more is reported; with `--isolate` this is a "
-    "finding, and the rest is checked"
+    "{checked} called `os._exit({status})`, and nothing more is reported; with `--isolate` this is a finding, "
+    "and the rest is checked"
 )
 
 
