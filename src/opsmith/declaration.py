@@ -282,7 +282,7 @@ def _reserved_word(name: str) -> str | None:
 
 
 def _has_attribute(kind: type, name: str) -> bool:
-    """Return True if instances of a class have an attribute by it."""
+    """Return True if a class or one of its bases defines this attribute."""
     return any(name in vars(each) for each in kind.__mro__)
 
 

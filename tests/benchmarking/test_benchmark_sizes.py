@@ -184,6 +184,19 @@ def test_sizes_that_no_memory_holds_are_refused() -> None:
     assert "[100000000000000, 4]" in str(raised.value.got)
 
 
+@pytest.mark.parametrize("size", [10**14, 10**19])
+def test_sizes_that_a_function_of_samples_cannot_make_are_refused(size: int) -> None:
+    def samples(make: opsmith.Make, n: int) -> list[Any]:
+        return [(make(n), make(n))]
+
+    with pytest.raises(errors.SampleError) as raised:
+        found(gate, samples=samples, sizes={"n": size})
+    assert raised.value.problem.startswith(f"at n={size}: its samples cannot be made: ")
+    assert "\n" not in raised.value.problem
+    assert raised.value.where == f"{__file__}:{samples.__code__.co_firstlineno + 1}"
+    assert raised.value.hint == "give sizes that `samples` can make"
+
+
 @pytest.mark.parametrize("size", [10**18, 10**19])
 def test_sizes_beyond_64_bits_are_refused(size: int) -> None:
     with pytest.raises(errors.UsageError, match="the arguments of a size cannot be made") as raised:

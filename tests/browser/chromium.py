@@ -44,12 +44,12 @@ def requests(browser: Any) -> list[str]:
     return [url for url in sent if not url.startswith("data:")]
 
 
-def said(browser: Any) -> str:
-    """Wait for what the page tells a screen reader: it comes once the browser has answered a button."""
+def announcement(browser: Any) -> str:
+    """The text for screen readers after a click on a button, which comes once the browser has answered."""
     from selenium.webdriver.support.wait import WebDriverWait
 
-    told = browser.find_element("id", "said")
-    return str(WebDriverWait(browser, timeout=60, poll_frequency=0.02).until(lambda _: told.text))
+    region = browser.find_element("id", "said")
+    return str(WebDriverWait(browser, timeout=60, poll_frequency=0.02).until(lambda _: region.text))
 
 
 CONTRAST = """

@@ -6,7 +6,7 @@
 from typing import Any
 
 import pytest
-from chromium import CONTRAST, SCHEMES, WIDTHS, opened, requests, said
+from chromium import CONTRAST, SCHEMES, WIDTHS, announcement, opened, requests
 from typer.testing import CliRunner
 
 from opsmith.cli.app import app
@@ -102,7 +102,7 @@ def test_the_lines_of_a_replay_are_copied_by_a_button(browser: Any, page: str) -
     granted = {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
     browser.execute_cdp_cmd("Browser.grantPermissions", granted)
     button.click()
-    assert said(browser) == "The lines were copied."
+    assert announcement(browser) == "The lines were copied."
     read = "navigator.clipboard.readText().then(arguments[0], error => arguments[0]('refused: ' + error))"
     code = browser.find_element("css selector", ".replay pre").text
     assert browser.execute_async_script(read).strip() == code.strip()

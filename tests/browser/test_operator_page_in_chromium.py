@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from chromium import CONTRAST, SCHEMES, WIDTHS, opened, requests, said
+from chromium import CONTRAST, SCHEMES, WIDTHS, announcement, opened, requests
 from torch import Tensor
 
 import opsmith
@@ -150,8 +150,8 @@ def test_the_script_of_a_failure_is_copied_or_selected_by_its_button(
     browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", button)
     button.click()
     if answer == "granted":
-        assert said(browser) == "The lines were copied."
+        assert announcement(browser) == "The lines were copied."
     else:
-        assert said(browser) == "The lines are selected: copy them with your keys."
+        assert announcement(browser) == "The lines are selected: copy them with your keys."
         code = browser.find_element("css selector", ".replay pre").text
         assert browser.execute_script("return getSelection().toString()").strip() == code.strip()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from typing import Any
 
 import pytest
@@ -544,10 +543,12 @@ def test_one_tensor_may_be_two_results() -> None:
 
 
 class Scaled(Function):
-    """It takes a number without an annotation, whose type a call shows."""
+    """A number without an annotation, whose type a call shows."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, factor: Any) -> Any:
+        if factor < 0:
+            raise ValueError("negative")
         ctx.factor = factor
         return x * factor
 
@@ -562,14 +563,22 @@ class Scaled(Function):
         [(torch.ones(3), 2.0)],
         lambda make: [make.call(make(3), factor=2.0)],
         [(torch.ones(3), 2), (torch.ones(3), 2.5)],
+        ((torch.ones(3), each) for each in (2.0, 3.0)),
+        [(torch.ones(3), torch.tensor(2.0)), (torch.ones(3), 2.5)],
+        [(torch.ones(3), 2.5), (torch.ones(3), torch.tensor(2.0))],
     ],
-    ids=["list", "function", "two types"],
+    ids=["list", "function", "two types", "iterator", "tensor and number", "number and tensor"],
 )
-def test_an_adopted_class_that_was_never_called_learns_its_types_from_samples(samples: Any) -> None:
+@pytest.mark.parametrize("called", [False, True], ids=["never called", "called with a tensor"])
+def test_an_adopted_class_learns_its_types_from_samples(samples: Any, called: bool) -> None:
     operator = opsmith.adopt(Scaled, f"never_called::scaled_{next(_NUMBERS)}")
-    report = opsmith.check(operator, samples=samples, only=["forward", "gradient"], effort="quick")
+    if called:
+        operator(torch.ones(2), torch.tensor(3.0))
+    if not isinstance(samples, list) and not callable(samples):
+        samples = ((torch.ones(3), each) for each in (2.0, 3.0))  # another case has read it
+    report = opsmith.check(operator, samples=samples, only=["forward", "fake"], effort="quick")
     assert not report.failures, report
-    assert re.search(r"(float|Scalar) factor\)", repr(operator))
+    assert report.passed_as_asked, report
 
 
 class Endless(Scaled):
@@ -588,8 +597,26 @@ def test_a_class_never_called_that_does_not_return_is_stopped(monkeypatch: pytes
     assert failure.evidence["sample"] == "sample 0 (x [3], factor=2.0)"
 
 
-def test_samples_that_a_class_never_called_refuses_change_nothing() -> None:
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        ([(torch.ones(3), object())], "TypeError"),
+        ([(torch.ones(3), -2.0)], "ValueError: negative"),
+        ([(torch.ones(3), -2.0), (torch.ones(3), 2.0)], "ValueError: negative"),
+        ([(torch.ones(3), 2.0), (torch.ones(3), -2.0)], "ValueError: negative"),
+    ],
+    ids=["object", "raises", "raises first", "raises last"],
+)
+def test_what_a_class_never_called_raises_on_samples_is_reported(samples: Any, message: str) -> None:
     operator = opsmith.adopt(Scaled, f"never_called::scaled_{next(_NUMBERS)}")
-    with pytest.raises(errors.SampleError, match="`factor` has the wrong type"):
-        opsmith.check(operator, samples=[(torch.ones(3), object())], effort="quick")
+    report = opsmith.check(operator, samples=samples, only=["forward"], effort="quick")
+    (failure,) = report.failures
+    assert (failure.property, failure.cause) == ("forward", "raises")
+    assert message in failure.message
     assert torch.equal(operator(torch.ones(2), 3.0), torch.full((2,), 3.0))
+
+
+def test_samples_that_no_forward_takes_are_refused() -> None:
+    operator = opsmith.adopt(Scaled, f"never_called::scaled_{next(_NUMBERS)}")
+    with pytest.raises(errors.SampleError, match="sample 0 does not fit the signature"):
+        opsmith.check(operator, samples=[(torch.ones(3),)], effort="quick")

@@ -109,7 +109,9 @@ def test_a_report_in_text() -> None:
 
 def test_failures_and_reports_can_be_elements_of_a_set() -> None:
     first, second = (
-        Report("demo::op", (Outcome("gradient", "failed", failures=(FAILURE,)),), seed, environment={"a": "b"})
+        Report(
+            "demo::op", (Outcome("gradient", "failed", failures=(FAILURE,)),), seed, environment={"a": "b"}
+        )
         for seed in (0, 0)
     )
     assert {first, second} == {first}

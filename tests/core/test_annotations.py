@@ -30,6 +30,16 @@ class Holder:
     def method(self, x: Tensor, n: Pair) -> Holder: ...  # type: ignore[empty-body]
 
 
+@typing.no_type_check
+def unchecked(x: Tensor, y: 3) -> None: ...
+
+
+def generic(x: Holder, y: Tensor) -> Tensor: ...  # type: ignore[empty-body]
+
+
+generic.__type_params__ = (typing.TypeVar("Holder"),)  # type: ignore[attr-defined]  # as of `def generic[Holder]`
+
+
 def resolved(resolve: Callable[..., Any], function: Any) -> Any:
     try:
         return list(resolve(function).items())
@@ -39,7 +49,7 @@ def resolved(resolve: Callable[..., Any], function: Any) -> Any:
 
 @pytest.mark.parametrize(
     "function",
-    [classes, others, partly, nothing, unknown, a_number, Holder.method, Holder().method],
+    [classes, others, partly, nothing, unknown, a_number, unchecked, generic, Holder.method, Holder().method],
     ids=lambda function: function.__qualname__,
 )
 def test_hints_are_those_of_typing(function: Any) -> None:

@@ -7,10 +7,11 @@ import dataclasses
 import inspect
 import pickle
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import KW_ONLY, FrozenInstanceError, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, get_type_hints
 
 import pytest
 import torch
@@ -86,6 +87,7 @@ USES: dict[str, Callable[[Any], Any]] = {
     "is a dataclass": lambda kind: dataclasses.is_dataclass(kind),
     "match": lambda kind: kind.__match_args__,
     "signature": lambda kind: inspect.signature(kind),
+    "hints": lambda kind: sorted(get_type_hints(kind.__init__)),
     "init": lambda kind: (kind.__init__.__qualname__.split(".")[-1], kind.__init__.__annotations__),
     "missing": lambda kind: kind(),
     "unknown": lambda kind: kind(first=1, other=2),
@@ -112,7 +114,11 @@ def test_it_does_what_the_standard_decorator_does(options: str, use: str) -> Non
 WRITTEN: dict[str, Callable[[Any], Any]] = {
     "bare": lambda decorate: decorate(type("Sample", (), {})),
     "self": lambda decorate: decorate(made_of(self=int, object=int, create=int)),
-    "order of defaults": lambda decorate: decorate(made_of(a=(int, 1), b=int, c=(int, 2))),
+    "factories": lambda decorate: decorate(frozen=True)(
+        made_of(
+            **{name: (int, field(default_factory=lambda: 7)) for name in ("self", "object", "has_factory")}
+        )
+    ),
     "names alone": lambda decorate: decorate(kw_only=True)(made_of(a=(int, 1), b=int)),
     "slots": lambda decorate: decorate(frozen=True, slots=True)(made_of(a=int, b=(int, 2))),
     "one field": lambda decorate: decorate(frozen=True)(made_of(a=int)),
@@ -138,10 +144,53 @@ def test_methods_are_written_as_the_standard_ones(form: str, values: tuple[int, 
         return repr(made), made == kind(*values), made == 1, hashed, parameters
 
     ours, standard = (outcome(lambda d=d: used(d), d) for d in (late.dataclass, dataclasses.dataclass))
-    if isinstance(standard, tuple) and "non-default" in standard[1]:
-        assert standard[1].startswith(ours[1])  # since Python 3.12 it names the other one, too
-    else:
-        assert ours == standard
+    assert ours == standard
+
+
+REFUSED: dict[str, Callable[[Any], Any]] = {
+    "order of defaults": lambda decorate: decorate(made_of(a=(int, 1), b=int, c=(int, 2))),
+    "order without equality": lambda decorate: decorate(order=True, eq=False)(made_of(a=int)),
+    "mutable default": lambda decorate: decorate(made_of(a=(list, []))),
+    "a field without a type": lambda decorate: decorate(type("Sample", (), {"a": field(default=1)})),
+}
+"""Classes that are refused, by a decorator."""
+
+
+@pytest.mark.parametrize("form", REFUSED)
+def test_a_class_is_refused_as_by_the_standard_decorator(form: str) -> None:
+    ours, standard = (
+        outcome(lambda d=d: REFUSED[form](d), d) for d in (late.dataclass, dataclasses.dataclass)
+    )
+    assert ours[0] is standard[0]
+    assert ours[1]
+    assert standard[1].startswith(ours[1])  # since Python 3.12 one of them is longer
+
+
+def test_a_method_that_a_base_leaves_abstract_is_written() -> None:
+    class Base(ABC):
+        @abstractmethod
+        def __repr__(self) -> str: ...
+
+        @abstractmethod
+        def __eq__(self, other: object) -> bool: ...
+
+    for decorate in (late.dataclass, dataclasses.dataclass):
+        kind: Any = decorate(type("Sample", (Base,), {"__annotations__": {"x": int}}))
+        assert (repr(kind(3)), kind(3) == kind(3)) == ("Sample(x=3)", True)
+
+
+def test_a_class_below_a_frozen_one_sets_what_is_no_field() -> None:
+    @late.dataclass(frozen=True)
+    class Base:
+        x: int
+        shared: ClassVar[int] = 0
+
+    class Derived(Base):
+        """No dataclass itself."""
+
+    derived = Derived(1)
+    derived.shared = 5  # type: ignore[misc]
+    assert vars(derived) == {"x": 1, "shared": 5}
 
 
 def test_each_instance_has_a_value_of_its_own_from_a_factory() -> None:

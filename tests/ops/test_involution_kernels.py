@@ -336,14 +336,16 @@ def at_the_edge(tensor, behind):
 for size in [(7, 7), (5, 3), (14, 14), (9, 17), (1, 1), (20, 33)]:
     for kernel in (7, 3):
         for dtype in (torch.float32, torch.float64):
-            padding = kernel // 2 if min(size) < kernel or dtype is torch.float32 else 0
-            case = Case(1, 2, 3, size, (kernel, kernel), padding=(padding, padding))
-            given = tensors(case, dtype)
-            right = [operator(*arguments) for operator, arguments in calls(case, *given)]
-            for behind in (False, True):
-                moved = [at_the_edge(each, behind) for each in given]
-                found = [operator(*arguments) for operator, arguments in calls(case, *moved)]
-                assert all(map(torch.equal, found, right)), case
+            for padding in (0, kernel // 2):
+                if min(size) + 2 * padding < kernel:
+                    continue  # the result has no pixel
+                case = Case(1, 2, 3, size, (kernel, kernel), padding=(padding, padding))
+                given = tensors(case, dtype)
+                right = [operator(*arguments) for operator, arguments in calls(case, *given)]
+                for behind in (False, True):
+                    moved = [at_the_edge(each, behind) for each in given]
+                    found = [operator(*arguments) for operator, arguments in calls(case, *moved)]
+                    assert all(map(torch.equal, found, right)), case
 print("read")
 """
 

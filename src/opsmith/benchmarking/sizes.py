@@ -22,14 +22,16 @@ from opsmith.benchmarking.templates import (
     shown_letters,
     usable,
 )
+from opsmith.checking.class_runs import ForwardRaisedError
 from opsmith.checking.effort import EFFORTS as CHECKED
 from opsmith.checking.samples.sample import Sample, is_inexact, replica
 from opsmith.checking.subject_kinds import subject_of
 from opsmith.core.call_arguments import shown
 from opsmith.core.dataclass import dataclass
 from opsmith.core.formula import listed
+from opsmith.core.location import where
 from opsmith.core.operator import Operator
-from opsmith.core.samples import Make, samples_of
+from opsmith.core.samples import LocatedSamples, Make, samples_of
 from opsmith.core.shape_samples import samples_for
 
 Samples = Callable[..., Iterable[Any]] | Iterable[Any] | None
@@ -65,9 +67,19 @@ def samples_of_operator(operator: Operator[..., Any], samples: Samples, seed: in
     Raises:
         MissingSamplesError: If there are none.
         SampleError: If one does not fit.
+        NotPassedError: If the forward of a class raises on them.
     """
     try:
         return subject_of(operator, samples, seed, CHECKED["quick"]).samples
+    except ForwardRaisedError as error:
+        (failure,) = error.outcome.failures
+        raise errors.NotPassedError(
+            "it does not run on its samples",
+            operator=operator.name,
+            got=failure.message,
+            where=failure.where,
+            hint="see `opsmith check`, fix it, and measure then",
+        ) from error
     except errors.MissingSamplesError as error:
         raise errors.MissingSamplesError(
             "there are no samples to measure it on",
@@ -182,7 +194,18 @@ def _of_function(
             return samples(**dict.fromkeys(left, make), **point)
 
         make = Make(generator=torch.Generator().manual_seed(seed))
-        calls = samples_of(sized, make, schema, operator.name)
+        try:
+            calls = samples_of(LocatedSamples(sized, where(samples)), make, schema, operator.name)
+        except errors.SampleError as error:
+            raise errors.SampleError(
+                f"at {_shown_sizes(point)}: {error.problem}",
+                operator=operator.name,
+                argument=error.argument,
+                expected=error.expected,
+                got=error.got,
+                where=error.where,
+                hint="give sizes that `samples` can make" if error.__cause__ else error.hint,
+            ) from error
         every = [Sample.of(position, call, schema) for position, call in enumerate(calls)]
         found += [SizedCall(_label(point, each), point, each) for each in every]
     return [*_tiny(_own(operator, seed)), *_numbered(found)]

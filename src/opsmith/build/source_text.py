@@ -234,7 +234,7 @@ def _refuse_surrogates(language: SourceLanguage, text: str) -> None:
         )
 
 
-@functools.lru_cache(maxsize=4)  # several kernels of a file, in C++ and CUDA C++, are declared in turn
+@functools.lru_cache(maxsize=4)  # the kernels of a file in C++, and of one in CUDA C++, come in turn
 def _without_comments(text: str) -> str:
     """Return the text with comments and strings replaced by spaces, on the same lines."""
     return re.sub(_COMMENT, lambda match: "\n".join(" " * len(line) for line in match[0].split("\n")), text)

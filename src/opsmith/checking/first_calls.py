@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from opsmith.build.toolchain import processors
+from opsmith.checking.class_runs import ForwardRaisedError
 from opsmith.checking.effort import Effort
 from opsmith.checking.exceptions import refuse_own, watched_calls
 from opsmith.checking.processes.fork import run_isolated
@@ -21,13 +22,14 @@ from opsmith.checking.properties.kernels.sizes import DeadlySizes, deadly_sizes
 from opsmith.checking.property import Property, endless, raised
 from opsmith.checking.report import Failure, Outcome
 from opsmith.checking.run_property import few_threads, in_child_process, merged
+from opsmith.checking.samples.given import GivenSamples
 from opsmith.checking.samples.sample import CPU, Sample
 from opsmith.checking.samples.selection import sample_subset
 from opsmith.checking.samples.symmetric import among_symmetric
 from opsmith.checking.samples.variations import Variations, failure_of, variations
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
-from opsmith.checking.subject_kinds import ForwardRaisedError, GivenSamples, subject_of
+from opsmith.checking.subject_kinds import subject_of
 from opsmith.core.dataclass import dataclass
 from opsmith.core.location import where
 from opsmith.core.operator import Operator

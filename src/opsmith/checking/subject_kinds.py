@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from opsmith import errors
 from opsmith.adopting.class_samples import Samples, class_samples
 from opsmith.adopting.function_class import adopt_function
 from opsmith.adopting.library_operator import is_operator, overload_of
 from opsmith.adopting.schema_matching import described
-from opsmith.adopting.signature import forward_signature
+from opsmith.checking.class_runs import first_run, labels_of, learnt_from
 from opsmith.checking.effort import Effort
-from opsmith.checking.exceptions import calls_operator, refuse_own, watched_calls
-from opsmith.checking.processes.fork import announce
-from opsmith.checking.processes.watchdog import EndlessCallError
-from opsmith.checking.property import endless, raised_at
-from opsmith.checking.report import Failure, Outcome
+from opsmith.checking.exceptions import calls_operator
+from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import refuse_unfit
-from opsmith.checking.samples.sample import Sample, sample_named
+from opsmith.checking.samples.given import GIVEN, GivenSamples, drawing, drawn
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.outside_state import OutsideState
-from opsmith.checking.side_effects.torch_random import seed_torch, torch_state_restored
 from opsmith.checking.subject import (
     ADOPTED,
     ADOPTED_CLASS,
@@ -39,19 +32,15 @@ from opsmith.checking.subject import (
     Subject,
     SubjectKind,
 )
-from opsmith.core.call_arguments import CallArguments, call_error, shown
+from opsmith.core.call_arguments import CallArguments, shown
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
-from opsmith.core.samples import Make, read_samples, samples_of
-from opsmith.core.shape_samples import missing_words, samples_for
+from opsmith.core.samples import Make
+from opsmith.core.shape_samples import missing_words
 from opsmith.core.specification import Specification
-from opsmith.core.tensors import map_tensors
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.adopted.forward import Returned, returned_by
 from opsmith.torch_library.library_operators import library_operator_of
 from opsmith.torch_library.registration import BITWISE
-
-GivenSamples = Callable[..., Iterable[Any]] | Iterable[Any] | None
 
 
 def subject_of(checked: Any, samples: GivenSamples, seed: int, effort: Effort) -> Subject:
@@ -70,9 +59,9 @@ def subject_of(checked: Any, samples: GivenSamples, seed: int, effort: Effort) -
         ForwardRaisedError: If the forward of a class raises on every sample.
     """
     if isinstance(checked, type) and issubclass(checked, torch.autograd.Function):
-        with _drawing(seed) as make:
+        with drawing(seed) as make:
             operator = as_operator(checked, samples, make)
-        calls = _drawn(operator.specification, None, seed, checked.__qualname__)
+        calls = drawn(operator.specification, None, seed, checked.__qualname__)
         adopted = operator.specification.adopted
         assert adopted is not None
         # A class of the oldest kind has no `apply` that runs; adopted, it has.
@@ -82,67 +71,18 @@ def subject_of(checked: Any, samples: GivenSamples, seed: int, effort: Effort) -
             operator.specification, calls, seed, effort, kind, operator, apply, checked.__qualname__
         )
     if isinstance(checked, Operator):
-        _show_types(checked, samples, seed)
-        _show_writes(checked, samples, seed)
+        samples = learnt_from(checked, samples, seed)
         form = checked.functional  # what it writes in place is compared as a result, too
-        calls = _drawn(form.specification, samples, seed, checked.name)
+        calls = drawn(form.specification, samples, seed, checked.name)
         subject = _subject(
             form.specification, calls, seed, effort, _kind_of(form.specification), form, None, checked.name
         )
         return subject if form is checked else replace(subject, in_place=checked)
     if is_operator(checked):
         specification, call = as_specification(checked)
-        calls = _drawn(specification, samples, seed)
+        calls = drawn(specification, samples, seed)
         return _subject(specification, calls, seed, effort, LIBRARY_OPERATOR, None, call, specification.name)
     raise _no_subject(checked)
-
-
-def _show_types(operator: Operator[..., Any], samples: GivenSamples, seed: int) -> None:
-    """Call an adopted class that was never run on samples that do not fit: a call shows its types."""
-    adopted = operator.specification.adopted
-    if adopted is None or not adopted.origin.unseen or samples is None or isinstance(samples, Iterator):
-        return
-    with _drawing(seed) as make:
-        given = read_samples(samples, make, operator.name, GIVEN)
-    for position, each in enumerate(given):
-        call = CallArguments(tuple(each)) if isinstance(each, tuple | list) else each
-        if not isinstance(call, CallArguments):
-            continue  # one tensor, which fits
-        if call_error(call.args, call.kwargs, operator.specification.schema) is None:
-            continue
-        labels = [*labels_of(adopted.function_class, call.args), *call.kwargs]
-        announce(partial(sample_named, position, labels, (*call.args, *call.kwargs.values())))
-        with _watched_forward(adopted.function_class):
-            try:
-                _call_with_copies(operator, call)
-            except Exception as error:
-                refuse_own(error)
-                return  # the check reports it
-
-
-@calls_operator
-def _call_with_copies(operator: Operator[..., Any], call: CallArguments) -> None:
-    values = map_tensors(Tensor.clone, call.kwargs.values())
-    with torch_state_restored(), torch.no_grad():
-        operator(*map_tensors(Tensor.clone, call.args), **dict(zip(call.kwargs, values, strict=True)))
-
-
-def _show_writes(operator: Operator[..., Any], samples: GivenSamples, seed: int) -> None:
-    """Call an adopted class that may write and was never run: a call shows what it marks as dirty."""
-    adopted = operator.specification.adopted
-    if adopted is None or adopted.mutates is not None or adopted.facts.written_under or not adopted.may_write:
-        return
-    calls = _drawn(operator.specification, samples, seed, operator.name)
-    given = [adopted.schema.call_values(call.args, call.kwargs) for call in calls]
-    if not given:
-        return
-    try:
-        position, returned = _returned(adopted.function_class, [adopted.spread(values) for values in given])
-        if returned.marked:
-            with _watched_forward(adopted.function_class):
-                _call_with_copies(operator, CallArguments(tuple(given[position])))
-    except errors.OpsmithError:
-        return  # the check reports it
 
 
 def _kind_of(specification: Specification) -> SubjectKind:
@@ -249,41 +189,7 @@ def _sampling_hint(specification: Specification, operator: Operator[..., Any] | 
     )
 
 
-GIVEN = "the samples given to `check`"
-
-
-def _drawn(
-    specification: Specification, samples: GivenSamples, seed: int, name: str | None = None
-) -> list[CallArguments]:
-    """The samples' calls."""
-    source = samples_for(specification) if samples is None else samples
-    if source is None:
-        return []
-    with _drawing(seed) as make:
-        return samples_of(source, make, specification.schema, name or specification.name, GIVEN)
-
-
-@contextmanager
-def _drawing(seed: int) -> Iterator[Make]:
-    """A region with seeded random state, for authors who draw without `make`."""
-    with torch_state_restored():
-        seed_torch(seed)
-        yield Make(generator=torch.Generator().manual_seed(seed))
-
-
 NAMESPACE = "checked"
-
-
-class ForwardRaisedError(Exception):
-    """A class's forward raises on every sample, or does not return, so that its results are unknown.
-
-    Args:
-        outcome: Outcome to report.
-    """
-
-    def __init__(self, outcome: Outcome) -> None:
-        super().__init__(outcome)
-        self.outcome = outcome
 
 
 def as_operator(
@@ -325,62 +231,13 @@ def as_operator(
             kind="true",
             opaque=False,
             module=__name__,
-            run=_returned,
+            run=first_run,
             mutates=(),
         )
     except errors.OpsmithError as error:
         if error.operator != name:
             raise
         raise _about(error, called) from error
-
-
-def _returned(
-    function_class: type[torch.autograd.Function], samples: Sequence[Sequence[Any]]
-) -> tuple[int, Returned]:
-    """The first sample on which forward runs, and what it returns.
-
-    Raises:
-        ForwardRaisedError: With what it raises on the first, if it raises on each.
-    """
-    first: tuple[str, BaseException] | None = None
-    with _watched_forward(function_class):
-        for position, values in enumerate(samples):
-            named = sample_named(position, labels_of(function_class, values), values)
-            announce(partial(str, named))
-            try:
-                return position, returned_by(function_class, values)
-            except BaseException as error:
-                refuse_own(error)
-                first = first or (named, error)
-    assert first is not None
-    failure = raised_at("forward", where(function_class.forward), first[1], first[0])
-    raise ForwardRaisedError(Outcome("forward", "failed", failures=(failure,))) from first[1]
-
-
-@contextmanager
-def _watched_forward(function_class: type[torch.autograd.Function]) -> Iterator[None]:
-    """A region in which a forward that does not return is stopped.
-
-    Raises:
-        ForwardRaisedError: If one was stopped.
-    """
-    watchdog = watched_calls(returned_by.__code__)
-    try:
-        with watchdog:
-            yield
-    except EndlessCallError as error:
-        failure = endless("forward", where(function_class.forward), error, watchdog)
-        raise ForwardRaisedError(Outcome("forward", "failed", failures=(failure,))) from error
-
-
-def labels_of(function_class: type[torch.autograd.Function], values: Sequence[Any]) -> list[str]:
-    """Names that forward gives to its values; those of `*xs` are `xs[0]`, `xs[1]`, ..."""
-    parameters = list(forward_signature(function_class).parameters.values())[: len(values)]
-    if parameters and parameters[-1].kind is inspect.Parameter.VAR_POSITIONAL:
-        rest = len(values) - len(parameters) + 1
-        names = [each.name for each in parameters[:-1]]
-        return [*names, *(f"{parameters[-1].name}[{position}]" for position in range(rest))]
-    return [each.name for each in parameters]
 
 
 def _about(error: errors.OpsmithError, operator: str) -> errors.OpsmithError:

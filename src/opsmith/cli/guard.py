@@ -134,8 +134,8 @@ def exit_reported(checked: str) -> Iterator[None]:
 
 
 _OS_EXIT = (
-    "{checked} called `os._exit({status})`, and nothing more is reported; with `--isolate` this is a finding, "
-    "and the rest is checked"
+    "{checked} called `os._exit({status})`, and nothing more is reported; with `--isolate` this is a "
+    "finding, and the rest is checked"
 )
 
 

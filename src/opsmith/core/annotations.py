@@ -60,7 +60,8 @@ _HINTS: list[tuple[Callable[[Any], bool], str]] = [
 def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the annotations of a function, resolved as by `typing.get_type_hints`.
 
-    That compiles each text. Most are names of classes, which are looked up here.
+    That compiles each text, which takes long for all functions of a program. Most are names of classes, which
+    are looked up here.
 
     Args:
         function: A function of Python, or a method.
@@ -73,14 +74,16 @@ def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
         >>> hints_of(scaled)
         {'x': <class 'torch.Tensor'>, 'by': <class 'float'>, 'return': int | None}
     """
+    if getattr(function, "__no_type_check__", False):
+        return {}
     scope = getattr(inspect.unwrap(function), "__globals__", {})
     hints = dict(function.__annotations__)
-    for name, annotation in hints.items():
+    parameters = getattr(function, "__type_params__", ())  # their names come before those of the module
+    for name, annotation in hints.items() if not parameters else ():
         named = scope.get(annotation, vars(builtins).get(annotation)) if isinstance(annotation, str) else None
         hints[name] = named if isinstance(named, type) else annotation
     rest = {name: hint for name, hint in hints.items() if not isinstance(hint, type)}
     if rest:
-        parameters = getattr(function, "__type_params__", ())
         holder = types.SimpleNamespace(__annotations__=rest, __type_params__=parameters)
         hints.update(typing.get_type_hints(holder, scope))
     return hints

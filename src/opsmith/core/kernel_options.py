@@ -1,4 +1,7 @@
-"""Options of `op.kernel(...)` for each language, for type checkers and editors: no program needs them."""
+"""Options of `op.kernel(...)` for each language, for type checkers and editors.
+
+No program imports them: `typing.get_type_hints` does not resolve the overloads of `op.kernel`.
+"""
 
 from __future__ import annotations
 

@@ -116,8 +116,9 @@ def read_samples(source: Any, make: Make, operator: str | None, location: str) -
     except errors.SampleError:
         raise
     except (Exception, SystemExit) as error:
+        first = str(error).strip().partition("\n")[0]  # torch adds its own stack to some
         raise errors.SampleError(
-            f"its samples cannot be made: {type(error).__name__}: {error}".rstrip(": "),
+            f"its samples cannot be made: {type(error).__name__}: {first}".rstrip(": "),
             operator=operator,
             where=_last_line(error, location),
             hint="let the function return a list of tuples of arguments, such as `[(x, weight)]`",

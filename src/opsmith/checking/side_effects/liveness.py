@@ -110,7 +110,7 @@ def _kind(holder: Any) -> str:
 
 
 MOST_NODES = 1000
-"""Number of nodes at most, where no other is asked for."""
+"""Largest number of nodes, unless another one is given."""
 
 
 @contextmanager
@@ -135,7 +135,12 @@ def _unpack(tensor: Tensor) -> Tensor:
 
 
 def nodes(results: Sequence[Any], most: int | None = MOST_NODES) -> Iterator[Any]:
-    """Yield the nodes of the graph behind results, down to the leaves; so many at most."""
+    """Yield the nodes of the graph behind results, down to the leaves.
+
+    Args:
+        results: Tensors and other values.
+        most: Largest number of nodes; None for all.
+    """
     left = [each.grad_fn for each in results if isinstance(each, Tensor) and each.grad_fn is not None]
     seen: set[Any] = set()
     while left and (most is None or len(seen) < most):
