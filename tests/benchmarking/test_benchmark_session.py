@@ -366,6 +366,28 @@ def test_without_a_gpu_none_is_timed(measure: Measure) -> None:
         measure(gate, device="gpu")
 
 
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any, by: Any) -> Any:
+        ctx.by = by
+        if by < 0:
+            raise ValueError("negative")
+        return x * by
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad * ctx.by, None
+
+
+def test_an_adopted_class_that_was_never_called_learns_its_types_from_samples(measure: Measure) -> None:
+    scaled = opsmith.adopt(Scaled, "session::scaled")
+    with pytest.raises(errors.NotPassedError, match="it does not run on its samples") as raised:
+        measure(scaled, samples=[(torch.ones(4), -2.0)])
+    assert (raised.value.got, raised.value.operator) == ("ValueError: negative", "session::scaled")
+    assert str(raised.value.where).startswith(__file__)
+    assert measure(scaled, samples=[(torch.ones(4), 2.0)]).cases[-1].arguments == ("x [4]", "by=2.0")
+
+
 @pytest.mark.parametrize("given", [len, torch.nn.functional.relu, None])
 def test_what_is_no_operator_is_refused(given: Any) -> None:
     with pytest.raises(errors.UsageError, match="only an operator of opsmith can be benchmarked") as raised:
