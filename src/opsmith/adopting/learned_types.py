@@ -25,6 +25,7 @@ from opsmith.core.adopted import (
 from opsmith.core.argument_types import VALUE_TYPES
 from opsmith.core.results import Result
 from opsmith.core.schema import Schema
+from opsmith.core.tensors import sequence_like
 from opsmith.torch_library import capabilities
 
 
@@ -110,10 +111,8 @@ def placeholder(value: Any) -> Any:
     """Return a value of the same type that keeps neither a tensor nor an object alive."""
     if isinstance(value, torch.Tensor):
         return _some_tensor()
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(placeholder, value))
-    if type(value) in (list, tuple):
-        return type(value)(map(placeholder, value))
+    if type(value) in (list, tuple) or hasattr(value, "_fields"):
+        return sequence_like(value, map(placeholder, value))
     if type(value) is dict:
         return {key: placeholder(item) for key, item in value.items()}
     return value if value is None or isinstance(value, _KEPT) else _SOME_OBJECT

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,21 +43,35 @@ def nested_tensors(value: Any) -> Iterator[Tensor]:
     return (tensor for _, tensor in named_tensors(value))
 
 
+def sequence_like(sequence: Sequence[Any], items: Iterable[Any]) -> Any:
+    """Return a sequence of the same type, which may be a named tuple, with these items.
+
+    Example:
+        >>> from typing import NamedTuple
+        >>> Size = NamedTuple("Size", [("height", int), ("width", int)])
+        >>> sequence_like(Size(1, 2), [3, 4]), sequence_like([1, 2], (3, 4))
+        (Size(height=3, width=4), [3, 4])
+    """
+    kind: Any = type(sequence)
+    return kind(*items) if hasattr(kind, "_fields") else kind(items)
+
+
 def replace_tensors(value: Any, tensors: Iterator[Any]) -> Any:
-    """The value with its tensors replaced, in the order of `named_tensors`."""
+    """The value with its tensors replaced, in the order of `named_tensors`; itself if there are none."""
     if isinstance(value, Tensor):
         return next(tensors)
+    if next(nested_tensors(value), None) is None:
+        return value
     if isinstance(value, Mapping):
         items = {key: replace_tensors(each, tensors) for key, each in value.items()}
         return items if type(value) is dict else type(value)(items)  # type: ignore[call-arg]
     if isinstance(value, list | tuple):
-        items_ = [replace_tensors(each, tensors) for each in value]
-        return type(value)(*items_) if hasattr(value, "_fields") else type(value)(items_)
+        return sequence_like(value, [replace_tensors(each, tensors) for each in value])
     return value
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], values: Iterable[Any]) -> list[Any]:
-    """Return argument values with a function applied to each tensor, those in lists too.
+    """Return argument values with a function applied to each tensor, those in lists and tuples too.
 
     Example:
         >>> map_tensors(torch.neg, [torch.ones(1), [torch.zeros(1), None], 2])
@@ -68,7 +82,7 @@ def map_tensors(function: Callable[[Tensor], Tensor], values: Iterable[Any]) -> 
         if isinstance(value, Tensor):
             return function(value)
         holds_tensors = isinstance(value, list | tuple) and any(isinstance(each, Tensor) for each in value)
-        return [mapped(each) for each in value] if holds_tensors else value
+        return sequence_like(value, map(mapped, value)) if holds_tensors else value
 
     return [mapped(value) for value in values]
 

@@ -16,6 +16,7 @@ from opsmith.checking.samples.sample import sample_named
 from opsmith.core.dataclass import dataclass
 from opsmith.core.operator import Operator
 from opsmith.core.samples import first_call
+from opsmith.core.tensors import sequence_like
 from opsmith.drawing import Figure, Options, Saved, figure, trace
 
 
@@ -82,9 +83,8 @@ def saved_tensors(operator: Operator[..., Any]) -> SavedTensors:
 
 def _requiring(value: Any) -> Any:
     if isinstance(value, list | tuple):
-        return (
-            type(value)(map(_requiring, value)) if any(isinstance(each, Tensor) for each in value) else value
-        )
+        holds_tensors = any(isinstance(each, Tensor) for each in value)
+        return sequence_like(value, map(_requiring, value)) if holds_tensors else value
     inexact = isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
     return value.detach().requires_grad_() if inexact else value
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.specification import Autocast
+from opsmith.core.tensors import sequence_like
 from opsmith.torch_library import capabilities
 
 
@@ -86,5 +87,5 @@ def _cast(value: Any, device: str, dtype: torch.dtype) -> Any:
     if isinstance(value, Tensor):
         return value.to(dtype) if _eligible(value, device) else value
     if isinstance(value, list | tuple):
-        return type(value)(_cast(item, device, dtype) for item in value)
+        return sequence_like(value, (_cast(item, device, dtype) for item in value))
     return value

@@ -26,6 +26,7 @@ from opsmith.checking.numerics.autodiff import Results, vjp
 from opsmith.checking.samples.sample import is_inexact
 from opsmith.core.cached_property import cached_property
 from opsmith.core.dataclass import dataclass
+from opsmith.core.tensors import sequence_like
 
 MOST_EDGES = 200
 """Largest number of edges."""
@@ -211,10 +212,10 @@ def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return change(value) if is_inexact(value) else value
     if isinstance(value, Mapping):
         return {name: _mapped(each, change) for name, each in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_mapped(each, change) for each in value)
-    if isinstance(value, tuple):  # a named tuple, such as the result of `torch.max(x, 0)`
-        return type(value)([_mapped(each, change) for each in value])
+    if type(value) is list or isinstance(
+        value, tuple
+    ):  # or a named tuple, as the result of `torch.max(x, 0)`
+        return sequence_like(value, (_mapped(each, change) for each in value))
     return value
 
 

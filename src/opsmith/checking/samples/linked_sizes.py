@@ -22,6 +22,7 @@ from opsmith.core.call_arguments import tensors_in
 from opsmith.core.dataclass import dataclass
 from opsmith.core.expression import Expression, ExpressionError
 from opsmith.core.shapes import ANY, Shapes
+from opsmith.core.tensors import sequence_like
 
 
 @dataclass(frozen=True, order=True)
@@ -122,7 +123,7 @@ def sizes_of(subject: Subject, sample: Sample) -> Sizes:
 def _with_item(value: Any, index: int, size: int) -> Any:
     if not isinstance(value, list | tuple):
         return size
-    return type(value)(size if at == index else item for at, item in enumerate(value))
+    return sequence_like(value, (size if at == index else item for at, item in enumerate(value)))
 
 
 def _declared(shapes: Shapes, sample: Sample) -> Sizes:

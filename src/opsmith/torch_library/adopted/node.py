@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from opsmith import errors
 from opsmith.core.adopted import AdoptedFunction, ClassFormula
 from opsmith.core.formula import zero
 from opsmith.core.gradients import NEEDED
+from opsmith.core.tensors import replace_tensors
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.adopted.context import Context
 from opsmith.torch_library.adopted.fallback import (
@@ -169,13 +171,13 @@ def save_run(
     metadata = CallMetadata.of(
         flat, run.results, ctx.needs_input_grad[0 if of_torch else LEADING_ARGUMENTS :]
     )
-    given = tuple(value if not isinstance(value, Tensor) else PLACEHOLDER for value in run.given)
+    given = replace_tensors(tuple(run.given), repeat(PLACEHOLDER))
     ctx.state = NodeState(len(tensors), inputs, for_second, given, metadata, state, constant)
     return for_second
 
 
 PLACEHOLDER = capabilities.plain_tensor()
-"""Tensor in place of an argument of which only the type matters."""
+"""Tensor in place of those in arguments, of which only the type matters: a node keeps none alive."""
 
 
 def _keeps_inputs(adopted: AdoptedFunction, kept: Sequence[Tensor], run: ForwardRun) -> bool:

@@ -29,6 +29,7 @@ from opsmith.checking.samples.batches import replicas
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import without_logs, without_warnings
 from opsmith.checking.subject import Subject
+from opsmith.core.tensors import sequence_like
 
 NAME = "export"
 
@@ -57,7 +58,7 @@ def _filled(value: Any, given: Any) -> Any:
     if isinstance(value, Tensor):
         return next(given)
     if isinstance(value, list | tuple):
-        return type(value)([_filled(each, given) for each in value])
+        return sequence_like(value, [_filled(each, given) for each in value])
     if isinstance(value, dict):
         return {name: _filled(each, given) for name, each in value.items()}
     return value
