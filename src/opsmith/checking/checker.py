@@ -26,6 +26,7 @@ from opsmith.checking.output.cause_replays import with_replays
 from opsmith.checking.processes.fork import limit_of, refuse_isolation
 from opsmith.checking.processes.watchdog import forget_calls
 from opsmith.checking.properties import GROUPS, PROPERTIES, USUAL
+from opsmith.checking.properties.kernels.sizes import fixed_size_remarks
 from opsmith.checking.properties.torch.compiled_calls import load_compiler
 from opsmith.checking.property import missing_here
 from opsmith.checking.report import Outcome, Report
@@ -153,6 +154,7 @@ def check(
         + symmetric_remarks(inputs.symmetric)
         + unused_remarks(outcomes, accepted)
         + precision_remarks(inputs.subject)
+        + fixed_size_remarks(tried)
         + schedule.remarks,
         inputs=tuple(map(str, tried.samples)),
         rejected=inputs.derived.rejected,

@@ -38,8 +38,15 @@ into a result whose elements share memory."""
 NO_DTYPE_KERNEL = ("not implemented for", "unsupported ScalarType")
 """An operation without a kernel for a dtype."""
 
-UNSUPPORTED_SIZE = ("not supported",)
-"""A size that an operation does not take, as a convolution of no groups; a RuntimeError."""
+UNSUPPORTED_SIZE = (
+    "not supported",
+    "(batch mode) tensor with",
+    "Non-empty ",
+    "to have non-zero size",
+    "must not be empty",
+    "to be at least 1 at dimension",
+)
+"""A size that an operation does not take, as pooling takes no images without channels; a RuntimeError."""
 
 LAYOUT_REFUSED = (
     "view size is not compatible",

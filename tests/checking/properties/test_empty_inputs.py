@@ -150,6 +150,50 @@ class Depthwise(Function):
         raise NotImplementedError
 
 
+class MaxPool(Function):
+    """Torch pools images of no examples, and none without channels."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        y, index = torch.nn.functional.max_pool1d(x, 2, return_indices=True)
+        ctx.save_for_backward(index)
+        ctx.shape = x.shape
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad.new_zeros(ctx.shape).scatter(-1, ctx.saved_tensors[0], grad)
+
+
+class Norm(Function):
+    """The classic sum over all but the last dimension, which no reshape takes where that has no elements."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, weight: Any) -> Any:
+        scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+        ctx.save_for_backward(x, weight, scale)
+        return x * scale * weight
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        x, weight, scale = ctx.saved_tensors
+        inner = (grad * weight * x).mean(-1, keepdim=True)
+        by_weight = (grad * x * scale).reshape(-1, weight.shape[0]).sum(0)
+        return scale * (grad * weight - x * scale**2 * inner), by_weight
+
+
+class Stacked(Function):
+    """A backward with a loop over rows, of which there may be none."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return torch.stack([row * 2 for row in grad])
+
+
 class LowPass(Function):
     """Torch means to transform a batch of none, and the library that it calls fails."""
 
@@ -207,14 +251,26 @@ def test_an_operator_of_torch_library_is_held_to_it_too() -> None:
         (Refusing, [(rows(),)], "ValueError: Refusing: there are no rows"),
         (StableSoftmax, [(rows(),)], "IndexError: amax()"),
         (Cheapest, [(torch.linspace(0.1, 0.3, 5),)], "IndexError: min()"),
+        (MaxPool, [(rows(),)], "(batch mode) tensor with optional 0 dim batch size"),
+        (
+            Norm,
+            [(rows(), rows()[0]), (rows()[:, :3], rows()[0, :3])],
+            "its backward raises RuntimeError: cannot",
+        ),
         (Depthwise, [(rows()[None], rows()[:, :3]), (rows()[None, :2], rows()[:2, :3])], "not supported"),
     ],
-    ids=["refused", "reduced", "not a batch", "not supported"],
+    ids=["refused", "reduced", "not a batch", "pooled", "backward", "not supported"],
 )
 def test_what_is_refused_or_has_no_answer_is_listed(checked: Any, samples: Any, words: str) -> None:
     found = derived(checked, *samples)
     assert not found.unserved
     assert any(words in text for text in found.rejected)
+
+
+def test_a_backward_that_fails_for_a_batch_of_none_is_a_fault() -> None:
+    (failure,) = opsmith.check(Stacked, samples=[(rows(),)], only=["gradient"]).failures
+    assert (failure.property, failure.cause) == ("gradient", "empty")
+    assert "stack expects a non-empty TensorList" in failure.message
 
 
 def test_a_reference_decides_what_an_operator_of_ours_takes() -> None:

@@ -78,6 +78,25 @@ def test_sizes_that_no_sample_varies_stay() -> None:
         assert [value.shape[-1] for value in sample.flat] == [5, 5]
 
 
+def test_a_size_that_no_input_of_a_kernel_varies_is_told() -> None:
+    def summed(x: Tensor) -> Tensor:
+        return x.sum(-1)
+
+    remark = "kernels ran with `x.shape[-1]` at 4 alone: give samples of two sizes, or declare `shapes=`"
+    for shapes, samples, expected in (
+        (None, [(3, 4)], (remark,)),
+        (None, [(3, 4), (2, 6)], ()),
+        ("x: B N -> B", [(3, 4)], ()),
+    ):
+        operator = opsmith.operator("kernel_sizes::summed", shapes=shapes)(summed)
+        operator.kernel("cpu", lambda x: x.sum(-1))
+        given = [(torch.ones(size),) for size in samples]
+        assert opsmith.check(operator, samples=given, only=["forward"]).remarks == expected
+        assert opsmith.check(operator, samples=given, only=["forward"], effort="quick").remarks == ()
+    without = opsmith.operator("kernel_sizes::without_kernel")(summed)
+    assert opsmith.check(without, samples=[(torch.ones(3, 4),)], only=["forward"]).remarks == ()
+
+
 def test_what_is_too_large_together_is_tried_alone() -> None:
     samples = [(torch.rand(3, 5, 2, 2), torch.rand(2)), (torch.rand(4, 6, 3, 7), torch.rand(7))]
     operator = declared("four", lambda matrix, scale: matrix * scale, samples)

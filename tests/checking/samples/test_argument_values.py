@@ -214,6 +214,21 @@ def test_a_kernel_that_is_wrong_for_a_name_or_a_member_is_found() -> None:
     assert [failure.cause for failure in report.failures] == ["kernel-mismatch"]
 
 
+@pytest.mark.parametrize("base", [float, int, int | float])
+def test_a_number_that_every_sample_leaves_out_is_tried(base: Any) -> None:
+    def scaled(x: Tensor, by: Any = None) -> Tensor:
+        return x * (x.shape[-1] ** -0.5 if by is None else by)
+
+    scaled.__annotations__["by"] = base | None
+    operator = opsmith.operator(
+        f"argument_values::scaled_{base.__name__ if base in (int, float) else 'number'}"
+    )(scaled)
+    operator.gradients(x=lambda grad, x: grad * x.shape[-1] ** -0.5)  # it forgets the number
+    report = opsmith.check(operator, samples=[(X,)], only=["gradient"], effort="quick")
+    assert [(each.property, each.input) for each in report.failures] == [("gradient", "x")]
+    assert f"by={2 if base is int else 0.625} where it had None" in " ".join(report.inputs).replace("`", "")
+
+
 class Choosing(torch.autograd.Function):
     """Right: every branch has its gradient, or refuses."""
 

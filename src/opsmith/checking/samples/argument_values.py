@@ -22,17 +22,21 @@ from opsmith.checking.samples.linked_sizes import sizes_of
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.samples.variation_kinds import Variation
 from opsmith.checking.subject import Subject
-from opsmith.core.argument_types import OBJECT
+from opsmith.core.argument_types import FLOAT, INT, NUMBER, OBJECT
 from opsmith.core.schema import REQUIRED, Argument
 
 LARGEST = 10_000
 """Largest whole number that is tried: a size or a count takes time and memory."""
 
+NUMBERS = {FLOAT: 0.625, NUMBER: 0.625, INT: 2}
+"""A number of each type, for an argument that is None in every sample; the root of no size is 0.625."""
+
 
 def argument_values(subject: Subject) -> Iterator[tuple[Variation, ...]]:
     """Yield each value that types or code know and no sample shows, of each argument in turn.
 
-    Types know None, flags, and the members of an enum or a `Literal`. Code knows what it compares with.
+    Types know None, numbers where every sample has None, flags, and the members of an enum or a `Literal`.
+    Code knows what it compares with.
     Tensors of integers may index. Each value comes with a variation for each sample in which it may stand.
     """
     known = compared_values(subject)
@@ -130,6 +134,8 @@ def _others(
         found = _like(value, other)
         if found is not None and argument.kind.accepts(found):
             yield found
+    if all(each is None for each in (value, *values_shown)) and not argument.kind.sequence:
+        yield from (number for base, number in NUMBERS.items() if argument.kind.base is base)
 
 
 def _like(value: Any, other: Any) -> Any:

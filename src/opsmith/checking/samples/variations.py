@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opsmith.checking.calls import backward_refusal
 from opsmith.checking.exceptions import Overlooking, attribute_exception, refuse_own, structure_of
 from opsmith.checking.output.replay import replay, target_of
 from opsmith.checking.property import first_line, innermost
@@ -194,8 +195,30 @@ def refusal(subject: Subject, sample: Sample, change: Variation) -> str | Unhand
             return f"its results have more than {MOST_RESULTS} elements"
         if all_finite(before) and not all_finite(after):
             return "its results are not finite"
-        return next((f"it warns: {text}" for text in warned if text not in known), None)
+        news = next((text for text in warned if text not in known), None)
+        return f"it warns: {news}" if news else _refused_backward(subject, change, sample)
     return "the reference does not take the sample itself"
+
+
+def _refused_backward(subject: Subject, change: Variation, sample: Sample) -> str | None:
+    """Return what a backward raises for an empty input of what looks at whole rows; None where it is taken.
+
+    Where rows have no elements, a mean or a reshape in a backward may have no answer: it refuses the input.
+    """
+    if change.without is None or subject.specification.kernels or subject.kind.in_library:
+        return None
+    raised = backward_refusal(
+        subject, sample, sample.inexact, lambda error: f"{type(error).__name__}: {first_line(error)}"
+    )
+    if raised is None or _stands_alone(subject, change.of, change.without):
+        return None
+    return f"its backward raises {raised}"
+
+
+def _stands_alone(subject: Subject, sample: Sample, symbol: Symbol) -> bool:
+    """Return True if each place of a dimension stands for itself, also beside outlying numbers."""
+    samples = [sample, *(_outlying(sample, symbol, factor) for factor in FAR)]
+    return all(is_batch_like(subject, sizes_of(subject, each), symbol) for each in samples)
 
 
 def _kinds(results: Sequence[Any]) -> str:
@@ -258,8 +281,7 @@ def unhandled_empty_input(
         return None
     if subject.kind.own_forward and _has_form(subject, sample, dtype):
         return None
-    samples = [change.of, *(_outlying(change.of, symbol, factor) for factor in FAR)]
-    if not all(is_batch_like(subject, sizes_of(subject, each), symbol) for each in samples):
+    if not _stands_alone(subject, change.of, symbol):
         return None
     raised = (type(error).__name__, first_line(error))
     return UnhandledEmptyInput(sample, symbol, raised, innermost(error, subject.specification.where))

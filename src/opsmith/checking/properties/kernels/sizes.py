@@ -64,6 +64,38 @@ def kernel_sizes(subject: Subject) -> tuple[Sample, ...]:
     return tuple(found)
 
 
+def fixed_size_remarks(subject: Subject) -> tuple[str, ...]:
+    """Return a remark for a report on dimensions that have one size in all inputs of kernels.
+
+    Args:
+        subject: The subject of the check, with all its inputs.
+    """
+    kernels = any(subject.kernels_on(device) for device in subject.devices)
+    if not kernels or subject.effort.variations < LEAST_VARIATIONS:
+        return ()
+    lists = {each.name for each in subject.specification.schema.arguments if each.kind.sequence}
+    seen: dict[tuple[str, int], set[int]] = {}
+    for sample in subject.samples:
+        for name, value in zip(sample.names, sample.flat, strict=True):
+            for axis, size in (
+                enumerate(value.shape) if isinstance(value, Tensor) and name not in lists else ()
+            ):
+                seen.setdefault((name, axis - value.dim()), set()).add(size)
+    fixed = {
+        f"`{name}.shape[{axis}]` at {max(sizes)}"
+        for (name, axis), sizes in seen.items()
+        if len(sizes - {0}) == 1 and max(sizes) > 1
+    }
+    if not fixed:
+        return ()
+    shown = ", ".join(sorted(fixed))
+    return (f"kernels ran with {shown} alone: give samples of two sizes, or declare `shapes=`",)
+
+
+LEAST_VARIATIONS = 12
+"""Number of variations by which sizes that may vary have varied."""
+
+
 def authored(subject: Subject) -> Subject:
     """The subject with the author's own samples alone."""
     return replace(subject, samples=tuple(sample for sample in subject.samples if not sample.origin))
