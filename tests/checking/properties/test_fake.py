@@ -111,6 +111,26 @@ def test_a_fake_kernel_that_does_not_run_on_symbols_is_a_limit(custom_op: Any) -
     )
 
 
+class Branching(Function):
+    """It looks at numbers, which no fake tensor has."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 1 if bool((x == 1).all()) else x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * 2
+
+
+@pytest.mark.parametrize("adopt", [False, True], ids=["class", "adopted"])
+def test_the_place_is_the_line_of_a_class(adopt: bool) -> None:
+    checked = opsmith.adopt(Branching, "fake::branching") if adopt else Branching
+    (failure,) = opsmith.check(checked, samples=[(X,)], only=["fake"]).failures
+    first = Branching.forward.__code__.co_firstlineno
+    assert failure.where in (f"{__file__}:{first}", f"{__file__}:{first + 2}")
+
+
 def test_sizes_that_are_wrong_for_symbols_alone_are_found(custom_op: Any) -> None:
     def counting(x: Tensor) -> Tensor:
         return torch.empty_like(x) if type(x.shape[0]) is int else x.new_empty(x.shape[0], x.shape[1] + 1)

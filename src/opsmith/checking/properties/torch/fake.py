@@ -13,7 +13,7 @@ from opsmith import errors
 from opsmith.checking.exceptions import WrongCountError, WrongFormError, refuse_own
 from opsmith.checking.numerics.compare import metadata_difference
 from opsmith.checking.properties.torch.frozen_sizes import frozen
-from opsmith.checking.property import Findings, Note, Property, each_sample, first_line, raised
+from opsmith.checking.property import Findings, Note, Property, each_sample, first_line, innermost, raised
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, case_name, dtype_name
 from opsmith.checking.samples.sample import Sample, replica
@@ -255,7 +255,8 @@ def compare_symbolic(
         refuse_own(error)
         message = "it does not run where sizes are symbols, so that code is compiled for each size: "
         message += f"{type(error).__name__}: {first_line(error)}"
-        yield Failure(NAME, None, "recompiles", message, fake_location(subject), {"sample": case})
+        location = innermost(error, fake_location(subject))
+        yield Failure(NAME, None, "recompiles", message, location, {"sample": case})
         return
     for fake, real, result in zip(fakes, results, subject.results(sample), strict=True):
         if real is None or fake is None:
@@ -310,8 +311,11 @@ def _frozen(label: str, dim: int, place: tuple[str, int, str] | None, case: str)
 def fake_location(subject: Subject) -> str:
     """Location of the fake kernel, or of what it is derived from."""
     specification = subject.specification
-    own = specification.library_operator is not None and specification.library_operator.fake
-    return "its own fake kernel" if own else where(specification.fake or specification.reference)
+    if specification.library_operator is not None and specification.library_operator.fake:
+        return "its own fake kernel"
+    adopted = specification.adopted
+    by_class = adopted is not None and adopted.reference is None and specification.fake is None
+    return specification.where if by_class else where(specification.fake or specification.reference)
 
 
 def _no_fake(subject: Subject, error: Exception) -> str | None:
