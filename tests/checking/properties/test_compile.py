@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -172,3 +173,28 @@ def test_what_draws_is_held_to_its_form() -> None:
 @pytest.mark.slow
 def test_thorough_runs_inductor() -> None:
     assert compiled(Square, (X,), effort="thorough").status == "passed"
+
+
+class Branching(Function):
+    """It looks at numbers, at which torch breaks the graph, and logs that."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 1 if bool((x == 1).all()) else x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * 2
+
+
+def test_torch_logs_nothing_meanwhile() -> None:
+    logged: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("torch._dynamo")
+    logger.addHandler(handler)
+    try:
+        compiled(Branching, (X,))
+    finally:
+        logger.removeHandler(handler)
+    assert logged == []

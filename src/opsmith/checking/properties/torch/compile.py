@@ -25,7 +25,7 @@ from opsmith.checking.properties.torch.compiled_calls import (
 from opsmith.checking.properties.torch.mapping import ResultFault
 from opsmith.checking.property import Findings, Note, Property, Skipped, raised
 from opsmith.checking.report import Failure
-from opsmith.checking.side_effects.global_settings import without_warnings
+from opsmith.checking.side_effects.global_settings import without_logs, without_warnings
 from opsmith.checking.subject import Subject
 from opsmith.torch_library.torch_messages import CHANCE_GUARD, RECOMPILED, has_message
 
@@ -95,7 +95,7 @@ class Compilation:
     def _run(self, flats: Flats, eager: Sequence[StepValues], grads: Grads, *, fullgraph: bool) -> Findings:
         step = self._compiled(fullgraph=fullgraph)
         try:
-            with without_warnings():
+            with without_warnings(), without_logs():
                 found = run_step(self.subject, step, flats, grads)
         except Exception as error:
             refuse_own(error)
@@ -172,7 +172,7 @@ class Compilation:
             return  # `forward` and `gradient` report it
         for stance in ("fail_on_recompile", "default"):
             try:
-                with without_warnings(), torch.compiler.set_stance(stance):
+                with without_warnings(), without_logs(), torch.compiler.set_stance(stance):
                     found = run_step(self.subject, step, others, grads)
                 break
             except Exception as error:
