@@ -49,7 +49,10 @@ def test_range_and_shape() -> None:
     assert made.shape == (100,)
     assert made.min() >= 3.0
     assert made.max() < 4.0
-    assert Make()().shape == ()
+    assert Make()().shape == Make()(()).shape == ()
+    for shape in ((2, 3), [2, 3], torch.Size([2, 3])):
+        assert torch.equal(Make()(shape), Make()(2, 3))
+        assert torch.equal(Make().integers(shape), Make().integers(2, 3))
     whole = Make().integers(100, low=-2, high=2)
     assert whole.dtype is torch.int64
     assert set(whole.tolist()) == {-2, -1, 0, 1}

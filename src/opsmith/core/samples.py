@@ -39,22 +39,23 @@ class Make:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
 
-    def __call__(self, *shape: int, low: float = -2.0, high: float = 2.0) -> torch.Tensor:
-        """Return a tensor of this shape, uniform in [low, high)."""
+    def __call__(self, *shape: int | Sequence[int], low: float = -2.0, high: float = 2.0) -> torch.Tensor:
+        """Return a tensor of this shape, uniform in [low, high); a tuple may give it, as to `torch.rand`."""
+        shape = _flat(shape)
         real = torch.rand(shape, generator=self.generator, dtype=torch.float64) * (high - low) + low
         if self.dtype.is_complex:
             imaginary = torch.rand(shape, generator=self.generator, dtype=torch.float64) * (high - low) + low
             return torch.complex(real, imaginary).to(self.device, self.dtype)
         return real.to(self.device, self.dtype)
 
-    def integers(self, *shape: int, low: int = 0, high: int = 10) -> torch.Tensor:
-        """Return an int64 tensor of this shape, uniform in [low, high).
+    def integers(self, *shape: int | Sequence[int], low: int = 0, high: int = 10) -> torch.Tensor:
+        """Return an int64 tensor of this shape, uniform in [low, high); a tuple may give it.
 
         Example:
             >>> Make().integers(3, low=5, high=6)
             tensor([5, 5, 5])
         """
-        return torch.randint(low, high, shape, generator=self.generator).to(self.device)
+        return torch.randint(low, high, _flat(shape), generator=self.generator).to(self.device)
 
     def call(self, *args: Any, **kwargs: Any) -> CallArguments:
         """Return a call with keyword arguments; for a call without, a plain tuple is enough.
@@ -64,6 +65,10 @@ class Make:
             CallArguments(args=(2.0,), kwargs={'stride': 1})
         """
         return CallArguments(args, kwargs)
+
+
+def _flat(shape: tuple[Any, ...]) -> tuple[int, ...]:
+    return tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
 
 
 Samples = Callable[..., Iterable[Any]]

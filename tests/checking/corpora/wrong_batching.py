@@ -28,6 +28,18 @@ def not_elementwise() -> Any:
     return not_elementwise
 
 
+@wrong("batching", "kernel-mismatch", "result", "batching='elementwise' is not so: in a batch of `x`")
+def over_the_last_dimension() -> Any:
+    """Wrong for a batch in the last dimension alone."""
+
+    @opsmith.operator("wrong::over_the_last_dimension", batching="elementwise")
+    def over_the_last_dimension(x: Tensor) -> Tensor:
+        return x.softmax(-1)
+
+    over_the_last_dimension.samples(lambda make: [(make(3, 4),), (make(5),)])
+    return over_the_last_dimension
+
+
 @wrong("batching", "kernel-mismatch", "result", "batching='...' is not so: in a batch of `x`")
 def kernel_mixes_rows() -> Any:
     @opsmith.operator("wrong::kernel_mixes_rows", shapes="x: ... M -> ... M", batching="...")

@@ -22,6 +22,7 @@ from opsmith.checking.report import Failure
 from opsmith.checking.samples.batches import drawn
 from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject
+from opsmith.core.call_arguments import tensors_in
 from opsmith.core.shapes import ELEMENTWISE, leads
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
@@ -56,6 +57,12 @@ def _sample(subject: Subject, sample: Sample) -> Findings:
             names = [each.name for each in subject.every(sample)]
             found = whole.restore(subject.reference(sample, whole.flat), names)
             yield from _compare(subject, sample, argnums, found, expected, range(len(expected)))
+        if subject.specification.batching == ELEMENTWISE and len(argnums) == len(tensors_in([*flat])):
+            # Each place stands for itself in any dimension, also in a new last one.
+            last = [torch.stack(columns[p], -1) if p in columns else v for p, v in enumerate(flat)]
+            beside = [None if each is None else each.movedim(0, -1) for each in expected]
+            found = subject.reference(sample, last)
+            yield from _compare(subject, sample, argnums, found, beside, range(len(expected)))
         if subject.specification.opaque and not capabilities.on("torch_func"):
             yield Note("`vmap` was left out: of an opaque operator it needs the capability `torch_func`")
             continue
