@@ -113,6 +113,15 @@ def test_arguments_that_do_not_fit(
         operator.explain(*args, **kwargs)
 
 
+def test_an_argument_that_comes_twice_after_the_first_call(name: str) -> None:
+    operator = opsmith.operator(name)(scaled)
+    operator(torch.ones(2))
+    with pytest.raises(
+        TypeError, match=rf"^{name.partition('::')[2]}\(\) got multiple values for argument 'x'"
+    ):
+        operator(torch.ones(2), x=torch.ones(2))
+
+
 @pytest.mark.parametrize(
     "value", [torch.tensor(2.0), torch.tensor(2.0, requires_grad=True)], ids=["", "differentiated"]
 )

@@ -111,6 +111,8 @@ def generated(
             names[f"_op_restored_{argument.name}"] = argument.kind.restore(argument.default)
     exec(_call_source(signatures, body, compiled, keywords), names)
     fast_call: Callable[..., Any] = names["__call__"]
+    # Python names the function by it where an argument comes twice.
+    fast_call.__qualname__ = signatures.specification.short_name
     fast_call.call_plan = call_plan(  # type: ignore[attr-defined]
         signatures, names, contract, by_name=keywords
     )
