@@ -124,13 +124,13 @@ Words = Callable[[Exception], str | None]
 
 def _refusals_in(subject: Subject, sample: Sample, argnums: Sequence[int], words: Words) -> dict[str, str]:
     """The inputs by which a backward is refused, alone and with the others, and the words."""
-    if backward_refusal(subject, sample, argnums, words) is None:
+    if _refusal(subject, sample, argnums, words) is None:
         return {}
-    alone = {sample.names[argnum]: backward_refusal(subject, sample, (argnum,), words) for argnum in argnums}
+    alone = {sample.names[argnum]: _refusal(subject, sample, (argnum,), words) for argnum in argnums}
     return {name: text for name, text in alone.items() if text is not None}
 
 
-def backward_refusal(subject: Subject, sample: Sample, argnums: Sequence[int], words: Words) -> str | None:
+def _refusal(subject: Subject, sample: Sample, argnums: Sequence[int], words: Words) -> str | None:
     """The words by which a backward is refused where these inputs require a gradient; None if it is not."""
     try:
         leaves, _, results = record(partial(subject.call, sample), sample.at(), argnums)

@@ -19,6 +19,7 @@ from opsmith.checking.properties.kernels.sizes import kernels_in_cpp
 from opsmith.checking.property import Note, Property, Skipped, endless, missing_here, raised
 from opsmith.checking.report import Failure, Outcome, Status, all_dtypes, with_dtypes
 from opsmith.checking.samples.sample import Sample
+from opsmith.checking.samples.variations import stands_alone
 from opsmith.checking.side_effects.global_settings import thread_count, without_warnings
 from opsmith.checking.side_effects.steady_runs import random_states_restored
 from opsmith.checking.subject import Subject
@@ -89,6 +90,8 @@ def _outcome(known: Property, subject: Subject) -> Outcome:
         failures.append(raised(known.name, subject, error, "all samples"))
     seconds = time.perf_counter() - start
     reasons += filter(None, [missing_here(failures)])
+    failures, refused = _without_refusals(subject, failures)
+    notes.update(dict.fromkeys(refused))
     status: Status = "failed" if failures else "skipped" if reasons else "passed"
     return Outcome(
         known.name,
@@ -100,6 +103,32 @@ def _outcome(known: Property, subject: Subject) -> Outcome:
         compiles=known.compiles,
         dtypes=subject.ran.names(),
     )
+
+
+def _without_refusals(subject: Subject, failures: Sequence[Failure]) -> tuple[list[Failure], list[str]]:
+    """Return the failures, and notes in place of those on rows without elements.
+
+    A forward may have an answer there, and a backward none: a mean, or a `reshape(-1, 0)`. Then nothing is
+    expected of it, unless each place of the dimension stands for itself, or a kernel computes it.
+    """
+    if subject.specification.kernels or subject.kind.in_library:
+        return [*failures], []
+    left, refused = [], []
+    for failure in failures:
+        shown = str(failure.evidence.get("sample", ""))
+        sample = next((each for each in subject.samples if each.change and shown.startswith(str(each))), None)
+        change = None if sample is None else sample.change
+        if (
+            failure.cause != "raises"
+            or "exception" not in failure.evidence
+            or change is None
+            or change.without is None
+            or stands_alone(subject, change.of, change.without)
+        ):
+            left.append(failure)
+        else:
+            refused.append(f"{sample} was left out, whose rows have no elements: {failure.message}")
+    return left, refused
 
 
 FEW = 4

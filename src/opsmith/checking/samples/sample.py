@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from opsmith.core.call_arguments import CallArguments, tensors_in
 from opsmith.core.dataclass import dataclass
 from opsmith.core.schema import Schema
 from opsmith.torch_library.flattening import ArgumentFlattening
+
+if TYPE_CHECKING:
+    from opsmith.checking.samples.variation_kinds import Variation
 
 CPU = torch.device("cpu")
 """Device of the numbers that a check computes with; the tensors of a call stay where the author put them."""
@@ -32,6 +35,7 @@ class Sample:
         origin: Description of the author's sample that it was derived from; empty for one of the author's.
         invented: True if it has a value that neither a sample nor a type shows, beside its other arguments.
         repeats: True if it repeats an index that no sample of the author repeats.
+        change: The change that it was derived by; None for one of the author's.
         copies: Copies of its objects, which samples that are derived from it share: code that is compiled
             for one of them then serves the others.
     """
@@ -42,6 +46,7 @@ class Sample:
     origin: str = ""
     invented: bool = False
     repeats: bool = False
+    change: Variation | None = field(default=None, compare=False, repr=False)
     copies: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod

@@ -57,7 +57,7 @@ class Variation:
     def sample(self, position: int) -> Sample:
         """Return the changed sample."""
         made = replace(self.of, position=position, flat=self.flat, origin=self.origin)
-        return replace(made, invented=self.invented, repeats=self.repeats)
+        return replace(made, invented=self.invented, repeats=self.repeats, change=self)
 
 
 VariationKind = Callable[[Subject, Sample, torch.Generator], Iterator[Variation]]

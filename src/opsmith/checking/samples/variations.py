@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import backward_refusal
 from opsmith.checking.exceptions import Overlooking, attribute_exception, refuse_own, structure_of
 from opsmith.checking.output.replay import replay, target_of
 from opsmith.checking.property import first_line, innermost
@@ -195,27 +194,11 @@ def refusal(subject: Subject, sample: Sample, change: Variation) -> str | Unhand
             return f"its results have more than {MOST_RESULTS} elements"
         if all_finite(before) and not all_finite(after):
             return "its results are not finite"
-        news = next((text for text in warned if text not in known), None)
-        return f"it warns: {news}" if news else _refused_backward(subject, change, sample)
+        return next((f"it warns: {text}" for text in warned if text not in known), None)
     return "the reference does not take the sample itself"
 
 
-def _refused_backward(subject: Subject, change: Variation, sample: Sample) -> str | None:
-    """Return what a backward raises for an empty input of what looks at whole rows; None where it is taken.
-
-    Where rows have no elements, a mean or a reshape in a backward may have no answer: it refuses the input.
-    """
-    if change.without is None or subject.specification.kernels or subject.kind.in_library:
-        return None
-    raised = backward_refusal(
-        subject, sample, sample.inexact, lambda error: f"{type(error).__name__}: {first_line(error)}"
-    )
-    if raised is None or _stands_alone(subject, change.of, change.without):
-        return None
-    return f"its backward raises {raised}"
-
-
-def _stands_alone(subject: Subject, sample: Sample, symbol: Symbol) -> bool:
+def stands_alone(subject: Subject, sample: Sample, symbol: Symbol) -> bool:
     """Return True if each place of a dimension stands for itself, also beside outlying numbers."""
     samples = [sample, *(_outlying(sample, symbol, factor) for factor in FAR)]
     return all(is_batch_like(subject, sizes_of(subject, each), symbol) for each in samples)
@@ -281,7 +264,7 @@ def unhandled_empty_input(
         return None
     if subject.kind.own_forward and _has_form(subject, sample, dtype):
         return None
-    if not _stands_alone(subject, change.of, symbol):
+    if not stands_alone(subject, change.of, symbol):
         return None
     raised = (type(error).__name__, first_line(error))
     return UnhandledEmptyInput(sample, symbol, raised, innermost(error, subject.specification.where))

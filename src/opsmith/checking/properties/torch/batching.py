@@ -61,7 +61,7 @@ def _sample(subject: Subject, sample: Sample) -> Findings:
             # Each place stands for itself in any dimension, also in a new last one.
             last = [torch.stack(columns[p], -1) if p in columns else v for p, v in enumerate(flat)]
             beside = [None if each is None else each.movedim(0, -1) for each in expected]
-            found = subject.reference(sample, last)
+            found = tuple(subject.reference(sample, last))
             yield from _compare(subject, sample, argnums, found, beside, range(len(expected)))
         if subject.specification.opaque and not capabilities.on("torch_func"):
             yield Note("`vmap` was left out: of an opaque operator it needs the capability `torch_func`")
