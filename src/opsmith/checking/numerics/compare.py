@@ -206,7 +206,7 @@ def differs(
         expected: Results of the reference.
         spread: Change of `expected` when its input moves by some rounding units.
         hold_nan: True if nan must be nan: it comes from the arguments, not from overflow.
-        computed_in: dtype that they are computed in, their own by default. What overflows in it is not judged.
+        computed_in: dtype that they are computed in, their own by default. What overflows there is left.
     """
     actual = actual.to(expected.dtype)
     if computed_in is not None:
