@@ -13,11 +13,17 @@ from torch import Tensor
 from opsmith.adopting.outputs import never_returned
 from opsmith.adopting.signature import forward_signature
 from opsmith.checking.effort import Effort
-from opsmith.checking.exceptions import raised_within, refuse_own, stated
+from opsmith.checking.exceptions import Overlooking, raised_within, refuse_own, stated
 from opsmith.checking.numerics.autodiff import dense, differentiate, has_gradient, record
+from opsmith.checking.numerics.working_precision import working_precision
 from opsmith.checking.property import first_line
-from opsmith.checking.samples.grad_outputs import random_grad_output, results_with_gradient
+from opsmith.checking.samples.grad_outputs import (
+    plain_grad_outputs,
+    random_grad_output,
+    results_with_gradient,
+)
 from opsmith.checking.samples.sample import Sample, replica
+from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.dataclass import dataclass
@@ -104,6 +110,35 @@ def _differentiated(subject: Subject, sample: Sample) -> Differentiated:
         )
         argnums = [argnum for argnum in argnums if sample.names[argnum] not in lacking]
     return Differentiated(tuple(argnums), refused)
+
+
+def computed_in(subject: Subject, sample: Sample, *, by_reference: bool = False) -> torch.dtype:
+    """Return the dtype that a call or its backward computes in for arguments in float64: that, or float32.
+
+    It is measured, on results and gradients together: of a gradient that is zero but for rounding, nothing
+    says how large its terms are.
+
+    Args:
+        subject: The subject of the check.
+        sample: The sample.
+        by_reference: True for the reference, and autograd through it.
+    """
+    call = subject.plain(sample) if by_reference else partial(subject.call, sample)
+    what = f"computed in, by_reference={by_reference}"
+    return subject.once(what, sample, partial(_computed_in, subject, sample, call))
+
+
+def _computed_in(subject: Subject, sample: Sample, call: Callable[[list[Any]], Any]) -> torch.dtype:
+    with Overlooking(), without_warnings():  # what it raises, other properties report
+        argnums = differentiated(subject, sample).argnums
+        grads = plain_grad_outputs(subject, sample).in_double()
+
+        def function(flat: list[Any]) -> list[Tensor | None]:
+            leaves, _, results = record(call, flat, argnums)
+            return [*results, *differentiate(results, [leaves[argnum] for argnum in argnums], grads)]
+
+        return working_precision(function, sample.in_double(), subject.generator()).dtype
+    return torch.float64
 
 
 def refusals_in(subject: Subject, sample: Sample) -> dict[str, str]:

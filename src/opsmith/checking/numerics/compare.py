@@ -186,12 +186,19 @@ def clearly_agrees(actual: Tensor, expected: Tensor) -> bool:
 
 
 def _usual_share(dtype: torch.dtype) -> tuple[float, float]:
-    """Return the difference that `differs` allows, relative and absolute."""
+    """Return the difference that `differs` allows for numbers computed in a dtype, relative and absolute."""
     known = torch.finfo(dtype)
     return known.eps**0.5, known.tiny / known.eps**0.5
 
 
-def differs(actual: Tensor, expected: Tensor, spread: Tensor, *, hold_nan: bool) -> Tensor:
+def differs(
+    actual: Tensor,
+    expected: Tensor,
+    spread: Tensor,
+    *,
+    hold_nan: bool,
+    computed_in: torch.dtype | None = None,
+) -> Tensor:
     """Mark the elements that differ from the reference by more than rounding.
 
     Args:
@@ -199,9 +206,12 @@ def differs(actual: Tensor, expected: Tensor, spread: Tensor, *, hold_nan: bool)
         expected: Results of the reference.
         spread: Change of `expected` when its input moves by some rounding units.
         hold_nan: True if nan must be nan: it comes from the arguments, not from overflow.
+        computed_in: dtype that they are computed in, their own by default. What overflows there is left.
     """
     actual = actual.to(expected.dtype)
-    coarse, underflow = _usual_share(expected.dtype)
+    if computed_in is not None:
+        expected = expected.masked_fill(expected.abs() > torch.finfo(computed_in).max, torch.inf)
+    coarse, underflow = _usual_share(computed_in or expected.dtype)
     same = (actual == expected) | (actual.isnan() & expected.isnan())
     usual = expected.abs()[expected.isfinite() & (expected != 0)]
     size = expected.abs() + (usual.median() if usual.numel() else 0)

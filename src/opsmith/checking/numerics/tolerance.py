@@ -20,6 +20,10 @@ reference itself in that dtype, in the same units.
   probabilistic rounding error analysis", SIAM J. Sci. Comput., 2019); the bound is four times as large.
 - 2 k: a kernel may order its operations differently from the reference, and need not be more exact.
 
+A function may compute in float32 whatever it is given. Then `u` is that of float32 in float64, too, and
+`unit` includes the noise of the element: all of it may be rounding, as of a gradient that is zero. What a
+function computes in, and the noise, are measured (`working_precision`), not declared.
+
 An element is not judged in a dtype in which the reference loses more than half of its digits.
 
 `s` and `k` take many runs of the reference. A result within `8 u |t|` everywhere is right whatever they are,
@@ -47,6 +51,7 @@ from opsmith.checking.numerics.compare import (
     worst_difference,
 )
 from opsmith.checking.numerics.directional import coordinates
+from opsmith.checking.numerics.working_precision import FLOAT64, WorkingPrecision, working_precision
 from opsmith.checking.samples.perturb import perturbed
 from opsmith.checking.samples.sample import is_inexact, replica
 from opsmith.core.cached_property import cached_property
@@ -84,7 +89,11 @@ class Conditioning:
 
 
 def conditioning(
-    function: Function, flat: list[Any], truth: Sequence[Tensor | None], generator: torch.Generator
+    function: Function,
+    flat: list[Any],
+    truth: Sequence[Tensor | None],
+    generator: torch.Generator,
+    computed_in: torch.dtype = torch.float64,
 ) -> Conditioning:
     """Measure the conditioning, by running a float64 function on perturbed inputs.
 
@@ -93,8 +102,9 @@ def conditioning(
         flat: Arguments, floating ones in float64.
         truth: Results of the function for them.
         generator: Source of the signs.
+        computed_in: dtype that the function computes in.
     """
-    step = _step(truth)
+    step = max(_step(truth), math.sqrt(torch.finfo(computed_in).eps))
     moves = farthest_moves(function, flat, truth, step, DRAWS, generator)
     accumulated = tuple(fan_in(function, flat, position) for position in range(len(truth)))
     return Conditioning(tuple(None if each is None else each / step for each in moves), accumulated)
@@ -133,7 +143,12 @@ def farthest_moves(
 
 
 def is_noise(
-    function: Function, flat: list[Any], got: Tensor, expected: Tensor, generator: torch.Generator
+    function: Function,
+    flat: list[Any],
+    got: Tensor,
+    expected: Tensor,
+    generator: torch.Generator,
+    computed_in: torch.dtype = torch.float64,
 ) -> bool:
     """True if two answers are as close as a function's, when its inputs move by their last digit.
 
@@ -145,6 +160,7 @@ def is_noise(
         got: One answer.
         expected: The other one.
         generator: Source of the signs.
+        computed_in: dtype whose last digit it is: what the function computes in.
 
     Example:
         >>> three = [torch.tensor([0.1, 0.2, -0.3], dtype=torch.float64)]
@@ -154,7 +170,7 @@ def is_noise(
     """
     if got.shape != expected.shape or not bool((got.isfinite() & expected.isfinite()).all()):
         return False
-    step, unmoved = torch.finfo(torch.float64).eps, function([replica(value) for value in flat])
+    step, unmoved = torch.finfo(computed_in).eps, function([replica(value) for value in flat])
     (moves,) = farthest_moves(function, flat, unmoved, step, DRAWS, generator)
     bound = 0.0 if moves is None else allowed_roundings(1) * largest_magnitude(moves)
     return all_close(got, expected, bound)
@@ -223,16 +239,22 @@ class RoundingBound:
 
 
 def rounding_bound(
-    truth: Tensor, ordinary: Tensor | None, dtype: torch.dtype, sensitivity: Tensor | None, accumulated: int
+    truth: Tensor,
+    ordinary: Tensor | None,
+    dtype: torch.dtype,
+    sensitivity: Tensor | None,
+    accumulated: int,
+    noise: Tensor | None = None,
 ) -> RoundingBound:
     """Compute the bound of one floating result.
 
     Args:
         truth: Right result, in float64 or complex128.
         ordinary: The reference's result in the dtype under test, if that is not the truth itself.
-        dtype: dtype under test.
+        dtype: dtype under test, or the coarser one that is computed in.
         sensitivity: From `conditioning`; None where there is no truth in float64.
         accumulated: From `conditioning`.
+        noise: Measured rounding error of each element in that.
     """
     coarse = max(unit_roundoff(dtype), unit_roundoff(ordinary.dtype) if ordinary is not None else 0.0)
     size = truth.abs()
@@ -242,6 +264,8 @@ def rounding_bound(
         size = size.max().expand(size.shape)
     underflow = max(torch.finfo(dtype).tiny * coarse, torch.finfo(torch.float64).tiny)
     unit = coarse * size + underflow
+    if noise is not None and noise.shape == unit.shape:
+        unit = unit + noise.to(unit.device)
     judged = torch.ones_like(unit, dtype=torch.bool)
     own_error = 0.0
     if ordinary is not None and ordinary.shape != truth.shape:
@@ -375,6 +399,7 @@ class MeasuredFunction:
         results: Results of the function for them.
         generator: Source of perturbations.
         has_truth: True if a run in float64 is a better answer than one in the dtype itself.
+        computed_in: Gives the dtype that it computes in, where more than it shows that; else it is measured.
     """
 
     function: Function
@@ -382,22 +407,30 @@ class MeasuredFunction:
     results: tuple[Tensor | None, ...]
     generator: torch.Generator
     has_truth: bool
+    computed_in: Callable[[], torch.dtype] | None = None
 
     @classmethod
     def of(
-        cls, function: Function, flat: Sequence[Any], generator: torch.Generator, *, has_truth: bool
+        cls,
+        function: Function,
+        flat: Sequence[Any],
+        generator: torch.Generator,
+        *,
+        has_truth: bool,
+        computed_in: Callable[[], torch.dtype] | None = None,
     ) -> MeasuredFunction:
         """Run a function on these arguments, to measure it where a result asks for it."""
         wide = in_double_on_cpu(flat)
         results = tuple(function(wide))
-        return cls(function, wide, results, generator, has_truth)
+        return cls(function, wide, results, generator, has_truth, computed_in)
 
     @cached_property
     def conditioning(self) -> Conditioning:
         """Sensitivity of the results to the inputs."""
         if not self.has_truth:
             return Conditioning.unknown(self.wide, len(self.results))
-        return conditioning(self.function, [*self.wide], self.results, self.generator)
+        wide, dtype = [*self.wide], self.precision.dtype
+        return conditioning(self.function, wide, self.results, self.generator, dtype)
 
     @cached_property
     def own_errors(self) -> tuple[float, ...]:
@@ -419,6 +452,20 @@ class MeasuredFunction:
             refuse_own(error)  # the property reports that it does not run in float32
             return blank
         return errors
+
+    @cached_property
+    def precision(self) -> WorkingPrecision:
+        """The precision that it computes in for arguments in float64."""
+        try:
+            known = torch.float64 if self.computed_in is None else self.computed_in()
+            return working_precision(self.function, self.wide, self._own_generator(), known)
+        except (RuntimeError, TypeError, ValueError) as error:
+            refuse_own(error)  # as it may where arguments must be whole
+            return FLOAT64
+
+    def _own_generator(self) -> torch.Generator:
+        """A generator that leaves the draws of `generator` as they are."""
+        return torch.Generator().manual_seed(self.generator.initial_seed())
 
     def truth(self, flat: Sequence[Any], dtype: torch.dtype) -> Truth:
         """Compute the right results for these arguments, given in this dtype."""
@@ -459,6 +506,7 @@ class MeasuredFunction:
         own_errors: Sequence[float],
     ) -> tuple[RoundingBound | None, ...]:
         bounds: list[RoundingBound | None] = []
+        single = dtype == torch.float64 and self.precision.dtype == torch.float32
         for position, (result, value) in enumerate(zip(ordinary, right, strict=True)):
             if result is None or value is None or not is_inexact(value):
                 bounds.append(None)
@@ -466,9 +514,10 @@ class MeasuredFunction:
             found = rounding_bound(
                 replica(value, torch.float64),
                 result.detach().cpu() if self.has_truth else None,
-                dtype,
+                torch.float32 if single else dtype,
                 sensitive.sensitivity[position],
                 sensitive.accumulated[position],
+                self.precision.noise[position] if single else None,
             )
             bounds.append(replace(found, own_error=max(found.own_error, own_errors[position])))
         return tuple(bounds)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 
@@ -19,6 +19,7 @@ from opsmith.checking.numerics.compare import (
     largest_magnitude,
     share_of_largest,
 )
+from opsmith.checking.numerics.working_precision import working_precision
 from opsmith.checking.samples.grad_outputs import random_grad_output
 from opsmith.core.cached_property import cached_property
 from opsmith.core.dataclass import dataclass
@@ -95,7 +96,7 @@ def ignores_grad(backward: Backward, grads: Grads) -> tuple[str, str] | None:
 def nonlinear(backward: Backward, grads: Grads) -> tuple[str, str] | None:
     """Return the cause and the reason if a gradient is not linear in the grad_outputs; else None.
 
-    Rounding is not linear: a computation in a lower precision than the inputs' is detected, too.
+    Rounding is not linear: a computation in a lower precision than float32 is detected, too.
 
     Args:
         backward: Function from grad_outputs to the gradient.
@@ -108,6 +109,7 @@ def nonlinear(backward: Backward, grads: Grads) -> tuple[str, str] | None:
     """
     one, other = grads, _others(grads, 2)
     alone = [backward(each) for each in (one, other)]
+    single: bool | None = None
     for a, b in ((2.0, 0.0), (-1.0, 0.0), (0.0, 0.0), (1.5, -0.75), (64.0, 1.0), (1 / 64, 0.0)):
         mixed = backward(_mixed(one, other, a, b))
         parts = [in_double(_or_zeros(each, mixed)) for each in alone]
@@ -119,13 +121,30 @@ def nonlinear(backward: Backward, grads: Grads) -> tuple[str, str] | None:
         off = in_double(mixed) - together
         if not bool(off.isfinite().all()):
             continue
-        terms, eps = (in_double(mixed), a * parts[0], b * parts[1]), torch.finfo(mixed.dtype).eps
-        bound = share_of_largest(max(ROOM * ROUNDINGS * eps, eps**ROUGH), *terms)
-        if not all_close(in_double(mixed), together, bound):
+        terms = (in_double(mixed), a * parts[0], b * parts[1])
+        if not all_close(in_double(mixed), together, _rounding(mixed.dtype, terms)):
+            if mixed.dtype == torch.float64 and all_close(
+                in_double(mixed), together, _rounding(torch.float32, terms)
+            ):
+                single = _in_float32(backward, one) if single is None else single
+                if single:
+                    continue
             return "nonlinear-grad", _reason(
                 a, b, largest_magnitude(off) / (share_of_largest(1.0, *terms) or 1.0)
             )
     return None
+
+
+def _rounding(dtype: torch.dtype, terms: Sequence[Tensor]) -> float:
+    """Return the error of a sum of terms that a computation in a dtype explains."""
+    eps = torch.finfo(dtype).eps
+    return share_of_largest(max(ROOM * ROUNDINGS * eps, eps**ROUGH), *terms)
+
+
+def _in_float32(backward: Backward, grads: Grads) -> bool:
+    """Return True if a backward computes in float32 for grad_outputs in float64."""
+    found = working_precision(lambda given: [backward(given)], grads, torch.Generator().manual_seed(0))
+    return found.dtype == torch.float32
 
 
 def _reason(a: float, b: float, off: float) -> str:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
+from opsmith.checking.calls import computed_in
 from opsmith.checking.causes import CAUSES, UNKNOWN
 from opsmith.checking.diagnosis import explain_difference
 from opsmith.checking.exceptions import Overlooking, refuse_own
@@ -103,6 +104,15 @@ def run(subject: Subject) -> Findings:
     yield from each_sample(NAME, partial(_sample, ran=ran), more)
     yield from taken_though_refused(NAME, subject)
     yield from _idle(subject, ran)
+    first = next((sample for sample in subject.samples if sample.inexact and not sample.origin), None)
+    if first is not None and not subject.single_precision and computed_in(subject, first) == torch.float32:
+        yield Note(IN_FLOAT32)
+
+
+IN_FLOAT32 = (
+    "it computes in float32 for arguments in float64, too: where two of its computations are compared, they "
+    "may differ by the rounding of float32"
+)
 
 
 def _sample(subject: Subject, sample: Sample, ran: set[Kernel]) -> Findings:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from opsmith.checking.calls import differentiated, rule_location
+from opsmith.checking.calls import computed_in, differentiated, rule_location
 from opsmith.checking.causes import UNKNOWN
 from opsmith.checking.diagnosis import Observation, diagnose
 from opsmith.checking.numerics.agreement import is_derivative
@@ -142,6 +142,8 @@ def _against_all(tangents: Tangents, together: Tangents) -> Findings:
         )
         if agree_to_share(got, other, AGREE):
             continue
+        if tangents.rounds_to_float32 and agree_to_share(got, other, LOWER_AGREE):
+            continue
         if any(
             each.only_rounds(position, along, got, other)
             for each, along in ((tangents, alone), (together, masked))
@@ -244,8 +246,10 @@ def _alone(tangents: Tangents) -> list[Failure]:
 def _as_reverse(tangents: Tangents, got: Sequence[Tensor | None], weights: Sequence[Tensor | None]) -> bool:
     """True if the weighed tangents agree with the gradients: u (J v) is (u J) v."""
     reverse, forward = tangents.by_gradients(weights), weighed(got, weights)
-    allowed = LOWER_AGREE if tangents.subject.single_precision else AGREE
-    return abs(reverse - forward) <= allowed * max(abs(reverse), _size_of_terms(got, weights))
+    size = max(abs(reverse), _size_of_terms(got, weights))
+    return abs(reverse - forward) <= AGREE * size or (
+        tangents.rounds_to_float32 and abs(reverse - forward) <= LOWER_AGREE * size
+    )
 
 
 AGREE = 1e-6
@@ -456,6 +460,11 @@ class Tangents:
             found = [forward_ad.unpack_dual(r).tangent if is_inexact(r) else None for r in results]
         return found if values is not None else [None if each is None else each.detach() for each in found]
 
+    @property
+    def rounds_to_float32(self) -> bool:
+        """True if it computes in float32."""
+        return self.subject.single_precision or computed_in(self.subject, self.sample) == torch.float32
+
     def only_rounds(self, position: int, direction: Tensor, got: Tensor, expected: Tensor) -> bool:
         """True if a tangent is rounding noise, as one that is zero."""
 
@@ -464,7 +473,8 @@ class Tangents:
             return [torch.zeros_like(expected) if found is None else found.detach()]
 
         flat = list(self.packed.values)
-        return is_noise(again, flat, got.detach(), expected.detach(), self.subject.generator())
+        dtype = computed_in(self.subject, self.sample)
+        return is_noise(again, flat, got.detach(), expected.detach(), self.subject.generator(), dtype)
 
     def by_gradients(self, weights: Sequence[Tensor | None]) -> float:
         """The derivative of the weighed results along the direction, by reverse mode: (u J) v."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import Differentiated, differentiated, refusals_in
+from opsmith.checking.calls import Differentiated, computed_in, differentiated, refusals_in
 from opsmith.checking.causes import CAUSES
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.autodiff import vjp
@@ -284,6 +284,7 @@ def _cases(right: RightGradient, grad_outputs: GradOutputs, *, by_reference: boo
         values,
         subject.generator(),
         has_truth=subject.has_truth,
+        computed_in=partial(computed_in, subject, sample, by_reference=by_reference),
     )
 
     def arguments(dtype: torch.dtype, device: torch.device) -> list[Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import differentiated, rule_location
+from opsmith.checking.calls import computed_in, differentiated, rule_location
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.autodiff import vjp
 from opsmith.checking.numerics.compare import Difference, all_finite, linearity_difference
@@ -107,8 +107,10 @@ def _only_rounds(
     if got is None:
         return False
     every = (grads, *(each.grads for each in known))
+    dtype = computed_in(subject, sample)
     return any(
-        is_noise(again, [*sample.in_double(), *each], got, expected, subject.generator(1)) for each in every
+        is_noise(again, [*sample.in_double(), *each], got, expected, subject.generator(1), dtype)
+        for each in every
     )
 
 

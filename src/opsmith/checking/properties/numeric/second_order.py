@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from opsmith import errors
-from opsmith.checking.calls import rule_location
+from opsmith.checking.calls import computed_in, rule_location
 from opsmith.checking.numerics.agreement import agrees_along
 from opsmith.checking.numerics.autodiff import differentiate, vjp_or_zeros
 from opsmith.checking.numerics.cancellation import size_of_terms
@@ -173,6 +173,9 @@ def _against_all(gradients: SecondOrderGradients, together: SecondOrderGradients
         both = alone.isnan() & right.isnan()  # as where a sample has nan
         alone, right = alone.masked_fill(both, 0), right.masked_fill(both, 0)
         if agree_to_share(alone, right, torch.finfo(torch.float64).eps ** 0.5):
+            continue
+        dtype = computed_in(gradients.subject, gradients.sample)
+        if agree_to_share(alone, right, torch.finfo(dtype).eps ** 0.5):
             continue
         directions = (gradients, [weights[together.argnums.index(argnum)]]), (together, weight_alone)
         if any(each.only_rounds(by, given, alone, right) for each, given in directions):
@@ -340,7 +343,8 @@ class SecondOrderGradients:
             found = self.differentiated(weights, values)[by]
             return [torch.zeros_like(expected) if found is None else found]
 
-        return is_noise(again, list(self.inputs_and_grads), got, expected, self.subject.generator())
+        dtype = computed_in(self.subject, self.sample)
+        return is_noise(again, list(self.inputs_and_grads), got, expected, self.subject.generator(), dtype)
 
     def rounding(self, weights: Sequence[Tensor | None]) -> float:
         """Rounding error of terms that cancel in a derivative of the gradients, as near saturation."""
@@ -351,7 +355,7 @@ class SecondOrderGradients:
 
         allowed = allowed_roundings(self.sample.elements)
         size = size_of_terms(derivatives, self.call, self.sample.in_double())
-        return allowed * unit_roundoff(torch.float64) * size
+        return allowed * unit_roundoff(computed_in(self.subject, self.sample)) * size
 
     @cached_property
     def packed(self) -> PackedTensors:

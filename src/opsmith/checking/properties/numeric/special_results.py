@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opsmith.checking.calls import computed_in
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.compare import clearly_agrees, differs
 from opsmith.checking.samples.sample import is_inexact, replica
@@ -89,12 +90,20 @@ def _agrees(call: SpecialCall, actual: Any, expected: Any) -> bool:
 
 
 def _differs(call: SpecialCall, actual: Tensor, right: Expected) -> Tensor:
-    expected, spread = right
+    expected, _ = right
     given = call.flat[call.argnum]
-    wrong = differs(actual, expected, spread, hold_nan=not bool(given.isfinite().all()))
+    wrong = differing(call, actual, right, hold_nan=not bool(given.isfinite().all()))
     if given.isnan().any():  # nan may spread further than in the reference, but not be hidden
         wrong &= expected.isnan()
     return wrong
+
+
+def differing(call: SpecialCall, actual: Tensor, right: Expected, *, hold_nan: bool) -> Tensor:
+    """Mark the elements that differ by more than the rounding of the dtype that a call computes in."""
+    wrong = differs(actual, *right, hold_nan=hold_nan)
+    if call.dtype != torch.float64 or not wrong.any():
+        return wrong
+    return differs(actual, *right, hold_nan=hold_nan, computed_in=computed_in(call.subject, call.sample))
 
 
 def _overflowed(call: SpecialCall, position: int, actual: Tensor) -> Tensor:

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.checking.calls import differentiated, rule_location
+from opsmith.checking.calls import computed_in, differentiated, rule_location
 from opsmith.checking.exceptions import Overlooking, refuse_own
 from opsmith.checking.numerics.autodiff import differentiate, has_gradient, record, vjp
 from opsmith.checking.numerics.cancellation import rounding_of_terms
-from opsmith.checking.numerics.compare import all_finite, clearly_agrees, differs, same_bits, unravel
+from opsmith.checking.numerics.compare import all_finite, clearly_agrees, same_bits, unravel
 from opsmith.checking.numerics.finite_differences import numerical_gradient
-from opsmith.checking.properties.numeric.special_results import wrong_results
+from opsmith.checking.properties.numeric.special_results import differing, wrong_results
 from opsmith.checking.property import Coverage, Findings, Note, Property, Skipped, covered_samples, raised
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import case_name
@@ -76,7 +76,9 @@ def _sample(subject: Subject, sample: Sample, coverage: Coverage) -> Findings:
         with Overlooking():  # what it rejects, or cannot differentiate, other properties report
             found = _boundaries(subject, sample, argnum) if argnum in open_ else []
         for dtype in dtypes:
-            for group in value_groups(dtype, found):
+            # What computes in float32 has the range of it.
+            ranged = computed_in(subject, sample) if dtype == torch.float64 else dtype
+            for group in value_groups(ranged, found):
                 yield from _group(subject, sample, argnum, open_, group, dtype, coverage)
 
 
@@ -282,7 +284,7 @@ def _suspects(call: SpecialCall, argnum: int, got: Tensor, right: tuple[Tensor, 
         odd = ~got.isfinite().reshape(-1)
         special = list(call.where) if argnum == call.argnum and call.dtype == torch.float64 else []
     else:
-        odd = differs(got, *right, hold_nan=False).reshape(-1)
+        odd = differing(call, got, right, hold_nan=False).reshape(-1)
         if (
             call.subject.kind.own_forward
         ):  # its forward was not written for autograd, whose nan proves nothing

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import differentiated, record_copies, rule_location
+from opsmith.checking.calls import computed_in, differentiated, record_copies, rule_location
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.autodiff import differentiate, has_gradient, vjp_or_zeros
 from opsmith.checking.properties.torch.mapping import SIZE, ExampleLoop, OneByOne, map_over
@@ -52,6 +52,7 @@ def _sample(subject: Subject, sample: Sample, coverage: Coverage) -> Findings:
         generator,
         subject.has_truth,
         dtype or own_dtype(sample),
+        computed_in=partial(computed_in, subject, sample),
     )
     batch = [torch.stack(tensors_in([row[at] for row in grads])) for at, o in enumerate(open_) if o]
     wrong: set[str] = set()

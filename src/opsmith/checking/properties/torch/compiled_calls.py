@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from opsmith import errors
-from opsmith.checking.calls import differentiated, record_copies
+from opsmith.checking.calls import computed_in, differentiated, record_copies
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.autodiff import differentiate, has_gradient
 from opsmith.checking.numerics.compare import metadata_difference
@@ -304,7 +304,10 @@ def _loop(
 ) -> ExampleLoop:
     """An `ExampleLoop` over one example."""
     dtype, truth = own_dtype(sample), subject.has_truth
-    return ExampleLoop(function, [[*flat]], (), subject.generator(), truth, dtype, instead=instead)
+    known = partial(computed_in, subject, sample)
+    return ExampleLoop(
+        function, [[*flat]], (), subject.generator(), truth, dtype, instead=instead, computed_in=known
+    )
 
 
 def refused(subject: Subject, error: BaseException) -> str | None:

@@ -199,6 +199,7 @@ class ExampleLoop:
         summed: Positions of results that are added up over the examples, and not stacked.
         instead: Function that may compute a batch instead, and round as it does: the reference,
             where the function runs a kernel.
+        computed_in: Gives the dtype that the function computes in; else it is measured, of all its results.
     """
 
     function: OneByOne
@@ -209,6 +210,7 @@ class ExampleLoop:
     dtype: torch.dtype
     summed: frozenset[int] = frozenset()
     instead: OneByOne | None = None
+    computed_in: Callable[[], torch.dtype] | None = None
 
     @cached_property
     def expected(self) -> list[Tensor | None]:
@@ -281,7 +283,10 @@ class ExampleLoop:
             return [self._together(self.function, batch)[position]]
 
         double = self.dtype == torch.float64 and is_inexact(right)
-        return double and is_noise(again, list(self._batch), got, right, self.generator)
+        if not double:
+            return False
+        computed_in = self._truths[0].measure.precision.dtype
+        return is_noise(again, list(self._batch), got, right, self.generator, computed_in)
 
     @cached_property
     def _truths(self) -> list[Truth]:
@@ -291,7 +296,13 @@ class ExampleLoop:
             if function is None:
                 continue
             together = partial(self._together, function)
-            measure = MeasuredFunction.of(together, self._batch, self.generator, has_truth=self.has_truth)
+            measure = MeasuredFunction.of(
+                together,
+                self._batch,
+                self.generator,
+                has_truth=self.has_truth,
+                computed_in=self.computed_in,
+            )
             truths.append(measure.truth(self._batch, self.dtype))
         return truths
 

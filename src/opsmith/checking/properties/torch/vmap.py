@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import differentiated
+from opsmith.checking.calls import computed_in, differentiated
 from opsmith.checking.exceptions import Overlooking, refuse_own, stated
 from opsmith.checking.numerics.compare import all_close, exact_difference, share_of_largest
 from opsmith.checking.numerics.tolerance import allowed_roundings, unit_roundoff
@@ -176,7 +176,15 @@ class MappedSample:
         dtype = self.dtype or own_dtype(self.sample)
         subject = self.subject
         return ExampleLoop(
-            function, rows, tuple(argnums), subject.generator(), subject.has_truth, dtype, summed, instead
+            function,
+            rows,
+            tuple(argnums),
+            subject.generator(),
+            subject.has_truth,
+            dtype,
+            summed,
+            instead,
+            partial(computed_in, subject, self.sample),
         )
 
     def results(self, batch_dims: BatchDims) -> Findings:

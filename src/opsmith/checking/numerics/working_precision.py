@@ -1,0 +1,180 @@
+"""Working precision: the dtype that a function computes in, measured by how its results move.
+
+A function may take float64, return float64, and compute in float32 in between: it casts its arguments, or a
+kernel sums in `float`. Rounding then leaves stairs in its results. Where its arguments move along a line by a
+few stairs, results leave a straight line by the rounding error of float32, whatever the step. Those of a
+function that computes in float64 leave it by a curve, which falls with the square of the step, or at a kink,
+which falls with the step itself (after J. J. Moré and S. M. Wild, "Estimating computational noise", SIAM J.
+Sci. Comput., 2011).
+
+Precisions below float32 are not measured: their rounding cannot be told from the curve of a smooth function.
+`noise` measures any precision, along one argument, by ten times as many runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith.checking.numerics.compare import in_double
+from opsmith.checking.samples.sample import is_inexact, replica
+from opsmith.core.dataclass import dataclass
+
+FINE, COARSE = 2.0**-22, 2.0**-18
+"""Relative steps: four roundings of float32, and 64. A curve is `COARSE**2`, a thousandth of a rounding."""
+
+POINTS = (0.37, 1.0, 2.3)
+"""Multiples of a step, not symmetric, at which a function is run: rounding is symmetric."""
+
+DRAWS, MORE_DRAWS = 3, 5
+"""Number of random directions that show rounding, and of those that measure it besides: an element may be
+exact along a few."""
+
+LEAST, MOST = 2.0**-28, 2.0**-19
+"""Rounding of float32, 2**-24, relative to what moves an element: less is of float64, and more is a jump."""
+
+UNDERFLOW = torch.finfo(torch.float32).tiny
+"""Size below which numbers of float32 have few digits."""
+
+STEEP = LEAST / COARSE**2
+"""Largest relative move of an element per relative step: the curve of what moves more hides rounding."""
+
+STEADY = 8.0
+"""Largest ratio of the deviations for coarse and for fine steps: about 1 for rounding, 16 at a kink."""
+
+
+Function = Callable[[list[Any]], Sequence[Tensor | None]]
+
+
+@dataclass(frozen=True)
+class WorkingPrecision:
+    """Precision that a function computes in for arguments in float64.
+
+    Args:
+        dtype: float64, or float32 if at least a part of a result is computed in it.
+        noise: For each result in float32 the rounding error of each element, by a few random directions; None
+            for one that is no floating tensor, and in float64.
+    """
+
+    dtype: torch.dtype
+    noise: tuple[Tensor | None, ...] = ()
+
+
+FLOAT64 = WorkingPrecision(torch.float64)
+
+
+def working_precision(
+    function: Function,
+    flat: Sequence[Any],
+    generator: torch.Generator,
+    known: torch.dtype = torch.float64,
+) -> WorkingPrecision:
+    """Measure the precision that a function computes in.
+
+    Args:
+        function: Takes flat arguments.
+        flat: The arguments, floating ones in float64.
+        generator: Source of the directions.
+        known: float32 if it is known to compute in that, so that its noise alone is measured.
+
+    Example:
+        >>> x = torch.rand(9, dtype=torch.float64)
+        >>> functions = lambda flat: [flat[0].exp()], lambda flat: [flat[0].float().exp().double()]
+        >>> [working_precision(each, [x], torch.Generator().manual_seed(0)).dtype for each in functions]
+        [torch.float64, torch.float32]
+    """
+    fine: list[Deviations] = []
+    coarse: list[Deviations] = []
+    for _ in range(DRAWS):
+        directions = [_direction(value, generator) for value in flat]
+        off = _deviations(function, flat, directions, FINE)
+        if off is None:
+            return FLOAT64
+        fine.append(off)
+        if known == torch.float32:
+            continue
+        if any(bool((each.relative >= LEAST).any()) for each in off if each is not None):
+            off = _deviations(function, flat, directions, COARSE)
+            if off is None:
+                return FLOAT64
+            coarse.append(off)
+    told = known == torch.float32 or any(map(_rounds, zip(*fine, strict=True), zip(*coarse, strict=True)))
+    if not told:
+        return FLOAT64
+    for _ in range(MORE_DRAWS):
+        off = _deviations(function, flat, [_direction(value, generator) for value in flat], FINE)
+        fine += [] if off is None else [off]
+    noise = tuple(_largest([each.absolute for each in known if each]) for known in zip(*fine, strict=True))
+    return WorkingPrecision(torch.float32, noise)
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """Distance of three points of a floating result from a line.
+
+    Args:
+        absolute: Of each element.
+        relative: The same, relative to the element and what moves it; zero where a curve would hide rounding.
+    """
+
+    absolute: Tensor
+    relative: Tensor
+
+
+Deviations = list[Deviation | None]
+
+
+def _rounds(fine: Sequence[Deviation | None], coarse: Sequence[Deviation | None]) -> bool:
+    """True if an element of a result leaves a line by rounding of float32, whatever the step."""
+    near, far = (_largest([each.relative for each in known if each]) for known in (fine, coarse))
+    if near is None or far is None:
+        return False
+    return bool(((near >= LEAST) & (near <= MOST) & (far <= STEADY * near)).any())
+
+
+def _largest(tensors: Sequence[Tensor]) -> Tensor | None:
+    """The largest of some tensors, element by element."""
+    return torch.stack([*tensors]).amax(0) if tensors else None
+
+
+def _direction(value: Any, generator: torch.Generator) -> Tensor | None:
+    """Draw the relative move of each number, up or down by about as much as any other."""
+    if not is_inexact(value):
+        return None
+    parts = 0.75 + 0.5 * torch.rand(value.shape, generator=generator, dtype=torch.float64)
+    signs = torch.randint(0, 2, value.shape, generator=generator, dtype=torch.float64) * 2 - 1
+    return (parts * signs).to(value.device)
+
+
+def _deviations(
+    function: Function, flat: Sequence[Any], directions: Sequence[Tensor | None], step: float
+) -> Deviations | None:
+    """Compute how far three points of each result lie off a line.
+
+    None where they cannot be compared, as where a shape depends on the numbers.
+    """
+    first, second, third = POINTS
+    runs = []
+    for part in POINTS:
+        moved = [
+            replica(value) if along is None else value * (1 + part * step * along)
+            for value, along in zip(flat, directions, strict=True)
+        ]
+        results: list[Any] = [*function(moved)]
+        runs.append([in_double(each) if is_inexact(each) else None for each in results])
+    found: Deviations = []
+    for low, middle, high in zip(*runs, strict=True):
+        if low is None or middle is None or high is None:
+            found.append(None)
+            continue
+        if not low.shape == middle.shape == high.shape:
+            return None
+        expected = low + (middle - low) * ((third - first) / (second - first))
+        size, moves = low.abs() + UNDERFLOW, (high - low).abs() / (step * (third - first))
+        off = (high - expected).abs().nan_to_num(0.0, 0.0, 0.0)
+        relative = (off / (size + moves)).masked_fill(moves > STEEP * size, 0.0).nan_to_num(0.0, 0.0, 0.0)
+        found.append(Deviation(off, relative))
+    return found
