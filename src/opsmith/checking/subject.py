@@ -397,6 +397,11 @@ class Subject:
         declared = bool(self.narrow) or (adopted is not None and "float32" in adopted.kinds)
         return declared or (self.apply is not None and any(map(self._rounds_in, self.samples)))
 
+    @property
+    def computed_in(self) -> torch.dtype:
+        """The dtype that it computes in where float64 comes in."""
+        return torch.float32 if self.single_precision else torch.float64
+
     def _rounds_in(self, sample: Sample) -> bool:
         """True if results in float64 are float32 numbers, and blind to changes of the inputs below float32.
 

@@ -58,6 +58,8 @@ SUMMATION = 2
 """Rounding units per square root of the number of summands."""
 DRAWS = 4
 """Number of random perturbations."""
+NOISE_DRAWS = 16
+"""Largest number of perturbations that may show rounding noise: a small tensor's is often zero."""
 PROBES = 3
 """Number of result elements whose dependence is counted."""
 
@@ -132,8 +134,35 @@ def farthest_moves(
     return moves
 
 
+def noise_level(
+    function: Function, flat: list[Any], generator: torch.Generator, dtype: torch.dtype = torch.float64
+) -> float:
+    """Measure the rounding noise of a function: how far its results move with the last digit of its inputs.
+
+    Args:
+        function: Takes flat arguments in float64.
+        flat: Its arguments.
+        generator: Source of the signs.
+        dtype: dtype that the function computes in, whatever its arguments are in.
+
+    Returns:
+        The largest move of any element, times the roundings that a right computation may err by.
+    """
+    unmoved, farthest = function([replica(value) for value in flat]), 0.0
+    for draw in range(NOISE_DRAWS):
+        step = torch.finfo(dtype).eps * (1 + draw / NOISE_DRAWS)  # of one element the signs give two values
+        moves = farthest_moves(function, flat, unmoved, step, 1, generator)
+        farthest = max(farthest, *(largest_magnitude(each) for each in moves if each is not None), 0.0)
+    return allowed_roundings(1) * farthest
+
+
 def is_noise(
-    function: Function, flat: list[Any], got: Tensor, expected: Tensor, generator: torch.Generator
+    function: Function,
+    flat: list[Any],
+    got: Tensor,
+    expected: Tensor,
+    generator: torch.Generator,
+    dtype: torch.dtype = torch.float64,
 ) -> bool:
     """True if two answers are as close as a function's, when its inputs move by their last digit.
 
@@ -145,6 +174,7 @@ def is_noise(
         got: One answer.
         expected: The other one.
         generator: Source of the signs.
+        dtype: dtype that the function computes in, whatever its arguments are in.
 
     Example:
         >>> three = [torch.tensor([0.1, 0.2, -0.3], dtype=torch.float64)]
@@ -154,10 +184,7 @@ def is_noise(
     """
     if got.shape != expected.shape or not bool((got.isfinite() & expected.isfinite()).all()):
         return False
-    step, unmoved = torch.finfo(torch.float64).eps, function([replica(value) for value in flat])
-    (moves,) = farthest_moves(function, flat, unmoved, step, DRAWS, generator)
-    bound = 0.0 if moves is None else allowed_roundings(1) * largest_magnitude(moves)
-    return all_close(got, expected, bound)
+    return all_close(got, expected, noise_level(function, flat, generator, dtype))
 
 
 def _step(truth: Sequence[Tensor | None]) -> float:
