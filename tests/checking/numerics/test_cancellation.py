@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 import opsmith
+from opsmith.checking.numerics.tolerance import noise_level
 
 
 class Softmax(Function):
@@ -299,4 +300,55 @@ class NormInSingle(Function):
 def test_what_computes_in_float32_has_its_rounding_where_terms_cancel(seed: int) -> None:
     adopted = opsmith.adopt(NormInSingle, f"cancellation::norm_in_single_{seed}", kind="float32")
     found = opsmith.check(adopted, samples=over_one_element(seed), only=["linearity", "gradient"], seed=seed)
+    assert not found.failures, str(found)
+
+
+def test_noise_is_what_the_last_digits_of_the_inputs_move() -> None:
+    (x,) = over_one_element(0)[1]
+    grad = torch.tensor([[0.3], [-0.7]], dtype=torch.float64)
+
+    def level(function: Any) -> float:
+        return noise_level(lambda flat: [function(*flat)], [grad, x], torch.Generator().manual_seed(0))
+
+    assert 0 < level(share_gradient) < 1e-13
+    assert level(lambda grad, x: share_gradient(grad.float(), x.float()).double()) == 0
+    assert level(lambda grad, x: torch.zeros_like(x)) == 0
+
+
+class IgnoresGradOutput(Function):
+    """Its gradient is a millionth of a term, whatever comes in."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.save_for_backward(x)
+        return share(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return 1e-6 / x
+
+
+def test_a_tiny_gradient_that_ignores_grad_output_is_found() -> None:
+    (failure,) = opsmith.check(
+        IgnoresGradOutput, samples=[over_one_element(0)[1]], only=["linearity"]
+    ).failures
+    assert failure.cause == "ignores-grad-output"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_noise_that_is_the_same_for_two_grad_outputs_is_no_fault(seed: int) -> None:
+    """Of one element, the noise of two gradients is often the same, to the bit."""
+
+    class Share(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            ctx.save_for_backward(x)
+            return share(x)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            return share_gradient(grad, *ctx.saved_tensors)
+
+    found = opsmith.check(Share, samples=[(over_one_element(seed)[1][0][:1],)], only=["linearity"], seed=seed)
     assert not found.failures, str(found)
