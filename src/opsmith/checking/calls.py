@@ -115,14 +115,16 @@ def _differentiated(subject: Subject, sample: Sample) -> Differentiated:
 def computed_in(subject: Subject, sample: Sample, *, by_reference: bool = False) -> torch.dtype:
     """Return the dtype that a call or its backward computes in for arguments in float64: that, or float32.
 
-    It is measured, on results and gradients together: of a gradient that is zero but for rounding, nothing
-    says how large its terms are.
+    It is declared, or else measured, on results and gradients together: of a gradient that is zero but for
+    rounding, nothing says how large its terms are.
 
     Args:
         subject: The subject of the check.
         sample: The sample.
         by_reference: True for the reference, and autograd through it.
     """
+    if subject.single_precision:
+        return torch.float32
     call = subject.plain(sample) if by_reference else partial(subject.call, sample)
     what = f"computed in, by_reference={by_reference}"
     return subject.once(what, sample, partial(_computed_in, subject, sample, call))

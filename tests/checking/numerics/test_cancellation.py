@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 import opsmith
+from opsmith.checking.numerics.tolerance import noise_level
 
 
 class Softmax(Function):
@@ -99,7 +100,7 @@ def test_a_gradient_that_is_zero_but_for_rounding_has_no_digits_to_compare(name:
     found = opsmith.check(
         checked, samples=[sample], only=["linearity", "forward_mode", "second_order", "vmap"], effort="quick"
     )
-    assert not found.failures, found
+    assert not found.failures, str(found)
 
 
 class Clipped(Function):
@@ -117,3 +118,237 @@ class Clipped(Function):
 def test_a_tiny_gradient_that_is_not_linear_is_found() -> None:
     (failure,) = opsmith.check(Clipped, samples=[(saturated(0),)], only=["linearity"]).failures
     assert failure.cause == "nonlinear-grad"
+
+
+def share(x: Tensor) -> Tensor:
+    """Over one element it is one, and all terms of its gradient cancel."""
+    return x / x.sum(-1, keepdim=True)
+
+
+def share_gradient(grad: Tensor, x: Tensor) -> Tensor:
+    total = x.sum(-1, keepdim=True)
+    return grad / total - (grad * x).sum(-1, keepdim=True) / total**2
+
+
+def unit(x: Tensor) -> Tensor:
+    return x / x.norm(dim=-1, keepdim=True)
+
+
+def unit_gradient(grad: Tensor, x: Tensor) -> Tensor:
+    norm = x.norm(dim=-1, keepdim=True)
+    return grad / norm - x * (grad * x).sum(-1, keepdim=True) / norm**3
+
+
+def log_softmax(x: Tensor) -> Tensor:
+    return x - x.exp().sum(-1, keepdim=True).log()
+
+
+def log_softmax_gradient(grad: Tensor, x: Tensor) -> Tensor:
+    return grad - x.exp() * grad.sum(-1, keepdim=True) / x.exp().sum(-1, keepdim=True)
+
+
+def layer_norm(x: Tensor) -> Tensor:
+    centred = x - x.mean(-1, keepdim=True)
+    return 3 * centred * torch.rsqrt((centred**2).mean(-1, keepdim=True) + 1e-5)
+
+
+def layer_norm_gradient(grad: Tensor, x: Tensor) -> Tensor:
+    centred = x - x.mean(-1, keepdim=True)
+    scale = torch.rsqrt((centred**2).mean(-1, keepdim=True) + 1e-5)
+    normal = centred * scale
+    means = (grad * scale * 3).mean(-1, keepdim=True), (3 * grad * normal).mean(-1, keepdim=True)
+    return grad * (scale * 3) - means[0] - scale * normal * means[1]
+
+
+def variance(x: Tensor) -> Tensor:
+    """Over one element it is zero, too: the size of the terms shows in the other sample alone."""
+    return (x * x).mean(-1) - x.mean(-1) ** 2
+
+
+def variance_gradient(grad: Tensor, x: Tensor) -> Tensor:
+    count = x.shape[-1]
+    return 3 * x * grad[..., None] / (1.5 * count) - 2 * (x.mean(-1) * grad)[..., None] / count
+
+
+def entropy(x: Tensor) -> Tensor:
+    shares = x / x.sum(-1, keepdim=True)
+    return -(shares * shares.log()).sum(-1)
+
+
+def entropy_gradient(grad: Tensor, x: Tensor) -> Tensor:
+    return share_gradient(-(share(x).log() + 1) * grad[..., None], x)
+
+
+def routed(x: Tensor) -> Tensor:
+    """The weight of the best expert among those that are used, which is one."""
+    best = x.softmax(-1).topk(1, -1).values
+    return best / best.sum(-1, keepdim=True)
+
+
+def routed_gradient(grad: Tensor, x: Tensor) -> Tensor:
+    weights = x.softmax(-1)
+    best, indices = weights.topk(1, -1)
+    into = torch.zeros_like(weights).scatter(-1, indices, share_gradient(grad, best))
+    return weights * into - weights * (weights * into).sum(-1, keepdim=True)
+
+
+CANCELLING = {
+    "share": (share, share_gradient),
+    "unit": (unit, unit_gradient),
+    "log_softmax": (log_softmax, log_softmax_gradient),
+    "layer_norm": (layer_norm, layer_norm_gradient),
+    "variance": (variance, variance_gradient),
+    "entropy": (entropy, entropy_gradient),
+    "routed": (routed, routed_gradient),
+}
+"""Functions that one element does not move, and right formulas for their gradients."""
+
+
+def over_one_element(seed: int) -> list[tuple[Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        (0.5 + torch.rand(shape, generator=generator, dtype=torch.float64),) for shape in ((3, 4), (2, 1))
+    ]
+
+
+def found_over_one_element(
+    name: str, function: Any, gradient: Any, seed: int, *, declared: bool = True
+) -> opsmith.Report:
+    """The report on a function and a formula, as an operator or as a class."""
+    if declared:
+        checked = opsmith.operator(f"cancellation::one_{name}")(function)
+        checked.gradients(x=lambda grad, x: gradient(grad, x))
+    else:
+
+        class ByFormula(Function):
+            @staticmethod
+            def forward(ctx: Any, x: Any) -> Any:
+                ctx.save_for_backward(x)
+                return function(x)
+
+            @staticmethod
+            def backward(ctx: Any, grad: Any) -> Any:
+                return gradient(grad, *ctx.saved_tensors)
+
+        checked = ByFormula
+    only = ["gradient", "linearity", "second_order", "forward_mode"]
+    samples = over_one_element(seed)
+    return opsmith.check(checked, samples=samples, only=only, effort="quick", seed=seed)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", CANCELLING)
+def test_a_right_gradient_whose_terms_all_cancel_is_no_fault(name: str, seed: int) -> None:
+    for declared in (True, False):
+        found = found_over_one_element(name, *CANCELLING[name], seed, declared=declared)
+        assert not found.failures, str(found)
+
+
+def over_one(small: Any) -> Any:
+    """The right gradient of a share, and of one element another one."""
+    return lambda grad, x: share_gradient(grad, x) + (small(grad, x) if x.shape[-1] == 1 else 0)
+
+
+WRONG_OVER_ONE = {
+    "a term is left out": (share, over_one(lambda grad, x: grad / x)),
+    "a straight-through gradient": (share, over_one(lambda grad, x: grad)),
+    "a millionth of a term": (share, over_one(lambda grad, x: 1e-6 * grad / x)),
+    "a ten-billionth of a term": (share, over_one(lambda grad, x: 1e-10 * grad / x)),
+    "as small as rounding": (share, over_one(lambda grad, x: 2.0**-50 * grad / x)),
+    "not linear": (share, over_one(lambda grad, x: (1e-6 * grad / x).abs())),
+    "ignores grad_output": (share, over_one(lambda grad, x: 1e-6 / x)),
+    "in float32": (share, over_one(lambda grad, x: share_gradient(grad.float(), x.float() / 3).double())),
+    "of a unit vector": (unit, lambda grad, x: grad / x.norm(dim=-1, keepdim=True)),
+    "of log_softmax": (log_softmax, lambda grad, x: grad - 0.999 * (grad - log_softmax_gradient(grad, x))),
+    "of a variance": (variance, lambda grad, x: 2 * x * grad[..., None] / x.shape[-1]),
+    "of an entropy": (
+        entropy,
+        lambda grad, x: -(share(x).log() + 1) * grad[..., None] / x.sum(-1, keepdim=True),
+    ),
+}
+"""Faults of gradients that are zero."""
+
+
+@pytest.mark.parametrize("fault", WRONG_OVER_ONE)
+def test_a_wrong_gradient_where_zero_is_right_is_found(fault: str) -> None:
+    name = f"wrong_{[*WRONG_OVER_ONE].index(fault)}"
+    for declared in (True, False):
+        found = found_over_one_element(name, *WRONG_OVER_ONE[fault], 0, declared=declared)
+        assert "x" in {each.input for each in found.failures if each.property in ("gradient", "linearity")}, (
+            str(found)
+        )
+
+
+class NormInSingle(Function):
+    """Over one element the terms of its gradient cancel but for a millionth."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        single = x.float()
+        scale = torch.rsqrt(single.pow(2).mean(-1, keepdim=True) + 1e-6)
+        ctx.save_for_backward(x, scale)
+        return (single * scale).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        x, scale = ctx.saved_tensors
+        normal = x.float() * scale
+        return (scale * (grad - normal * (grad.float() * normal).mean(-1, keepdim=True))).to(x.dtype)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_computes_in_float32_has_its_rounding_where_terms_cancel(seed: int) -> None:
+    adopted = opsmith.adopt(NormInSingle, f"cancellation::norm_in_single_{seed}", kind="float32")
+    found = opsmith.check(adopted, samples=over_one_element(seed), only=["linearity", "gradient"], seed=seed)
+    assert not found.failures, str(found)
+
+
+def test_noise_is_what_the_last_digits_of_the_inputs_move() -> None:
+    (x,) = over_one_element(0)[1]
+    grad = torch.tensor([[0.3], [-0.7]], dtype=torch.float64)
+
+    def level(function: Any) -> float:
+        return noise_level(lambda flat: [function(*flat)], [grad, x], torch.Generator().manual_seed(0))
+
+    assert 0 < level(share_gradient) < 1e-13
+    assert level(lambda grad, x: share_gradient(grad.float(), x.float()).double()) == 0
+    assert level(lambda grad, x: torch.zeros_like(x)) == 0
+
+
+class IgnoresGradOutput(Function):
+    """Its gradient is a millionth of a term, whatever comes in."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.save_for_backward(x)
+        return share(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return 1e-6 / x
+
+
+def test_a_tiny_gradient_that_ignores_grad_output_is_found() -> None:
+    (failure,) = opsmith.check(
+        IgnoresGradOutput, samples=[over_one_element(0)[1]], only=["linearity"]
+    ).failures
+    assert failure.cause == "ignores-grad-output"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_noise_that_is_the_same_for_two_grad_outputs_is_no_fault(seed: int) -> None:
+    """Of one element, the noise of two gradients is often the same, to the bit."""
+
+    class Share(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            ctx.save_for_backward(x)
+            return share(x)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            return share_gradient(grad, *ctx.saved_tensors)
+
+    found = opsmith.check(Share, samples=[(over_one_element(seed)[1][0][:1],)], only=["linearity"], seed=seed)
+    assert not found.failures, str(found)

@@ -3,10 +3,14 @@
 The bound of an element is measured on the right gradient. Another formula that is as good may subtract larger
 numbers. Its error is tiny relative to the largest element, and changes completely when the inputs and the
 grad_output are perturbed. The error of a wrong formula changes as little as they do.
+
+Where all terms cancel, as in the gradient of `x / x.sum(-1)` over one element, the right gradient is zero,
+and so is its largest element. The error is tiny then relative to the size that such gradients usually have.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -14,13 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opsmith.checking.calls import computed_in
 from opsmith.checking.exceptions import Overlooking
-from opsmith.checking.numerics.autodiff import differentiate, vjp
+from opsmith.checking.numerics.autodiff import differentiate, vjp, vjp_or_zeros
 from opsmith.checking.numerics.compare import Difference, largest_magnitude
-from opsmith.checking.numerics.tolerance import LIBRARY, RoundingBound
+from opsmith.checking.numerics.directional import DirectionalFunction
+from opsmith.checking.numerics.tolerance import LIBRARY, allowed_roundings, in_double_on_cpu, unit_roundoff
 from opsmith.checking.properties.numeric.gradient_truth import RightGradient
 from opsmith.checking.samples.cases import LOW_PRECISION, dtype_name
-from opsmith.checking.samples.grad_outputs import GradOutputs
+from opsmith.checking.samples.grad_outputs import GradOutputs, plain_grad_outputs
 from opsmith.checking.samples.perturb import perturbed
 from opsmith.checking.samples.sample import Sample, is_inexact, replica
 from opsmith.checking.side_effects.global_settings import without_warnings
@@ -52,35 +58,82 @@ def is_only_rounding(
     subset: tuple[int, ...],
     grad_outputs: GradOutputs,
     got: Tensor,
-    bound: RoundingBound,
+    expected: Tensor,
     difference: Difference,
 ) -> bool:
     """Return True if an element of a gradient is off by rounding alone.
 
-    In float64 its error must be tiny, and change when the inputs are perturbed. In another dtype it must
-    exceed the operator's error in float64 by no more than the ratio of the eps. What computes in float32,
-    whatever comes in, has no other error in float64: it is held to the first rule, in float32.
+    In float64 its error must be tiny, beside the largest element or the size that gradients by this input
+    have (`usual_size`), and change when the inputs are perturbed: a right gradient that is zero has no digits
+    to compare. In another dtype it must exceed the operator's error in float64 by no more than the ratio of
+    the eps, or be a few roundings of that size, and change. What computes in float32, whatever comes in, has
+    no other error in float64: it is held to the first rule, in float32.
 
     Args:
-        right: Right gradients, which finite differences confirm.
+        right: Right gradients. Where finite differences do not confirm autograd through the reference, they
+            or the operator itself in float64 decide what is right.
         argnum: Position of the input.
         subset: Positions of the inputs that required a gradient.
         grad_outputs: The grad_outputs.
         got: The gradient.
-        bound: Its bound.
-        difference: Its worst element.
+        expected: The right one, on the CPU.
+        difference: Their worst element.
     """
+    if not difference.index and expected.dim():
+        return False  # the difference is one along a random direction
+    subject, trusted = right.subject, right.trusted(argnum, grad_outputs)
     dtype = got.dtype.to_real() if got.is_complex() else got.dtype
-    error = got.detach().cpu().to(bound.truth.dtype) - bound.truth
-    worst, eps = abs(complex(error[difference.index])), torch.finfo(dtype).eps
-    single = right.subject.single_precision
-    fine = torch.finfo(torch.float32 if single else torch.float64).eps
-    others = partial(_errors, right, argnum, subset, grad_outputs, got.device, difference.index, fine**MOVED)
-    if dtype != torch.float64 and not single:
-        return any(worst <= MAX_RATIO * eps / fine * abs(other) for other in others())
-    if not bool(error.abs().max() <= fine**KEPT * bound.truth.abs().max()):
+    wide = expected.to(torch.complex128 if expected.is_complex() else torch.float64)
+    error = (got.detach().cpu().to(wide.dtype) - wide).masked_fill(~wide.isfinite(), 0)
+    here, eps = complex(error[difference.index]), torch.finfo(dtype).eps
+    fine = torch.finfo(computed_in(subject, right.sample, by_reference=True)).eps
+    errors = partial(_errors, right, argnum, subset, grad_outputs, got.device, difference.index)
+    if dtype == torch.float64 or subject.single_precision:
+        share, step, at, size = fine**KEPT, fine**MOVED, torch.float64, largest_magnitude(wide)
+    elif trusted and any(abs(here) <= MAX_RATIO * eps / fine * abs(other) for other in errors(fine**MOVED)):
+        return True
+    else:
+        share, step, at, size = allowed_roundings(1) * unit_roundoff(dtype), eps**MOVED, dtype, 0.0
+    if not largest_magnitude(error) <= share * max(size, usual_size(right, argnum, grad_outputs)):
         return False
-    return any(abs(other - complex(error[difference.index])) > ROUGH * worst for other in others())
+    return any(abs(other - here) > ROUGH * abs(here) for other in errors(step, at))
+
+
+def usual_size(right: RightGradient, argnum: int, grad_outputs: GradOutputs) -> float:
+    """Return the size that terms of a gradient have, whatever is left of them when they cancel.
+
+    Where the results do not move with an input, as those of `x / x.sum(-1)` over one element, nothing is
+    left, and the size does not show in the right gradient. It is that of the weighted results over the input,
+    which have the same unit, or that of the right gradients on the author's samples.
+
+    Args:
+        right: The right gradients.
+        argnum: Position of the input.
+        grad_outputs: The grad_outputs.
+    """
+    subject, label = right.subject, right.sample.labels[argnum]
+    sizes = [0.0]
+    with Overlooking(), without_warnings():  # what a reference raises, other properties report
+        line = DirectionalFunction(
+            subject.plain(right.sample), right.sample.in_double(), argnum, grad_outputs.in_double()
+        )
+        sizes.append(float(line.weighed.abs().sum()) / line.usual)
+    for sample in subject.samples:
+        position = sample.labels.index(label) if label in sample.labels else -1
+        if not sample.origin and position in sample.inexact:
+            with Overlooking(), without_warnings():
+                sizes.append(_largest(_usual_gradient(subject, sample, position)))
+    return max(size for size in sizes if math.isfinite(size))
+
+
+def _usual_gradient(subject: Subject, sample: Sample, argnum: int) -> list[Tensor]:
+    """The gradient by one input through the reference, on a sample of the author."""
+
+    def first() -> list[Tensor]:
+        grads = plain_grad_outputs(subject, sample).in_double()
+        return vjp_or_zeros(subject.plain(sample), sample.in_double(), (argnum,), grads)
+
+    return subject.once(f"gradient by {sample.labels[argnum]}", sample, first)
 
 
 def _errors(
@@ -91,20 +144,40 @@ def _errors(
     device: torch.device,
     index: tuple[int, ...],
     step: float,
+    dtype: torch.dtype = torch.float64,
 ) -> Iterator[complex]:
-    """Yield the errors of one element in float64, each on inputs perturbed differently by a step."""
+    """Yield the errors of one element in a dtype, each on inputs perturbed differently by a step."""
     generator = right.subject.generator(PERTURBATIONS)
-    for _ in range(DRAWS):
-        flat = [perturbed(value, step, generator) for value in right.sample.at(torch.float64, device)]
-        grads = [perturbed(grad, step, generator) for grad in grad_outputs.at(torch.float64, device)]
+    for draw in range(DRAWS):
+        own = step * (1 + draw / DRAWS)  # of one element the signs alone give two values
+        flat = [perturbed(value, own, generator) for value in right.sample.at(dtype, device)]
+        grads = [perturbed(grad, own, generator) for grad in grad_outputs.at(dtype, device)]
         found = vjp(partial(right.subject.call, right.sample), [*map(replica, flat)], subset, grads)
         answer = found[subset.index(argnum)]
         if answer is None:
             return
-        values = [replica(each, device=torch.device("cpu")) for each in flat]
-        on_cpu = [replica(each, device=torch.device("cpu")) for each in grads]
-        truth = right.by_reference(values, on_cpu)[right.argnums.index(argnum)]
-        yield complex((answer.detach().cpu() - truth)[index])
+        truth = _truth(right, argnum, grad_outputs, flat, grads, dtype)
+        wide = answer.detach().cpu().to(truth.dtype)
+        yield complex((wide - truth)[index])
+
+
+def _truth(
+    right: RightGradient,
+    argnum: int,
+    grad_outputs: GradOutputs,
+    flat: Sequence[Any],
+    grads: Sequence[Tensor | None],
+    dtype: torch.dtype,
+) -> Tensor:
+    """The right gradient on perturbed inputs.
+
+    Differences do not tell it to so many digits: where they decide, it is the one on the inputs themselves.
+    """
+    trusted = right.trusted(argnum, grad_outputs)
+    if not trusted and dtype == torch.float64:
+        return right.numerical(argnum, grad_outputs).known
+    function = right.by_reference if trusted else right.by_itself
+    return function(in_double_on_cpu(flat), in_double_on_cpu(grads))[right.argnums.index(argnum)]
 
 
 FEWER = (torch.float32, *LOW_PRECISION)

@@ -396,7 +396,8 @@ def derivative_along(
         return None
     count = line.weighed.numel() + direction.numel()
     lost = allowed_roundings(count) * (noise.precision * abs(found.value) + noise_level)
-    return DirectionalDerivative(direction, found.value, found.error + lost)
+    error = max(found.error + lost, torch.finfo(torch.float64).tiny)  # 0 of a function that is constant
+    return DirectionalDerivative(direction, found.value, error)
 
 
 def _of_elements(coordinates: Tensor, like: Tensor) -> Tensor:

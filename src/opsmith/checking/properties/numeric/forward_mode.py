@@ -23,7 +23,7 @@ from opsmith.checking.numerics.finite_differences import (
     numerical_gradient,
 )
 from opsmith.checking.numerics.noise import Noise, noise_of
-from opsmith.checking.numerics.tolerance import is_noise
+from opsmith.checking.numerics.tolerance import is_noise, noise_level
 from opsmith.checking.properties.numeric.differentiable import each_subset
 from opsmith.checking.properties.numeric.second_order import DIRECTIONS, SHARE, NumericalDerivatives
 from opsmith.checking.property import Coverage, Findings, Note, Property, Skipped, covered_samples
@@ -176,7 +176,7 @@ def _against_differences(tangents: Tangents, got: Sequence[Tensor | None]) -> Fi
         numbers = tangents.numerically(weights, tangents.direction)
         if numbers is None:
             undecided += not _as_reverse(tangents, got, weights)
-        elif not abs(actual - numbers.value) <= numbers.error:
+        elif not tangents.agrees(actual, numbers, weights):
             if _is_rounding(tangents, got, weights, abs(actual - numbers.value) - numbers.error):
                 yield Note(ROUNDED)
                 continue
@@ -468,13 +468,30 @@ class Tangents:
     def only_rounds(self, position: int, direction: Tensor, got: Tensor, expected: Tensor) -> bool:
         """True if a tangent is rounding noise, as one that is zero."""
 
-        def again(values: list[Any]) -> list[Tensor | None]:
-            found = self.by_dual_numbers(direction, values)[position]
+        def again(given: list[Any]) -> list[Tensor | None]:
+            *values, along = given
+            found = self.by_dual_numbers(along, values)[position]
             return [torch.zeros_like(expected) if found is None else found.detach()]
 
-        flat = list(self.packed.values)
-        dtype = computed_in(self.subject, self.sample)
-        return is_noise(again, flat, got.detach(), expected.detach(), self.subject.generator(), dtype)
+        flat, subject = [*self.packed.values, direction], self.subject
+        one, other = got.detach(), expected.detach()
+        return is_noise(again, flat, one, other, subject.generator(), computed_in(subject, self.sample))
+
+    def agrees(self, actual: float, numbers: DirectionalDerivative, weights: Sequence[Tensor | None]) -> bool:
+        """True if the sum of the weighed tangents is the derivative by differences, to rounding."""
+        off = abs(actual - numbers.value)
+        return off <= numbers.error or off <= numbers.error + self.rounding(weights)
+
+    def rounding(self, weights: Sequence[Tensor | None]) -> float:
+        """Rounding noise of the weighed tangents along the direction, whose terms may cancel."""
+
+        def tangents(given: list[Any]) -> list[Tensor | None]:
+            *values, along = given
+            found = [None if each is None else each.detach() for each in self.by_dual_numbers(along, values)]
+            return [torch.tensor(weighed(found, weights), dtype=torch.float64)]
+
+        flat, subject = [*self.packed.values, self.direction], self.subject
+        return noise_level(tangents, flat, subject.generator(), computed_in(subject, self.sample))
 
     def by_gradients(self, weights: Sequence[Tensor | None]) -> float:
         """The derivative of the weighed results along the direction, by reverse mode: (u J) v."""

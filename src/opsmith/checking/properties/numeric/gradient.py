@@ -16,6 +16,7 @@ from opsmith.checking.causes import CAUSES
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.autodiff import vjp
 from opsmith.checking.numerics.cancellation import is_only_rounding, size_of_terms
+from opsmith.checking.numerics.compare import Difference
 from opsmith.checking.numerics.finite_differences import NumericalGradient
 from opsmith.checking.numerics.tolerance import MeasuredFunction, unit_roundoff
 from opsmith.checking.properties.numeric.differentiable import (
@@ -300,7 +301,10 @@ def _judged(right: RightGradient, attempt: Attempt, case: Case | None, believed:
     got = torch.zeros_like(like) if attempt.got is None else attempt.got
     if not believed and attempt.dtype == torch.float64:
         numerical = right.numerical(argnum, attempt.grad_outputs)
-        return replace(attempt, difference=numerical.judge(got.cpu()), expected=numerical.known)
+        difference = numerical.judge(got.cpu())
+        if difference is not None and _only_rounds(right, attempt, got, numerical.known, difference):
+            difference = None
+        return replace(attempt, difference=difference, expected=numerical.known)
     if case is None:
         return attempt
     position = right.argnums.index(argnum)
@@ -313,14 +317,21 @@ def _judged(right: RightGradient, attempt: Attempt, case: Case | None, believed:
     either = torch.where(between.to(got.device), expected.to(got), got)
     difference = case.truth.judge(position, either)
     bound = case.truth.bounds[position]
-    if difference is not None and believed and bound is not None:
-        given = (attempt.subset, attempt.grad_outputs, got, bound, difference)
-        difference = None if is_only_rounding(right, argnum, *given) else difference
+    if difference is not None and bound is not None:
+        only_rounds = _only_rounds(right, attempt, got, bound.truth, difference)
+        difference = None if only_rounds else difference
     if difference is not None and bound is not None:
         floor = _rounding_of_terms(right, attempt, bound.allowed, believed)
         near = (got - expected.to(got)).abs() <= floor
         difference = case.truth.judge(position, torch.where(near, expected.to(got), got))
     return replace(attempt, difference=difference, expected=expected)
+
+
+def _only_rounds(
+    right: RightGradient, attempt: Attempt, got: Tensor, expected: Tensor, difference: Difference
+) -> bool:
+    given = attempt.argnum, attempt.subset, attempt.grad_outputs, got, expected.cpu(), difference
+    return is_only_rounding(right, *given)
 
 
 def _rounding_of_terms(right: RightGradient, attempt: Attempt, allowed: float, believed: bool) -> float:

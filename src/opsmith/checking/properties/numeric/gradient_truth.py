@@ -15,10 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opsmith.checking.calls import computed_in
 from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.numerics.agreement import agrees_along
 from opsmith.checking.numerics.autodiff import has_gradient, vjp_or_zeros
 from opsmith.checking.numerics.finite_differences import NumericalGradient, numerical_gradient
+from opsmith.checking.numerics.tolerance import noise_level
 from opsmith.checking.samples.grad_outputs import GradOutputs
 from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject
@@ -122,9 +124,23 @@ class RightGradient:
             self._trusted[key] = (
                 self._agrees_along(argnum, grad_outputs, found)
                 or self._passes_spot_check(argnum, grad_outputs, found)
-                or self.numerical(argnum, grad_outputs).judge(found) is None
+                or self._differs_by_noise(argnum, grad_outputs, found)
             )
         return self._trusted[key]
+
+    def _differs_by_noise(self, argnum: int, grad_outputs: GradOutputs, found: Tensor) -> bool:
+        """True if differences do not contradict autograd beyond its own noise, as where its terms cancel."""
+        numerical = self.numerical(argnum, grad_outputs)
+        if numerical.judge(found) is None:
+            return True
+        count, position = len(self.sample.flat), self.argnums.index(argnum)
+        noise = noise_level(
+            lambda values: [self.by_reference(values[:count], values[count:])[position]],
+            [*self.sample.in_double(), *grad_outputs.in_double()],
+            self.subject.generator(),
+            computed_in(self.subject, self.sample, by_reference=True),
+        )
+        return noise > 0 and numerical.widened(noise).judge(found) is None
 
     def is_known(self, argnum: int, grad_outputs: GradOutputs) -> bool:
         """True if the right gradient by an input is known in at least one element."""

@@ -73,7 +73,20 @@ def _linear(subject: Subject, sample: Sample, argnum: int, first: Grads) -> Fail
     label = sample.labels[argnum]
     where = rule_location(subject, sample.names[argnum])
     evidence: dict[str, Any] = {"sample": f"{sample} in float64"}
-    if torch.equal(u, v) and bool(u.any()):
+    count = len(sample.flat)
+
+    def again(values: list[Any]) -> list[Tensor | None]:
+        return vjp(partial(subject.call, sample), values[:count], (argnum,), values[count:])
+
+    def only_rounds(got: Tensor, expected: Tensor, *given: Grads) -> bool:
+        """True if the gradient for grad_outputs is rounding noise, as one that is zero."""
+        dtype = computed_in(subject, sample)
+        return any(
+            is_noise(again, [*sample.in_double(), *each], got, expected, subject.generator(1), dtype)
+            for each in given
+        )
+
+    if torch.equal(u, v) and bool(u.any()) and not only_rounds(u, torch.zeros_like(u), first, second):
         message = (
             f"the gradient of `{label}` is the same, to the bit, for two grad_outputs that have "
             "nothing in common: multiply by `grad`"
@@ -81,37 +94,15 @@ def _linear(subject: Subject, sample: Sample, argnum: int, first: Grads) -> Fail
         return Failure(NAME, label, "ignores-grad-output", message, where, evidence)
     known = KnownBackward(first, u), KnownBackward(second, v)
     found = departure(backward, *known)
-    if found is None or _only_rounds(subject, sample, argnum, backward, known, found[0]):
+    if found is None:
         return None
     words, difference = found
-    message = f"the gradient of `{label}` is not linear in grad_output: for {words}, {difference}; {WHY}"
-    return Failure(NAME, label, "nonlinear-grad", message, where, {**evidence, **difference.evidence()})
-
-
-def _only_rounds(
-    subject: Subject,
-    sample: Sample,
-    argnum: int,
-    backward: Backward,
-    known: tuple[KnownBackward, KnownBackward],
-    words: str,
-) -> bool:
-    """True if the gradient for a combination of grad_outputs is rounding noise, as one that is zero."""
-    count = len(sample.flat)
-
-    def again(values: list[Any]) -> list[Tensor | None]:
-        return vjp(partial(subject.call, sample), values[:count], (argnum,), values[count:])
-
     grads, expected = next((grads, right) for each, grads, right, *_ in _combined(*known) if each == words)
     got = backward(grads)
-    if got is None:
-        return False
-    every = (grads, *(each.grads for each in known))
-    dtype = computed_in(subject, sample)
-    return any(
-        is_noise(again, [*sample.in_double(), *each], got, expected, subject.generator(1), dtype)
-        for each in every
-    )
+    if got is not None and only_rounds(got, expected, grads, first, second):
+        return None
+    message = f"the gradient of `{label}` is not linear in grad_output: for {words}, {difference}; {WHY}"
+    return Failure(NAME, label, "nonlinear-grad", message, where, {**evidence, **difference.evidence()})
 
 
 LINEARITY = Property(

@@ -18,7 +18,7 @@ from opsmith.checking.numerics.cancellation import size_of_terms
 from opsmith.checking.numerics.compare import Difference, agree_to_share, unravel
 from opsmith.checking.numerics.directional import PackedTensors, coordinates
 from opsmith.checking.numerics.finite_differences import NumericalGradient, numerical_gradient
-from opsmith.checking.numerics.tolerance import allowed_roundings, is_noise, unit_roundoff
+from opsmith.checking.numerics.tolerance import allowed_roundings, is_noise, noise_level, unit_roundoff
 from opsmith.checking.properties.numeric.differentiable import each_subset
 from opsmith.checking.property import Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure
@@ -339,15 +339,20 @@ class SecondOrderGradients:
     def only_rounds(self, by: int, weights: Sequence[Tensor | None], got: Tensor, expected: Tensor) -> bool:
         """True if a derivative is rounding noise, as one that is zero."""
 
-        def again(values: list[Any]) -> list[Tensor | None]:
-            found = self.differentiated(weights, values)[by]
+        count = len(self.inputs_and_grads)
+
+        def again(given: list[Any]) -> list[Tensor | None]:
+            found = self.differentiated(given[count:], given[:count])[by]
             return [torch.zeros_like(expected) if found is None else found]
 
-        dtype = computed_in(self.subject, self.sample)
-        return is_noise(again, list(self.inputs_and_grads), got, expected, self.subject.generator(), dtype)
+        flat, subject = [*self.inputs_and_grads, *weights], self.subject
+        return is_noise(again, flat, got, expected, subject.generator(), computed_in(subject, self.sample))
 
     def rounding(self, weights: Sequence[Tensor | None]) -> float:
-        """Rounding error of terms that cancel in a derivative of the gradients, as near saturation."""
+        """Rounding error of terms that cancel in a derivative of the gradients, as near saturation.
+
+        Where they cancel whatever the input is, it shows as the noise of the derivative.
+        """
 
         def derivatives(flat: list[Any]) -> list[Tensor | None]:
             sample = replace(self.sample, flat=tuple(flat))
@@ -355,7 +360,20 @@ class SecondOrderGradients:
 
         allowed = allowed_roundings(self.sample.elements)
         size = size_of_terms(derivatives, self.call, self.sample.in_double())
-        return allowed * unit_roundoff(computed_in(self.subject, self.sample)) * size
+        return max(
+            allowed * unit_roundoff(computed_in(self.subject, self.sample)) * size, self._noise(weights)
+        )
+
+    def _noise(self, weights: Sequence[Tensor | None]) -> float:
+        """Rounding noise of the derivatives of the gradients."""
+
+        count = len(self.inputs_and_grads)
+
+        def derivatives(given: list[Any]) -> list[Tensor | None]:
+            return [*self.differentiated(given[count:], given[:count]).values()]
+
+        flat, subject = [*self.inputs_and_grads, *weights], self.subject
+        return noise_level(derivatives, flat, subject.generator(), computed_in(subject, self.sample))
 
     @cached_property
     def packed(self) -> PackedTensors:
