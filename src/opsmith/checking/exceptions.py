@@ -179,10 +179,14 @@ def refuse_own(error: BaseException) -> None:
         ... except IndexError as error:
         ...     refuse_own(error)
     """
-    raised = isinstance(error, Exception | SystemExit) and not isinstance(error, UncheckableError)
-    leaves = isinstance(error, GeneratorExit | EndlessCallError)
-    if not (raised or (in_child() and not leaves)) or _is_own(error):
+    if not _is_the_operators(error):
         raise error
+
+
+def _is_the_operators(error: BaseException) -> bool:
+    raised = isinstance(error, Exception | SystemExit) and not isinstance(error, UncheckableError)
+    leaves = isinstance(error, GeneratorExit | EndlessCallError | UncheckableError)
+    return (raised or (in_child() and not leaves)) and not _is_own(error)
 
 
 class Overlooking:
@@ -197,9 +201,7 @@ class Overlooking:
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
-        if not isinstance(error, Exception) or isinstance(error, UncheckableError):
-            return False  # UncheckableError ends the whole check
-        return not _is_own(error)
+        return error is not None and _is_the_operators(error)
 
 
 def _is_own(error: BaseException) -> bool:

@@ -160,9 +160,8 @@ def noise_level(
     """
     unmoved, farthest = function([replica(value) for value in flat]), 0.0
     for draw in range(NOISE_DRAWS):
-        step = torch.finfo(computed_in).eps * (
-            1 + draw / NOISE_DRAWS
-        )  # of one element the signs give two values
+        # Steps differ: of one element the signs alone give two values.
+        step = torch.finfo(computed_in).eps * (1 + draw / NOISE_DRAWS)
         moves = farthest_moves(function, flat, unmoved, step, 1, generator)
         farthest = max(farthest, *(largest_magnitude(each) for each in moves if each is not None), 0.0)
     return allowed_roundings(1) * farthest

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.checking.calls import computed_in
 from opsmith.checking.causes import CAUSES, UNKNOWN
 from opsmith.checking.diagnosis import explain_difference
 from opsmith.checking.exceptions import Overlooking, refuse_own
 from opsmith.checking.numerics.compare import largest_magnitude, metadata_difference
 from opsmith.checking.numerics.tolerance import MeasuredFunction
+from opsmith.checking.numerics.working_precision import FLOAT64, working_precision
 from opsmith.checking.output.replay import result_replay
 from opsmith.checking.properties.kernels.sizes import kernel_sizes, taken_though_refused
 from opsmith.checking.property import Findings, Note, Property, each_sample, first_line, raised
@@ -23,7 +23,7 @@ from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, Case, cases, dtype_name
 from opsmith.checking.samples.perturb import perturbed
 from opsmith.checking.samples.sample import Sample, is_inexact, replica
-from opsmith.checking.side_effects.global_settings import default_dtype
+from opsmith.checking.side_effects.global_settings import default_dtype, without_warnings
 from opsmith.checking.subject import Subject, missing_device
 from opsmith.core.kernels import Kernel, Rejected, choose
 from opsmith.torch_library.torch_messages import NO_DTYPE_KERNEL, has_message
@@ -104,9 +104,20 @@ def run(subject: Subject) -> Findings:
     yield from each_sample(NAME, partial(_sample, ran=ran), more)
     yield from taken_though_refused(NAME, subject)
     yield from _idle(subject, ran)
-    first = next((sample for sample in subject.samples if sample.inexact and not sample.origin), None)
-    if first is not None and not subject.single_precision and computed_in(subject, first) == torch.float32:
+    if _rounds_to_float32(subject):
         yield Note(IN_FLOAT32)
+
+
+def _rounds_to_float32(subject: Subject) -> bool:
+    """True if it computes results in float32 for the first sample in float64, and is not declared to."""
+    sample = next((each for each in subject.samples if each.inexact and not each.origin), None)
+    if sample is None or subject.single_precision:
+        return False
+    found = FLOAT64
+    with Overlooking(), without_warnings(), torch.no_grad():  # what it raises is reported
+        call = partial(subject.call, sample)
+        found = working_precision(call, sample.in_double(), subject.generator())
+    return found.dtype == torch.float32
 
 
 IN_FLOAT32 = (
