@@ -270,6 +270,10 @@ def _source(specification: Any, adopted: AdoptedFunction, tensors: list[str], ne
             _op_ctx.to_save = (*_op_saved,)
         if _op_keeps: {keep}
         _op_ctx.opsmith_kept = ({shapes}_op_inputs)"""
+    copied_result = "_op_result = _op_result.clone()"
+    if always is not True:  # nothing else is kept, as the condition says
+        nothing = f"_op_ctx.opsmith_kept = ({shapes}None)\n            " if needed else ""
+        copied_result = f"{nothing}return _op_result.clone()"
     gradients = [f"_op_d_{name}" for name in schema.names]
     flags = ", ".join(str(name in tensors) for name in schema.names)
     strays = " or ".join(f"_op_d_{name} is not None" for name in schema.names if name not in tensors)
@@ -294,7 +298,7 @@ class {specification.short_name}(_op_Function):
         if {contract.fresh()}:
             pass
         elif {is_copied}:
-            _op_result = _op_result.clone()
+            {copied_result}
         else:
             _op_new = _op_apart(_op_ctx, _op_result, ({arguments}))
             if _op_new is None:
