@@ -22,7 +22,8 @@ LOSSES = {
     "torch_func": "del torch._functorch.autograd_function.reductify_leaf",
     "forward_mode": "del torch.autograd.forward_ad._set_fwd_grad_enabled",
     "autocast": "del torch._C._ExcludeDispatchKeyGuard",
-    "inlining": "del torch._subclasses.functional_tensor.FunctionalTensorMode",
+    # torch itself needs most of its names to leave modes.
+    "inlining": "import torch._functorch.config as c; del c._config['decompose_custom_triton_ops']",
     "compiled_code": "import torch._inductor.config as c; del c._config['unsafe_marked_cacheable_functions']",
     "sharding": "import torch.distributed.tensor as d; del d.DTensor._op_dispatcher",
     "fake_tensors": "del torch._subclasses.fake_tensor.FakeTensorMode",

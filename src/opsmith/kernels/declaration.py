@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import linecache
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from os import PathLike
@@ -151,9 +152,10 @@ class _Declaration:
 
 
 def _file_of(frame: FrameType) -> str:
-    """Return the file of the code that a frame runs; where its text did not ship, the module's own."""
+    """Return the file of the code that a frame runs; where its text is nowhere, the module's own."""
     named = frame.f_code.co_filename
-    return named if os.path.exists(named) else str(frame.f_globals.get("__file__") or named)
+    has_text = os.path.exists(named) or bool(linecache.getlines(named))  # as a notebook's cell has
+    return named if has_text else str(frame.f_globals.get("__file__") or named)
 
 
 def _is_deterministic(value: Any) -> bool:
