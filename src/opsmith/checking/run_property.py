@@ -106,12 +106,12 @@ def _outcome(known: Property, subject: Subject) -> Outcome:
 
 
 def _without_refusals(subject: Subject, failures: Sequence[Failure]) -> tuple[list[Failure], list[str]]:
-    """Return the failures, and notes in place of those on rows without elements.
+    """Return the failures of a class, and notes in place of those on rows without elements.
 
-    A forward may have an answer there, and a backward none: a mean, or a `reshape(-1, 0)`. Then nothing is
-    expected of it, unless each place of the dimension stands for itself, or a kernel computes it.
+    Its forward may have an answer there, and its backward none: a mean, or a `reshape(-1, 0)`. Nothing is
+    expected of it, unless the dimension is batch-like. A reference says what is expected, and is held to it.
     """
-    if subject.specification.kernels or subject.kind.in_library:
+    if subject.specification.kernels or subject.kind.in_library or subject.kind.has_reference:
         return [*failures], []
     left, refused = [], []
     for failure in failures:
@@ -127,7 +127,9 @@ def _without_refusals(subject: Subject, failures: Sequence[Failure]) -> tuple[li
         ):
             left.append(failure)
         else:
-            refused.append(f"{sample} was left out, whose rows have no elements: {failure.message}")
+            refused.append(
+                f"{sample} has rows without elements, in which its backward may raise: {failure.message}"
+            )
     return left, refused
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 import opsmith
-from opsmith.checking.numerics.tolerance import noise_level
+from opsmith.checking.numerics.tolerance import is_noise, noise_level
 
 
 class Softmax(Function):
@@ -352,3 +352,32 @@ def test_noise_that_is_the_same_for_two_grad_outputs_is_no_fault(seed: int) -> N
 
     found = opsmith.check(Share, samples=[(over_one_element(seed)[1][0][:1],)], only=["linearity"], seed=seed)
     assert not found.failures, str(found)
+
+
+class FloorByLayout(Function):
+    """Whole numbers lie at the jumps of what it computes, and it is wrong where a layout has strides."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        strided = x.dim() == 2 and not x.is_contiguous() and 0 not in x.stride()
+        return torch.floor(x) + 3.0 * strided
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return torch.zeros_like(grad)
+
+
+def test_a_jump_is_no_noise() -> None:
+    report = opsmith.check(FloorByLayout, samples=[(torch.arange(12.0).reshape(3, 4),)], only=["layouts"])
+    assert [each.cause for each in report.failures] == ["layout"]
+
+
+def test_the_noise_of_a_large_element_is_not_that_of_a_small_one() -> None:
+    x = torch.tensor([1e7, 1.0, 2.0], dtype=torch.float64)
+
+    def judged(got: Tensor) -> bool:
+        generator = torch.Generator().manual_seed(0)
+        return is_noise(lambda flat: [flat[0] * 1.0], [x], got, x, generator, torch.float32)
+
+    assert judged(x * (1 + 2.0**-24))
+    assert not judged(x + torch.tensor([0.0, 0.5, 0.0], dtype=torch.float64))

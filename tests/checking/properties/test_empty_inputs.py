@@ -267,7 +267,22 @@ def test_a_backward_without_an_answer_for_rows_without_elements_is_no_fault() ->
     report = opsmith.check(Norm, samples=samples, skip=["compile", "second_order"])
     assert report.failures == (), report
     (gradient,) = [each for each in report.outcomes if each.property == "gradient"]
-    assert any("whose rows have no elements: RuntimeError: cannot reshape" in note for note in gradient.notes)
+    assert any("may raise: RuntimeError: cannot reshape" in note for note in gradient.notes)
+
+
+def test_a_formula_that_raises_where_the_reference_has_a_gradient_is_a_fault() -> None:
+    def refused(grad: Tensor, result: Tensor) -> Tensor:
+        assert result.shape[-1], "nothing"
+        return result * (grad - (grad * result).sum(-1, keepdim=True))
+
+    operator = opsmith.operator("empties::softmax")(_softmax)
+    operator.gradients(x=refused)
+    (failure,) = opsmith.check(operator, samples=[(rows(),)], only=["gradient"]).failures
+    assert (failure.property, failure.cause) == ("gradient", "empty")
+
+
+def _softmax(x: Tensor) -> Tensor:
+    return x.softmax(-1)
 
 
 def test_a_backward_that_fails_for_a_batch_of_none_is_a_fault() -> None:

@@ -147,6 +147,19 @@ def farthest_moves(
 def noise_level(
     function: Function, flat: list[Any], generator: torch.Generator, computed_in: torch.dtype = torch.float64
 ) -> float:
+    """Return the largest noise of any element, as of `noise_of_elements`."""
+    found = noise_of_elements(function, flat, generator, computed_in)
+    return max((largest_magnitude(each) for each in found if each is not None), default=0.0)
+
+
+def noise_of_elements(
+    function: Function,
+    flat: list[Any],
+    generator: torch.Generator,
+    computed_in: torch.dtype = torch.float64,
+    *,
+    jumps: bool = True,
+) -> list[Tensor | None]:
     """Measure the rounding noise of a function: how far its results move with the last digit of its inputs.
 
     Args:
@@ -154,17 +167,23 @@ def noise_level(
         flat: Its arguments.
         generator: Source of the signs.
         computed_in: dtype that the function computes in, whatever its arguments are in.
+        jumps: False if a move that is larger than rounding, as at a jump, does not count.
 
     Returns:
-        The largest move of any element, times the roundings that a right computation may err by.
+        For each floating result the largest move of each element, times the roundings that a right
+        computation may err by; None for any other result.
     """
-    unmoved, farthest = function([replica(value) for value in flat]), 0.0
+    unmoved, eps = function([replica(value) for value in flat]), torch.finfo(computed_in).eps
+    farthest = [torch.zeros_like(t).abs() if t is not None and is_inexact(t) else None for t in unmoved]
+    inputs = max((largest_magnitude(value) for value in flat if is_inexact(value)), default=0.0)
     for draw in range(NOISE_DRAWS):
         # Steps differ: of one element the signs alone give two values.
-        step = torch.finfo(computed_in).eps * (1 + draw / NOISE_DRAWS)
-        moves = farthest_moves(function, flat, unmoved, step, 1, generator)
-        farthest = max(farthest, *(largest_magnitude(each) for each in moves if each is not None), 0.0)
-    return allowed_roundings(1) * farthest
+        moves = farthest_moves(function, flat, unmoved, eps * (1 + draw / NOISE_DRAWS), 1, generator)
+        for position, (known, move, result) in enumerate(zip(farthest, moves, unmoved, strict=True)):
+            if known is not None and move is not None and result is not None:
+                most = torch.inf if jumps else eps**0.5 * max(inputs, largest_magnitude(result))
+                farthest[position] = torch.maximum(known, move.masked_fill(~(move <= most), 0.0))
+    return [None if each is None else allowed_roundings(1) * each for each in farthest]
 
 
 def is_noise(
@@ -174,6 +193,8 @@ def is_noise(
     expected: Tensor,
     generator: torch.Generator,
     computed_in: torch.dtype = torch.float64,
+    *,
+    jumps: bool = True,
 ) -> bool:
     """True if two answers are as close as a function's, when its inputs move by their last digit.
 
@@ -186,6 +207,7 @@ def is_noise(
         expected: The other one.
         generator: Source of the signs.
         computed_in: dtype whose last digit it is: what the function computes in.
+        jumps: As of `noise_of_elements`.
 
     Example:
         >>> three = [torch.tensor([0.1, 0.2, -0.3], dtype=torch.float64)]
@@ -195,7 +217,8 @@ def is_noise(
     """
     if got.shape != expected.shape or not bool((got.isfinite() & expected.isfinite()).all()):
         return False
-    return all_close(got, expected, noise_level(function, flat, generator, computed_in))
+    (noise,) = noise_of_elements(function, flat, generator, computed_in, jumps=jumps)
+    return noise is not None and all_close(got, expected, noise.to(got.device))
 
 
 def _step(truth: Sequence[Tensor | None]) -> float:

@@ -168,7 +168,8 @@ class ContiguousRun:
             run = self.runner.run(values[:count], values[count:])
             return [run.outputs[position] if run.error is None else None]
 
-        return is_noise(output, [*self.flat, *self.grads], got, expected, generator, self.runner.dtype)
+        given, dtype = [*self.flat, *self.grads], self.runner.dtype
+        return is_noise(output, given, got, expected, generator, dtype, jumps=False)
 
     @cached_property
     def _bounds(self) -> Sequence[RoundingBound | None] | None:
