@@ -90,6 +90,24 @@ def test_above_autograd_leaves_autocast_as_it_is() -> None:
         assert (x @ x).dtype == torch.bfloat16
 
 
+def test_resolving_bits() -> None:
+    x = torch.ones(2, dtype=torch.complex64) * 1j
+    seen = []
+
+    class Handler(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append((x * x.conj()).real.tolist())
+            with capabilities.resolving_bits():
+                seen.append((x * x.conj()).real.tolist())
+            return function(*args, **(kwargs or {}))
+
+    with Handler():
+        x.abs()
+    assert seen == [[-1.0, -1.0], [1.0, 1.0]]
+    with capabilities.resolving_bits():
+        assert (x * x.conj()).real.tolist() == [1.0, 1.0]
+
+
 def test_without_modes() -> None:
     with capabilities.fake_mode(), capabilities.without_modes():
         assert type(torch.ones(2)) is torch.Tensor

@@ -46,6 +46,28 @@ class FunctionLog(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
+@opsmith.operator("transforms::times_conjugate")
+def times_conjugate(x: Tensor, y: Tensor) -> Tensor:
+    return (x * y.conj()).imag.neg() * y.conj().imag
+
+
+@pytest.mark.parametrize("before", [0, 3], ids=["first calls", "known calls"])
+@pytest.mark.parametrize("region", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+def test_a_reference_resolves_conjugate_views_under_a_mode(region: Any, before: int) -> None:
+    """Torch excludes the keys of such views in the handler of a mode, in which the reference runs."""
+    draw = torch.Generator().manual_seed(before)
+    x, y = (torch.randn(size, dtype=torch.complex128, generator=draw) for size in ((3, 4), (4,)))
+    right = times_conjugate.reference(x, y)
+    with region():
+        for _ in range(before):
+            times_conjugate(x, y)
+        for call in (times_conjugate, torch.ops.transforms.times_conjugate):
+            for given in ((x, y), (x.clone().requires_grad_(), y.conj().resolve_conj().conj())):
+                with Log():
+                    found = call(*given)
+                assert torch.equal(found, right)
+
+
 def _by_mode(kind: type[Any], function: Function, inputs: Inputs) -> list[str]:
     with kind() as log:
         function(*inputs)

@@ -278,7 +278,8 @@ class DispatcherRegistration:
         """A kernel for the dispatcher, from a function of argument values that returns all results."""
 
         def kernel(*args: Any, **kwargs: Any) -> Any:
-            return self._returned(compute(self._values(args, kwargs)), hidden=hidden)
+            with capabilities.resolving_bits():
+                return self._returned(compute(self._values(args, kwargs)), hidden=hidden)
 
         return kernel
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 import opsmith
-from opsmith.checking.numerics.tolerance import is_noise, noise_level
+from opsmith.checking.numerics.rounding_noise import is_noise, noise_level
 
 
 class Softmax(Function):

@@ -212,9 +212,7 @@ def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return change(value) if is_inexact(value) else value
     if isinstance(value, Mapping):
         return {name: _mapped(each, change) for name, each in value.items()}
-    if type(value) is list or isinstance(
-        value, tuple
-    ):  # or a named tuple, as the result of `torch.max(x, 0)`
+    if type(value) is list or isinstance(value, tuple):  # also a named tuple, as of `torch.max(x, 0)`
         return sequence_like(value, (_mapped(each, change) for each in value))
     return value
 

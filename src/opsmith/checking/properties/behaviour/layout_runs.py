@@ -18,11 +18,11 @@ from opsmith.checking.numerics.compare import (
     exact_difference,
     metadata_difference,
 )
+from opsmith.checking.numerics.rounding_noise import is_noise
 from opsmith.checking.numerics.tolerance import (
     LIBRARY,
     MeasuredFunction,
     RoundingBound,
-    is_noise,
     unit_roundoff,
 )
 from opsmith.checking.report import Failure

@@ -23,7 +23,7 @@ from opsmith.checking.numerics.finite_differences import (
     numerical_gradient,
 )
 from opsmith.checking.numerics.noise import Noise, noise_of
-from opsmith.checking.numerics.tolerance import is_noise, noise_level
+from opsmith.checking.numerics.rounding_noise import is_noise, noise_level
 from opsmith.checking.properties.numeric.differentiable import each_subset
 from opsmith.checking.properties.numeric.second_order import DIRECTIONS, SHARE, NumericalDerivatives
 from opsmith.checking.property import Coverage, Findings, Note, Property, Skipped, covered_samples
@@ -463,7 +463,7 @@ class Tangents:
     @property
     def rounds_to_float32(self) -> bool:
         """True if it computes in float32."""
-        return self.subject.single_precision or computed_in(self.subject, self.sample) == torch.float32
+        return computed_in(self.subject, self.sample) == torch.float32
 
     def only_rounds(self, position: int, direction: Tensor, got: Tensor, expected: Tensor) -> bool:
         """True if a tangent is rounding noise, as one that is zero."""

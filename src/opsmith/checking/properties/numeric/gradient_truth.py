@@ -20,7 +20,7 @@ from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.numerics.agreement import agrees_along
 from opsmith.checking.numerics.autodiff import has_gradient, vjp_or_zeros
 from opsmith.checking.numerics.finite_differences import NumericalGradient, numerical_gradient
-from opsmith.checking.numerics.tolerance import noise_level
+from opsmith.checking.numerics.rounding_noise import noise_level
 from opsmith.checking.samples.grad_outputs import GradOutputs
 from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject

@@ -14,7 +14,7 @@ from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.autodiff import vjp
 from opsmith.checking.numerics.compare import Difference, all_finite, linearity_difference
 from opsmith.checking.numerics.directional import coordinates
-from opsmith.checking.numerics.tolerance import is_noise
+from opsmith.checking.numerics.rounding_noise import is_noise
 from opsmith.checking.property import Findings, Property, Skipped, each_sample
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.grad_outputs import plain_grad_outputs

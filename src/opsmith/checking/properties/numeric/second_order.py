@@ -18,7 +18,8 @@ from opsmith.checking.numerics.cancellation import size_of_terms
 from opsmith.checking.numerics.compare import Difference, agree_to_share, unravel
 from opsmith.checking.numerics.directional import PackedTensors, coordinates
 from opsmith.checking.numerics.finite_differences import NumericalGradient, numerical_gradient
-from opsmith.checking.numerics.tolerance import allowed_roundings, is_noise, noise_level, unit_roundoff
+from opsmith.checking.numerics.rounding_noise import is_noise, noise_level
+from opsmith.checking.numerics.tolerance import allowed_roundings, unit_roundoff
 from opsmith.checking.properties.numeric.differentiable import each_subset
 from opsmith.checking.property import Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure

@@ -17,7 +17,8 @@ from opsmith.checking.numerics.compare import (
     metadata_difference,
     share_of_largest,
 )
-from opsmith.checking.numerics.tolerance import MeasuredFunction, Truth, is_noise
+from opsmith.checking.numerics.rounding_noise import is_noise
+from opsmith.checking.numerics.tolerance import MeasuredFunction, Truth
 from opsmith.checking.property import first_line
 from opsmith.checking.samples.batches import batched
 from opsmith.checking.samples.sample import Sample, is_inexact, replica

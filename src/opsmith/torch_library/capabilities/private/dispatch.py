@@ -6,7 +6,7 @@ import functools
 import operator
 import weakref
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -32,6 +32,25 @@ def above_autograd() -> AbstractContextManager[None]:
     excluded = _C._dispatch_tls_local_exclude_set() - _AUTOGRAD
     guard: AbstractContextManager[None] = _C._ForceDispatchKeyGuard(
         _C._dispatch_tls_local_include_set(), excluded
+    )
+    return guard
+
+
+_BITS = functools.reduce(
+    operator.or_, (_C.DispatchKeySet(getattr(_C.DispatchKey, name)) for name in ("Conjugate", "Negative"))
+)
+_NOTHING: AbstractContextManager[None] = nullcontext()
+
+
+def resolving_bits() -> AbstractContextManager[None]:
+    """Context in which operations resolve conjugate and negated views, also in the handler of a mode.
+
+    Torch excludes the two keys there, and a view is then read as the numbers in its memory.
+    """
+    if not _C._dispatch_tls_is_dispatch_key_excluded(_C.DispatchKey.Conjugate):
+        return _NOTHING
+    guard: AbstractContextManager[None] = _C._ForceDispatchKeyGuard(
+        _C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set() - _BITS
     )
     return guard
 

@@ -56,6 +56,7 @@ def nothing_active() -> bool:
     return not (
         _C._len_torch_dispatch_stack()
         or _C._dispatch_tls_is_dispatch_key_included(_C.DispatchKey.PreDispatch)  # its handler pops its modes
+        or _C._dispatch_tls_is_dispatch_key_excluded(_C.DispatchKey.Conjugate)  # and so does that of any mode
         or _C._len_torch_function_stack()
         or _functorch.peek_interpreter_stack() is not None
         or any_autocast()
