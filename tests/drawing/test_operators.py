@@ -56,9 +56,9 @@ def test_a_joint_formula_is_one_group_and_hidden_results_are_told() -> None:
 @pytest.mark.parametrize(
     ("operator", "words"),
     [
-        (plain, {"gradient of every input": "autograd records the operations of the reference"}),
-        (derived, {"gradient of x": "derived: the reference, run again", "gradient of y": "zero"}),
-        (square, {"gradient of x": "backward of Square"}),
+        (plain, {"gradient of every input": "ordinary autograd of the reference"}),
+        (derived, {"gradient of x": "derived: the reference, run again", "gradient of y": "opsmith.zero"}),
+        (square, {"gradient of x": "backward of Square, tests/drawing/drawn.py:79"}),
         (opaque, {}),
         (several, {}),
     ],

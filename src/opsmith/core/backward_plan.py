@@ -88,12 +88,14 @@ def runs_again(specification: Specification, derived: bool) -> bool:
     return derived and (not specification.opaque or specification.gradients.stand_in is not None)
 
 
-def runs_ordinary(specification: Specification, values: list[Any], *, forward_mode: bool = False) -> bool:
+def runs_ordinary(
+    specification: Specification, values: list[Any] | None, *, forward_mode: bool = False
+) -> bool:
     """Return True if the reference runs under ordinary autograd: no formula and no kernel replaces it.
 
     Args:
         specification: The operator.
-        values: Argument values of the call.
+        values: Argument values of the call; None for a call that its kernels take.
         forward_mode: True if tangents may be needed, so that tangent formulas count too.
     """
     if specification.opaque or specification.gradients.given:
@@ -103,8 +105,14 @@ def runs_ordinary(specification: Specification, values: list[Any], *, forward_mo
     return not takes_kernel(specification, values)
 
 
-def takes_kernel(specification: Specification, values: list[Any]) -> bool:
-    """Return True if a kernel takes a call with these values: the author's, or an adopted operator's own."""
+def takes_kernel(specification: Specification, values: list[Any] | None) -> bool:
+    """Return True if a kernel takes a call with these values: the author's, or an adopted operator's own.
+
+    Args:
+        specification: The operator.
+        values: Argument values of the call; None for a call that its kernels take.
+    """
     if specification.library_operator is not None:
         return True
-    return bool(specification.kernels) and choose(specification.kernels, values)[0] is not None
+    kernels = specification.kernels
+    return bool(kernels) and (values is None or choose(kernels, values)[0] is not None)

@@ -6,12 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from opsmith.core.adopted import ClassFormula
-from opsmith.core.backward_plan import BackwardPlan, backward_plan, runs_again, runs_ordinary
-from opsmith.core.call_arguments import tensors_in
+from opsmith.core.backward_plan import BackwardPlan, backward_plan, runs_ordinary
 from opsmith.core.dataclass import dataclass
-from opsmith.core.formula import Formula, NonDifferentiable
+from opsmith.core.formula import Formula
+from opsmith.core.gradient_source import gradient_sources
 from opsmith.core.kernels import BuiltKernel, Kernel, choose
-from opsmith.core.location import where
 from opsmith.core.missing_kernels import in_silence
 from opsmith.core.specification import Specification
 
@@ -82,7 +81,8 @@ def explain(specification: Specification, values: list[Any]) -> Explanation:
     else:
         forward = f"{_computing(specification)}, {specification.where}"
     rules = specification.gradients
-    own_autograd = _differentiates_itself(specification, values)
+    sources = gradient_sources(specification, values)
+    own_autograd = any(each.kind == "own" for each in sources.values())
     ordinary = runs_ordinary(specification, values)
     plan = backward_plan(
         replace(specification, schema=specification.formula_schema),
@@ -98,17 +98,14 @@ def explain(specification: Specification, values: list[Any]) -> Explanation:
         specification.name,
         forward,
         tuple(f"{each.kernel}: {each.reason}" for each in rejected),
-        {
-            name: OWN_AUTOGRAD if own_autograd else _source(specification, name, ordinary)
-            for name in specification.schema.tensor_names
-        },
+        {name: str(source) for name, source in sources.items()},
         {
             name: f"formula, {rule.where}" if isinstance(rule, Formula) else repr(rule)
             for name, rule in specification.tangents.rules.items()
         },
         saved,
         ordinary,
-        runs_again(specification, bool(plan.derived)) and not (ordinary or own_autograd),
+        any(each.runs_again for each in sources.values()),
         tuple(specification.adopted.notes(in_place=bool(specification.schema.written)))
         if specification.adopted
         else (),
@@ -122,16 +119,6 @@ def explain(specification: Specification, values: list[Any]) -> Explanation:
     )
 
 
-OWN_AUTOGRAD = "the operator's own autograd; derived in forward mode and under `torch.func`"
-
-
-def _differentiates_itself(specification: Specification, values: list[Any]) -> bool:
-    """Return True if an adopted operator's own autograd runs, and no formulas replace it."""
-    if specification.library_operator is None or specification.gradients.given:
-        return False
-    return any(tensor.device.type in specification.library_operator.autograd for tensor in tensors_in(values))
-
-
 def _computing(specification: Specification) -> str:
     return f"forward of {specification.adopted.name}" if specification.adopted else "reference"
 
@@ -140,22 +127,3 @@ def _saved(plan: BackwardPlan) -> tuple[str, ...]:
     """Return the names of saved tensors; an adopted class saves its own while it runs."""
     of_class = any(isinstance(formula, ClassFormula) for formula in plan.formulas)
     return ("what its forward keeps on `ctx`",) if of_class else plan.saved
-
-
-def _source(specification: Specification, name: str, ordinary: bool) -> str:
-    rules = specification.gradients
-    rule = rules.rules.get(name)
-    kind = "surrogate " if rules.surrogate else ""
-    if isinstance(rule, ClassFormula) and specification.adopted is not None:
-        return f"{kind}backward of {specification.adopted.name}, {rule.where}"
-    if isinstance(rule, Formula):
-        return f"{kind}{'joint ' * rule.joint}formula, {rule.where}"
-    if isinstance(rule, NonDifferentiable):
-        return "none: non-differentiable"
-    if rule is not None:
-        return repr(rule)
-    if rules.stand_in is not None:
-        return f"derived from the stand-in, {where(rules.stand_in)}"
-    if specification.opaque:
-        return "none: the operator is opaque and no formula is given"
-    return "ordinary autograd of the reference" if ordinary else "derived: the reference, run again"

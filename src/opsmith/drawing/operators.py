@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from opsmith.core.adopted import ClassFormula
-from opsmith.core.backward_plan import BackwardPlan, backward_plan, runs_ordinary
-from opsmith.core.formula import Formula, NonDifferentiable
+from opsmith.core.backward_plan import BackwardPlan, backward_plan
+from opsmith.core.formula import Formula
+from opsmith.core.gradient_source import GradientSource, gradient_sources
 from opsmith.core.gradients import NEEDED
-from opsmith.core.location import short_location, where
+from opsmith.core.location import short_location
 from opsmith.core.operator import Operator
-from opsmith.core.specification import Specification
 from opsmith.core.tensors import named_tensors, nested_tensors
 from opsmith.drawing.builder import TensorNames, form_of
 from opsmith.drawing.forward import CallGraphBuilder
@@ -60,13 +60,12 @@ class _OperatorGraphBuilder(CallGraphBuilder):
             for tensor, _ in self._nodes_of[name]:
                 self.storages.own(tensor, "input", name)
         self._forward()
-        values = list(self._values.values())
-        if runs_ordinary(specification, values):
-            self._answer("every input", "autograd records the operations of the reference")
-        elif specification.library_operator is not None and not specification.gradients.given:
-            self._answer("every input", "the operator's own autograd")
-        else:
-            self._backward()
+        sources = gradient_sources(specification, list(self._values.values()))
+        by_autograd = {source for source in sources.values() if source.kind in ("ordinary", "own")}
+        for source in by_autograd:  # the same one for every input
+            self._answer("every input", source)
+        if not by_autograd:
+            self._backward(sources)
         graph = self.graph(specification.name, "operator", self._notes)
         return without_empty(replace(graph, memory=True))
 
@@ -137,7 +136,7 @@ class _OperatorGraphBuilder(CallGraphBuilder):
             self.storages.own(tensor, "output", label)
             self._nodes_of.setdefault(result.name, []).append((tensor, added))
 
-    def _backward(self) -> None:
+    def _backward(self, sources: Mapping[str, GradientSource]) -> None:
         specification = self._specification
         rules = specification.gradients
         names = frozenset(filter(rules.differentiable, specification.schema.tensor_names))
@@ -145,7 +144,7 @@ class _OperatorGraphBuilder(CallGraphBuilder):
         self.groups.append(Group(BACKWARD, "backward", "part"))
         saved = self._saved_values(plan)
         done: list[Formula] = []
-        for name in specification.schema.tensor_names:
+        for name, source in sources.items():
             if not list(nested_tensors(self._values[name])):
                 continue
             rule = rules.rules.get(name)
@@ -154,7 +153,7 @@ class _OperatorGraphBuilder(CallGraphBuilder):
                     done.append(rule)
                     self._formula(rule, saved)
             else:
-                self._answer(name, _in_words(specification, name), saved)
+                self._answer(name, source)
 
     def _saved_values(self, plan: BackwardPlan) -> dict[str, Any]:
         """Add the saved tensors, and return all values by name, with an alias for each saved one."""
@@ -212,7 +211,7 @@ class _OperatorGraphBuilder(CallGraphBuilder):
                     tensor, end = self._fitted(tensor, shapes[position], end, group.id)
                 self.edge(end, self.node("output", each, forms=(form_of(tensor),), group=BACKWARD))
             if not found:
-                self._answer(name, "none" if value is None else repr(value))
+                self._answer(name, GradientSource("declared", "none" if value is None else repr(value)))
 
     def _fitted(self, grad: Tensor, shape: torch.Size, end: str, group: str) -> tuple[Tensor, str]:
         """Add the sum that opsmith computes if a gradient has the broadcast shape of its input."""
@@ -233,10 +232,11 @@ class _OperatorGraphBuilder(CallGraphBuilder):
             known = self._nodes_of[name] = [(grad, self.tensor(grad, "input", name, group=BACKWARD))]
         return known[0][0]
 
-    def _answer(self, name: str, words: str, saved: Mapping[str, Any] | None = None) -> None:
+    def _answer(self, name: str, source: GradientSource) -> None:
         """Add a gradient without a formula."""
-        added = self.node("answer", f"gradient of {name}", attributes=(("is", words),))
-        if "run again" in words and saved is not None:
+        shown = replace(source, where=source.where and short_location(source.where))
+        added = self.node("answer", f"gradient of {name}", attributes=(("is", str(shown)),))
+        if source.runs_again:
             for node in self.nodes:
                 if node.kind == "saved":
                     self.edge(node.id, added)
@@ -244,19 +244,3 @@ class _OperatorGraphBuilder(CallGraphBuilder):
 
 def _differentiable(tensor: Tensor) -> bool:
     return (tensor.is_floating_point() or tensor.is_complex()) and not tensor.requires_grad
-
-
-def _in_words(specification: Specification, name: str) -> str:
-    rules = specification.gradients
-    rule = rules.rules.get(name)
-    if isinstance(rule, ClassFormula) and specification.adopted is not None:
-        return f"backward of {specification.adopted.name}"
-    if isinstance(rule, NonDifferentiable):
-        return "non-differentiable"
-    if rule is not None:
-        return repr(rule).removeprefix("opsmith.")
-    if rules.stand_in is not None:
-        return f"derived: the stand-in, run again, {short_location(where(rules.stand_in))}"
-    if specification.opaque:
-        return "none: the operator is opaque, and no formula is given"
-    return "derived: the reference, run again"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from opsmith.core.adopted import ClassFormula
 from opsmith.core.dataclass import dataclass
-from opsmith.core.formula import Formula, NonDifferentiable, NotImplementedGradient
+from opsmith.core.formula import Formula
+from opsmith.core.gradient_source import Kind, gradient_sources
 from opsmith.core.location import where
 from opsmith.core.shape_samples import samples_for
 from opsmith.core.specification import Specification
@@ -37,11 +37,16 @@ class Aspect:
     checked_by: str = ""
 
 
-def aspects_of(specification: Specification) -> tuple[Aspect, ...]:
-    """Every aspect of an operator."""
+def aspects_of(specification: Specification, values: list[Any] | None = None) -> tuple[Aspect, ...]:
+    """Every aspect of an operator.
+
+    Args:
+        specification: The operator.
+        values: Argument values of the call whose gradients are told; None for a call that its kernels take.
+    """
     return (
         *_forward(specification),
-        *_gradients(specification),
+        *_gradients(specification, values),
         _second_order(specification),
         *_tangents(specification),
         _vmap(specification),
@@ -69,42 +74,22 @@ def _forward(specification: Specification) -> Iterator[Aspect]:
         yield Aspect(f"result on {kernel.device}", "handwritten", how, kernel.where, "forward")
 
 
-def _gradients(specification: Specification) -> Iterator[Aspect]:
-    rules = specification.gradients
-    checked_by = "surrogate" if rules.surrogate else "gradient"
-    for name in specification.schema.tensor_names:
-        title = f"gradient of `{name}`"
-        rule = rules.rules.get(name)
-        if isinstance(rule, ClassFormula) and specification.adopted is not None:
-            how = f"the backward of `{specification.adopted.name}`"
-            yield Aspect(title, "handwritten", how, rule.where, checked_by)
-        elif isinstance(rule, Formula):
-            kind = "a surrogate formula, wrong on purpose" if rules.surrogate else "a formula"
-            joint = ", for several inputs at once" * rule.joint
-            yield Aspect(title, "handwritten", f"{kind}{joint}", rule.where, checked_by)
-        elif isinstance(rule, NonDifferentiable):
-            yield Aspect(title, "declared", "none: the input counts as a constant", "", checked_by)
-        elif isinstance(rule, NotImplementedGradient):
-            yield Aspect(title, "declared", f"refused: {rule.reason}", "", checked_by)
-        elif rule is not None:
-            yield Aspect(title, "declared", "zeros", "", checked_by)
-        else:
-            yield _derived_gradient(specification, title, checked_by)
+_GRADIENT_ORIGINS: dict[Kind, Origin] = {
+    "formula": "handwritten",
+    "declared": "declared",
+    "own": "its own",
+    "missing": "missing",
+    "stand-in": "derived",
+    "ordinary": "derived",
+    "reference": "derived",
+}
 
 
-def _derived_gradient(specification: Specification, title: str, checked_by: str) -> Aspect:
-    rules = specification.gradients
-    if rules.stand_in is not None:
-        return Aspect(title, "derived", "from the stand-in", where(rules.stand_in), checked_by)
-    if specification.library_operator is not None and specification.library_operator.autograd:
-        return Aspect(title, "its own", "the autograd that it was registered with", "", checked_by)
-    if specification.opaque:
-        how = "the operator is opaque, and no formula is given"
-        return Aspect(title, "missing", how, "", checked_by)
-    how = "autograd through the reference"
-    if rules.given or specification.kernels:
-        how += ", which the backward runs again"
-    return Aspect(title, "derived", how, "", checked_by)
+def _gradients(specification: Specification, values: list[Any] | None) -> Iterator[Aspect]:
+    checked_by = "surrogate" if specification.gradients.surrogate else "gradient"
+    for name, source in gradient_sources(specification, values).items():
+        origin = _GRADIENT_ORIGINS[source.kind]
+        yield Aspect(f"gradient of `{name}`", origin, source.words, source.where, checked_by)
 
 
 def _second_order(specification: Specification) -> Aspect:

@@ -15,6 +15,7 @@ from opsmith.build.toolchain import find_toolchain
 from opsmith.checking import Report, check
 from opsmith.core.dataclass import dataclass
 from opsmith.core.operator import Operator
+from opsmith.core.samples import first_call
 from opsmith.drawing import Figure
 from opsmith.kernels.cuda.emulation.access_model import KernelAccess
 from opsmith.pages.aspects import Aspect, aspects_of
@@ -133,6 +134,11 @@ def collect_content(
         step("check")
         return check(operator, effort=effort, seed=seed)
 
+    def sampled() -> list[Any]:
+        call = first_call(specification, "shown")
+        return specification.schema.call_values(call.args, call.kwargs)
+
+    values = attempted(sampled)
     section = attempted(checked)
     step("graph")
     graph = attempted(lambda: graph_of(operator))
@@ -149,7 +155,7 @@ def collect_content(
         where=specification.where,
         signature=signature_of(specification),
         codes=codes_of(specification),
-        aspects=aspects_of(specification),
+        aspects=aspects_of(specification, None if isinstance(values, AbsentSection) else values),
         report=section,
         graph=graph,
         saved=saved,
