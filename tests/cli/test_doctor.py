@@ -6,7 +6,7 @@ import importlib.util
 import json
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 from packaged_kernels import PACKAGE, RUNNABLE, build_into, edit_manifest, scaled
 from typer.testing import Result
 
-from opsmith import config
+from opsmith import config, errors
 from opsmith.build import toolchain
 from opsmith.build.manifest import BuiltFile
 from opsmith.build.packaged import looking_in
@@ -64,7 +64,15 @@ def listed_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def bare(monkeypatch: pytest.MonkeyPatch, listed_once: None) -> None:
+def looked_for_anew() -> Iterator[None]:
+    """The compiler is looked for again: a process remembers it by CXX and PATH."""
+    toolchain._toolchain.cache_clear()
+    yield
+    toolchain._toolchain.cache_clear()
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch, listed_once: None, looked_for_anew: None) -> None:
     """A machine with torch, typer and rich, and nothing else."""
     version, find = metadata.version, importlib.util.find_spec
 
@@ -155,6 +163,51 @@ def test_the_compiler_is_installed_as_the_system_does(
 ) -> None:
     monkeypatch.setattr("platform.system", lambda: system)
     assert entries(opsmith("doctor", "--json"))["C++ compiler"]["hint"].startswith(command)
+
+
+NAMED: dict[str, str | None] = {
+    "unset": None,
+    "empty": "",
+    "blank": " ",
+    "a-name": "g++",
+    "a-path": shutil.which("g++"),
+    "options": "g++ -O1 -DNAMED",
+    "a-launcher": "env g++",
+    "no-program": "no-such-compiler -O1",
+    "no-file": "/nowhere/g++",
+    "a-folder": "/usr/bin",
+    "no-executable": __file__,
+    "an-open-quotation-mark": "g++ 'x",
+    "quotation-marks-alone": "''",
+}
+"""Values of CXX."""
+
+
+@pytest.mark.usefixtures("listed_once", "looked_for_anew")
+@pytest.mark.parametrize("case", NAMED)
+def test_it_finds_the_compiler_that_builds_kernels(
+    opsmith: Run, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    monkeypatch.setattr(doctor, "ENTRIES", (doctor._compiler,))
+    monkeypatch.delenv("CXX", raising=False)
+    if NAMED[case] is not None:
+        monkeypatch.setenv("CXX", NAMED[case])
+    try:
+        command = toolchain.find_toolchain().command
+    except errors.ToolchainError as error:
+        expected = None
+        refused = str(error.got)
+    else:
+        expected = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True).stdout
+    entry = entries(opsmith("doctor", "--json"))["C++ compiler"]
+    assert (expected is None) == case.startswith(("no-", "a-folder", "an-open", "quotation"))
+    if expected is not None:
+        assert entry["found"] == expected.splitlines()[0]
+        return
+    assert entry["found"] is None
+    assert entry["hint"] == f"{refused}: name yours in CXX, or unset it"
+    monkeypatch.delenv("CXX")  # as the hint says
+    assert entries(opsmith("doctor", "--json"))["C++ compiler"]["found"]
 
 
 def test_calls_in_cpp_that_are_turned_off_are_turned_on(

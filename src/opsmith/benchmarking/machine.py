@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 
 import torch
 
 from opsmith.benchmarking.result import Ceiling
 from opsmith.benchmarking.timing import Clock, clock_of
+from opsmith.build.processor import cpu_info
 from opsmith.build.toolchain import processors
 from opsmith.checking.checker import environment
 
@@ -40,12 +40,7 @@ def environment_of(device: torch.device) -> dict[str, str]:
 
 def processor() -> str:
     """Return the name of the processor, and the number that this process may use."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    name = models[0] if models else platform.processor() or platform.machine()
+    name = cpu_info().get("model name") or platform.processor() or platform.machine()
     return f"{name}, {processors()} of them"
 
 

@@ -40,18 +40,21 @@ def levels() -> Mapping[str, tuple[str, ...]]:
 
 
 @functools.cache
-def cpu_features() -> frozenset[str]:
-    """Return the features of this processor that the system allows; empty where they are unknown."""
+def cpu_info() -> Mapping[str, str]:
+    """Return the system's description of the first processor, by Linux's words; empty if there is none."""
     try:
         with CPU_INFO.open("rb") as described:
             text = described.read(_FIRST_BYTES).decode(errors="replace")
     except OSError:
-        return frozenset()
-    for line in text.splitlines():
-        name, _, listed = line.partition(":")
-        if name.strip() in ("flags", "Features"):
-            return frozenset(listed.split())
-    return frozenset()
+        return {}
+    fields = (line.partition(":") for line in text.partition("\n\n")[0].splitlines())
+    return {name.strip(): " ".join(value.split()) for name, _, value in fields}
+
+
+def cpu_features() -> frozenset[str]:
+    """Return the features of this processor that the system allows; empty where they are unknown."""
+    known = cpu_info()
+    return frozenset(known.get("flags", known.get("Features", "")).split())
 
 
 def best_level() -> str:

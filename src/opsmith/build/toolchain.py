@@ -17,6 +17,7 @@ from pathlib import Path
 
 from opsmith import config, errors
 from opsmith.build.elf import fault_of
+from opsmith.build.processor import cpu_info
 from opsmith.core.dataclass import dataclass
 
 NAMES = ("g++", "clang++", "c++")
@@ -282,12 +283,9 @@ def file_identity(path: Path) -> str:
 @functools.cache
 def cpu_model() -> str:
     """Return name and features of the processor, for cache keys."""
-    described = Path("/proc/cpuinfo")
-    if described.exists():
-        wanted = ("model name", "flags", "Features", "CPU part")
-        lines = described.read_text(errors="replace").partition("\n\n")[0].splitlines()
-        return "; ".join(" ".join(line.split()) for line in lines if line.startswith(wanted))
-    return f"{platform.machine()} {platform.processor()}"
+    wanted = ("model name", "flags", "Features", "CPU part")
+    described = [f"{name} : {value}" for name, value in cpu_info().items() if name in wanted]
+    return "; ".join(described) or f"{platform.machine()} {platform.processor()}"
 
 
 def processors() -> int:

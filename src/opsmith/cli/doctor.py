@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ctypes.util
 import importlib.util
-import os
 import platform
 import re
-import shutil
+import shlex
 import subprocess
 import sys
 import warnings
@@ -24,9 +23,10 @@ from rich.table import Table
 from rich.text import Text
 
 import opsmith
-from opsmith import __version__, config
+from opsmith import __version__, config, errors
 from opsmith.build.packaged import package_of, packaged_in
 from opsmith.build.processor import best_level
+from opsmith.build.toolchain import find_toolchain
 from opsmith.cli.guard import FAILED, guarded, waiting
 from opsmith.cli.kernel_origins import KernelOrigin, PackageOrigins, kernel_origins
 from opsmith.cli.options import AsJson
@@ -219,17 +219,18 @@ def _torch() -> InventoryItem:
 
 
 def _compiler() -> InventoryItem:
-    names = [os.environ.get("CXX", ""), *(("cl",) if os.name == "nt" else ("g++", "clang++", "c++"))]
-    path = next((found for name in names if name and (found := shutil.which(name))), None)
     hints = {
         "Linux": "sudo apt-get install g++, or your distribution's package",
         "Darwin": "xcode-select --install",
         "Windows": "winget install Microsoft.VisualStudio.2022.BuildTools",
     }
-    hint = hints.get(platform.system(), "install g++ or clang++")
-    return InventoryItem(
-        "C++ compiler", path and version_of(path), "C++ kernels; torch.compile on the CPU", hint
-    )
+    hint, found = hints.get(platform.system(), "install g++ or clang++"), None
+    try:
+        found = version_of(*find_toolchain().command)
+    except errors.ToolchainError as error:
+        if config.compiler():
+            hint = f"{error.got}: name yours in CXX, or unset it"
+    return InventoryItem("C++ compiler", found, "C++ kernels; torch.compile on the CPU", hint)
 
 
 def _built_kernels() -> InventoryItem:
@@ -315,13 +316,13 @@ def _package(name: str) -> str | None:
         return "installed" if importlib.util.find_spec(module) is not None else None
 
 
-def version_of(program: str) -> str:
-    """Return the line with the version that a program prints, or else its path."""
+def version_of(*command: str) -> str:
+    """Return the line with the version that a program prints, or else the command."""
     try:
         answer = subprocess.run(
-            [program, "--version"], capture_output=True, text=True, timeout=10, check=False
+            [*command, "--version"], capture_output=True, text=True, timeout=10, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
-        return program
+        return shlex.join(command)
     lines = (answer.stdout or answer.stderr).strip().splitlines()
-    return next((line.strip() for line in lines if re.search(r"\d+\.\d+", line)), program)
+    return next((line.strip() for line in lines if re.search(r"\d+\.\d+", line)), shlex.join(command))
