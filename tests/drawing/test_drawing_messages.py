@@ -267,16 +267,6 @@ def test_paths_that_cannot_be_written(tmp_path: Path) -> None:
     assert said(3) == UNWRITABLE.format(path="3", got="int", hint="give the name of a file, `graph.svg`")
 
 
-def test_a_folder_that_takes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "a.svg"
-    monkeypatch.setattr("os.access", lambda *_: False)  # root may write anywhere
-    with pytest.raises(errors.UsageError) as caught:
-        opsmith.draw(leaf() * 2, path)
-    assert str(caught.value) == UNWRITABLE.format(
-        path=path, got=f"the folder `{tmp_path}` is read-only", hint="name another file"
-    )
-
-
 def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: Path, data: bytes) -> int:
         raise OSError(28, "No space left on device")

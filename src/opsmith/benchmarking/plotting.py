@@ -17,6 +17,7 @@ from xml.sax.saxutils import escape
 from opsmith import errors
 from opsmith.benchmarking.result import DIRECTIONS, Benchmark, BenchmarkCase, Timing
 from opsmith.benchmarking.text import DIRECTION_WORDS, amount, duration, part
+from opsmith.core.output_file import unwritable
 from opsmith.extras import install
 
 try:
@@ -206,12 +207,7 @@ def save(benchmark: Benchmark, file: str | os.PathLike[str]) -> list[Path]:
                 figure, dated = _drawn(benchmark, name), {"CreationDate": None} if kind == "pdf" else {}
                 figure.savefig(target, format=kind, dpi=150, metadata=dated, facecolor="white")
         except OSError as error:
-            raise errors.UsageError(
-                f"the picture cannot be written to `{target}`",
-                expected="a file in a folder that is there, and can be written to",
-                got=error.strerror or str(error),
-                hint="name another file",
-            ) from error
+            raise unwritable(target, error, argument=None, content="picture") from error
         written.append(target)
     return written
 

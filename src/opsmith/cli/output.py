@@ -25,6 +25,7 @@ from rich.progress import (
 from opsmith import errors
 from opsmith.cli.console import PrintableConsole
 from opsmith.cli.guard import raise_interruption
+from opsmith.core.output_file import try_to_write, unwritable
 
 
 class Output:
@@ -133,9 +134,13 @@ def refuse_unwritable(file: Path | None, content: str) -> None:
     Raises:
         UsageError: If it cannot be written.
     """
-    reason = None if file is None else _unwritable_reason(file)
-    if reason is not None:
-        raise _unwritable(file, content, reason, "make the folder first, or name another file")
+    if file is None:
+        return
+    try:
+        try_to_write(file)
+    except OSError as error:
+        hint = "make the folder first, or name another file"
+        raise unwritable(file, error, hint, None, content) from error
 
 
 def write_file(file: Path, text: str, content: str) -> None:
@@ -147,37 +152,8 @@ def write_file(file: Path, text: str, content: str) -> None:
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise _unwritable(
-            file, content, reason, "name another file; what was found is printed above"
-        ) from error
-
-
-def _unwritable(file: Path | None, content: str, reason: str, hint: str) -> errors.UsageError:
-    return errors.UsageError(
-        f"the {content} cannot be written to `{file}`",
-        expected="a file in a folder that is there, and can be written to",
-        got=reason,
-        hint=hint,
-    )
-
-
-def _unwritable_reason(file: Path) -> str | None:
-    if file.is_dir():
-        return "a folder"
-    if not file.parent.is_dir():
-        return f"there is no folder `{file.parent}`"
-    existed = file.exists()
-    if existed and not file.is_file():
-        return None  # a pipe or a device: its reader would see the attempt
-    try:
-        with file.open("a"):
-            pass
-        if not existed:
-            file.unlink()
-    except OSError as error:
-        return error.strerror or str(error)
-    return None
+        hint = "name another file; what was found is printed above"
+        raise unwritable(file, error, hint, None, content) from error
 
 
 Advance = Callable[[str, int, int], None]

@@ -31,15 +31,39 @@ def writable_file(path: Any, example: str, argument: str = "path") -> Path:
     if "\0" in name:
         raise unwritable(repr(name), "a name with a null character", argument=argument)
     file = Path(name)
-    if file.is_dir():
-        raise unwritable(file, "a folder", f"name a file in it, `{example}`", argument)
-    if not file.parent.is_dir():
-        raise unwritable(file, f"there is no folder `{file.parent}`", "make the folder first", argument)
-    if file.exists() and not os.access(file, os.W_OK):
-        raise unwritable(file, "it is read-only", argument=argument)
-    if not os.access(file.parent, os.W_OK):
-        raise unwritable(file, f"the folder `{file.parent}` is read-only", argument=argument)
+    try:
+        try_to_write(file)
+        if file.is_file():
+            try_to_write(_draft(file))  # which replaces it
+    except OSError as error:
+        hint = _HINTS.get(type(error), "name another file").format(example=example)
+        raise unwritable(file, error, hint, argument) from error
     return file
+
+
+_HINTS: dict[type[OSError], str] = {
+    IsADirectoryError: "name a file in it, `{example}`",
+    NotADirectoryError: "make the folder first",
+}
+
+
+def try_to_write(file: Path) -> None:
+    """Try to write a file: an earlier one stays as it was, and no empty one is left behind.
+
+    A pipe or a device is not tried, since its reader would see the trial.
+
+    Raises:
+        OSError: With the reason why it cannot be written.
+    """
+    if file.is_dir():
+        raise IsADirectoryError("a folder")
+    if not file.parent.is_dir():
+        raise NotADirectoryError(f"there is no folder `{file.parent}`")
+    existed = file.exists()
+    if not existed or file.is_file():
+        file.open("a").close()
+    if not existed:
+        file.resolve().unlink()  # not a link that led nowhere
 
 
 def replace_file(file: Path, data: bytes) -> None:
@@ -49,10 +73,17 @@ def replace_file(file: Path, data: bytes) -> None:
         UsageError: With the reason of the system.
     """
     try:
+        if file.exists() and not file.is_file():  # a pipe or a device
+            file.write_bytes(data)
+            return
         with replacing(file) as draft:
             draft.write_bytes(data)
     except OSError as error:
-        raise unwritable(file, error.strerror or str(error)) from error
+        raise unwritable(file, error) from error
+
+
+def _draft(file: Path) -> Path:
+    return file.with_name(f".{file.name}.{os.getpid()}")
 
 
 @contextmanager
@@ -68,7 +99,7 @@ def replacing(path: Path) -> Iterator[Path]:
         ['greeting']
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft = _draft(path)
     try:
         yield draft
         draft.replace(path)
@@ -77,14 +108,18 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def unwritable(
-    path: str | Path, got: str, hint: str = "name another file", argument: str = "path"
+    path: str | Path,
+    got: str | OSError,
+    hint: str = "name another file",
+    argument: str | None = "path",
+    content: str = "",
 ) -> errors.UsageError:
-    """The error for a path that no file can be written to."""
+    """The error for a path that no file, or none with this content, can be written to."""
     return errors.UsageError(
-        f"no file can be written to `{path}`",
+        f"the {content} cannot be written to `{path}`" if content else f"no file can be written to `{path}`",
         argument=argument,
         expected="a file in a folder that is there, and can be written to",
-        got=got,
+        got=got if isinstance(got, str) else got.strerror or str(got),
         hint=hint,
     )
 

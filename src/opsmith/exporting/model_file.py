@@ -192,4 +192,4 @@ def drafted(path: Path, argument: str = "path") -> Iterator[DraftFile]:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     except OSError as error:
-        raise unwritable(path, error.strerror or str(error), argument=argument) from error
+        raise unwritable(path, error, argument=argument) from error

@@ -200,5 +200,5 @@ def write(file: Path, text: str) -> None:
     try:
         file.parent.mkdir(exist_ok=True)
     except OSError as error:
-        raise unwritable(file, error.strerror or str(error)) from error
+        raise unwritable(file, error) from error
     replace_file(file, text.encode("utf-8", errors="replace"))

@@ -191,8 +191,6 @@ def _new_folder(folder: Path) -> Path:
     parent = folder.absolute().parent
     if not parent.is_dir():
         raise _unwritable(folder, f"there is no folder `{parent}`", "make that folder first")
-    if not os.access(parent, os.W_OK):
-        raise _unwritable(folder, f"the folder `{parent}` is read-only", "name another folder")
     return folder
 
 
