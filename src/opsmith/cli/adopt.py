@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from opsmith.checking.output.terminal import rendered
-from opsmith.cli.guard import FAILED, guarded, waiting
+from opsmith.cli.guard import FAILED, waiting
 from opsmith.cli.options import AsJson, Traceback
-from opsmith.cli.output import Output
+from opsmith.cli.output import answering
 from opsmith.surveying import Finding, survey
 from opsmith.targets import Target, classes_of
 
@@ -82,9 +80,7 @@ def adopt(
 
     Exit status: 0 all work, 1 some need a declaration or are wrong, 2 the file could not be imported.
     """
-    out = sys.stdout
-    with guarded(traceback=traceback), redirect_stdout(sys.stderr):  # stdout is for the result alone
-        printer = Output(out)
+    with answering(traceback=traceback) as printer:
         with waiting(f"importing {escape(target)}"):
             parsed = Target.of(target)
             module = parsed.module()
@@ -101,7 +97,6 @@ def adopt(
             printer.write_json(_to_dict(findings))
         else:
             _close(console, findings)
-        printer.close()
     raise typer.Exit(0 if all(found.verdict == "works" for found in findings) else FAILED)
 
 

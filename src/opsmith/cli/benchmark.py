@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Mapping
-from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +14,7 @@ import typer
 from rich.markup import escape
 
 from opsmith import errors
-from opsmith.cli.guard import FAILED, UNUSABLE, complain, guarded, waiting
+from opsmith.cli.guard import FAILED, UNUSABLE, complain, waiting
 from opsmith.cli.options import (
     AsJson,
     Operators,
@@ -28,7 +26,7 @@ from opsmith.cli.options import (
     refuse_unrelated,
     value_named,
 )
-from opsmith.cli.output import Output, progress_bar, refuse_unwritable, write_file
+from opsmith.cli.output import Output, answering, progress_bar, refuse_unwritable, write_file
 from opsmith.core.operator import Operator
 from opsmith.targets import Target
 
@@ -141,9 +139,8 @@ def benchmark(
     Exit status: 0 measured, and nothing is slower than before, 1 something is slower, or is wrong, 2
     something could not be measured, compared or written, 130 interrupted.
     """
-    out, status = sys.stdout, 0
-    with guarded(traceback=traceback), redirect_stdout(sys.stderr):  # stdout is for the result alone
-        printer = Output(out)
+    status = 0
+    with answering(traceback=traceback) as printer:
         options: dict[str, Any] = {
             "sizes": _sizes(size),
             "dtypes": [_dtype(name) for name in dtype or ["float32"]],
@@ -204,7 +201,6 @@ def benchmark(
             printer.write(written)
         if output is not None:
             write_file(output, written, "benchmark")
-        printer.close()
     raise typer.Exit(status)
 
 

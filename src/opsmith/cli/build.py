@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from opsmith import errors
-from opsmith.cli.guard import FAILED, guarded, waiting
+from opsmith.cli.guard import FAILED, waiting
 from opsmith.cli.options import AsJson, Traceback, named_as_options
-from opsmith.cli.output import Output, progress_bar
+from opsmith.cli.output import answering, columns, progress_bar
 from opsmith.cli.verification import Verification, verified
 from opsmith.shipping import (
     BuildTargets,
@@ -129,11 +125,9 @@ def build(
     Exit status: 0 built; 1 a kernel does not compile, or differs from its reference; 2 nothing could be
     built.
     """
-    out = sys.stdout
     failures = ("CompileError", "KernelSignatureError", "LaunchError", "MissingSamplesError", "ServingError")
     wrong = False
-    with guarded(traceback=traceback, failures=failures), redirect_stdout(sys.stderr):
-        printer = Output(out)
+    with answering(traceback=traceback, failures=failures) as printer:
         if calls:
             with named_as_options(build):
                 others = {
@@ -155,8 +149,7 @@ def build(
                 printer.console().print(
                     f"calls in C++ for {calls_target()} are in {entry.directory}", soft_wrap=True
                 )
-            printer.close()
-            raise typer.Exit(0)
+            return
         if torch_library is not None:
             with named_as_options(build):
                 for option, given in (("output", output), ("verify", verify)):
@@ -167,8 +160,7 @@ def build(
                 printer.write_json(_library_to_dict(served))
             else:
                 _show_library(printer.console(), served)
-            printer.close()
-            raise typer.Exit(0)
+            return
         with named_as_options(build):
             targets = BuildTargets.of(cpu, cuda)
             found = SourcePackage.of(_only(package or []))
@@ -181,7 +173,6 @@ def build(
             printer.write_json(_to_dict(made, verification))
         else:
             _show(printer.console(), made, verification)
-        printer.close()
     raise typer.Exit(FAILED if wrong else 0)
 
 
@@ -242,11 +233,8 @@ def _library_to_dict(made: TorchLibrary) -> dict[str, Any]:
 
 
 def _show(console: Console, made: PackageBuild, verification: Verification | None) -> None:
-    rows = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    for heading in ("kernel", "in", "for", "instances", "kB", "s"):
-        rows.add_column(
-            heading, overflow="fold", justify="left" if heading in ("kernel", "in", "for") else "right"
-        )
+    numbers = ("instances", "kB", "s")
+    rows = columns("kernel", "in", "for", *numbers, right=numbers)
     for each in made.rows:
         built = bool(each.bytes)
         rows.add_row(

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from opsmith.build.cache import cache_on_disk, parts_of
-from opsmith.cli.guard import guarded
 from opsmith.cli.options import AsJson
-from opsmith.cli.output import Output
+from opsmith.cli.output import answering, columns
 from opsmith.core.dataclass import dataclass
 
 SCHEMA = 1
@@ -77,8 +73,7 @@ def cache(
 
     Exit status: 0; 2 if other users can write into the directory.
     """
-    with guarded():
-        printer = Output(sys.stdout)
+    with answering() as printer:
         disk = cache_on_disk()
         entries = [_row(path) for path in disk.entries()]
         if clear:
@@ -93,7 +88,6 @@ def cache(
             printer.write_json(answer)
         else:
             _show(printer.console(), entries, disk.directory, cleared=clear)
-        printer.close()
 
 
 def _row(path: Path) -> CacheRow:
@@ -110,9 +104,7 @@ def _row(path: Path) -> CacheRow:
 
 def _show(console: Console, entries: list[CacheRow], directory: Path, *, cleared: bool) -> None:
     if entries and not cleared:
-        rows = Table(box=box.SIMPLE_HEAD, show_edge=False)
-        for heading in ("", "of", "kB", "built"):
-            rows.add_column(heading, overflow="fold", justify="right" if heading == "kB" else "left")
+        rows = columns("", "of", "kB", "built", right=["kB"])
         for each in sorted(entries, key=lambda each: each.built):
             rows.add_row(each.kind, each.operator, f"{each.bytes / 1000:.0f}", each.built.replace("T", " "))
         console.print(rows)

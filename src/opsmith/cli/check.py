@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,9 +17,9 @@ from opsmith.checking.properties import PROPERTIES
 from opsmith.checking.report import Report
 from opsmith.cli.check_run import Checking, CheckRun, check_at_once, check_in_turn
 from opsmith.cli.check_subject import subjects_of
-from opsmith.cli.guard import guarded, waiting
+from opsmith.cli.guard import waiting
 from opsmith.cli.options import AsJson, Traceback, effort_of, named_as_options, read_file
-from opsmith.cli.output import Output, refuse_unwritable, write_file
+from opsmith.cli.output import answering, refuse_unwritable, write_file
 from opsmith.targets import Target
 from opsmith.targets.definitions import is_function_class
 
@@ -142,9 +140,8 @@ def check(
     its signal, after a traceback of the line on stderr; with `--isolate` it is a finding, and with `-j` the
     operator could not be checked.
     """
-    out, run = sys.stdout, CheckRun()
-    with guarded(traceback=traceback), redirect_stdout(sys.stderr):  # stdout is for the result alone
-        output = Output(out)
+    run = CheckRun()
+    with answering(traceback=traceback) as output:
         with named_as_options(check):
             selected(only or None, skip)
         options = {
@@ -182,8 +179,8 @@ def check(
             unchecked = [(entry["operator"] or "", entry["message"]) for entry in run.unchecked_entries()]
             write_file(html, page(run.reports, unchecked), "page")
             typer.echo(f"opsmith: the page is in {html}", err=True)
-        output.close()
         if run.interrupted:
+            output.close()
             raise KeyboardInterrupt
     raise typer.Exit(run.status)
 

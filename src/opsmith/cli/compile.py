@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import redirect_stdout
 from dataclasses import asdict
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from opsmith import errors
-from opsmith.cli.guard import FAILED, UNUSABLE, complain, guarded, waiting
+from opsmith.cli.guard import FAILED, UNUSABLE, complain, waiting
 from opsmith.cli.options import AsJson, Traceback
-from opsmith.cli.output import Output
+from opsmith.cli.output import Output, answering, columns
 from opsmith.core.dataclass import dataclass
 from opsmith.core.operator import Operator
 from opsmith.kernels.common.gpu_resources import ARCHITECTURES, KernelUsage
@@ -99,9 +95,7 @@ def compile(
     Exit status: 0 all compile and keep to their limits, 1 one does not, 2 nothing could be compiled; with
     `--access` 0 all were run, 1 one cannot be run or is at fault, 2 none could be run.
     """
-    out = sys.stdout
-    with guarded(traceback=traceback), redirect_stdout(sys.stderr):  # stdout is for the result alone
-        printer = Output(out)
+    with answering(traceback=traceback) as printer:
         if access:
             _model_access(printer, targets, architectures, as_json=as_json)
         kernels = _kernels(targets)
@@ -128,7 +122,6 @@ def compile(
             printer.write_json(answer)
         else:
             _show(printer.console(), used, refused)
-        printer.close()
     if not used and not judged:
         raise typer.Exit(UNUSABLE)  # samples are missing: nothing was compiled
     raise typer.Exit(FAILED if refused or any(each.faults for each in used) else 0)
@@ -201,12 +194,8 @@ def _kernels(
 
 
 def _show(console: Console, used: list[KernelUsage], refused: list[RejectedKernel]) -> None:
-    rows = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    for heading in ("kernel", "for", "", "registers", "spills", "shared", "threads", "occupancy"):
-        is_text = heading in ("kernel", "for", "")
-        rows.add_column(
-            heading, overflow="fold", min_width=len(heading), justify="left" if is_text else "right"
-        )
+    numbers = ("registers", "spills", "shared", "threads", "occupancy")
+    rows = columns("kernel", "for", "", *numbers, right=numbers, whole=True)
     for each in used:
         shared = f"{each.shared + each.dynamic_shared}"
         rows.add_row(

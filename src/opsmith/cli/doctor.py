@@ -17,7 +17,6 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -27,10 +26,10 @@ from opsmith import __version__, config, errors
 from opsmith.build.packaged import package_of, packaged_in
 from opsmith.build.processor import best_level
 from opsmith.build.toolchain import find_toolchain
-from opsmith.cli.guard import FAILED, guarded, waiting
+from opsmith.cli.guard import FAILED, waiting
 from opsmith.cli.kernel_origins import KernelOrigin, PackageOrigins, kernel_origins
 from opsmith.cli.options import AsJson
-from opsmith.cli.output import Output
+from opsmith.cli.output import answering, columns
 from opsmith.core.dataclass import dataclass
 from opsmith.extras import install
 from opsmith.torch_library.calls_extension import calls_extension
@@ -67,8 +66,7 @@ def doctor(
 
     Exit status: 0 opsmith works here, though packages of some features may be missing; 1 it does not.
     """
-    with guarded():
-        printer = Output(sys.stdout)
+    with answering() as printer:
         with waiting("looking at this machine"), warnings.catch_warnings(record=True) as caught:
             warnings.filterwarnings("always", category=RuntimeWarning)  # as of a damaged library
             entries, capabilities = inventory(), capability_statuses()
@@ -97,7 +95,6 @@ def doctor(
             if origins is not None or warned:
                 console.print()
             _show(console, entries, capabilities, works=works)
-        printer.close()
     raise typer.Exit(0 if works else FAILED)
 
 
@@ -131,9 +128,7 @@ def _show(
 
 
 def _table(entries: list[InventoryItem]) -> Table:
-    rows = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    for heading in ("", "here", "for", "to get it"):
-        rows.add_column(heading, overflow="fold")
+    rows = columns("", "here", "for", "to get it")
     for entry in entries:
         style = "bold red" if entry.required else "yellow"
         status = Text(entry.found, style="green") if entry.found else Text("missing", style=style)
@@ -144,9 +139,7 @@ def _table(entries: list[InventoryItem]) -> Table:
 
 
 def _kernels(listed: list[KernelOrigin]) -> Table:
-    rows = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    for heading in ("kernel", "in", "comes from"):
-        rows.add_column(heading, overflow="fold")
+    rows = columns("kernel", "in", "comes from")
     for each in listed:
         style = "bold red" if each.missing else "green"
         words = f"the reference runs: {each.origin}" if each.missing else each.origin
@@ -156,9 +149,7 @@ def _kernels(listed: list[KernelOrigin]) -> Table:
 
 def _capabilities(listed: list[CapabilityStatus]) -> Table:
     """Return a table of the uses of torch's private names; docs/capabilities.md describes each."""
-    rows = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    for heading in ("of torch's private names", "here", "for", "instead"):
-        rows.add_column(heading, overflow="fold")
+    rows = columns("of torch's private names", "here", "for", "instead")
     for each in listed:
         style = "bold red" if each.fatal else "yellow"
         status = Text("on", style="green") if each.on else Text(f"off: {each.why}", style=style)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Sequence
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,9 +12,9 @@ import typer
 from rich.markup import escape
 
 from opsmith import errors
-from opsmith.cli.guard import guarded, waiting
+from opsmith.cli.guard import waiting
 from opsmith.cli.options import AsJson, Traceback, named_as_options, subject_named
-from opsmith.cli.output import Output
+from opsmith.cli.output import answering
 from opsmith.core.operator import Operator
 from opsmith.drawing.graph import Graph, format_bytes
 
@@ -88,10 +86,7 @@ def draw(
     Exit status: 0 drawn, 1 there is nothing to draw, or Graphviz fails, 2 the command could not be carried
     out.
     """
-    out = sys.stdout
-    guard = guarded(traceback=traceback, failures=FAILURES)
-    with guard, redirect_stdout(sys.stderr):  # stdout is for the result alone
-        printer = Output(out)
+    with answering(traceback=traceback, failures=FAILURES) as printer:
         from opsmith.drawing.picture import draw_file, output_file
 
         with named_as_options(draw):
@@ -123,7 +118,6 @@ def draw(
             printer.write_json({"schema": SCHEMA, "path": str(output), **graph.to_dict(), "notes": notes})
         else:
             printer.write(_report(graph, output, notes) + "\n")
-        printer.close()
 
 
 def _report(graph: Graph, path: Path, notes: Sequence[str]) -> str:

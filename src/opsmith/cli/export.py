@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,9 +10,9 @@ import typer
 from rich.markup import escape
 
 from opsmith import errors
-from opsmith.cli.guard import guarded, waiting
+from opsmith.cli.guard import waiting
 from opsmith.cli.options import AsJson, Traceback, named_as_options, subject_named
-from opsmith.cli.output import Output
+from opsmith.cli.output import answering
 from opsmith.core.operator import Operator
 from opsmith.core.samples import first_call
 
@@ -89,10 +87,7 @@ def export(
     Exit status: 0 written, and equal to PyTorch, 1 it cannot be exported, or differs, 2 the command could
     not be carried out.
     """
-    out = sys.stdout
-    guard = guarded(traceback=traceback, failures=FAILURES)
-    with guard, redirect_stdout(sys.stderr):  # stdout is for the result alone
-        printer = Output(out)
+    with answering(traceback=traceback, failures=FAILURES) as printer:
         with waiting(f"importing {escape(target)}"):
             model, args, kwargs = _model_and_arguments(target)
         from opsmith.exporting import export_onnx  # slow to import
@@ -113,7 +108,6 @@ def export(
             printer.write_json({"schema": SCHEMA, **made.to_dict()})
         else:
             printer.write(f"{made}\n")
-        printer.close()
 
 
 def _model_and_arguments(text: str) -> tuple[Any, Any, Any]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from opsmith.cli.guard import guarded
-from opsmith.cli.output import Output
+from opsmith.cli.output import answering
 from opsmith.scaffolding import LICENCES, NewPackage, new_package
 
 
@@ -51,11 +49,9 @@ def new(
 
     Exit status: 0 written, 2 it could not be written.
     """
-    with guarded():
-        printer = Output(sys.stdout)
+    with answering() as printer:
         package = new_package(name, folder, cuda=cuda, ci=ci, licence=licence)
         printer.write(_summary(package, ci=ci))
-        printer.close()
 
 
 def _summary(package: NewPackage, *, ci: bool) -> str:

@@ -6,11 +6,12 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import (
@@ -21,10 +22,11 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
+from rich.table import Table
 
 from opsmith import errors
 from opsmith.cli.console import PrintableConsole
-from opsmith.cli.guard import raise_interruption
+from opsmith.cli.guard import guarded, raise_interruption
 from opsmith.core.output_file import try_to_write, unwritable
 
 
@@ -94,6 +96,43 @@ class Output:
                 got=self._error.strerror or str(self._error),
                 hint="send it elsewhere, `opsmith ... > FILE`; what stdout did not take stands above",
             )
+
+
+@contextmanager
+def answering(*, traceback: bool = False, failures: tuple[str, ...] = ()) -> Iterator[Output]:
+    """Frame of a command: stdout takes the answer alone, and errors become messages on stderr.
+
+    Args:
+        traceback: Print the traceback of an error, too.
+        failures: Names of the errors that concern the subject of the command, and not the way it was called.
+
+    Raises:
+        Exit: With the status of an error; see `guarded`.
+    """
+    stdout = sys.stdout
+    with guarded(traceback=traceback, failures=failures), redirect_stdout(sys.stderr):
+        output = Output(stdout)
+        yield output
+        output.close()
+
+
+def columns(*headings: str, right: Collection[str] = (), whole: bool = False) -> Table:
+    """Return a table without rows.
+
+    Args:
+        headings: Headings of the columns.
+        right: Headings of the columns of numbers.
+        whole: Keep headings in one line.
+    """
+    rows = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    for heading in headings:
+        rows.add_column(
+            heading,
+            overflow="fold",
+            min_width=len(heading) if whole else None,
+            justify="right" if heading in right else "left",
+        )
+    return rows
 
 
 class _RichStream:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,9 +9,9 @@ import typer
 from rich.markup import escape
 
 from opsmith import errors
-from opsmith.cli.guard import guarded, waiting
+from opsmith.cli.guard import waiting
 from opsmith.cli.options import Operators, Traceback, effort_of, read_file, refuse_unrelated
-from opsmith.cli.output import Output, progress_bar
+from opsmith.cli.output import answering, progress_bar
 from opsmith.targets import Target
 
 
@@ -80,9 +78,7 @@ def page(
 
     Exit status: 0 written, also if the check failed; 2 it could not be written; 130 interrupted.
     """
-    out = sys.stdout
-    with guarded(traceback=traceback), redirect_stdout(sys.stderr):  # stdout is for the result alone
-        printer = Output(out)
+    with answering(traceback=traceback) as printer:
         effort = effort_of(quick=quick, thorough=thorough)
         if benchmark and benchmarked is not None:
             raise errors.UsageError(
@@ -118,4 +114,3 @@ def page(
                 **given,
             )
         printer.write(f"{files[0]}\n")
-        printer.close()

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from opsmith import errors
+from opsmith.core.argument_types import OBJECT
 from opsmith.core.call_arguments import CallArguments, call_error, shown
 from opsmith.core.dataclass import dataclass
 from opsmith.core.location import where
+from opsmith.core.lowering import holds_tensor
 from opsmith.core.schema import Schema
 
 if TYPE_CHECKING:
@@ -211,14 +213,15 @@ def as_call(
             expected=fault.expected,
             got=fault.got,
             where=location,
-            hint=remark + _hint(fault),
+            hint=remark + _hint(fault.argument or "", sample, schema),
         )
     return sample
 
 
-def _hint(fault: errors.ArgumentError) -> str:
-    expected, got = fault.expected or "", fault.got or ""
-    if expected.startswith("object") and "Tensor" in got:
+def _hint(name: str, sample: CallArguments, schema: Schema) -> str:
+    argument = schema.by_name.get(name)
+    value = {**dict(zip(schema.names, sample.args, strict=False)), **sample.kwargs}.get(name)
+    if argument is not None and argument.kind.base is OBJECT and holds_tensor(value):
         return (
             "annotate it where it is taken, `xs: list[Tensor]`; or take the tensors one by one, or as `*xs`"
         )

@@ -124,7 +124,7 @@ def _check_and_declare(declaration: Declaration) -> Finding:
     verdict: Verdict = "needs a declaration" if reasons else "works"
     if not has_backward(function_class):
         reasons.append("it has no backward: its gradient is the derivative of its forward")
-    reasons += _missing_abilities(report)
+    reasons += _missing_abilities(operator, report)
     found = abilities(function_class, operator, report, declaration.guess, declaration.names)
     return _finding(declaration, verdict, reasons, operator, report, found)
 
@@ -254,18 +254,21 @@ def _written(operator: Operator[..., object]) -> list[str]:
     ]
 
 
-def _missing_abilities(report: Report) -> list[str]:
-    """Describe missing abilities by the reasons of the check; one reason may cover several."""
-    found: dict[str, list[str]] = {}
+def _missing_abilities(operator: Operator[..., object], report: Report) -> list[str]:
+    """Describe missing abilities by the reasons of the check; one reason may cover several.
+
+    Surrogate gradients are wrong on purpose, and a check of them leaves their derivatives out.
+    """
+    adopted = operator.specification.adopted
+    assert adopted is not None
+    once, found = adopted.once_differentiable, dict[str, list[str]]()
     for outcome in report.outcomes:
-        if outcome.property in ("second_order", "forward_mode") and outcome.status == "skipped":
+        of_surrogate = adopted.surrogate and not (once and outcome.property == "second_order")
+        if outcome.property in TITLES and outcome.status == "skipped" and not of_surrogate:
             reason = outcome.reason.removeprefix(f"{report.operator}: ")
-            if "surrogate" not in reason:
-                found.setdefault(reason, []).append(TITLES[outcome.property])
-    return [
-        f"no {' and no '.join(which)}: {reason}{f'; {DERIVED}' if ONCE in reason else ''}"
-        for reason, which in found.items()
-    ]
+            found.setdefault(reason, []).append(TITLES[outcome.property])
+    remedy = f"; {DERIVED}" if once and "stochastic" not in adopted.kinds else ""
+    return [f"no {' and no '.join(which)}: {reason}{remedy}" for reason, which in found.items()]
 
 
 CUT = (
@@ -274,9 +277,6 @@ CUT = (
 )
 
 UNFINISHED = "adopt it with `samples=` that show what it takes, and run `opsmith.check` on the operator"
-
-ONCE = "marked with `once_differentiable`"
-"""Words of a reason that a reference removes."""
 
 DERIVED = "with `reference=`, the same mathematics in plain PyTorch, the operator derives it"
 

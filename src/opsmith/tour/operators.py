@@ -63,7 +63,7 @@ def implementation_of(operator: opsmith.Operator[..., Any], *args: Any) -> str:
         ('reference', 'there is no kernel for it)')
     """
     explanation = operator.explain(*args)
-    if explanation.forward.startswith("kernel"):
+    if explanation.kernel is not None:
         return explanation.forward
     return f"{explanation.forward} ({'; '.join(explanation.rejected) or 'there is no kernel for it'})"
 
