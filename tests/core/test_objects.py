@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import enum
 import functools
+import gc
 import pickle
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.autograd import gradcheck
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
 
 import opsmith
@@ -21,7 +24,7 @@ from opsmith import errors
 from opsmith.core import schema as schemas
 from opsmith.core.annotations import kind_of
 from opsmith.core.argument_types import OBJECT, ArgumentType
-from opsmith.core.lowering import LIMIT, TRACED, Tokens, UnknownObject, object_of, token_of
+from opsmith.core.lowering import TRACED, Tokens, UnknownObject, object_of, token_of
 
 Operator = opsmith.Operator[..., Any]
 
@@ -171,12 +174,101 @@ def test_numbers_keep_nothing_alive_and_are_not_used_again() -> None:
     assert len(known) == 10
 
 
-def test_what_cannot_be_watched_is_held_to_a_limit() -> None:
+def test_a_number_keeps_alive_what_has_no_weak_references() -> None:
     tokens = Tokens()
-    first, pinned = tokens.take([0], pin=False), tokens.take([1], pin=True)
-    last = [tokens.take([each], pin=False) for each in range(LIMIT)][-1]
-    assert tokens.find(first) == UnknownObject(first)
-    assert (tokens.find(pinned), tokens.find(last)) == ([1], [LIMIT - 1])
+    pinned = int(tokens.take([1], pin=True))
+    number, module = tokens.take([0], pin=False), Times(2)
+    method = tokens.take(module.forward, pin=False)
+    again, watched = tokens.take(module.forward, pin=False), weakref.ref(module)
+    assert again == method
+    token, of_method = int(number), int(method)
+    del module, method
+    assert (tokens.find(token), tokens.find(of_method)(3)) == ([0], 6)
+    del number, again
+    assert tokens.find(token) == UnknownObject(token)
+    assert watched() is None
+    assert tokens.find(pinned) == [1]
+
+
+class Slotted:
+    __slots__ = ("model",)
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def __call__(self, x: Any) -> Any:
+        return self.model(x)
+
+
+class Unhashable:
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def __call__(self, x: Any) -> Any:
+        return self.model(x)
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError("it cannot be compared")
+
+
+HOLDING: dict[str, Callable[[Times], Any]] = {
+    "method": lambda model: model.forward,
+    "lambda": lambda model: lambda x: model(x),
+    "partial": lambda model: functools.partial(Slotted(model)),
+    "slots": Slotted,
+    "method of slots": lambda model: Slotted(model).__call__,
+    "unhashable": Unhashable,
+    "method of unhashable": lambda model: Unhashable(model).__call__,
+    "generator": lambda model: (each for each in [model]),
+    "tuple": lambda model: (model.forward, [model, {"a": Slotted(model)}]),
+    "dict": lambda model: {model: (each for each in [model])},
+}
+
+
+REGIONS: dict[str, Callable[[Operator, Tensor, Any], Any]] = {
+    "eager": lambda op, x, extra: op(x, abs, extra),
+    "backward": lambda op, x, extra: op(x.requires_grad_(), abs, extra).sum().backward(),
+    "vmap": lambda op, x, extra: torch.vmap(lambda x: op(x, abs, extra))(x),
+    "grad": lambda op, x, extra: torch.func.grad(lambda x: op(x, abs, extra).sum())(x),
+    "jvp": lambda op, x, extra: torch.func.jvp(lambda x: op(x, abs, extra), (x,), (x,)),
+}
+
+
+def in_autocast(op: Operator, x: Tensor, extra: Any) -> Any:
+    with torch.autocast("cpu", torch.bfloat16):
+        return op(x, abs, extra)
+
+
+def raising(op: Operator, x: Tensor, extra: Any) -> None:
+    with pytest.raises(TypeError, match="not callable"):
+        op(x, None, extra)
+
+
+REGIONS |= {"autocast": in_autocast, "raising": raising}
+
+
+@pytest.mark.parametrize("region", REGIONS)
+@pytest.mark.parametrize("holding", HOLDING)
+def test_a_call_keeps_no_argument_alive(holding: str, region: str, operator: Operator) -> None:
+    living: list[weakref.ref[Times]] = []
+    for _ in range(3):
+        model = Times(2)
+        living.append(weakref.ref(model))
+        REGIONS[region](operator, torch.ones(2), HOLDING[holding](model))
+        SEEN.clear()
+        del model
+    gc.collect()
+    assert [each() for each in living] == [None] * 3
+
+
+def test_a_recorded_graph_keeps_its_objects(operator: Operator) -> None:
+    graph = make_fx(lambda x: operator(x, lambda by: by * 2, [3]))(torch.ones(2))
+    gc.collect()
+    SEEN.clear()
+    assert_close(graph(torch.ones(2)), torch.full((2,), 4.0))
+    assert SEEN == [[3]]
 
 
 @pytest.mark.compile

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import operator
 import os
+import sys
 import types
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from opsmith.core.schema import Argument
 
 _PLAIN = (bool, int, float, complex, str, bytes, types.NoneType, types.EllipsisType)
-LIMIT = 4096
-"""Objects without weak references that are kept alive at most, for calls outside of compiled code."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +28,24 @@ class UnknownObject:
     token: int
 
 
+class _Holder:
+    """An object that has no weak references, as one that has them."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class _HeldNumber(int):
+    """The number of an object in a holder: who has the number keeps the object alive."""
+
+    holder: _Holder
+
+
 class Tokens:
     """Numbers of this process that stand for objects, which torch's dispatcher does not carry.
 
-    An object keeps its number as long as it lives, and a number is never given to another object. Plain
+    An object keeps its number as long as it lives, and a number is never given to another object. One that
+    has no weak references has its number as long as somebody holds that, as a call does while it runs. Plain
     values that are equal (tuples of strings, slices) share one. The numbers mean nothing in another process.
     """
 
@@ -42,56 +54,50 @@ class Tokens:
         self._next = int.from_bytes(os.urandom(5)) << 20
         self._lock = lock_of(self, "_lock")
         self._tokens: dict[Hashable, int] = {}
-        self._keys: dict[int, Hashable] = {}
         self._pinned: dict[int, Any] = {}
         self._watched: dict[int, weakref.ref[Any]] = {}
-        self._recent: OrderedDict[int, Any] = OrderedDict()
 
     def take(self, value: Any, *, pin: bool) -> int:
         """Return the number of an object; `pin` keeps the object alive until the process ends."""
         with self._lock:
             key = _key(value)
             token = self._tokens.get(key)
-            if token is None:
-                token = self._next = self._next + 1
-                self._keys[token], self._tokens[key] = key, token  # in this order: a fork may come between
+            watched = None if token is None else self._watched[token]()
+            if token is None or watched is None:
+                token, watched = self._next + 1, _watchable(value)
+                self._next = token
+                self._watched[token] = weakref.ref(watched, lambda _: self._forget(token, key))
+                self._tokens[key] = token  # last: an interrupt or a fork may come between
             if pin:
-                self._pinned[token] = value
-            elif token not in self._pinned and token not in self._watched:
-                self._hold(token, value)
-            return token
+                self._pinned[token] = watched
+            if type(watched) is not _Holder:
+                return token
+            number = _HeldNumber(token)
+            number.holder = watched
+            return number
 
-    def _hold(self, token: int, value: Any) -> None:
-        if not isinstance(
-            value, types.MethodType
-        ):  # each access to a method creates a new object, which dies at once
-            try:
-                self._watched[token] = weakref.ref(value, lambda _: self._forget(token))
-                return
-            except TypeError:
-                pass  # objects without weak references are kept alive, up to LIMIT
-        self._recent[token] = value
-        self._recent.move_to_end(token)
-        if len(self._recent) > LIMIT:
-            oldest, _ = self._recent.popitem(last=False)
-            self._forget(oldest)
-
-    def _forget(self, token: int) -> None:
+    def _forget(self, token: int, key: Hashable) -> None:
         with self._lock:
-            self._watched.pop(token, None)
-            if token not in self._pinned:
-                del self._tokens[self._keys.pop(token)]
+            if self._tokens.get(key) == token:
+                del self._tokens[key]
+            self._watched.pop(token, None)  # last, as `take` looks each number of `_tokens` up
 
     def find(self, token: int) -> Any:
         """Return the object of a number, or `UnknownObject`."""
-        with self._lock:
-            if token in self._pinned:
-                return self._pinned[token]
-            watched = self._watched.get(token)
-            if watched is not None:
-                value = watched()
-                return UnknownObject(token) if value is None else value
-            return self._recent.get(token, UnknownObject(token))
+        watched = self._watched.get(token, lambda: None)()
+        if watched is None:
+            return UnknownObject(token)
+        return watched.value if type(watched) is _Holder else watched
+
+
+def _watchable(value: Any) -> Any:
+    """Return an object that has weak references and lives as long as a value, or holds it."""
+    try:
+        weakref.ref(value)
+    except TypeError:
+        return _Holder(value)
+    # Each access to a method creates a new object, which dies at once.
+    return _Holder(value) if isinstance(value, types.MethodType) else value
 
 
 _TOKENS = Tokens()
@@ -139,7 +145,13 @@ def token_of(value: Any) -> int:
         return _traced(value)
     if holds_tensor(value):
         raise TypeError(torch.Tensor)
-    return _TOKENS.take(value, pin=torch.compiler.is_compiling())
+    return _TOKENS.take(value, pin=torch.compiler.is_compiling() or recording())
+
+
+def recording() -> bool:
+    """Return True if operations are being recorded into a graph."""
+    tracer: Any = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    return tracer is not None and tracer.get_proxy_mode() is not None
 
 
 def object_of(token: Any) -> Any:

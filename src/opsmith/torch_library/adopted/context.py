@@ -7,7 +7,7 @@ import inspect
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -144,20 +144,39 @@ class Context:
         """Copy the context, with some tensors replaced by identity."""
         return self.each_tensor(lambda value: known.get(id(value), value)) if known else self
 
-    def pack(self) -> tuple[list[Tensor], PackedContext]:
-        """Split the context into its distinct tensors and the context without them."""
-        positions: dict[int, int] = {}
-        tensors: list[Tensor] = []
+    def pack(self, saved: SavedTensors[Tensor]) -> PackedContext:
+        """The context without its tensors, which are saved."""
+        # Tensors for `jvp` are not for a backward.
+        self.opsmith_record.saved_forward = ()
+        return PackedContext(
+            self.each_tensor(
+                lambda value: _TensorIndex(saved.place(value)) if isinstance(value, Tensor) else value
+            )
+        )
 
-        def keep(tensor: Any) -> Any:
-            if not isinstance(tensor, Tensor):
-                return tensor
-            if id(tensor) not in positions:
-                positions[id(tensor)] = len(tensors)
-                tensors.append(tensor)
-            return _TensorIndex(positions[id(tensor)])
 
-        return tensors, PackedContext(self.each_tensor(keep))
+_Saved = TypeVar("_Saved", bound=Tensor | None)
+
+
+class SavedTensors(Generic[_Saved]):
+    """Tensors that autograd saves for a class: its own, as under `apply`, and others, each once.
+
+    All ways of a call save the same in one order, since a checkpoint may run it again in another way.
+
+    Args:
+        own: The tensors that the class saved.
+    """
+
+    def __init__(self, own: Iterable[_Saved]) -> None:
+        self.tensors = [*own]
+        self._places = {id(tensor): at for at, tensor in enumerate(self.tensors)}
+
+    def place(self, tensor: _Saved) -> int:
+        """Index of a tensor, which is added if it is not saved yet."""
+        place = self._places.setdefault(id(tensor), len(self.tensors))
+        if place == len(self.tensors):
+            self.tensors.append(tensor)
+        return place
 
 
 @dataclass(frozen=True, slots=True)

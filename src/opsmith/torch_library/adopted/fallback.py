@@ -6,6 +6,7 @@ import os
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from copy import copy
 from typing import Any, TypeVar
 
 import torch
@@ -63,14 +64,17 @@ def run_or_fall_back(
         raised_by_torch = isinstance(error, RuntimeError | TypeError | NotImplementedError) or (
             isinstance(error, AssertionError) and _inside_torch(error)
         )
-        if not raised_by_torch and (instead is None or adopted.has_stand_in(method)):
+        real = circumstance == SECOND
+        if not raised_by_torch and (real or instead is None or adopted.has_stand_in(method)):
             raise  # the code's own exception; on real tensors it is raised again
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         if instead is None:
             adopted.facts.suspected[key] = reason
             raise cannot_run(adopted, method, circumstance, reason) from error
         answer = instead()
-        known[key] = reason
+        # On real tensors, what raises once may be out of memory, or interrupted: it counts if it raises again.
+        noted = known if not real or key in adopted.facts.suspected else adopted.facts.suspected
+        noted[key] = reason
         return answer
 
 
@@ -231,4 +235,5 @@ class _RefusingNode(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_grads: Tensor) -> Any:
         """Refuse."""
-        raise ctx.error
+        # What is raised gets a traceback, whose frames hold the result, and so this node.
+        raise copy(ctx.error)

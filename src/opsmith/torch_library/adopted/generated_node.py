@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.core.adopted import AdoptedFunction, ClassFormula
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.adopted.context import Context, tensor_attributes
+from opsmith.torch_library.adopted.context import Context, SavedTensors, tensor_attributes
 from opsmith.torch_library.adopted.forward import copies_of_results, finished_run, late_writes, unaliased
 from opsmith.torch_library.adopted.gradients import by_position, grad_output_error
 from opsmith.torch_library.adopted.node import (
@@ -64,7 +64,8 @@ class ClassNodes:
     def _write(self, given: dict[str, Any]) -> Any:
         specification, adopted = self._specification, self._adopted
         tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
-        needed = {name: each for name, each in tensors.items() if each.requires_grad}
+        # Of these tensors nothing is kept: the class lives as long as the operator.
+        needed = {name: (each.dtype, each.device) for name, each in tensors.items() if each.requires_grad}
         names: dict[str, Any] = {
             **ContractSource(specification, [adopted.function_class.forward]).names,
             "_op_Function": torch.autograd.Function,
@@ -79,13 +80,14 @@ class ClassNodes:
             "_op_grad_enabled": torch.is_grad_enabled,
             "_op_transform": capabilities.innermost_transform,
             "_op_own": self._own_context,
+            "_op_save": self._save,
             "_op_written": partial(_raise, partial(grad_output_error, adopted)),
             "_op_answers": self._answers,
-            "_op_full": partial(self._full_backward, tensors, needed),
+            "_op_full": partial(self._full_backward, tuple(tensors), needed),
         }
-        for name, each in needed.items():
-            names[f"_op_dtype_{name}"], names[f"_op_device_{name}"] = each.dtype, each.device
-            names[f"_op_fit_{name}"] = partial(self._fitted, name, each.dtype, each.device)
+        for name, (dtype, device) in needed.items():
+            names[f"_op_dtype_{name}"], names[f"_op_device_{name}"] = dtype, device
+            names[f"_op_fit_{name}"] = partial(self._fitted, name, dtype, device)
         exec(_source(specification, adopted, list(tensors), list(needed)), names)
         node = names[specification.short_name]
         node.recorded_operator = RecordedOperator(specification, ())
@@ -141,17 +143,40 @@ class ClassNodes:
                 attributes[name] = clones[id(value)]
         return apart if several else apart[0]
 
-    def _own_context(self, ctx: Any, count: int, attributes: Sequence[str] = ()) -> Context:
+    def _save(
+        self, ctx: Any, names: Sequence[str], inputs: Sequence[Tensor], others: tuple[Any, ...] | None
+    ) -> tuple[int, dict[str, int], tuple[int, ...], tuple[Any, ...] | None]:
+        """Save tensors beside those that the class saved itself.
+
+        Args:
+            ctx: torch's context.
+            names: Names of its attributes that are tensors, which leave it.
+            inputs: The tensors among the arguments, if they are kept.
+            others: The arguments that are no tensors; None if the inputs are not kept.
+
+        Returns:
+            Number of the class's own tensors; places of its attributes, and of the inputs; the others.
+        """
+        saved = SavedTensors(ctx.to_save or ())
+        count = len(saved.tensors)
+        attributes = {name: saved.place(ctx.__dict__.pop(name)) for name in names}
+        places = tuple(map(saved.place, inputs))
+        ctx.to_save = tuple(saved.tensors)
+        return count, attributes, places, others
+
+    def _own_context(
+        self, ctx: Any, saved: Sequence[Tensor | None], count: int, attributes: Mapping[str, int]
+    ) -> Context:
         """The class's context, without the inputs that were saved beside its own tensors.
 
         Args:
             ctx: torch's context.
+            saved: Its saved tensors, which hooks unpack once.
             count: Number of the tensors that the class saved.
-            attributes: Names of its attributes that are tensors, which are saved after these.
+            attributes: Places of its attributes that are tensors.
         """
-        saved = ctx.saved_tensors
         context = Context.of_torch(self._adopted, ctx, saved[:count])
-        vars(context).update(zip(attributes, saved[count:], strict=False))
+        vars(context).update((name, saved[at]) for name, at in attributes.items())
         return context
 
     def _answers(self, ctx: Any, answer: Any, tensors: Sequence[bool]) -> tuple[Any, ...]:
@@ -169,8 +194,8 @@ class ClassNodes:
 
     def _full_backward(
         self,
-        tensors: dict[str, Tensor],
-        needed: dict[str, Tensor],
+        tensors: Collection[str],
+        needed: dict[str, tuple[torch.dtype, torch.device]],
         ctx: Any,
         kept: tuple[Any, ...] | None,
         *grads: Tensor | None,
@@ -181,7 +206,7 @@ class ClassNodes:
             return tuple(saved_gradients(ctx, grads))
         *shapes, inputs = kept
         saved = ctx.saved_tensors
-        count, attributes, others = inputs or (len(saved), (), None)
+        count, attributes, places, others = inputs or (len(saved), {}, (), None)
         metadata = CallMetadata(
             tuple(_metadata_by_name(needed, shapes).get(name) for name in names),
             (None,) * len(names),
@@ -197,15 +222,16 @@ class ClassNodes:
                     (name, False, (next(positions) if name in tensors else (next(rest),),)) for name in names
                 )
             )
-        own = count + len(attributes)
-        state = NodeState(own, loaded, others is not None, given, metadata, None, frozenset())
-        context = self._own_context(ctx, count, attributes)
+        state = NodeState(places, loaded, others is not None, given, metadata, None, frozenset())
+        context = self._own_context(ctx, saved, count, attributes)
         return tuple(class_gradients(self._primitive, state, context, saved, grads))
 
 
-def _metadata_by_name(needed: dict[str, Tensor], shapes: Sequence[torch.Size]) -> dict[str, TensorMetadata]:
+def _metadata_by_name(
+    needed: dict[str, tuple[torch.dtype, torch.device]], shapes: Sequence[torch.Size]
+) -> dict[str, TensorMetadata]:
     pairs = zip(needed.items(), shapes, strict=True)
-    return {name: TensorMetadata(shape, like.dtype, like.device) for (name, like), shape in pairs}
+    return {name: TensorMetadata(shape, *like) for (name, like), shape in pairs}
 
 
 def _raise(error: Callable[[], errors.OpsmithError]) -> None:
@@ -244,16 +270,13 @@ def _source(specification: Any, adopted: AdoptedFunction, tensors: list[str], ne
     counts = capabilities.versions_source(grads)
     shapes = "".join(f"{name}.shape, " for name in needed)
     others = "".join(f"{name}, " for name in schema.names if name not in tensors)
-    saved = ", ".join(["*(_op_ctx.to_save or ())", *tensors])
-    # The number of the class's own tensors, its attributes that are tensors, and the arguments that are none.
-    keep = f"_op_inputs = (_op_count, _op_names, ({others})); _op_ctx.to_save = ({saved})"
+    inputs = "".join(f"{name}, " for name in tensors)
     known = " or ".join(f"_op_tensor is {each}" for each in ("None", *tensors, *results))
     settle = f"return _op_settle(_op_ctx, _op_before, _op_result, ({arguments}))"
     on_the_way = "_op_keeps = _op_keeps or _op_has_gradient(_op_tensor.dtype)"
     always = _keeps_inputs(adopted)
     kept = f"""_op_inputs, _op_keeps, _op_names = None, {always is True}, ()
         _op_saved = _op_ctx.to_save or ()
-        _op_count = _op_len(_op_saved)
         if _op_ctx.__dict__:
             _op_taken = _op_tensors_of(_op_ctx, ({arguments}))
             if _op_taken is None: {settle}
@@ -264,11 +287,8 @@ def _source(specification: Any, adopted: AdoptedFunction, tensors: list[str], ne
             if {known}: continue
             if _op_type(_op_tensor) is not _op_Tensor: {settle}
             {on_the_way if always is None else ""}
-        if _op_names:
-            for _op_name in _op_names: del _op_ctx.__dict__[_op_name]
-            _op_inputs = (_op_count, _op_names, None)
-            _op_ctx.to_save = (*_op_saved,)
-        if _op_keeps: {keep}
+        if _op_keeps: _op_inputs = _op_save(_op_ctx, _op_names, ({inputs}), ({others}))
+        elif _op_names: _op_inputs = _op_save(_op_ctx, _op_names, (), None)
         _op_ctx.opsmith_kept = ({shapes}_op_inputs)"""
     copied_result = "_op_result = _op_result.clone()"
     if always is not True:  # nothing else is kept, as the condition says
@@ -314,7 +334,8 @@ class {specification.short_name}(_op_Function):
             return _op_full(_op_ctx, _op_kept, {", ".join(grads)})
         {"".join(f"_op_shape_{name}, " for name in needed)}_op_inputs = _op_kept
         _op_before = {counts}
-        _op_own_ctx = _op_ctx if _op_inputs is None else _op_own(_op_ctx, *_op_inputs[:2])
+        _op_own_ctx = _op_ctx
+        if _op_inputs is not None: _op_own_ctx = _op_own(_op_ctx, _op_ctx.saved_tensors, *_op_inputs[:2])
         _op_answer = _op_backward(_op_own_ctx, {", ".join(grads)})
         if _op_before != {counts}: _op_written()
         if _op_type(_op_answer) is not _op_tuple or _op_len(_op_answer) != {len(gradients)}:

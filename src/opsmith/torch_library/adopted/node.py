@@ -18,7 +18,7 @@ from opsmith.core.formula import zero
 from opsmith.core.gradients import NEEDED
 from opsmith.core.tensors import replace_tensors
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.adopted.context import Context
+from opsmith.torch_library.adopted.context import Context, SavedTensors
 from opsmith.torch_library.adopted.fallback import (
     graph_cut_error,
     once_differentiable_error,
@@ -48,7 +48,7 @@ class NodeState:
     """Values that one call keeps for its backward.
 
     Args:
-        count: Number of saved tensors that belong to the context.
+        places: Indices of the inputs among the saved tensors.
         inputs: The inputs, if a second order or a fallback of the backward needs them.
         for_second: True if a second order needs the inputs, and does not run through the context.
         given: The arguments of the class's forward, each tensor replaced by a placeholder.
@@ -57,7 +57,7 @@ class NodeState:
         constant: Positions of the results that have no gradient.
     """
 
-    count: int
+    places: tuple[int, ...]
     inputs: SavedValues | None
     for_second: bool
     given: tuple[Any, ...]
@@ -160,19 +160,20 @@ def save_run(
     if not of_torch:
         ctx.set_materialize_grads(False)
     ctx.primitive = primitive
-    tensors, ctx.packed = run.context.pack()
+    saved = SavedTensors(each for each in run.context.opsmith_record.saved if isinstance(each, Tensor))
+    ctx.packed = run.context.pack(saved)
     inputs = None
-    for_second = _keeps_inputs(adopted, tensors, run)
+    for_second = _keeps_inputs(adopted, saved.tensors, run)
+    places: list[int] = []
     if (for_second and not lost) or proxy_reason(flat) is not None:
-        extra: list[Tensor] = []
         names = specification.schema.names
-        inputs = primitive.save(lambda *kept: extra.extend(kept), names, flat, run.results)
-    ctx.save_for_backward(*tensors, *(extra if inputs is not None else ()))
+        inputs = primitive.save(lambda *kept: places.extend(map(saved.place, kept)), names, flat, run.results)
+    ctx.save_for_backward(*saved.tensors)
     metadata = CallMetadata.of(
         flat, run.results, ctx.needs_input_grad[0 if of_torch else LEADING_ARGUMENTS :]
     )
     given = replace_tensors(tuple(run.given), repeat(PLACEHOLDER))
-    ctx.state = NodeState(len(tensors), inputs, for_second, given, metadata, state, constant)
+    ctx.state = NodeState(tuple(places), inputs, for_second, given, metadata, state, constant)
     return for_second
 
 
@@ -196,9 +197,7 @@ def _keeps_inputs(adopted: AdoptedFunction, kept: Sequence[Tensor], run: Forward
 def saved_gradients(ctx: Any, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
     """Gradients of the flat arguments, from what `save_run` saved."""
     saved = ctx.saved_tensors
-    return class_gradients(
-        ctx.primitive, ctx.state, ctx.packed.unpack(saved[: ctx.state.count]), saved, grads
-    )
+    return class_gradients(ctx.primitive, ctx.state, ctx.packed.unpack(saved), saved, grads)
 
 
 def class_gradients(
@@ -287,7 +286,7 @@ def _recomputed(
     assert state.inputs is not None
     schema, flattening = primitive.specification.schema, primitive.flattening
     needed = flattening.needed([expected is not None for expected in state.metadata.inputs])
-    given: dict[str, Any] = state.inputs.load(saved[state.count :])
+    given: dict[str, Any] = state.inputs.load([saved[at] for at in state.places])
     for name, position in schema.gradient_position.items():
         grad, expected = grads[position], state.metadata.results[position]
         given[name] = expected.zeros() if grad is None and expected is not None else grad
@@ -322,7 +321,10 @@ def _checked_graph(
     else:
         if not any(grad is not None and grad.requires_grad for grad in grads):
             # A gradient is linear in `grad`: if it depends on it, it has a graph where `grad` has one.
-            leaves = [None if grad is None else grad.detach().requires_grad_() for grad in grads]
+            leaves = [
+                None if grad is None else grad.detach().requires_grad_(has_gradient(grad.dtype))
+                for grad in grads
+            ]
             again = run(leaves)
             cut = [isinstance(answer, Tensor) and not answer.requires_grad for answer in again]
         error = graph_cut_error(adopted)

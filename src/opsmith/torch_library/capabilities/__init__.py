@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from opsmith.core.lowering import recording as recording
 from opsmith.torch_library.capabilities.capability import CAPABILITIES, PROVIDERS, decide, implementation
 
 if TYPE_CHECKING:  # the types of all names; their values are looked up below
@@ -78,9 +79,3 @@ def schema_fault(text: str) -> str | None:
     except (RuntimeError, ValueError, IndexError) as error:  # the last two for numbers out of range
         return str(error)
     return None
-
-
-def recording() -> bool:
-    """Return True if operations are being recorded into a graph."""
-    tracer: Any = sys.modules.get("torch.fx.experimental.proxy_tensor")
-    return tracer is not None and tracer.get_proxy_mode() is not None

@@ -53,13 +53,16 @@ def recorded_by_torch(
         generated.recorded_by_torch = recorded  # type: ignore[attr-defined]
     tensors = [torch.empty(0, requires_grad=each == 2) if each else None for each in arguments]
     _LEFT.context, _LEFT.results = context, results  # no argument: it would get a gradient
-    with torch.enable_grad():
-        made: tuple[Tensor, ...] = recorded.apply(*tensors)
+    try:
+        with torch.enable_grad():
+            made: tuple[Tensor, ...] = recorded.apply(*tensors)
+    finally:
+        vars(_LEFT).clear()
     return next(each for each in made if each.grad_fn is not None)
 
 
 _LEFT = threading.local()
-"""Context of the call that this thread records once more, and a tensor like each result."""
+"""While this thread records a call once more: its context, and a tensor like each result."""
 
 
 def _forward(ctx: Any, *tensors: Tensor | None) -> tuple[Tensor, ...]:

@@ -15,6 +15,8 @@
 
 #include <structmember.h>
 
+#include <utility>
+
 namespace opsmith {
 
 using torch::autograd::SavedVariable;
@@ -68,9 +70,9 @@ struct OperatorNode : public torch::autograd::Node {
 
   void release_variables() override {
     pybind11::gil_scoped_acquire gil;
+    freed = true;  // what is kept beside tensors stays, as by torch: a node that saves none can go back twice
     saved.clear();
     of_torch.reset();
-    freed = true;  // what is kept beside tensors stays, as by torch: a node that saves none can go back twice
   }
 
   // The saved tensors, as a new tuple.
@@ -224,7 +226,8 @@ inline bool holds(PyObject* tuple, PyObject* item) {
 
 // Makes the results those of a node.
 inline void record(
-    PyObject* generated, Context* context, PyObject* result, PyObject* const* arguments, size_t count) {
+    PyObject* generated, Context* context, PyObject* to_save, PyObject* non_differentiable, PyObject* result,
+    PyObject* const* arguments, size_t count) {
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
   auto node = c10::make_intrusive<OperatorNode>();
 #else
@@ -248,7 +251,7 @@ inline void record(
     PyObject* each = several ? PyTuple_GET_ITEM(result, at) : result;
     const at::Tensor& tensor = THPVariable_Unpack(each);
     const bool constant =
-        !torch::autograd::isDifferentiableType(tensor.scalar_type()) || holds(context->non_differentiable, each);
+        !torch::autograd::isDifferentiableType(tensor.scalar_type()) || holds(non_differentiable, each);
     node->constant.push_back(constant);
     if (constant) {
       node->add_input_metadata(torch::autograd::Node::undefined_input());
@@ -257,10 +260,10 @@ inline void record(
       torch::autograd::impl::set_gradient_edge(tensor, {node, number});
     }
   }
-  const Py_ssize_t count_saved = context->to_save ? PyTuple_GET_SIZE(context->to_save) : 0;
+  const Py_ssize_t count_saved = to_save ? PyTuple_GET_SIZE(to_save) : 0;
   node->saved.reserve(count_saved);
   for (Py_ssize_t at = 0; at < count_saved; at++) {
-    PyObject* each = PyTuple_GET_ITEM(context->to_save, at);
+    PyObject* each = PyTuple_GET_ITEM(to_save, at);
     if (each == Py_None) {
       node->saved.emplace_back();
     } else {
@@ -286,16 +289,17 @@ inline PyObject* call_recorder(PyObject* self, PyObject* const* arguments, size_
     at::AutoFwGradMode no_forward_mode(false);
     result = PyObject_Vectorcall(recorder->forward, given.data(), given.size(), nullptr);
   }
+  // A result in the context of its own node would keep both for ever, if what follows raises.
+  THPObjectPtr to_save(std::exchange(context->to_save, nullptr));
+  THPObjectPtr non_differentiable(std::exchange(context->non_differentiable, nullptr));
   if (!result) return nullptr;
   bool requires_grad = false;
   for (size_t at = 0; at < count; at++) {
     requires_grad |= THPVariable_Check(arguments[at]) && THPVariable_Unpack(arguments[at]).requires_grad();
   }
   if (requires_grad && at::GradMode::is_enabled()) {
-    record(recorder->generated, context, result, arguments, count);
+    record(recorder->generated, context, to_save, non_differentiable, result, arguments, count);
   }
-  Py_CLEAR(context->to_save);
-  Py_CLEAR(context->non_differentiable);
   return result.release();
   END_HANDLE_TH_ERRORS
 }
