@@ -267,7 +267,7 @@ def _written(translated: TranslatedModel, options: ExportOptions) -> Export:
             calls = calls_by_type([*translated.calls, *inner])
             with drafted(options.library, "library") as built:
                 given = translated.verification if options.verify else None
-                export = with_library(export, draft.file, built.file, calls, given)
+                export = with_library(export, translated.model, draft.file, built.file, calls, given)
                 built.publish()
         draft.publish()
     return export

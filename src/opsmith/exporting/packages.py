@@ -10,7 +10,7 @@ try:
     import onnx_ir
     import onnxruntime
     import onnxscript
-    from onnx_ir.passes.common import InlinePass
+    from onnx_ir.passes.common import ClearMetadataAndDocStringPass, InlinePass
 except ModuleNotFoundError as error:
     raise errors.MissingExtraError(
         "ONNX needs the packages `onnx`, `onnxscript` and `onnxruntime`",
@@ -18,4 +18,4 @@ except ModuleNotFoundError as error:
         hint=install("onnx"),
     ) from error
 
-__all__ = ["InlinePass", "onnx", "onnx_ir", "onnxruntime", "onnxscript"]
+__all__ = ["ClearMetadataAndDocStringPass", "InlinePass", "onnx", "onnx_ir", "onnxruntime", "onnxscript"]
