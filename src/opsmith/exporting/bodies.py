@@ -128,12 +128,11 @@ def function_from(graph: Any, given: Mapping[str, Any], formal: Sequence[str], o
     inputs = dict(zip(given, made.inputs, strict=True))
     made.inputs[:] = [inputs.get(name) or onnx_ir.Value(name=name) for name in formal]
     read = [value for node in made.all_nodes() for value in node.inputs] + [*made.outputs]
+    # A function has no initializers.
     for value in dict.fromkeys(each for each in read if each in made.initializers.values()):
         constant = copy(made.initializers.pop(value.name).const_value)
         constant.name = None
-        made.append(
-            node := onnx_ir.node("Constant", [], {"value": constant})
-        )  # a function has no initializers
+        made.append(node := onnx_ir.node("Constant", [], {"value": constant}))
         value.replace_all_uses_with(node.outputs[0], replace_graph_outputs=True)
     for at, value in enumerate(made.outputs):
         if value in made.inputs or value in made.outputs[:at]:  # an output of its own needs a node of its own
