@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +19,7 @@ from opsmith.cli.output import Output
 from opsmith.core.operator import Operator
 from opsmith.core.samples import first_call
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the JSON output; it rises when a key is renamed, removed or changes its meaning."""
 
 FAILURES = ("ExportError", "ExportMismatchError", "DynamicAxisError", "OnnxRuntimeError")
@@ -86,8 +87,8 @@ def export(
 
     - `opsmith export operators.py:linear linear.onnx --json > export.json`
 
-    Exit status: 0 written, and equal to PyTorch, 1 it cannot be exported, or differs, 2 the command could
-    not be carried out.
+    Exit status: 0 written, and equal to PyTorch (with `--no-verify`, written), 1 it cannot be exported,
+    differs, or could not be compared, 2 the command could not be carried out.
     """
     out = sys.stdout
     guard = guarded(traceback=traceback, failures=FAILURES)
@@ -97,7 +98,12 @@ def export(
             model, args, kwargs = _model_and_arguments(target)
         from opsmith.exporting import export_onnx  # slow to import
 
-        with waiting(f"exporting {escape(target)}"), named_as_options(export):
+        with (
+            waiting(f"exporting {escape(target)}"),
+            named_as_options(export),
+            warnings.catch_warnings(),
+        ):
+            warnings.filterwarnings("ignore", "`.*` is not verified: ")  # as the report and the status say
             made = export_onnx(
                 model,
                 args,
@@ -114,6 +120,8 @@ def export(
         else:
             printer.write(f"{made}\n")
         printer.close()
+        if verify and made.unverified:
+            raise typer.Exit(1)
 
 
 def _model_and_arguments(text: str) -> tuple[Any, Any, Any]:

@@ -261,8 +261,7 @@ def with_library(
         runtime = Runtime(file, export.path.name, library=library, optimised=optimised)
         used = Counter(_named(onnx_ir.load(optimised).graph, plan))
     refuse_unused(native, used, export.path.name)
-    comparisons, left_out = verification.compare(runtime, library=library)
-    return replace(export, comparisons=(*export.comparisons, *comparisons), left_out=left_out)
+    return verification.compare(export, runtime, library=library)
 
 
 def refuse_unused(native: Mapping[str, int], used: Mapping[str, int], name: str) -> None:
