@@ -222,7 +222,7 @@ def _square(given: Tensor, shape: Shape) -> bool:
 
 def _close(first: Tensor, second: Tensor) -> bool:
     half = torch.finfo(first.dtype).eps ** 0.5
-    return _apart(first, second) <= half * max(1.0, float(second.abs().max()))
+    return bool(_apart(first, second) <= half * max(1.0, float(second.abs().max())))
 
 
 def _apart(first: Tensor, second: Tensor) -> float:
@@ -331,7 +331,7 @@ def _sums_to_one(given: Tensor, shares: Tensor) -> int | None:
 
 
 def _ones(sums: Tensor) -> bool:
-    return _apart(sums, torch.ones_like(sums)) <= 16 * torch.finfo(sums.dtype).eps
+    return bool(_apart(sums, torch.ones_like(sums)) <= 16 * torch.finfo(sums.dtype).eps)
 
 
 def _unit_rows(given: Tensor, shape: Shape, generator: torch.Generator) -> Tensor | None:

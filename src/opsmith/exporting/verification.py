@@ -109,7 +109,7 @@ class Verification:
             if done == OTHER_VALUES:
                 break
         if done < OTHER_VALUES and any(each.numel() for each in self.inputs):
-            unverified = f"it was compared on {1 + done} inputs, and not on {1 + OTHER_VALUES}: {refused}"
+            unverified = f"it was compared on {1 + done} of {1 + OTHER_VALUES} inputs: {refused}"
         for name in self.axes.names:
             done = 0
             reason = ""
