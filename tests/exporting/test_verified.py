@@ -108,8 +108,8 @@ def test_results_that_are_not_finite_say_nothing(export: Exported) -> None:
 def test_a_model_that_takes_its_example_alone_is_not_verified(tmp_path: Path) -> None:
     model, path = Calls(lambda x: refusing(x, lambda x: bool(torch.equal(x, X)))), tmp_path / "model.onnx"
     reason = (
-        "it was compared on 1 of 3 inputs: values of both signs, up to half of the example's: it does not take "
-        "these numbers"
+        "it was compared on 1 of 3 inputs: values of both signs, up to half of the example's: it does not "
+        "take these numbers"
     )
     with pytest.warns(UserWarning, match="is not verified") as warned:
         made = opsmith.export_onnx(model, X, path)
