@@ -10,6 +10,8 @@ import onnx
 import pytest
 from typer.testing import Result
 
+from opsmith.build import toolchain
+
 SOURCE = '''
 import torch, opsmith
 from torch import Tensor
@@ -79,12 +81,13 @@ def test_a_model_and_its_arguments_as_json(
     done = opsmith("export", f"{file}:model", str(path), "--json", "--body", "inline", "--opset", "18")
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
-    assert told["schema"] == 1
+    assert told["schema"] == 2
     assert (told["path"], told["body"], told["opset"]) == (str(path), "inline", 18)
     assert (told["inputs"], told["outputs"]) == (["x", "shift"], ["output"])
-    assert told["nodes"] == {f"{space}::twice": 1}
-    assert told["verified"]
-    assert [each["difference"] for each in told["comparisons"]] == [0.0]
+    assert (told["nodes"], told["calls"]) == ({}, {f"{space}::twice": 1})
+    assert (told["verified"], told["unverified"]) == (True, "")
+    assert [each["difference"] for each in told["comparisons"]] == [0.0] * 3
+    assert len({each["values"] for each in told["comparisons"]}) == 3
 
 
 @pytest.mark.slow
@@ -95,11 +98,50 @@ def test_a_library_of_kernels(file: Path, opsmith: Callable[..., Result], tmp_pa
     told = json.loads(done.stdout)
     assert (told["library"], told["native"]) == (str(library), {f"{space}::native": 1})
     assert told["left_to_bodies"] == {}
-    assert [each["library"] for each in told["comparisons"]] == [False, True]
+    assert [each["library"] for each in told["comparisons"]] == [False] * 3 + [True] * 3
     assert library.read_bytes().startswith(b"\x7fELF")
+    node = opsmith(
+        "export", f"{file}:native", str(path), "--library", str(library), "--json", "--body", "node"
+    )
+    assert (node.exit_code, json.loads(node.stdout)["verified"]) == (0, True)
     done = opsmith("export", f"{file}:twice", str(path), "--library", str(library))
     assert done.exit_code == 1
     assert "no operator of the model can be packaged into a library" in done.stderr
+
+
+def test_a_file_that_onnx_runtime_cannot_load_has_status_1(
+    file: Path, opsmith: Callable[..., Result], tmp_path: Path, space: str
+) -> None:
+    path = tmp_path / "node.onnx"
+    done = opsmith("export", f"{file}:twice", str(path), "--body", "node", "--json")
+    assert (done.exit_code, done.stderr) == (1, "")
+    told = json.loads(done.stdout)
+    assert (told["verified"], told["nodes"], told["comparisons"]) == (False, {f"{space}::twice": 1}, [])
+    assert f"{space}:twice(-1) is not a registered function/op" in told["unverified"]
+    assert [node.op_type for node in onnx.load(path).graph.node] == ["twice"]
+    done = opsmith("export", f"{file}:twice", str(path), "--body", "node")
+    assert (done.exit_code, done.stderr) == (1, "")
+    assert f"  not verified: {told['unverified']}" in done.stdout
+    assert "off by" not in done.stdout
+    done = opsmith("export", f"{file}:twice", str(path), "--body", "node", "--no-verify")
+    assert (done.exit_code, done.stderr) == (0, "")
+
+
+@pytest.mark.filterwarnings("ignore:.*the reference runs in place of its kernel:RuntimeWarning")
+def test_a_library_without_a_compiler_has_status_2(
+    file: Path, opsmith: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    toolchain._toolchain.cache_clear()
+    path, library = tmp_path / "native.onnx", tmp_path / "ops.so"
+    done = opsmith(
+        "export", f"{file}:native", str(path), "--library", str(library), "--body", "node", "--json"
+    )
+    toolchain._toolchain.cache_clear()
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "there is no C++ compiler" in done.stderr
+    assert not path.exists()
+    assert not library.exists()
 
 
 @pytest.mark.slow
@@ -110,7 +152,7 @@ def test_a_file_that_differs_has_status_1(file: Path, opsmith: Callable[..., Res
     assert not (tmp_path / "rough.onnx").exists()
     done = opsmith("export", f"{file}:rough", str(tmp_path / "rough.onnx"), "--no-verify")
     assert done.exit_code == 0
-    assert "not compared with PyTorch" in done.stdout
+    assert "not verified: `verify=False`" in done.stdout
 
 
 @pytest.mark.parametrize(

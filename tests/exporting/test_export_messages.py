@@ -390,7 +390,7 @@ def test_a_reference_that_looks_at_values(tmp_path: Path) -> None:
     assert problem.startswith("nodes::reads_values: torch cannot trace its reference: ")
     assert "data-dependent" in problem
     assert rest == [
-        f"  where: {line(of.reads_values, '@')}",
+        f"  where: {line(of.reads_values, 'item()')}",
         "  hint: write it in torch's operations on tensors, and take no values out of them; or `body='node', "
         "verify=False`",
     ]
@@ -416,7 +416,7 @@ def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(errors.MissingExtraError) as caught:
         importlib.reload(packages)
     assert str(caught.value) == (
-        "ONNX needs the packages `onnx`, `onnxscript` and `onnxruntime`\n"
+        "ONNX needs the packages `onnx`, `onnx_ir` and `onnxscript`\n"
         "  got: no module named 'onnxscript'\n"
         "  hint: pip install '.[onnx]' in a checkout of opsmith"
     )

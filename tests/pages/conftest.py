@@ -10,10 +10,10 @@ from opsmith.pages.sections import BODIES, ExportResult
 
 @pytest.fixture
 def no_exports(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exports that nobody has to wait for: one that went well, and two that were refused."""
+    """Exports that nobody has to wait for: one that went well, one refused, and one not verified."""
     made = (
         ExportResult("function", BODIES["function"], "", 20, {"paged::affine": 1}, 1e-7, 1e-6, ("a note",)),
         ExportResult("inline", BODIES["inline"], "ExportError: `sort` has no counterpart"),
-        ExportResult("node", BODIES["node"], "ExportError: `sort` has no counterpart"),
+        ExportResult("node", BODIES["node"], "", 20, {"paged::affine": 1}, unverified="no kernel for a node"),
     )
     monkeypatch.setattr(content, "exports_of", lambda operator: made)

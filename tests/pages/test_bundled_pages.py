@@ -51,6 +51,9 @@ def test_an_export_is_compared_with_pytorch() -> None:
     assert function.nodes == {"opsmith::linear": 1}
     assert 0 <= function.difference <= function.allowed
     assert (function.opset, inline.body, node.refused) == (20, "inline", "")
+    assert [each.state for each in (function, inline, node)] == ["passed", "passed", "skipped"]
+    assert (inline.nodes, node.nodes) == ({}, {"opsmith::linear": 1})
+    assert "opsmith:linear(-1) is not a registered function/op" in node.unverified
 
 
 def test_an_operator_that_cannot_be_exported_says_why_in_each_kind_of_body() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,13 +11,13 @@ import typer
 from rich.markup import escape
 
 from opsmith import errors
-from opsmith.cli.guard import waiting
+from opsmith.cli.guard import FAILED, waiting
 from opsmith.cli.options import AsJson, Traceback, named_as_options, subject_named
 from opsmith.cli.output import answering
 from opsmith.core.operator import Operator
 from opsmith.core.samples import first_call
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the JSON output; it rises when a key is renamed, removed or changes its meaning."""
 
 FAILURES = ("ExportError", "ExportMismatchError", "DynamicAxisError", "OnnxRuntimeError")
@@ -84,15 +85,20 @@ def export(
 
     - `opsmith export operators.py:linear linear.onnx --json > export.json`
 
-    Exit status: 0 written, and equal to PyTorch, 1 it cannot be exported, or differs, 2 the command could
-    not be carried out.
+    Exit status: 0 written, and equal to PyTorch (with `--no-verify`, written), 1 it cannot be exported,
+    differs, or could not be compared, 2 the command could not be carried out.
     """
     with answering(traceback=traceback, failures=FAILURES) as printer:
         with waiting(f"importing {escape(target)}"):
             model, args, kwargs = _model_and_arguments(target)
         from opsmith.exporting import export_onnx  # slow to import
 
-        with waiting(f"exporting {escape(target)}"), named_as_options(export):
+        with (
+            waiting(f"exporting {escape(target)}"),
+            named_as_options(export),
+            warnings.catch_warnings(),
+        ):
+            warnings.filterwarnings("ignore", "`.*` is not verified: ")  # as the report and the status say
             made = export_onnx(
                 model,
                 args,
@@ -108,6 +114,8 @@ def export(
             printer.write_json({"schema": SCHEMA, **made.to_dict()})
         else:
             printer.write(f"{made}\n")
+    if verify and made.unverified:
+        raise typer.Exit(FAILED)
 
 
 def _model_and_arguments(text: str) -> tuple[Any, Any, Any]:

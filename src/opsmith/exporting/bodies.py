@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import field
+from itertools import count
 from typing import Any
 
 from opsmith.core.dataclass import dataclass
 from opsmith.core.specification import Specification
 from opsmith.exporting.calls import SYMBOLIC_NODE, VERSION, OperatorCall
 from opsmith.exporting.capture import traced
-from opsmith.exporting.packages import InlinePass, onnx, onnx_ir
+from opsmith.exporting.packages import ClearMetadataAndDocStringPass, InlinePass, onnx_ir
 from opsmith.exporting.translation import OPERATOR, complete, operator_nodes
 
 Translate = Callable[[Any], Any]
@@ -71,33 +73,25 @@ class Bodies:
             complete(node, call)
             self.inner.append((node, call))
         self._name_nodes(model)
-        proto = onnx_ir.to_proto(model)
-        inputs, outputs = (
-            iter([value.name for value in values]) for values in (proto.graph.input, proto.graph.output)
-        )
+        ClearMetadataAndDocStringPass()(model)
+        inputs, outputs = iter(model.graph.inputs), iter(model.graph.outputs)
         for signature, call in new.items():
-            self._names[signature] = self._named(call, self._carved(proto, call, inputs, outputs))
-
-    def _carved(self, proto: Any, call: OperatorCall, inputs: Any, outputs: Any) -> Any:
-        given = {next(inputs): name for name, node in call.slots() if node is not None}
-        made = [next(outputs) for _ in call.results()]
-        return function_from(proto.graph, given, call.formal(), made, proto.opset_import)
+            given = {name: next(inputs) for name, node in call.slots() if node is not None}
+            made = [next(outputs) for _ in call.results()]
+            self._names[signature] = self._named(call, function_from(model.graph, given, call.formal(), made))
 
     def _named(self, call: OperatorCall, function: Any) -> str:
         """The name of a body: the name of an equal body, or a new one."""
-        key = (call.specification.name, *call.node_type, function.SerializeToString())
+        key = (call.specification.name, *call.node_type, onnx_ir.to_proto(function).SerializeToString())
         if key not in self._known:
             domain, plain = call.node_type
             taken = {each.short_name for each in self.operators.values() if each.namespace == domain}
-            count, name = 1, plain
-            while (domain, name) in self.functions or (count > 1 and name in taken):
-                count += 1
-                name = f"{plain}_{count}"
+            names = (plain if at == 1 else f"{plain}_{at}" for at in count(1))
+            free = (each for each in names if (domain, each) not in self.functions)
+            name = next(each for each in free if each == plain or each not in taken)
             function.domain, function.name = domain, name
-            function.metadata_props.append(
-                onnx.StringStringEntryProto(key=OPERATOR, value=call.specification.name)
-            )
-            self.functions[domain, name] = onnx_ir.from_proto(function)
+            function.metadata_props[OPERATOR] = call.specification.name
+            self.functions[domain, name] = function
             self._known[key] = name
         return self._known[key]
 
@@ -119,138 +113,54 @@ def inline_bodies(model: Any) -> None:
         model.opset_imports.pop(domain, None)
 
 
-def function_from(
-    graph: Any,
-    inputs: Mapping[str, str],
-    formal: Sequence[str],
-    outputs: Sequence[str],
-    opsets: Sequence[Any],
-) -> Any:
-    """The nodes behind some outputs of a graph, as a function without name or domain.
+def function_from(graph: Any, given: Mapping[str, Any], formal: Sequence[str], outputs: Sequence[Any]) -> Any:
+    """The nodes behind some values of a graph, as a function without name or domain.
 
-    Functions with the same nodes are equal byte by byte.
+    Functions with the same nodes are equal byte by byte: names are numbered, and types left out.
 
     Args:
-        graph: A `GraphProto`.
-        inputs: Name in the function, by name in the graph.
+        graph: An onnx_ir graph.
+        given: The inputs of the graph that the nodes may use, by their name in the function.
         formal: The function's inputs, in order; some may be unused.
-        outputs: Names in the graph.
-        opsets: Versions of operators that the graph uses.
+        outputs: The values.
     """
-    nodes = _constants(graph) | {output: node for node in graph.node for output in node.output if output}
-    wanted = _behind(outputs, nodes, set(inputs))
-    names = _Names(inputs, formal)
-    made = []
-    for node in wanted:
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node)
-        _rename(copy, names)
-        made.append(copy)
-    results: list[str] = []
-    for name in outputs:
-        result = names[name]
-        if name in inputs or result in results:  # an output of its own needs a node of its own
-            result = names.fresh()
-            made.append(onnx.helper.make_node("Identity", [names[name]], [result]))
-        results.append(result)
-    used = {node.domain for node in _with_inner(made)} | {""}
-    imports = [onnx.helper.make_opsetid(each.domain, each.version) for each in opsets if each.domain in used]
-    return onnx.helper.make_function("", "", list(formal), results, made, imports)
+    made = onnx_ir.convenience.extract(graph, list(given.values()), outputs)
+    inputs = dict(zip(given, made.inputs, strict=True))
+    made.inputs[:] = [inputs.get(name) or onnx_ir.Value(name=name) for name in formal]
+    read = [value for node in made.all_nodes() for value in node.inputs] + [*made.outputs]
+    # A function has no initializers.
+    for value in dict.fromkeys(each for each in read if each in made.initializers.values()):
+        constant = copy(made.initializers.pop(value.name).const_value)
+        constant.name = None
+        made.append(node := onnx_ir.node("Constant", [], {"value": constant}))
+        value.replace_all_uses_with(node.outputs[0], replace_graph_outputs=True)
+    for at, value in enumerate(made.outputs):
+        if value in made.inputs or value in made.outputs[:at]:  # an output of its own needs a node of its own
+            made.append(node := onnx_ir.node("Identity", [value]))
+            made.outputs[at] = node.outputs[0]
+    made.sort()
+    _rename(made, formal)
+    used = {"", *(node.domain for node in made.all_nodes())}
+    for domain in made.opset_imports.keys() - used:
+        del made.opset_imports[domain]
+    return onnx_ir.Function("", "", graph=made, attributes=())
 
 
-class _Names(dict[str, str]):
-    """New names for values, numbered in order of use, so that equal functions have equal names."""
-
-    def __init__(self, given: Mapping[str, str], taken: Sequence[str]) -> None:
-        super().__init__(given)
-        self._taken = set(taken)
-        self._count = 0
-
-    def __missing__(self, name: str) -> str:
-        self[name] = new = self.fresh()
-        return new
-
-    def fresh(self) -> str:
-        """An unused name."""
-        while True:
-            self._count += 1
-            name = f"value_{self._count}"
-            if name not in self._taken:
-                return name
-
-
-def _constants(graph: Any) -> dict[str, Any]:
-    """A Constant node for each initializer: a function has none."""
-    found = {}
-    for tensor in graph.initializer:
-        value = onnx.TensorProto()
-        value.CopyFrom(tensor)
-        value.ClearField("name")
-        value.ClearField("metadata_props")
-        value.ClearField("doc_string")
-        found[tensor.name] = onnx.helper.make_node("Constant", [], [tensor.name], value=value)
-    return found
-
-
-def _behind(outputs: Sequence[str], nodes: Mapping[str, Any], given: set[str]) -> list[Any]:
-    """The nodes that some values are computed by, in topological order."""
-    found: list[Any] = []
-    done: set[int] = set()
-    waiting = [(name, False) for name in reversed(outputs)]
-    while waiting:
-        name, ready = waiting.pop()
-        if name in given or name not in nodes:
-            continue
-        node = nodes[name]
-        if id(node) in done:
-            continue
-        if ready:
-            done.add(id(node))
-            found.append(node)
-            continue
-        waiting.append((name, True))
-        waiting += [(each, False) for each in reversed(list(_read(node)))]
-    return found
-
-
-def _read(node: Any) -> Iterator[str]:
-    """Names of the values that a node reads, including those that its subgraphs read from outside."""
-    yield from (name for name in node.input if name)
-    for graph in subgraphs(node):
-        inner = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
-        inner |= {name for each in graph.node for name in each.output}
-        for each in graph.node:
-            yield from (name for name in _read(each) if name not in inner)
-        yield from (value.name for value in graph.output if value.name not in inner)
-
-
-def subgraphs(node: Any) -> Iterator[Any]:
-    """The graphs in the attributes of a node: branches, and bodies of loops."""
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
-
-
-def _with_inner(nodes: Sequence[Any]) -> Iterator[Any]:
-    for node in nodes:
-        yield node
-        for graph in subgraphs(node):
-            yield from _with_inner(graph.node)
-
-
-def _rename(node: Any, names: _Names) -> None:
-    """Rename the values of a node and its subgraphs, and drop names and documentation."""
-    for key in ("name", "doc_string", "metadata_props"):
-        node.ClearField(key)
-    node.input[:] = [names[name] if name else "" for name in node.input]
-    node.output[:] = [names[name] if name else "" for name in node.output]
-    for graph in subgraphs(node):
-        graph.name = "body"
-        for key in ("doc_string", "metadata_props", "value_info"):
-            graph.ClearField(key)
-        for value in (*graph.input, *graph.output, *graph.initializer):
-            value.name = names[value.name]
-            value.ClearField("metadata_props")
-        for each in graph.node:
-            _rename(each, names)
+def _rename(graph: Any, formal: Sequence[str]) -> None:
+    """Number the values of a graph and its subgraphs, in order, and drop other names, types and metadata."""
+    values = []
+    for name, value in zip(formal, graph.inputs, strict=True):
+        value.name, value.type, value.shape = name, None, None
+    for inner in graph.subgraphs():
+        inner.name = "body"
+        values += [*inner.inputs, *inner.initializers.values()]
+    for node in graph.all_nodes():
+        node.name = None
+        values += node.outputs
+        for value in node.outputs:
+            if node.graph is graph or not value.is_graph_output():
+                value.type = value.shape = None
+    names = (name for at in count(1) if (name := f"value_{at}") not in formal)
+    for value in values:
+        value.metadata_props.clear()
+        value.name = value.name and next(names)

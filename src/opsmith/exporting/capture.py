@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from opsmith.core.location import user_line_of_frame, user_line_of_traceback, wh
 from opsmith.exporting.calls import OperatorCall, example_shape, example_size, flat_results, varies
 from opsmith.exporting.model import Axes
 from opsmith.torch_library import capabilities
+from opsmith.torch_library.adopted.forward import run_forward
 from opsmith.torch_library.torch_messages import quiet_exporter
 
 Table = Mapping[Any, Any]
@@ -76,6 +78,7 @@ def translated_model(
         raise errors.ExportError(
             f"torch's exporter does not take the model: {first_line(chain[-1])}",
             got=type(chain[-1]).__name__,
+            where=where_raised(chain[-1]),
             hint="`torch.export.export(model, args)` must take it, and ONNX have an operator for each of "
             "torch's in it; the cause of this error has details",
         ) from error
@@ -178,16 +181,22 @@ class References(torch.nn.Module):
 
 
 def computed(call: OperatorCall, given: Iterator[Any]) -> list[Tensor]:
-    """The visible results of the reference, on inputs from the front of `given`."""
-    schema, function = call.specification.schema, reference_of(call)
+    """The visible results of the code behind a body, on inputs from the front of `given`."""
+    schema, function = call.specification.schema, source_of(call)
     inputs = [next(given) for _ in call.inputs()]
     tensors = iter([each for each in inputs if isinstance(each, Tensor)])
     sizes = iter([each for each in inputs if not isinstance(each, Tensor)])
     args = _filled(tuple(call.node.args), tensors, sizes)
     kwargs = {name: _filled(value, tensors, sizes) for name, value in call.node.kwargs.items()}
-    positional, named = schema.split(schema.received(args, kwargs))
-    returned = function(*positional, **named)
-    results = (returned,) if schema.single else tuple(returned)
+    values = schema.received(args, kwargs)
+    adopted = call.specification.adopted
+    if adopted is not None and adopted.reference is None:
+        # The operator would take what knows shapes alone for the results of code that does not run here.
+        results: Sequence[Any] = run_forward(adopted, values).results
+    else:
+        positional, named = schema.split(values)
+        returned = function(*positional, **named)
+        results = (returned,) if schema.single else tuple(returned)
     return list(flat_results([results[at] for at in schema.visible]))
 
 
@@ -200,13 +209,13 @@ def _filled(value: Any, tensors: Iterator[Tensor], sizes: Iterator[Any]) -> Any:
     return value
 
 
-def reference_of(call: OperatorCall) -> Any:
-    """The function that a body is derived from.
+def source_of(call: OperatorCall) -> Any:
+    """The function that a body is derived from: the reference, or the forward of an adopted class.
 
     Raises:
         ExportError: If there is none.
     """
-    specification = call.specification
+    specification, adopted = call.specification, call.specification.adopted
     if specification.opaque or (
         specification.library_operator is not None and specification.reference is None
     ):
@@ -216,6 +225,8 @@ def reference_of(call: OperatorCall) -> Any:
             where=specification.where,
             hint="write `body='node', verify=False`, and give the runtime a kernel for it",
         )
+    if adopted is not None and adopted.reference is None:
+        return adopted.function_class.forward
     return specification.reference
 
 
@@ -232,13 +243,15 @@ def traced(calls: Sequence[OperatorCall]) -> Any:
         raise
     except Exception as error:
         if len(calls) == 1:
-            specification = calls[0].specification
+            specification, source = calls[0].specification, source_of(calls[0])
+            of_class = source is not specification.reference
             raise errors.ExportError(
-                f"torch cannot trace its reference: {first_line(error)}",
+                f"torch cannot trace its {'forward' if of_class else 'reference'}: {first_line(error)}",
                 operator=specification.name,
-                where=where(reference_of(calls[0])),
+                where=where_raised(error) or where(source),
                 hint="write it in torch's operations on tensors, and take no values out of them; or "
-                "`body='node', verify=False`",
+                + "give the same mathematics in plain PyTorch: `adopt(..., reference=...)`; or " * of_class
+                + "`body='node', verify=False`",
             ) from error
         for call in calls:  # find the one that fails
             traced([call])
@@ -349,5 +362,14 @@ def specialising_line(trace: Callable[[], Any], size: int) -> str | None:
 
 def where_called(node: Any) -> str | None:
     """`file:line` of the call that became a node of torch's graph; None if torch has not recorded it."""
-    line = user_line_of_traceback(node.meta.get("stack_trace"))
+    return _where(node.meta.get("stack_trace"))
+
+
+def where_raised(error: BaseException) -> str | None:
+    """`file:line` of the innermost line of the user that an exception passed; None if there is none."""
+    return _where("".join(traceback.format_tb(error.__traceback__)))
+
+
+def _where(text: Any) -> str | None:
+    line = user_line_of_traceback(text)
     return None if line is None else f"{line[0]}:{line[1]}"

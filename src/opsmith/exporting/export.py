@@ -20,6 +20,7 @@ from opsmith.core.operator import Operator
 from opsmith.core.output_file import unwritable, writable_file
 from opsmith.core.tensors import nested_tensors
 from opsmith.declaration import declared_operators
+from opsmith.exporting import packages
 from opsmith.exporting.bodies import Bodies, inline_bodies, remove_bodies
 from opsmith.exporting.calls import OperatorCall
 from opsmith.exporting.capture import translated_model, translator
@@ -74,12 +75,16 @@ def export_onnx(
         dynamic: Names of axes that may have any size, by input and position: `{"x": {0: "batch"}}`.
         opset: Version of ONNX's operators; by default 20.
         input_names, output_names: By default the names of the parameters, and of an operator's results.
-        verify: Compare the file with PyTorch, at the given sizes and two others of every dynamic axis.
+        verify: Compare the file with PyTorch: on the given inputs and two others, of which one is unlike
+            them, and at two other sizes of every dynamic axis.
         library: Path of a library of the operators' C++ kernels, which ONNX Runtime uses instead of the
             bodies: `SessionOptions.register_custom_ops_library`. It is compared with PyTorch as well.
 
     Returns:
         The file, its nodes, and the comparisons. On an error no file is left at `path`.
+
+    Warns:
+        UserWarning: If the file could not be compared, as one that ONNX Runtime cannot load.
 
     Raises:
         UsageError: If an argument does not fit.
@@ -107,7 +112,14 @@ def export_onnx(
         )
     call = read_call(args, kwargs)
     with evaluating(model):
-        return _written(_translated(model, call, options, dynamic, input_names, output_names), options)
+        made = _written(_translated(model, call, options, dynamic, input_names, output_names), options)
+    if verify and made.unverified:
+        warnings.warn(
+            f"`{made.path.name}` is not verified: {made.unverified}; with `verify=False` this warning goes",
+            UserWarning,
+            stacklevel=2,
+        )
+    return made
 
 
 def export_bodies(
@@ -250,27 +262,42 @@ def _written(translated: TranslatedModel, options: ExportOptions) -> Export:
         tuple(translated.verification.outputs),
         dict(counts),
         library=options.library,
+        unverified=packages.NO_RUNTIME if options.verify else "`verify=False`",
     )
+    verification = None if export.unverified else translated.verification
     with drafted(options.path) as draft:
         if options.body == "inline":
             inline_bodies(translated.model)
-        if options.verify and translated.bodies is not None:
+        compared = export
+        if options.body != "node" or (verification is not None and translated.bodies is not None):
             draft.write(translated.model)
-            comparisons, left_out = translated.verification.compare(Runtime(draft.file, options.path.name))
-            export = replace(export, comparisons=comparisons, left_out=left_out)
-        if options.body == "node":  # it was compared with its bodies
+            if verification is not None:
+                compared = verification.compare(export, Runtime(draft.file, options.path.name))
+        if options.body == "node":
             remove_bodies(translated.model)
-        if options.body == "node" or not options.verify:
             draft.write(translated.model)
+            if verification is not None and options.library is None:
+                export = _without_bodies(export, verification, draft.file)
+        else:
+            export = compared
         if options.library is not None:
             inner = translated.bodies.inner if translated.bodies and options.body == "function" else ()
             calls = calls_by_type([*translated.calls, *inner])
             with drafted(options.library, "library") as built:
-                given = translated.verification if options.verify else None
-                export = with_library(export, draft.file, built.file, calls, given)
+                export = with_library(export, translated.model, draft.file, built.file, calls, verification)
                 built.publish()
         draft.publish()
     return export
+
+
+def _without_bodies(export: Export, verification: Verification, file: Path) -> Export:
+    """Compare a file whose nodes have no bodies, if ONNX Runtime has kernels for all of them."""
+    try:
+        runtime = Runtime(file, export.path.name)
+    except errors.OnnxRuntimeError as error:
+        also = "with bodies, which it does not hold, it computes what PyTorch does; a `library=` has kernels"
+        return replace(export, unverified=f"{error.problem}; {also}")
+    return verification.compare(export, runtime)
 
 
 @dataclass(frozen=True)

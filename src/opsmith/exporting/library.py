@@ -15,10 +15,9 @@ import torch
 from opsmith import errors
 from opsmith.core.dataclass import dataclass
 from opsmith.core.specification import Specification
-from opsmith.exporting.bodies import subgraphs
 from opsmith.exporting.calls import OperatorCall, size_items
 from opsmith.exporting.dtypes import ONNX_TYPES
-from opsmith.exporting.packages import onnx
+from opsmith.exporting.packages import onnx_ir
 from opsmith.exporting.report import Export
 from opsmith.exporting.result_sizes import sizes_in_cpp
 from opsmith.exporting.runtime import Runtime
@@ -228,6 +227,7 @@ def needs_library(pairs: Iterable[tuple[Any, OperatorCall]]) -> bool:
 
 def with_library(
     export: Export,
+    model: Any,
     file: Path,
     library: Path,
     calls: Mapping[NodeName, Sequence[OperatorCall]],
@@ -237,6 +237,7 @@ def with_library(
 
     Args:
         export: The export so far.
+        model: The onnx_ir model that the file holds.
         file: The current path of the file.
         library: The path of the library.
         calls: The calls behind the nodes of each type, bodies included.
@@ -247,11 +248,8 @@ def with_library(
         ExportMismatchError: If the results differ from PyTorch's.
         OnnxRuntimeError: If ONNX Runtime refuses the library, or does not use a kernel.
     """
-    model = onnx.load(str(file), load_external_data=False)
-    within = {
-        (function.domain, function.name): list(_node_names(function.node)) for function in model.functions
-    }
-    plan = plan_library(calls, _node_names(model.graph.node), within if export.body == "function" else None)
+    within = {function.identifier()[:2]: _node_names(function) for function in model.functions.values()}
+    plan = plan_library(calls, _node_names(model.graph), within if export.body == "function" else None)
     shutil.copyfile(link_library(plan.kernels, plan.types).directory / LIBRARY, library)
     library.chmod(0o755)
     native = dict(Counter(_named(model.graph, plan)))
@@ -261,10 +259,9 @@ def with_library(
     with tempfile.TemporaryDirectory() as folder:
         optimised = Path(folder) / "optimised.onnx"
         runtime = Runtime(file, export.path.name, library=library, optimised=optimised)
-        used = Counter(_named(onnx.load(str(optimised), load_external_data=False).graph, plan))
+        used = Counter(_named(onnx_ir.load(optimised).graph, plan))
     refuse_unused(native, used, export.path.name)
-    comparisons, left_out = verification.compare(runtime, library=library)
-    return replace(export, comparisons=(*export.comparisons, *comparisons), left_out=left_out)
+    return verification.compare(export, runtime, library=library)
 
 
 def refuse_unused(native: Mapping[str, int], used: Mapping[str, int], name: str) -> None:
@@ -291,12 +288,9 @@ def refuse_unused(native: Mapping[str, int], used: Mapping[str, int], name: str)
 
 def _named(graph: Any, plan: LibraryPlan) -> Iterator[str]:
     """The operator of each node in a graph that a library computes."""
-    return (plan.operators[name] for name in _node_names(graph.node) if name in plan.operators)
+    return (plan.operators[name] for name in _node_names(graph) if name in plan.operators)
 
 
-def _node_names(nodes: Iterable[Any]) -> Iterator[NodeName]:
-    """The types of nodes, subgraphs included."""
-    for node in nodes:
-        yield node.domain, node.op_type
-        for graph in subgraphs(node):
-            yield from _node_names(graph.node)
+def _node_names(graph: Any) -> list[NodeName]:
+    """The types of the nodes of a graph or function, subgraphs included."""
+    return [(node.domain, node.op_type) for node in graph.all_nodes()]

@@ -8,14 +8,27 @@ from opsmith.extras import install
 try:
     import onnx
     import onnx_ir
-    import onnxruntime
     import onnxscript
-    from onnx_ir.passes.common import InlinePass
+    from onnx_ir.passes.common import ClearMetadataAndDocStringPass, InlinePass
 except ModuleNotFoundError as error:
     raise errors.MissingExtraError(
-        "ONNX needs the packages `onnx`, `onnxscript` and `onnxruntime`",
+        "ONNX needs the packages `onnx`, `onnx_ir` and `onnxscript`",
         got=f"no module named {error.name!r}",
         hint=install("onnx"),
     ) from error
+NO_RUNTIME = ""
+"""The reason that there is no ONNX Runtime, which only a comparison needs; empty if there is one."""
+try:
+    import onnxruntime
+except ImportError as error:
+    NO_RUNTIME = f"ONNX Runtime cannot be imported: {error}"
 
-__all__ = ["InlinePass", "onnx", "onnx_ir", "onnxruntime", "onnxscript"]
+__all__ = [
+    "NO_RUNTIME",
+    "ClearMetadataAndDocStringPass",
+    "InlinePass",
+    "onnx",
+    "onnx_ir",
+    "onnxruntime",
+    "onnxscript",
+]

@@ -9,13 +9,17 @@ from typing import Any
 
 from opsmith.core.dataclass import dataclass
 
+GIVEN = "of the example"
+"""The values that were given, in words."""
+
 
 @dataclass(frozen=True)
 class Comparison:
-    """The comparison of one output with PyTorch, at one choice of sizes.
+    """The comparison of one output with PyTorch, on one choice of inputs.
 
     Args:
         sizes: The size of each dynamic axis.
+        values: The values of the inputs, in words.
         output: Name of the output.
         difference: The largest difference, relative to the largest value.
         allowed: The tolerance.
@@ -24,6 +28,7 @@ class Comparison:
     """
 
     sizes: Mapping[str, int]
+    values: str
     output: str
     difference: float
     allowed: float
@@ -40,12 +45,13 @@ class Export:
         body: `function`, `inline` or `node`.
         opset: Version of ONNX's operators.
         inputs, outputs: Their names, in order.
-        nodes: Number of nodes of each operator, in an inlined file before the inlining.
-        comparisons: The comparisons with PyTorch; empty without verification.
-        left_out: Sizes that were not compared since PyTorch refuses them, each with the reason.
+        calls: Number of calls of each operator in the model.
+        comparisons: The comparisons of the file with PyTorch; empty without verification.
+        left_out: Sizes and values that were not compared since PyTorch refuses them, each with the reason.
         library: Path of the library of kernels; None without one.
         native: Number of nodes of each operator that the library computes.
         left_to_bodies: For each operator whose nodes are computed by their bodies, the reason.
+        unverified: The reason that the file is not verified; empty if it is.
     """
 
     path: Path
@@ -53,17 +59,23 @@ class Export:
     opset: int
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    nodes: Mapping[str, int]
+    calls: Mapping[str, int]
     comparisons: tuple[Comparison, ...] = ()
     left_out: tuple[str, ...] = ()
     library: Path | None = None
     native: Mapping[str, int] = field(default_factory=dict)
     left_to_bodies: Mapping[str, str] = field(default_factory=dict)
+    unverified: str = ""
+
+    @property
+    def nodes(self) -> Mapping[str, int]:
+        """Number of nodes of each operator in the file: an inlined one has none."""
+        return {} if self.body == "inline" else self.calls
 
     @property
     def verified(self) -> bool:
-        """The file was compared with PyTorch."""
-        return bool(self.comparisons)
+        """ONNX Runtime computes with this file, and this library, what PyTorch does, on three inputs."""
+        return not self.unverified
 
     @property
     def difference(self) -> float:
@@ -76,29 +88,35 @@ class Export:
             **asdict(self),
             "path": str(self.path),
             "library": None if self.library is None else str(self.library),
+            "nodes": dict(self.nodes),
             "verified": self.verified,
         }
 
     def __str__(self) -> str:
-        counted = ", ".join(f"{count} of {name}" for name, count in self.nodes.items()) or "none of ours"
         lines = [
             f"{self.path}: {self.body}, opset {self.opset}, {', '.join(self.inputs)} -> "
             f"{', '.join(self.outputs)}",
-            f"  nodes: {counted}",
+            f"  nodes: {_counted(self.nodes) or 'none of ours'}",
+            *[f"  inlined: {_counted(self.calls)}"] * (self.body == "inline" and bool(self.calls)),
         ]
         if self.library is not None:
-            native = ", ".join(f"{count} of {name}" for name, count in self.native.items())
-            lines.append(f"  library: {self.library} computes {native}")
+            lines.append(f"  library: {self.library} computes {_counted(self.native)}")
         lines += [f"  by its body: {name}: {reason}" for name, reason in self.left_to_bodies.items()]
+        alike: dict[str, list[Comparison]] = {}
         for each in self.comparisons:
             sizes = ", ".join(f"{name} {size}" for name, size in each.sizes.items()) or "the given sizes"
-            by = ", by the library" * each.library
-            lines.append(
-                f"  {each.output} at {sizes}{by}: off by {each.difference:.1e}, allowed {each.allowed:.1e}"
-            )
+            alike.setdefault(f"{each.output} at {sizes}{', by the library' * each.library}", []).append(each)
+        for text, those in alike.items():
+            worst = max(those, key=lambda each: each.difference)
+            times = f", on {len(those)} inputs" * (len(those) > 1)
+            lines.append(f"  {text}{times}: off by {worst.difference:.1e}, allowed {worst.allowed:.1e}")
         for reason in dict.fromkeys(each.reason for each in self.comparisons):
             lines.append(f"  allowed: {reason}")
         lines += [f"  left out: {each}" for each in self.left_out]
-        if not self.verified:
-            lines.append("  not compared with PyTorch")
+        if self.unverified:
+            lines.append(f"  not verified: {self.unverified}")
         return "\n".join(lines)
+
+
+def _counted(nodes: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} of {name}" for name, count in nodes.items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
+from opsmith.exporting import packages
 from opsmith.exporting.dtypes import DTYPES, ONNX_TYPES
-from opsmith.exporting.packages import onnxruntime
+from opsmith.extras import install
 
 ERRORS_ONLY = 3
 
@@ -51,7 +53,9 @@ class Runtime:
         library: Path | None = None,
         optimised: Path | None = None,
     ) -> None:
-        options = onnxruntime.SessionOptions()
+        if packages.NO_RUNTIME:
+            raise errors.MissingExtraError(packages.NO_RUNTIME, hint=install("onnx"))
+        options = packages.onnxruntime.SessionOptions()
         options.log_severity_level = ERRORS_ONLY
         options.intra_op_num_threads = torch.get_num_threads()
         self.name = name
@@ -62,7 +66,7 @@ class Runtime:
             for key, value in _WEIGHTS_FILE.items():
                 options.add_session_config_entry(key, value)
         try:
-            self._session = onnxruntime.InferenceSession(
+            self._session = packages.onnxruntime.InferenceSession(
                 str(source) if isinstance(source, Path) else source,
                 options,
                 providers=["CPUExecutionProvider"],
@@ -112,10 +116,10 @@ def _described(value: Any) -> tuple[str, torch.dtype | None, tuple[int | str | N
 def _to_runtime(tensor: Tensor) -> Any:
     held = tensor.detach().cpu().contiguous()
     if held.dtype is torch.bfloat16:  # NumPy has no bfloat16
-        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(
+        return packages.onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(
             held.view(torch.uint16).numpy(), ONNX_TYPES[torch.bfloat16]
         )
-    return onnxruntime.OrtValue.ortvalue_from_numpy(held.numpy())
+    return packages.onnxruntime.OrtValue.ortvalue_from_numpy(held.numpy())
 
 
 def _from_runtime(value: Any) -> Tensor:
@@ -130,7 +134,7 @@ def reason(error: BaseException) -> str:
     while text.startswith("[ONNXRuntimeError]"):
         text = text.removeprefix("[ONNXRuntimeError]").partition(" : ")[2].partition(" : ")[2] or text[18:]
         text = text.partition(" : ")[2] or text
-    return text
+    return re.sub(r"^Load model from .*? failed:", "", text)  # a draft, which is gone
 
 
 def _not_loaded(name: str, error: BaseException) -> errors.OnnxRuntimeError:

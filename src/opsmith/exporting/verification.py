@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from opsmith.core.specification import Specification
 from opsmith.exporting.capture import first_line, where_called
 from opsmith.exporting.model import Axes, other_sizes
 from opsmith.exporting.model_file import PREFIX, save
-from opsmith.exporting.report import Comparison
+from opsmith.exporting.other_values import other_values
+from opsmith.exporting.report import GIVEN, Comparison, Export
 from opsmith.exporting.runtime import Runtime
 from opsmith.exporting.tolerance import (
     Rounding,
@@ -28,6 +30,9 @@ from opsmith.exporting.tolerance import (
     tolerance,
 )
 from opsmith.exporting.translation import OPERATOR
+
+OTHER_VALUES = 2
+"""Number of other inputs of the given sizes on which a file is compared, one of them unlike the example."""
 
 OTHER_SIZES = 2
 """Number of other sizes of each dynamic axis at which the file is compared."""
@@ -74,45 +79,80 @@ class Verification:
     program: Any
     renamed: Mapping[str, str]
 
-    def compare(
-        self, runtime: Runtime, *, library: Path | None = None
-    ) -> tuple[tuple[Comparison, ...], tuple[str, ...]]:
-        """Compare at every choice of sizes; return the comparisons, and the sizes that PyTorch refuses.
+    def compare(self, export: Export, runtime: Runtime, *, library: Path | None = None) -> Export:
+        """Compare on the given inputs, on others of their sizes, and at other sizes of every dynamic axis.
 
         Args:
+            export: The export of the file.
             runtime: The file.
             library: The library of kernels that it was loaded with.
+
+        Returns:
+            The export with the comparisons, and what was not compared since PyTorch refuses it.
 
         Raises:
             ExportMismatchError: If the results differ.
             OnnxRuntimeError: If ONNX Runtime refuses inputs that PyTorch takes.
         """
-        found = list(self._compared(runtime, self.inputs, _on_cpu(self.returned), library))
+        found = list(self._compared(runtime, GIVEN, self.inputs, _on_cpu(self.returned), library))
         left_out: list[str] = []
+        unverified = ""
+        done, refused = 0, "there are no other values of these sizes"
+        for values, inputs in other_values(self.inputs):
+            expected = self._expected(inputs)
+            if isinstance(expected, str):
+                refused = f"values {values}: {expected}"
+                left_out.append(refused)
+                continue
+            found += self._compared(runtime, values, inputs, expected, library)
+            done += 1
+            if done == OTHER_VALUES:
+                break
+        if done < OTHER_VALUES and any(each.numel() for each in self.inputs):
+            unverified = f"it was compared on {1 + done} of {1 + OTHER_VALUES} inputs: {refused}"
         for name in self.axes.names:
             done = 0
             reason = ""
             for size in other_sizes(self.axes.sizes(self.inputs)[name]):
                 inputs = self.axes.at(self.inputs, {name: size})
-                try:
-                    expected = self._expected(inputs)
-                except Exception as error:  # the model refuses the size in any way
-                    reason = f"{name} {size}: {first_line(error)}"
+                expected = self._expected(inputs)
+                if isinstance(expected, str):
+                    reason = f"{name} {size}: {expected}"
                     continue
-                found += self._compared(runtime, inputs, expected, library)
+                found += self._compared(runtime, GIVEN, inputs, expected, library)
                 done += 1
                 if done == OTHER_SIZES:
                     break
             if done < OTHER_SIZES:
                 left_out.append(reason)
-        return tuple(found), tuple(left_out)
+            if not done:
+                unverified = unverified or f"it was compared at no other size of an axis: {reason}"
+        return replace(
+            export,
+            comparisons=(*export.comparisons, *found),
+            left_out=tuple(left_out),
+            unverified=unverified,
+        )
 
-    def _expected(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        with torch.no_grad():
-            return _on_cpu(self.model(*(each.clone() for each in inputs)))  # it may write into them
+    def _expected(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...] | str:
+        """PyTorch's results; or in words, why these inputs say nothing."""
+        try:
+            with torch.no_grad():
+                results = _on_cpu(self.model(*(each.clone() for each in inputs)))  # it may write into them
+        except Exception as error:  # the model refuses them in any way
+            return first_line(error)
+        finite = all(bool(each.isfinite().all()) for each in results)
+        if not finite and all(bool(each.isfinite().all()) for each in self.returned):
+            return "the results are not finite"
+        return results
 
     def _compared(
-        self, runtime: Runtime, inputs: Sequence[Tensor], expected: Sequence[Tensor], library: Path | None
+        self,
+        runtime: Runtime,
+        values: str,
+        inputs: Sequence[Tensor],
+        expected: Sequence[Tensor],
+        library: Path | None,
     ) -> Iterator[Comparison]:
         given = dict(zip(self.axes.inputs, inputs, strict=True))
         known = {name for name, _, _ in runtime.inputs}
@@ -122,10 +162,10 @@ class Verification:
             if off > allowed.relative:
                 explanation = self._explained(inputs, at, got, wanted)
                 if explanation is None:
-                    raise self._mismatch(name, got, wanted, off, allowed, inputs, library)
+                    raise self._mismatch(name, got, wanted, off, allowed, values, inputs, library)
                 allowed = explanation
             sizes, native = self.axes.sizes(inputs), library is not None
-            yield Comparison(sizes, name, off, allowed.relative, allowed.reason, native)
+            yield Comparison(sizes, values, name, off, allowed.relative, allowed.reason, native)
 
     def _explained(self, inputs: Sequence[Tensor], at: int, got: Tensor, wanted: Tensor) -> Tolerance | None:
         """The tolerance that explains a large difference of an output; None if none does."""
@@ -144,6 +184,7 @@ class Verification:
         wanted: Tensor,
         off: float,
         allowed: Tolerance,
+        values: str,
         inputs: Sequence[Tensor],
         library: Path | None,
     ) -> errors.ExportMismatchError:
@@ -157,20 +198,26 @@ class Verification:
             found = f"off by {off:.1e} of the largest value"
         return errors.ExportMismatchError(
             f"the file computes another `{name}` than PyTorch{f' at {sizes}' if sizes else ''}"
-            f"{', with the library of kernels' if library is not None else ''}",
+            f"{f' for values {values}' * (values != GIVEN)}"
+            f"{', with the library of kernels' * (library is not None)}",
             operator=None if first is None else first.operator,
             argument=name,
             expected=f"at most {allowed.relative:.1e}: {allowed.reason}",
             got=found if first is None else f"{found}; the first node that differs is {first}",
             where=None if first is None else first.where,
-            hint=f"no file was left; {self._hint(first)}",
+            hint=f"no file was left; {self._hint(values, first)}",
         )
 
-    def _hint(self, first: NodeDifference | None) -> str:
+    def _hint(self, values: str, first: NodeDifference | None) -> str:
         written = self.program.exported_program.graph_signature.buffers_to_mutate.values()
         if written:
             names = ", ".join(f"`{name.removeprefix(PREFIX)}`" for name in written)
             return f"the model writes into {names}, and a file keeps nothing from one run to the next"
+        if values != GIVEN:
+            return (
+                "it is right for the example: let no code look at numbers while it is traced, as by catching "
+                "torch's errors or reading a tensor as text"
+            )
         if first is not None and first.operator:
             return "compare the operator's kernel with its reference: `opsmith check`"
         return "give inputs that are more like real ones, or report it to torch with the model"

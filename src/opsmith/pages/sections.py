@@ -105,10 +105,11 @@ class ExportResult:
         means: Description of this kind of body.
         refused: The error; empty for none.
         opset: Version of ONNX's operators.
-        nodes: Number of nodes of each operator.
+        nodes: Number of nodes of each operator in the file.
         difference: The largest difference from PyTorch, relative to the largest value.
         allowed: The tolerance.
-        notes: Warnings, and sizes that were not compared.
+        notes: Warnings, and inputs that were not compared.
+        unverified: The reason that the file is not verified; empty if it is.
     """
 
     body: str
@@ -119,6 +120,12 @@ class ExportResult:
     difference: float = 0.0
     allowed: float = 0.0
     notes: tuple[str, ...] = ()
+    unverified: str = ""
+
+    @property
+    def state(self) -> str:
+        """The state of its badge."""
+        return "failed" if self.refused else "skipped" if self.unverified else "passed"
 
 
 def exports_of(operator: Operator[..., Any]) -> tuple[ExportResult, ...]:
@@ -142,9 +149,8 @@ def exports_of(operator: Operator[..., Any]) -> tuple[ExportResult, ...]:
             continue
         allowed = max((comparison.allowed for comparison in made.comparisons), default=0.0)
         notes = (*made.left_out, *each.warnings)
-        results.append(
-            ExportResult(body, BODIES[body], "", made.opset, made.nodes, made.difference, allowed, notes)
-        )
+        found = made.opset, made.nodes, made.difference, allowed, notes
+        results.append(ExportResult(body, BODIES[body], "", *found, made.unverified))
     return tuple(results)
 
 

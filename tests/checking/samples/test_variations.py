@@ -12,11 +12,11 @@ from torch import Tensor
 import opsmith
 import opsmith.ops
 from opsmith.checking.effort import EFFORTS
-from opsmith.checking.samples.generate_like import generate_like, scale_factors
 from opsmith.checking.samples.linked_sizes import sizes_of
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.samples.variations import MOST_ELEMENTS, Variations, variations
 from opsmith.checking.subject_kinds import subject_of
+from opsmith.core.generate_like import generate_like, scale_factors
 
 
 def derived(operator: Any, samples: Any = None, effort: Any = "thorough", seed: int = 0) -> Variations:

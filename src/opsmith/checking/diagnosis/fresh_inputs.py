@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.samples.generate_like import generate_like
 from opsmith.checking.samples.sample import is_inexact, replica
+from opsmith.core.generate_like import generate_like
 
 MAX_SCALING = 0.3
 """Largest relative change of a tensor that is scaled as a whole."""

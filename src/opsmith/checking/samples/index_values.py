@@ -14,12 +14,12 @@ from torch import Tensor
 
 from opsmith.checking.calls import differentiated, live_call
 from opsmith.checking.exceptions import Overlooking
-from opsmith.checking.samples.generate_like import WHOLE
 from opsmith.checking.samples.linked_values import links_of
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.samples.variation_kinds import Variation
 from opsmith.checking.subject import Subject
 from opsmith.core.call_arguments import tensors_in
+from opsmith.core.generate_like import WHOLE
 from opsmith.core.schema import Argument
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.samples.generate_like import WHOLE
 from opsmith.checking.samples.sample import Sample
 from opsmith.core.dataclass import dataclass
+from opsmith.core.generate_like import WHOLE
 
 FEWEST = 3
 """Fewest elements along a dimension that show a link: with two, chance does it."""

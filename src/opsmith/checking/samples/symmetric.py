@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.exceptions import Overlooking
-from opsmith.checking.samples.generate_like import is_symmetric
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
+from opsmith.core.generate_like import is_symmetric
 
 
 def among_symmetric(subject: Subject) -> Subject:

@@ -11,17 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.samples.generate_like import (
+from opsmith.checking.samples.linked_sizes import Sizes, Symbol, broadcast_shapes, is_batch_like, sizes_of
+from opsmith.checking.samples.sample import Sample
+from opsmith.checking.subject import Subject
+from opsmith.core.dataclass import dataclass
+from opsmith.core.generate_like import (
     LARGER,
     SMALLER,
     generate_like,
     is_invented,
     scale_factors,
 )
-from opsmith.checking.samples.linked_sizes import Sizes, Symbol, broadcast_shapes, is_batch_like, sizes_of
-from opsmith.checking.samples.sample import Sample
-from opsmith.checking.subject import Subject
-from opsmith.core.dataclass import dataclass
 from opsmith.core.schema import Argument
 
 

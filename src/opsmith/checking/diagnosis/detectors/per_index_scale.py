@@ -15,7 +15,7 @@ from torch import Tensor
 
 from opsmith.checking.diagnosis.detectors.scale import shown_factor
 from opsmith.checking.diagnosis.evidence import Detection, Evidence, Pair
-from opsmith.checking.samples.generate_like import WHOLE
+from opsmith.core.generate_like import WHOLE
 
 SHOWN = 6
 """Largest number of factors in a message."""

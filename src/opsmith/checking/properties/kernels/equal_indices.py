@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.exceptions import refuse_own
-from opsmith.checking.samples.generate_like import WHOLE
 from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject
+from opsmith.core.generate_like import WHOLE
 
 ELEMENTS = 64
 """Most elements of a tensor of which it is tried whether a result depends on them."""

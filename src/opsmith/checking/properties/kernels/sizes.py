@@ -20,13 +20,13 @@ from opsmith.checking.output.replay import check_again
 from opsmith.checking.processes.fork import announce, in_child, run_isolated
 from opsmith.checking.property import Findings, Note, first_line
 from opsmith.checking.report import Failure, Outcome
-from opsmith.checking.samples.generate_like import generate_like, repeated
 from opsmith.checking.samples.linked_sizes import sizes_of
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.samples.variation_kinds import LARGE_SIZES, Variation, empties, may_vary, resized
 from opsmith.checking.samples.variations import form_of, refusal
 from opsmith.checking.subject import Subject
 from opsmith.core.dataclass import dataclass
+from opsmith.core.generate_like import generate_like, repeated
 from opsmith.core.kernels import Kernel, choose
 from opsmith.core.specification import Specification
 from opsmith.kernels.cpp.kernel import CppKernel
