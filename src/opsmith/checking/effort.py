@@ -25,7 +25,7 @@ ALL = sys.maxsize
 class Effort:
     """Limits of a check: how many inputs, layouts and runs each property goes through.
 
-    A limit is a number; `ALL` stands for no limit.
+    A limit is a number; `ALL` stands for no limit. The defaults are those of the level `default`.
 
     Args:
         name: `quick`, `default` or `thorough`; of an effort of your own, the level that it is made from.
@@ -71,33 +71,33 @@ class Effort:
     """
 
     name: Level
-    variations: int
-    argument_values: int
-    samples: int
-    subset: int
-    layouts: int
-    layout_samples: int
-    layout_combinations: int
-    sanitized_samples: int
-    special_samples: int
-    transform_samples: int
-    batched_samples: int
-    elements: int
-    spot_checked_after: int
-    tangent_weights: int
-    fresh: int
-    repeats: int
-    neighbours: int
-    programs: int
-    call_programs: int
-    threads: int
-    call_threads: int
-    compiled: bool
-    exhaustive: bool
-    fake_dtypes: bool
-    input_choices: bool
-    sliced: bool
-    architectures: bool
+    variations: int = 12
+    argument_values: int = 12
+    samples: int = 3
+    subset: int = ALL
+    layouts: int = ALL
+    layout_samples: int = 6
+    layout_combinations: int = 3
+    sanitized_samples: int = 8
+    special_samples: int = 2
+    transform_samples: int = 1
+    batched_samples: int = ALL
+    elements: int = 2048
+    spot_checked_after: int = ALL
+    tangent_weights: int = 2
+    fresh: int = 3
+    repeats: int = 3
+    neighbours: int = 2
+    programs: int = 10_000
+    call_programs: int = 2_000
+    threads: int = 4_000_000
+    call_threads: int = 400_000
+    compiled: bool = True
+    exhaustive: bool = False
+    fake_dtypes: bool = True
+    input_choices: bool = True
+    sliced: bool = True
+    architectures: bool = True
 
     def __post_init__(self) -> None:
         if self.name not in get_args(Level):
@@ -116,36 +116,7 @@ class Effort:
         return max(min(self.elements, LEAST), min(self.elements, self.elements * LARGE // max(size, 1)))
 
 
-_DEFAULT = Effort(
-    name="default",
-    variations=12,
-    argument_values=12,
-    samples=3,
-    subset=ALL,
-    layouts=ALL,
-    layout_samples=6,
-    layout_combinations=3,
-    sanitized_samples=8,
-    special_samples=2,
-    transform_samples=1,
-    batched_samples=ALL,
-    elements=2048,
-    spot_checked_after=ALL,
-    tangent_weights=2,
-    fresh=3,
-    repeats=3,
-    neighbours=2,
-    programs=10_000,
-    call_programs=2_000,
-    threads=4_000_000,
-    call_threads=400_000,
-    compiled=True,
-    exhaustive=False,
-    fake_dtypes=True,
-    input_choices=True,
-    sliced=True,
-    architectures=True,
-)
+_DEFAULT = Effort(name="default")
 
 _QUICK = replace(
     _DEFAULT,
