@@ -12,6 +12,7 @@ from torch import Tensor
 
 import opsmith
 from opsmith.checking import Outcome, Report
+from opsmith.checking.accepting import with_baseline
 from opsmith.checking.output.html import page
 from opsmith.kernels.triton.interpreter import missing_interpreter
 
@@ -38,13 +39,24 @@ def test_kernels_for_a_gpu_that_is_not_here_are_unverified() -> None:
 
     report = opsmith.check(operator, only=["forward", "gradient"])
     line = in_python.__code__.co_firstlineno
-    assert report.unverified == (f"kernel for `cuda` at {Path(__file__).name}:{line}",)
+    (name,) = report.unverified
+    assert name.startswith(f"kernel for `cuda` at {Path(__file__).name}:{line} (")
     assert report.passed
-    assert report.verdict() == f"unverified::cuda: passed; unverified: {report.unverified[0]}"
+    assert report.verdict() == f"unverified::cuda: passed; 1 limit; unverified: {name}"
     strict = opsmith.check(operator, only=["forward", "gradient"], strict=True)
     assert not strict.passed
     assert not strict.passed_as_asked
-    assert strict.verdict() == f"unverified::cuda: FAILED; unverified: {report.unverified[0]}"
+    assert strict.verdict() == f"unverified::cuda: FAILED; 1 limit; unverified: {name}"
+    accepted = opsmith.check(
+        operator,
+        only=["forward", "gradient"],
+        strict=True,
+        accept={("forward", "not-exercised"): "it runs on the machines with a GPU"},
+    )
+    assert accepted.passed
+    assert accepted.unverified == ()
+    assert accepted.verdict() == "unverified::cuda: passed; 1 accepted"
+    assert with_baseline(strict, report).passed
 
 
 def test_an_operator_whose_kernels_ran_has_none() -> None:
@@ -63,7 +75,10 @@ def test_a_kernel_in_triton_is_verified_by_the_interpreter_alone() -> None:
     assert opsmith.check(operator, only=["triton"], effort="quick").unverified == ()
     operator = cubed("not_interpreted").kernel("cuda", triton=not_interpreted, **given)
     [name] = opsmith.check(operator, only=["triton"], effort="quick").unverified
-    assert name == f"Triton kernel at unverified_kernels.py:{not_interpreted.fn.__code__.co_firstlineno}"
+    line = not_interpreted.fn.__code__.co_firstlineno
+    assert name.startswith(
+        f"Triton kernel at unverified_kernels.py:{line} (Triton's interpreter cannot run the kernel: "
+    )
 
 
 REPORT = Report(
