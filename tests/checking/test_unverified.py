@@ -15,6 +15,7 @@ from opsmith.checking import Outcome, Report
 from opsmith.checking.accepting import with_baseline
 from opsmith.checking.output.html import page
 from opsmith.kernels.triton.interpreter import missing_interpreter
+from opsmith.testing import assert_correct
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here: its kernels run")
 
@@ -63,6 +64,26 @@ def test_an_operator_whose_kernels_ran_has_none() -> None:
     operator = cubed("plain")
     operator.kernel("cpu")(lambda x: x * x * x)
     assert opsmith.check(operator, only=["forward"]).unverified == ()
+
+
+def test_assert_correct_and_a_kernel_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    operator = cubed("uncompiled").kernel(
+        "cpu", cpp="void uncompiled(View<const float> x, View<float> y) {}", entry="uncompiled"
+    )
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    options: dict[str, Any] = {"only": ["forward", "gradient"], "effort": "quick"}
+    (name,) = assert_correct(operator, **options).unverified
+    assert "(there is no C++ compiler: no `no-such-compiler` in PATH)" in name
+    with pytest.raises(AssertionError) as caught:
+        assert_correct(operator, **options, strict=True)
+    assert str(caught.value).startswith(f"unverified::uncompiled: FAILED; 1 limit; unverified: {name}\n")
+    assert "or name yours in CXX" in str(caught.value)  # the way out
+    monkeypatch.delenv("CXX")
+    operator.reload()
+    fixed = "template <class T> void uncompiled(View<const T, 1> x, View<T, 1> y) { "
+    fixed += "for (int64_t i = 0; i < x.numel(); i++) y(i) = x(i) * x(i) * x(i); }"
+    operator.kernel("cpu", cpp=fixed, entry="uncompiled")
+    assert assert_correct(operator, **options, strict=True).unverified == ()
 
 
 @NO_GPU

@@ -175,12 +175,10 @@ class PropertyItem(pytest.Item):
         unverified = unverified_kernels([outcome])
         self.user_properties += [(UNVERIFIED, f"{self.parent.name}: {name}") for name in unverified]
         failures = sorted(outcome.failures, key=Failure.rank)
-        if outcome.status == "failed" or (report.strict and outcome.word() == "warning"):
+        if outcome.status == "failed" or (report.strict and (outcome.word() == "warning" or unverified)):
             raise PropertyFailedError("\n\n".join(map(str, failures)))
         for failure in failures:
             self.add_report_section("call", failure.severity, f"{failure}\n")
-        if report.strict and unverified:
-            raise PropertyFailedError(f"unverified, as it did not run: {', '.join(unverified)}")
         if outcome.status == "skipped":
             if self._is_missed(report):
                 raise PropertyFailedError(f"it could not be checked: {outcome.reason}")

@@ -194,11 +194,11 @@ _NEVER_IN_CPP = re.compile(r"(?:const )?(?:int|int32_t|float|long long)\b")
 
 def misdeclared(
     kernel: BuiltKernel[Any],
-    error: errors.CompileError,
+    error: errors.OpsmithError,
     declared: Sequence[str],
     wanted: Sequence[Parameter],
     names: Sequence[str],
-) -> errors.CompileError:
+) -> errors.OpsmithError:
     """Return the error of a compiler; it names a parameter of a type that no kernel takes, if there is one.
 
     Args:
@@ -208,8 +208,8 @@ def misdeclared(
         wanted: The right ones.
         names: Names of arguments and results.
     """
-    several = zip(declared, wanted, names, strict=True) if len(declared) == len(wanted) else ()
-    for text, right, name in several:
+    comparable = isinstance(error, errors.CompileError) and len(declared) == len(wanted)
+    for text, right, name in zip(declared, wanted, names, strict=True) if comparable else ():
         if _NEVER.match(text) or (kernel.language == "C++" and _NEVER_IN_CPP.match(text)):
             given = {"operator": error.operator, "got": error.got, "where": error.where, "argument": name}
             of = re.match(r"(?:const )?([\w:]+) ?\*", text)

@@ -341,14 +341,11 @@ class CppKernel(BuiltKernel[CppSource]):
             loaded = dispatched_kernel(library, name, text, arguments, results, *self._calls)
             self.origin = library.file.origin
             return loaded
-        except errors.CompileError as error:
+        except (errors.CompileError, errors.KernelSignatureError, errors.ToolchainError) as error:
+            # Until `reload`: a call looks at no file.
             declared = self.source.declared_parameters()
             self._refused = misdeclared(self, error, declared, wanted, names)
-            raise self._refused from None
-        except (errors.KernelSignatureError, errors.ToolchainError) as error:
-            # Until `reload`: a call looks at no file.
-            self._refused = error
-            raise
+            raise self._refused from error.__cause__
 
     def _library(self) -> CppLibrary:
         """Load the library: built in the package of the kernel, from the cache, or compiled now."""

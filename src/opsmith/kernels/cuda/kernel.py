@@ -376,7 +376,7 @@ class CudaKernel(BuiltKernel[CudaSource]):
                     raise
                 except (errors.CompileError, errors.KernelSignatureError) as error:
                     self._wrong[key] = self.explained(error)  # until `reload`: a call looks at no file
-                    raise self._wrong[key] from None
+                    raise self._wrong[key] from error.__cause__
                 self._described[key] = found
             return self._described[key]
 
@@ -423,10 +423,9 @@ class CudaKernel(BuiltKernel[CudaSource]):
         from opsmith.kernels.cuda.parameters import wanted_parameters
 
         for rules in self.rules.launches:
-            if isinstance(error, errors.CompileError):
-                declared = self.source.kernel(rules.entry).declared_parameters()
-                wanted = wanted_parameters(self, rules.passed)
-                error = misdeclared(self, error, declared, wanted, rules.passed)
+            declared = self.source.kernel(rules.entry).declared_parameters()
+            wanted = wanted_parameters(self, rules.passed)
+            error = misdeclared(self, error, declared, wanted, rules.passed)
         return error
 
     def _cached_choice(

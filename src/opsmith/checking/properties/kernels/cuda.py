@@ -294,6 +294,7 @@ class Emulated:
             reasons = sorted(self.unfit)
             if self.empty:
                 reasons.append(f"{calls_text(self.empty)} without a launch")
+            reasons = reasons or [f"it takes {', '.join(map(dtype_name, self.emulation.kernel.dtypes))}"]
             none = f"it takes none of the samples ({'; '.join(reasons)})"
             message = f"the kernel in CUDA C++ was run on none of the samples ({'; '.join(reasons)}): "
             yield not_run(

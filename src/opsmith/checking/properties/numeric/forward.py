@@ -317,27 +317,27 @@ def _idle(subject: Subject, ran: set[Kernel]) -> Findings:
     for kernel in subject.specification.kernels:
         if kernel in ran or _runs_on_cpu(kernel):
             continue
-        reason = missing_device(kernel.device)
-        if reason is not None:
-            yield not_run(NAME, kernel, reason)
-            continue
+        reason, message = missing_device(kernel.device), ""
         try:
             if isinstance(kernel.given, CppKernel):
                 kernel.given.load()
         except errors.ToolchainError as error:
             reason = f"{error.problem}: {error.got}"
-            yield not_run(NAME, kernel, reason, f"the C++ kernel is not verified: {reason}; {error.hint}")
-            continue
+            message = f"the C++ kernel is not verified: {reason}; {error.hint}"
         except errors.OpsmithError as error:
             yield raised(NAME, subject, error, "compiled, though no sample needs it")
             continue
-        device = torch.device(kernel.device)
-        calls = [sample.flattening.pack(sample.at(device=device)) for sample in subject.samples]
-        verdicts = [kernel.consider(values) for values in calls]
-        reasons = sorted({verdict.reason for verdict in verdicts if isinstance(verdict, Rejected)})
-        none = f"takes none of the samples ({'; '.join(reasons)})"
-        message = f"the kernel for {kernel.device} {none}: add a sample that it takes"
-        yield not_run(NAME, kernel, f"it {none}", message)
+        if reason is None:
+            device = torch.device(kernel.device)
+            calls = [sample.flattening.pack(sample.at(device=device)) for sample in subject.samples]
+            verdicts = [kernel.consider(values) for values in calls]
+            reasons = sorted({verdict.reason for verdict in verdicts if isinstance(verdict, Rejected)})
+            none = f"takes none of the samples ({'; '.join(reasons)})"
+            reason, message = (
+                f"it {none}",
+                f"the kernel for {kernel.device} {none}: add a sample that it takes",
+            )
+        yield not_run(NAME, kernel, reason, message)
 
 
 def _runs_on_cpu(kernel: Kernel) -> bool:
