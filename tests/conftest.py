@@ -26,6 +26,7 @@ from opsmith import config as environment
 from opsmith import errors
 from opsmith.build.cache import parts_of
 from opsmith.config import cache_directory
+from opsmith.kernels.cuda import nvrtc
 
 HERE = Path(__file__).parent
 OFF = re.compile(r"needs the capability `(\w+)`, which is off")
@@ -184,3 +185,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     terminalreporter.section("OPSMITH_CONSERVATIVE=1: refused, or done otherwise")
     for (why, test), count in sorted(counts.items()):
         terminalreporter.write_line(f"{why:28} {count:4}  {test}")
+
+
+@pytest.fixture
+def no_nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without NVRTC."""
+    monkeypatch.setattr(nvrtc, "nvrtc_files", lambda: ())

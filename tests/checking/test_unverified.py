@@ -12,8 +12,10 @@ from torch import Tensor
 
 import opsmith
 from opsmith.checking import Outcome, Report
+from opsmith.checking.accepting import with_baseline
 from opsmith.checking.output.html import page
 from opsmith.kernels.triton.interpreter import missing_interpreter
+from opsmith.testing import assert_correct
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here: its kernels run")
 
@@ -38,19 +40,50 @@ def test_kernels_for_a_gpu_that_is_not_here_are_unverified() -> None:
 
     report = opsmith.check(operator, only=["forward", "gradient"])
     line = in_python.__code__.co_firstlineno
-    assert report.unverified == (f"kernel for `cuda` at {Path(__file__).name}:{line}",)
+    (name,) = report.unverified
+    assert name.startswith(f"kernel for `cuda` at {Path(__file__).name}:{line} (")
     assert report.passed
-    assert report.verdict() == f"unverified::cuda: passed; unverified: {report.unverified[0]}"
+    assert report.verdict() == f"unverified::cuda: passed; 1 limit; unverified: {name}"
     strict = opsmith.check(operator, only=["forward", "gradient"], strict=True)
     assert not strict.passed
     assert not strict.passed_as_asked
-    assert strict.verdict() == f"unverified::cuda: FAILED; unverified: {report.unverified[0]}"
+    assert strict.verdict() == f"unverified::cuda: FAILED; 1 limit; unverified: {name}"
+    accepted = opsmith.check(
+        operator,
+        only=["forward", "gradient"],
+        strict=True,
+        accept={("forward", "not-exercised"): "it runs on the machines with a GPU"},
+    )
+    assert accepted.passed
+    assert accepted.unverified == ()
+    assert accepted.verdict() == "unverified::cuda: passed; 1 accepted"
+    assert with_baseline(strict, report).passed
 
 
 def test_an_operator_whose_kernels_ran_has_none() -> None:
     operator = cubed("plain")
     operator.kernel("cpu")(lambda x: x * x * x)
     assert opsmith.check(operator, only=["forward"]).unverified == ()
+
+
+def test_assert_correct_and_a_kernel_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    operator = cubed("uncompiled").kernel(
+        "cpu", cpp="void uncompiled(View<const float> x, View<float> y) {}", entry="uncompiled"
+    )
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    options: dict[str, Any] = {"only": ["forward", "gradient"], "effort": "quick"}
+    (name,) = assert_correct(operator, **options).unverified
+    assert "(there is no C++ compiler: no `no-such-compiler` in PATH)" in name
+    with pytest.raises(AssertionError) as caught:
+        assert_correct(operator, **options, strict=True)
+    assert str(caught.value).startswith(f"unverified::uncompiled: FAILED; 1 limit; unverified: {name}\n")
+    assert "or name yours in CXX" in str(caught.value)  # the way out
+    monkeypatch.delenv("CXX")
+    operator.reload()
+    fixed = "template <class T> void uncompiled(View<const T, 1> x, View<T, 1> y) { "
+    fixed += "for (int64_t i = 0; i < x.numel(); i++) y(i) = x(i) * x(i) * x(i); }"
+    operator.kernel("cpu", cpp=fixed, entry="uncompiled")
+    assert assert_correct(operator, **options, strict=True).unverified == ()
 
 
 @NO_GPU
@@ -63,7 +96,10 @@ def test_a_kernel_in_triton_is_verified_by_the_interpreter_alone() -> None:
     assert opsmith.check(operator, only=["triton"], effort="quick").unverified == ()
     operator = cubed("not_interpreted").kernel("cuda", triton=not_interpreted, **given)
     [name] = opsmith.check(operator, only=["triton"], effort="quick").unverified
-    assert name == f"Triton kernel at unverified_kernels.py:{not_interpreted.fn.__code__.co_firstlineno}"
+    line = not_interpreted.fn.__code__.co_firstlineno
+    assert name.startswith(
+        f"Triton kernel at unverified_kernels.py:{line} (Triton's interpreter cannot run the kernel: "
+    )
 
 
 REPORT = Report(

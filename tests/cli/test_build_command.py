@@ -279,6 +279,64 @@ def test_a_kernel_that_does_not_compile(
     assert not (tmp_path / "_kernels").exists()
 
 
+@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
+def test_without_a_compiler_or_nvrtc_nothing_is_built(
+    as_json: bool, opsmith: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_nvrtc: None
+) -> None:
+    words = ["build", str(PACKAGE), "-o", str(tmp_path / "_kernels"), *["--json"] * as_json]
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    done = opsmith(*words, "--cpu", BEST, "--cuda", "none")
+    refused(done, 2, "there is no C++ compiler", "got: no `no-such-compiler` in PATH")
+    assert done.stdout == ""
+    done = opsmith(*words, "--cpu", "none", "--cuda", "sm_80")
+    refused(done, 2, "there is no NVRTC, which compiles CUDA C++")
+    assert done.stdout == ""
+    assert [*tmp_path.iterdir()] == []
+
+
+GPU_KERNEL = """
+plain.kernel("cuda", grid=1, block=32, DTYPES cuda='''
+template <class T> __global__ void plain(Contiguous<const T> x, Contiguous<T> y) {
+  OPSMITH_EACH(i, y.numel()) y[i] = x[i] * T(2);
+}
+''')
+plain.samples(lambda make: [(make(3),), (make(4),)])
+"""
+
+
+def test_a_kernel_for_gpus_that_does_not_compile(
+    opsmith: Command, write: Callable[..., Path], space: str, tmp_path: Path
+) -> None:
+    text = PLAIN + GPU_KERNEL.replace("DTYPES ", "").replace("T(2);", "T(2)")
+    package = write(text, f"{space}_wrong/__init__.py").parent
+    done = opsmith("build", str(package), "-o", str(tmp_path / "_kernels"), "--cpu", "none")
+    refused(done, 1, f"{space}::plain: NVRTC refuses the kernel", f"{package / '__init__.py'}:12:")
+    assert not (tmp_path / "_kernels").exists()
+
+
+@pytest.mark.slow
+def test_a_verified_build_does_not_call_verified_what_ran_on_no_sample(
+    opsmith: Command, write: Callable[..., Path], space: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, dtypes, reason in (
+        ("idle", "dtypes=[torch.int32],", "on none of the samples (it takes int32)"),
+        ("uncompiled", "", "there is no C++ compiler"),
+    ):
+        text = (PLAIN + GPU_KERNEL.replace("DTYPES", dtypes)).replace("plain", name)
+        package = write("import torch" + text, f"{space}_{name}/__init__.py").parent
+        output = str(tmp_path / name / "_kernels")
+        done = opsmith(
+            *("build", str(package), "-o", output, "--cpu", "none", "--cuda", "sm_80", "--verify", "--json")
+        )
+        assert done.exit_code == 0, done.output
+        verification = json.loads(done.stdout)["verification"]
+        assert verification["verified"] == verification["differences"] == []
+        (unverified,) = verification["unverified"]
+        assert unverified.startswith(f"{space}::{name} for CUDA, on the CPU: ")
+        assert reason in unverified
+        monkeypatch.setenv("CXX", "no-such-compiler")
+
+
 def test_flags_beyond_a_level_are_refused(opsmith: Command, write: Callable[..., Path], space: str) -> None:
     kernel = 'plain.kernel("cpu", flags=["-march=native", "-mavx2"], cpp="void plain(View<float> x);")'
     package = write(PLAIN + kernel, f"{space}_flags/__init__.py").parent

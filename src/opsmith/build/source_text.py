@@ -105,7 +105,7 @@ def find_functions(
         KernelSourceError: If there is no such file, or no such function in it.
     """
     whole, path, line = _text_of(language, operator, text, file, declared)
-    bare = _without_comments(whole)
+    bare = without_comments(whole)
     found = []
     for entry in entries:
         name = entry or operator.partition("::")[2]
@@ -235,7 +235,7 @@ def _refuse_surrogates(language: SourceLanguage, text: str) -> None:
 
 
 @functools.lru_cache(maxsize=4)  # the kernels of a file in C++, and of one in CUDA C++, come in turn
-def _without_comments(text: str) -> str:
+def without_comments(text: str) -> str:
     """Return the text with comments and strings replaced by spaces, on the same lines."""
     return re.sub(_COMMENT, lambda match: "\n".join(" " * len(line) for line in match[0].split("\n")), text)
 

@@ -12,7 +12,7 @@ from typing import Any
 from opsmith import errors
 from opsmith.checking.causes import CAUSES
 from opsmith.checking.properties import PROPERTIES
-from opsmith.checking.report import Failure, Outcome, Report
+from opsmith.checking.report import Failure, Outcome, Report, unverified_kernels
 from opsmith.checking.severity import with_status
 from opsmith.core.call_arguments import shown
 from opsmith.core.dataclass import dataclass
@@ -164,7 +164,8 @@ def with_baseline(report: Report, baseline: Report) -> Report:
         AcceptedFinding(each.property, each.cause, each.input, BASELINE, alone=True)
         for each in baseline.failures
     ]
-    return replace(report, outcomes=tuple(mark_accepted(report.outcomes, known)))
+    outcomes = tuple(mark_accepted(report.outcomes, known))
+    return replace(report, outcomes=outcomes, unverified=unverified_kernels(outcomes))
 
 
 BASELINE = "it stands in the baseline"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import difflib
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,7 +28,7 @@ from opsmith.checking.properties import GROUPS, PROPERTIES, USUAL
 from opsmith.checking.properties.kernels.sizes import fixed_size_remarks
 from opsmith.checking.properties.torch.compiled_calls import load_compiler
 from opsmith.checking.property import missing_here
-from opsmith.checking.report import Outcome, Report
+from opsmith.checking.report import Outcome, Report, unverified_kernels
 from opsmith.checking.root_causes import name_roots
 from opsmith.checking.run_property import few_threads
 from opsmith.checking.samples.given import GivenSamples
@@ -39,7 +38,6 @@ from opsmith.checking.samples.symmetric import symmetric_remarks
 from opsmith.checking.schedule import Progress, Schedule
 from opsmith.checking.severity import graded, with_status
 from opsmith.checking.side_effects.global_settings import without_warnings
-from opsmith.checking.subject import Subject, missing_device
 from opsmith.checking.subject_kinds import subject_of
 from opsmith.core.call_arguments import shown
 from opsmith.core.effort_level import Level
@@ -107,11 +105,11 @@ def check(
     if limit_s:
         first = unrunnable(operator, samples, seed, level, limit_s)
         if first.status != "passed":
-            return _unrun(operator, first, seed, level)
+            return _unrun(operator, first, seed, level, strict=strict)
     try:
         given = subject_of(operator, samples, seed, level)
     except ForwardRaisedError as raised_:
-        return _unrun(operator, raised_.outcome, seed, level)
+        return _unrun(operator, raised_.outcome, seed, level, strict=strict)
     accepted = (
         *accepted_findings(given.specification.accept, given.name),
         *accepted_findings(accept, given.name),
@@ -160,26 +158,8 @@ def check(
         rejected=inputs.derived.rejected,
         loading=loading,
         strict=strict,
-        unverified=_unverified(inputs.subject, found),
+        unverified=unverified_kernels(outcomes),
     )
-
-
-def _unverified(subject: Subject, found: Mapping[str, Outcome]) -> tuple[str, ...]:
-    """Name the kernels that did not run: for a device that is not here, and not on the CPU either."""
-    names: dict[str, None] = {}
-    on_cpu = {
-        language
-        for language, name in (("Triton", "triton"), ("CUDA", "cuda"))
-        if found[name].status != "skipped" or found[name].left_out
-    }
-    for kernel in subject.specification.kernels:
-        if missing_device(kernel.device) is None:
-            continue
-        language = getattr(kernel.given, "language", "")
-        if language not in on_cpu:
-            words = f"{language} kernel" if language else f"kernel for `{kernel.device}`"
-            names[f"{words} at {Path(kernel.where).name}"] = None
-    return tuple(names)
 
 
 NOT_RUN = "it could not be run at all: see `forward`"
@@ -205,13 +185,14 @@ PROCESS_DAMAGED = (
 )
 
 
-def _unrun(operator: Any, first: Outcome, seed: int, level: Effort) -> Report:
+def _unrun(operator: Any, first: Outcome, seed: int, level: Effort, *, strict: bool) -> Report:
     """The report on an operator that cannot run at all, as one property found."""
     others = (Outcome(name, "skipped", NOT_RUN) for name in USUAL if name != first.property)
     name = operator.name if isinstance(operator, Operator) else getattr(operator, "__qualname__", operator)
     first = with_status(replace(first, reason=missing_here(first.failures)))
     found = {each.property: each for each in (first, *others)}
-    return Report(str(name), tuple(found[name] for name in USUAL), seed, environment(), level.name)
+    outcomes = tuple(found[name] for name in USUAL)
+    return Report(str(name), outcomes, seed, environment(), level.name, strict=strict)
 
 
 def selected(

@@ -6,6 +6,7 @@ import re
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,19 +22,24 @@ from opsmith.checking.exceptions import (
 )
 from opsmith.checking.processes.fork import announced
 from opsmith.checking.processes.watchdog import Watchdog
-from opsmith.checking.report import Failure
+from opsmith.checking.report import UNVERIFIED, Failure
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
 from opsmith.core.dataclass import dataclass
+from opsmith.core.kernels import BuiltKernel, Kernel
 from opsmith.kernels.triton.interpreted_launches import launched_kernels
 from opsmith.torch_library.torch_messages import NO_GPU, has_message
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """The property was not checked."""
+    """The property was not checked, with the way out if there is one."""
 
     reason: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        return "; ".join(filter(None, [self.reason, self.hint]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +163,22 @@ def covered_samples(
         yield from (Note(f"{noted}{reason}") for reason in coverage.refused)
     else:
         yield Skipped("; ".join(coverage.refused) or unchecked)
+
+
+def not_run(property: str, kernel: Kernel, reason: str, message: str = "") -> Failure:
+    """The failure for a kernel that ran on no sample, so that nothing is known of it.
+
+    Args:
+        property: Name of the property that would run it.
+        kernel: The kernel.
+        reason: The reason; its first line stands beside the kernel's name.
+        message: The message, if it says more than the reason.
+    """
+    given = kernel.given
+    what = f"{given.language} kernel" if isinstance(given, BuiltKernel) else f"kernel for `{kernel.device}`"
+    named = f"{what} at {Path(kernel.where).name} ({reason.splitlines()[0]})"
+    message = message or f"the {what} is not verified: {reason}"
+    return Failure(property, None, "not-exercised", message, kernel.where, {UNVERIFIED: named})
 
 
 def endless(property: str, location: str, error: BaseException, watchdog: Watchdog) -> Failure:

@@ -31,6 +31,9 @@ Severity = Literal["error", "warning", "limit"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 """The severities, the worst first."""
 
+UNVERIFIED = "unverified"
+"""Evidence of a kernel that ran on no sample: its name, with the reason."""
+
 REQUIRED = (("forward",), ("gradient", "surrogate"))
 """A check only passes if one property of each group was really run and passed."""
 
@@ -175,7 +178,7 @@ class Report:
         rejected: Derived inputs that the operator rejects by an error of its own, which is not a fault.
         loading: Seconds that torch took to load its compiler, which it does once in a process.
         strict: True if warnings, and kernels that did not run, count as errors do.
-        unverified: Kernels that did not run: for a device that is not here, or not in Triton's interpreter.
+        unverified: Kernels that ran on no sample, each with the reason: nothing is known of these.
 
     Example:
         >>> Report("demo::twice", (Outcome("forward", "passed"),), seed=0).passed  # no gradient was run
@@ -356,6 +359,14 @@ def _outcome_dict(outcome: Outcome) -> dict[str, Any]:
         {**vars(outcome), "seconds": round(outcome.seconds, 6), "failures": failures}
     )
     return found
+
+
+def unverified_kernels(outcomes: Iterable[Outcome]) -> tuple[str, ...]:
+    """Names of the kernels that ran on no sample, with the reasons; without those that are accepted."""
+    failures = (each for outcome in outcomes for each in outcome.failures if each.accepted is None)
+    return tuple(
+        dict.fromkeys(str(each.evidence[UNVERIFIED]) for each in failures if UNVERIFIED in each.evidence)
+    )
 
 
 def plain(value: Any) -> Any:

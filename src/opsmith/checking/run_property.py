@@ -82,7 +82,7 @@ def _outcome(known: Property, subject: Subject) -> Outcome:
                 elif isinstance(finding, Note):
                     notes[finding.text] = None
                 elif isinstance(finding, Skipped):
-                    reasons.append(finding.reason)
+                    reasons.append(str(finding))
     except EndlessCallError as error:
         failures.append(endless(known.name, subject.specification.where, error, watchdog))
     except BaseException as error:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 
+from opsmith import errors
 from opsmith.checking.calls import leaves_out
 from opsmith.checking.causes import CAUSES
 from opsmith.checking.properties import PROPERTIES
@@ -137,7 +138,16 @@ def _any(failure: Failure, subject: Subject) -> bool:
     return True
 
 
+def _uncompiled(failure: Failure, subject: Subject) -> bool:
+    return failure.evidence.get("exception") in UNCOMPILED
+
+
+UNCOMPILED = (errors.CompileError.__name__, errors.KernelSignatureError.__name__)
+"""Exceptions for a kernel that cannot be compiled, or not for its operator."""
+
+
 RULES: tuple[Rule, ...] = (
+    Rule("a kernel does not compile, or takes other parameters than its operator", "error", _uncompiled),
     Rule("memory that is not its own is used, or the process dies or hangs", "error", _damages),
     Rule(
         "an exception (`raises`) for a value of an argument that the code alone knows, or for a number that "

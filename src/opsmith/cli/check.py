@@ -16,7 +16,7 @@ from opsmith.checking.processes.fork import limit_of
 from opsmith.checking.properties import PROPERTIES
 from opsmith.checking.report import Report
 from opsmith.cli.check_run import Checking, CheckRun, check_at_once, check_in_turn
-from opsmith.cli.check_subject import subjects_of
+from opsmith.cli.check_subject import CheckSubject, subjects_of
 from opsmith.cli.guard import waiting
 from opsmith.cli.options import AsJson, Traceback, effort_of, named_as_options, read_file
 from opsmith.cli.output import answering, refuse_unwritable, write_file
@@ -30,13 +30,13 @@ EPILOG = "\n\n".join(
 
 
 def check(
-    target: Annotated[
-        str,
+    targets: Annotated[
+        list[str],
         typer.Argument(
             metavar="FILE_OR_MODULE[:NAME]",
-            help="A `.py` file or a module, with the name of an operator, Function or custom op (`twice`, or "
-            "`mylib::twice`). Without `:NAME`, all its operators; if it has none, all its Functions and "
-            "custom ops.",
+            help="One or several `.py` files or modules, with the name of an operator, Function or custom op "
+            "(`twice`, or `mylib::twice`). Without `:NAME`, all its operators; if it has none, all its "
+            "Functions and custom ops.",
             show_default=False,
         ),
     ],
@@ -133,6 +133,8 @@ def check(
 
     - `opsmith check mypackage.ops:mylib::linear --json > report.json`
 
+    - `opsmith check first.py second.py` all operators of both
+
     - `opsmith check mypackage -j 4` four operators at a time, with the same reports in the same order
 
     Exit status: 0 no error in what was asked for (`--strict`: no warning, and every kernel ran), 1 otherwise,
@@ -160,20 +162,36 @@ def check(
         known: Mapping[str, Report] = {}
         if baseline is not None:
             known = read_file(baseline, "--baseline", "opsmith check ... --json >", read_reports)
-        parsed = Target.of(target)
-        with waiting(f"importing {escape(target)}"):
-            found = subjects_of(parsed, samples)
+        parsed, found, refused = [*map(Target.of, targets)], list[CheckSubject](), list[errors.OpsmithError]()
+        if samples is not None and len(parsed) > 1:
+            raise errors.UsageError(
+                f"`--samples` is for one operator, and {len(parsed)} files or modules are named",
+                hint=f"name it: `opsmith check {parsed[0].source}:NAME --samples {samples}`",
+            )
+        for text, each in zip(targets, parsed, strict=True):
+            try:
+                with waiting(f"importing {escape(text)}"):
+                    named = subjects_of(each, samples)
+            except errors.OpsmithError as error:
+                if len(parsed) == 1:
+                    raise
+                refused.append(error)
+                continue
+            found += [new for new in named if all(new.value is not before.value for before in found)]
         checked = Checking(found, run, None if as_json else output, options, known)
+        for problem in refused:
+            checked.refuse(problem)
         if min(jobs, len(found)) > 1:
             check_at_once(checked, jobs, check)
         else:
             check_in_turn(checked, check)
         if not run.interrupted:
-            for line in _unchecked_remarks(parsed, parsed.unadopted()):
-                typer.echo(line, err=True)
+            for each in dict.fromkeys(subject.target for subject in found):
+                for line in _unchecked_remarks(each, each.unadopted()):
+                    typer.echo(line, err=True)
         if as_json:
             output.write_json(run.to_dict())
-        elif len(found) > 1:
+        elif len(found) + len(refused) > 1:
             output.write(f"\n{run.summary()}\n")
         if html is not None:
             unchecked = [(entry["operator"] or "", entry["message"]) for entry in run.unchecked_entries()]

@@ -13,16 +13,19 @@ from typing import Any
 from opsmith import errors
 from opsmith.build.packaged import FOLDER, looking_in
 from opsmith.checking import Report, check
+from opsmith.checking.report import UNVERIFIED
 from opsmith.core.dataclass import dataclass
+from opsmith.core.kernels import BuiltKernel
 from opsmith.core.operator import Operator
 from opsmith.kernels.cpp.kernel import CppKernel
 from opsmith.kernels.cuda.kernel import CudaKernel
+from opsmith.kernels.triton.kernel import TritonKernel
 from opsmith.shipping import PackageBuild
 
 COMPARED = ("forward", "values")
 """Properties that compare the kernels of the CPU with the reference, on samples and at special values."""
-EMULATED = ("cuda",)
-"""The property that compares kernels in CUDA C++, on the CPU."""
+EMULATED = ((CudaKernel, "for CUDA, on the CPU", "cuda"), (TritonKernel, "in Triton, interpreted", "triton"))
+"""Kernels for a GPU, words for how they are run here, and the property that does it."""
 
 
 @dataclass(frozen=True)
@@ -48,25 +51,29 @@ def verified(made: PackageBuild, advance: Callable[[str, int, int], None]) -> Ve
         advance: Called with the current activity, the number of finished ones and their total.
     """
     result = Verification()
-    operators: dict[Operator[..., Any], list[CppKernel | CudaKernel]] = {}
+    operators: dict[Operator[..., Any], list[BuiltKernel[Any]]] = {}
     for kernel in made.package.kernels:
-        if isinstance(kernel, CppKernel | CudaKernel):
-            operators.setdefault(kernel.operator, []).append(kernel)
+        operators.setdefault(kernel.operator, []).append(kernel)
     levels = {file.target: file.misfit for file in made.files if file.features}
     for level, misfit in levels.items():
         if misfit is not None:
             result.unverified.append(f"libraries for {level}: {misfit}")
     runnable = [level for level, misfit in levels.items() if misfit is None]
-    steps: list[tuple[str, Operator[..., Any], list[Any], str]] = []
+    steps: list[tuple[str, Operator[..., Any], list[Any], str, tuple[str, ...]]] = []
+    languages = {each.language for each in made.rows}
     for operator, kernels in operators.items():
         cpp = [each for each in kernels if isinstance(each, CppKernel)]
-        steps += [(f"{operator.name} for {level}", operator, cpp, level) for level in runnable if cpp]
-        if len(cpp) < len(kernels) and any(each.language == "CUDA" for each in made.files):
-            steps.append((f"{operator.name} for CUDA, on the CPU", operator, [], ""))
+        steps += [
+            (f"{operator.name} for {level}", operator, cpp, level, COMPARED) for level in runnable if cpp
+        ]
+        for kind, how, known in EMULATED:
+            given = [each for each in kernels if isinstance(each, kind)]
+            if given and kind.language in languages:
+                steps.append((f"{operator.name} {how}", operator, given, "", (known,)))
     with _in_place(made) as folder:
-        for done, (name, operator, cpp, level) in enumerate(steps):
+        for done, (name, operator, given, level, asked) in enumerate(steps):
             advance(f"checking {name}", done, len(steps))
-            _compare(made, folder, result, name, operator, cpp, level)
+            _compare(made, folder, result, name, operator, given, level, asked)
     return result
 
 
@@ -90,11 +97,11 @@ def _compare(
     result: Verification,
     name: str,
     operator: Operator[..., Any],
-    kernels: list[CppKernel],
+    kernels: list[Any],
     level: str,
+    asked: tuple[str, ...],
 ) -> None:
-    """Compare one operator with its reference, by the libraries for one level or by the emulation."""
-    asked = COMPARED if level else EMULATED
+    """Compare one operator with its reference, by the libraries for one level or on the CPU."""
     try:
         with looking_in(made.package.root, folder, (level,)):
             operator.reload()
@@ -103,11 +110,13 @@ def _compare(
         result.differences.append(f"{name}: it has no samples to compare on; {error.hint}")
         return
     finally:
-        origins = {each.origin for each in kernels}
+        origins = {each.origin for each in kernels} if level else set()
         operator.reload()
     wanted = f"built into the package for {level}"
     found = _findings(report)
     skipped = [each for each in report.outcomes if each.property == asked[0] and each.status == "skipped"]
+    own = {each.where for each in kernels}
+    idle = [each for each in report.failures if UNVERIFIED in each.evidence and each.where in own]
     if found:
         result.differences.extend(f"{name}: {each}" for each in found)
     elif skipped:
@@ -115,6 +124,9 @@ def _compare(
     elif origins - {wanted}:
         others = ", ".join(each or "none" for each in sorted(origins - {wanted}))
         result.differences.append(f"{name}: the samples were not run by it; the kernel that ran is {others}")
+    elif idle:
+        unrun = result.differences if level else result.unverified
+        unrun += [f"{name}: {each.message}" for each in idle]
     else:
         result.verified.append(name)
 

@@ -6,9 +6,10 @@ import difflib
 import linecache
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -31,6 +32,8 @@ from opsmith.kernels.cpp.source import CppSource, cpp_source
 
 if TYPE_CHECKING:
     from opsmith.kernels.cuda.source import CudaSource
+
+S = TypeVar("S", bound=CppSource)
 
 _SOURCES = "one of a function in Python, `cpp=`, `cpp_file=`, `cuda=`, `cuda_file=` and `triton=`"
 
@@ -91,7 +94,16 @@ def build_kernel(
     if cpp is None and cpp_file is None:
         deterministic = _is_deterministic(options.pop("deterministic", True))
     declaration = _Declaration(
-        operator, device, entry, declared, dtypes, options, strict, copies_back, deterministic
+        operator,
+        device,
+        entry,
+        declared,
+        dtypes,
+        options,
+        strict,
+        copies_back,
+        deterministic,
+        0 if frame is None else frame.f_lineno,
     )
     if triton is not None:
         return _triton_kernel(declaration, triton)
@@ -113,6 +125,13 @@ class _Declaration:
     strict: bool
     copies_back: bool
     deterministic: bool
+    line: int
+
+    def placed(self, source: S) -> S:
+        """Return a source, with the place of its declaration if no file has its text."""
+        if self.declared is None or not source.path.startswith("<"):
+            return source
+        return replace(source, given=f"{self.declared}:{self.line}")
 
     def check_device(self, language: str, wanted: str, argument: str, reason: str) -> None:
         """Refuse another device than the language's."""
@@ -216,7 +235,7 @@ def _cpp_kernel(
         )
         if dtypes is not None and not source.template:
             raise _not_a_template(source, "C++", "void")
-        return source
+        return declaration.placed(source)
 
     return CppKernel(
         operator,
@@ -258,7 +277,7 @@ def _cuda_kernel(
             raise _not_a_template(source, "CUDA", "__global__ void")
         for each, launch in zip(launched, rules.launches, strict=True):
             _check_constants(each, launch.constants)
-        return source
+        return replace(declaration.placed(source), others=tuple(map(declaration.placed, source.others)))
 
     return CudaKernel(
         operator,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import re
 import warnings
 from pathlib import Path
@@ -86,42 +87,97 @@ def test_it_is_refused_each_time_and_mended_by_reload(tmp_path: Path) -> None:
 
 @pytest.mark.every(3)
 @pytest.mark.parametrize(
-    ("parameters", "got"),
+    ("parameters", "got", "name", "hint"),
     [
-        ("View<const float> x, View<float> y", "(View<const float32>, View<float32>)"),
-        ("View<const float> x, float by, View<float> y", None),
+        (
+            "View<const float> x, View<float> y",
+            "(View<const float32>, View<float32>)",
+            None,
+            "give the kernel these parameters in this order; a view may be Contiguous or ChannelsLast, and "
+            "may fix its number of dimensions",
+        ),
         (
             "View<const float> x, double by, View<const float> y",
             "(View<const float32>, double, View<const float32>)",
+            "result",
+            "write `View<float> result`",
         ),
-        ("View<float> x, double by, View<float> y", "(View<float32>, double, View<float32>)"),
+        (
+            "Contiguous<float, 1> x, double by, View<float> y",
+            "(Contiguous<float32, 1>, double, View<float32>)",
+            "x",
+            "write `Contiguous<const float, 1> x`: the kernel may only read `x`, which the operator does not "
+            "name in `mutates=`",
+        ),
         (
             "View<const float> x, int64_t by, View<float, 2> y",
             "(View<const float32>, int64_t, View<float32, 2>)",
+            "by",
+            "write `double by`",
         ),
         (
             "View<const float> x, std::optional<double> by, Contiguous<float> y",
             "(View<const float32>, std::optional<double>, Contiguous<float32>)",
+            "by",
+            "write `double by`",
         ),
     ],
 )
-def test_other_parameters_than_the_operator_s(parameters: str, got: str | None) -> None:
+def test_other_parameters_than_the_operator_s(parameters: str, got: str, name: str | None, hint: str) -> None:
     operator = declared("parameters").kernel("cpu", entry="f", cpp=f"void f({parameters}) {{}}")
-    if got is None:  # the header has no such number
-        with pytest.raises(errors.CompileError, match="a kernel takes views"):
-            operator(torch.ones(2))
-        return
     with pytest.raises(errors.KernelSignatureError) as caught:
         operator(torch.ones(2))
     assert str(caught.value).splitlines() == [
         "cpp_messages::parameters: the parameters of the C++ kernel are not the operator's arguments and "
         "results",
+        *([] if name is None else [f"  argument: {name}"]),
         "  expected: (View<const T> x, double by, View<T> result)",
         f"  got: {got}",
         f"  where: {operator.specification.kernels[0].where}",
-        "  hint: give the kernel these parameters in this order; a view may be Contiguous or ChannelsLast, "
-        "and may fix its number of dimensions",
+        f"  hint: {hint}",
     ]
+
+
+RIGHT = ["View<const T> x", "double by", "View<T> y"]
+
+
+@pytest.mark.xdist_group("misdeclared")
+@pytest.mark.parametrize(
+    ("at", "wrong", "kind"),
+    [
+        (0, "View<T> x", errors.KernelSignatureError),
+        (0, "const T* x", errors.CompileError),
+        (1, "float by", errors.CompileError),
+        pytest.param(1, "int by", errors.CompileError, marks=pytest.mark.slow),
+        pytest.param(1, "int64_t by", errors.KernelSignatureError, marks=pytest.mark.slow),
+        pytest.param(1, "std::vector<double> by", errors.CompileError, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_the_hint_for_a_parameter_names_the_argument_and_what_to_write(
+    at: int, wrong: str, kind: type[errors.OpsmithError]
+) -> None:
+    def text(parameters: list[str]) -> str:
+        body = "for (int64_t i = 0; i < y.numel(); i++) y(i) = x(i) * by;" if parameters == RIGHT else ""
+        return f"template <class T> void f({', '.join(parameters)}) {{ {body} }}"
+
+    operator = declared("misdeclared").kernel(
+        "cpu", entry="f", cpp=text([*RIGHT[:at], wrong, *RIGHT[at + 1 :]])
+    )
+    line = inspect.currentframe().f_lineno - 3  # type: ignore[union-attr]
+    with pytest.raises(kind) as caught:
+        operator(torch.ones(2))
+    name = ("x", "by", "result")[at]
+    assert caught.value.argument == name
+    if kind is errors.CompileError:
+        assert caught.value.where == f"{HERE}:{line}"  # of the call: no file has the text
+        assert f"in place of `{wrong}`" in (caught.value.hint or "")
+    written = re.match(r"write `(.*?)`", caught.value.hint or "")
+    assert written is not None
+    mended = [*RIGHT[:at], written[1], *RIGHT[at + 1 :]]
+    assert mended == RIGHT
+    operator = declared("misdeclared").kernel("cpu", entry="f", cpp=text(mended))
+    assert operator(torch.ones(2)).tolist() == [2, 2]
 
 
 @pytest.mark.slow

@@ -85,12 +85,32 @@ def test_other_parameters_than_the_operator_s() -> None:
     wrong = given("parameters", "__global__ void twice(View<const float> x, int by, View<float> y) {}")
     with pytest.raises(errors.KernelSignatureError) as caught:
         wrong(torch.ones(2))
-    assert str(caught.value).splitlines()[:3] == [
+    assert str(caught.value).splitlines()[:4] == [
         "cuda_messages::parameters: the parameters of the CUDA kernel are not the operator's arguments and "
         "results",
+        "  argument: by",
         "  expected: (View<const T> x, double by, View<T> result)",
         "  got: (View<const float32>, int, View<float32>)",
     ]
+    assert caught.value.hint == "write `double by`"
+    assert given("mended", "__global__ void twice(View<const float> x, double by, View<float> y) {}")
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("View<const float> x, short by, View<float> y", "write `double by` in place of `short by`"),
+        ("float* x, double by, View<float> y", "write `View<const float> x` in place of `float* x`"),
+    ],
+    ids=str,
+)
+def test_a_parameter_that_no_kernel_takes_is_named(text: str, hint: str) -> None:
+    wrong = given("never", f"__global__ void twice({text}) {{}}")
+    with pytest.raises(errors.CompileError) as by_nvrtc:
+        wrong(torch.ones(2))
+    with pytest.raises(errors.CompileError) as on_the_cpu:
+        opsmith.emulate(wrong, torch.ones(2))
+    assert by_nvrtc.value.hint == on_the_cpu.value.hint == hint
 
 
 def test_a_result_of_another_dtype() -> None:

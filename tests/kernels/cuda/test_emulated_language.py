@@ -18,7 +18,7 @@ from opsmith.kernels.cpp import compiler as cpp_compiler
 from opsmith.kernels.cpp import diagnostics
 from opsmith.kernels.cuda import compiler as compiling
 from opsmith.kernels.cuda.compiler import Instance
-from opsmith.kernels.cuda.emulation import compiler
+from opsmith.kernels.cuda.emulation import compiler, refusals
 from opsmith.kernels.cuda.source import cuda_source
 
 KERNEL = """
@@ -102,6 +102,7 @@ def test_atomics_and_shuffles_that_nvrtc_takes_are_taken() -> None:
 
 def test_atomics_and_shuffles_that_nvrtc_refuses_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diagnostics, "MAX_ERRORS", 100)
+    monkeypatch.setattr(refusals, "by_nvrtc", lambda *given: None)  # the emulation itself refuses them
     lines = [DECLARED, *REFUSED]
     with pytest.raises(errors.CompileError) as by_nvrtc:
         compiled("refused", lines)

@@ -11,6 +11,8 @@ from torch import Tensor
 
 import opsmith
 from opsmith import errors
+from opsmith.kernels.cuda.emulation.refusals import refused
+from opsmith.kernels.cuda.source import CudaSource
 
 
 def message(name: str) -> list[str]:
@@ -260,9 +262,66 @@ def test_what_the_cpu_cannot_run_is_named_with_the_way_out(name: str, text: str,
 
 
 def test_a_mistake_that_any_compiler_sees_is_not_taken_for_code_of_a_gpu() -> None:
-    with pytest.raises(errors.NotEmulatedError) as caught:
+    with pytest.raises(errors.CompileError, match="NVRTC refuses the kernel") as caught:
         opsmith.emulate(declared("semicolon", LINES.replace("BEFORE", "int n = 1")), torch.ones(4))
-    assert caught.value.hint == "correct the first of these errors; those after it may follow from it"
+    assert caught.value.hint == "fix the first of these; those after it may follow from it"
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "got"),
+    [
+        ("semicolon", "int n = 1", ":4:3: expected ',' or ';' before 'for'"),
+        ("type", "flaot n = 1;", ":3:3: 'flaot' was not declared in this scope"),
+        ("builtin", "int n = treadIdx.x;", ":3:11: 'treadIdx' was not declared in this scope"),
+        ("constant", "x[0] = 1;", ":3:8: assignment of read-only location"),
+        (
+            "way_out_too",
+            "\n#ifdef __CUDA_ARCH__\n__nanosleep(1);\n#endif\n  int n = 1",
+            ":8:3: expected ',' or ';' before 'for'",
+        ),
+    ],
+    ids=["semicolon", "type", "builtin", "constant", "way out"],
+)
+def test_without_nvrtc_a_mistake_is_an_error_of_the_c_compiler(
+    name: str, line: str, got: str, no_nvrtc: None
+) -> None:
+    with pytest.raises(errors.CompileError) as caught:
+        opsmith.emulate(declared(f"mistake_{name}", LINES.replace("BEFORE", line)), torch.ones(4))
+    assert caught.value.problem == "the C++ compiler refuses the kernel"
+    assert (caught.value.got or "").startswith(f"<cuda of emulation_messages::mistake_{name}>{got}")
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "line"),
+    [
+        ("intrinsic", "", "int n = __vabsdiffu4(0, 0);"),
+        ("texture", "", "cudaTextureObject_t texture;"),
+        ("overload", "", "atomicAdd(&y[0], 1, 2);"),
+        ("header", "#include <curand_kernel.h>", ""),
+        ("own_assembler", "", '__asm__ volatile("bar.sync 0;");'),
+        ("refused_on_a_cpu", "#ifndef __CUDA_ARCH__\n#error for GPUs\n#endif", ""),
+        ("macro", "#ifdef __CUDA_ARCH__\n#define WAIT __syncthreads();\n#endif", "WAIT"),
+    ],
+    ids=["intrinsic", "texture", "overload", "header", "assembler", "refused on a CPU", "macro"],
+)
+def test_without_nvrtc_what_a_gpu_s_compiler_may_take_is_not_called_a_mistake(
+    name: str, before: str, line: str, no_nvrtc: None
+) -> None:
+    text = f"{before}{LINES.replace('BEFORE', line)}"
+    with pytest.raises(errors.NotEmulatedError):
+        opsmith.emulate(declared(f"perhaps_{name}", text), torch.ones(4))
+
+
+def test_names_that_nvrtc_alone_knows_are_known(no_nvrtc: None) -> None:
+    """They are of the kinds that NVRTC 13.0 has and the emulation lacks, of all names of CUDA's headers."""
+    names = "CUuuid all any ballot cudaArray dadd double2int double4_16a fdivide long1 make_long1 norm "
+    names += "rnormf surf2Dread syncthreads_and tex1Dfetch texCubemap ulonglong4_32a __nv_bfloat16"
+    source = CudaSource("", "k", False, "a.cu", 1, 1)
+    for name in names.split():
+        printed = f"a.cu:1:1: error: '{name}' was not declared in this scope"
+        assert isinstance(refused(printed, source, "demo::named"), errors.NotEmulatedError), name
+    printed = "a.cu:1:1: error: 'cumsum' was not declared in this scope"
+    assert isinstance(refused(printed, source, "demo::named"), errors.CompileError)
 
 
 def test_a_line_that_all_threads_write_by_needs_one_thread_and_no_barrier() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -13,7 +15,7 @@ from opsmith.core.call_arguments import tensors_in
 from opsmith.core.dataclass import dataclass
 from opsmith.core.kernels import BuiltKernel
 from opsmith.core.schema import Argument
-from opsmith.kernels.common.dtypes import dtype_name
+from opsmith.kernels.common.dtypes import CPP_TYPES, dtype_name
 from opsmith.kernels.common.result_layout import LAYOUTS, ResultLayout, has_layout
 
 PARAMETER_TYPES = ("Tensor", "int", "float", "bool", "str", "Tensor[]", "int[]", "float[]", "bool[]")
@@ -151,16 +153,70 @@ def check_parameters(
         KernelSignatureError: If a candidate has other parameters.
     """
     for candidate in candidates:
-        if len(candidate) != len(wanted) or not all(map(Parameter.serves, candidate, wanted)):
-            expected = ", ".join(f"{each} {name}" for each, name in zip(wanted, names, strict=True))
-            raise kernel.error(
-                errors.KernelSignatureError,
-                f"the parameters of the {kernel.language} kernel are not {given}",
-                expected=f"({expected})",
-                got=f"({', '.join(map(str, candidate))})",
-                hint="give the kernel these parameters in this order; a view may be Contiguous or "
-                "ChannelsLast, and may fix its number of dimensions",
-            )
+        pairs = [*zip(candidate, wanted, names, strict=False)]
+        name, hint = None, None
+        if len(candidate) == len(wanted):
+            misfits = (each for each in pairs if not each[0].serves(each[1]))
+            taken, right, name = next(misfits, (None, None, None))
+            if name is None or taken is None or right is None:
+                continue
+            hint = f"write `{_in_place_of(taken, right, template=kernel.source.over_dtype)} {name}`"
+            if (taken.type, taken.optional, right.written) == (right.type, right.optional, False):
+                hint += f": the kernel may only read `{name}`, which the operator does not name in `mutates=`"
+        expected = ", ".join(f"{each} {name}" for each, name in zip(wanted, names, strict=True))
+        raise kernel.error(
+            errors.KernelSignatureError,
+            f"the parameters of the {kernel.language} kernel are not {given}",
+            argument=name,
+            expected=f"({expected})",
+            got=f"({', '.join(map(str, candidate))})",
+            hint=hint
+            or "give the kernel these parameters in this order; a view may be Contiguous or ChannelsLast, "
+            "and may fix its number of dimensions",
+        )
+
+
+def _in_place_of(taken: Parameter, right: Parameter, *, template: bool) -> str:
+    """Return the type to write in place of another one; a view keeps its layout and its dimensions."""
+    if taken.dtype is None or right.type not in ("Tensor", "Tensor[]"):
+        return str(right)
+    text = str(replace(right, dim=taken.dim, layout=taken.layout))
+    return text if template else re.sub(r"\bT\b", CPP_TYPES[taken.dtype], text)
+
+
+_NEVER = re.compile(
+    r"(?:const )?(?:(?:un)?signed|short|char|u?int(?:8|16)_t|uint(?:32|64)_t|(?:std::)?size_t)\b|.*\*|"
+    r"std::(?:vector|array|string)\b(?!_)"
+)
+_NEVER_IN_CPP = re.compile(r"(?:const )?(?:int|int32_t|float|long long)\b")
+"""Types of parameters that no kernel takes, and those that one in CUDA C++ takes."""
+
+
+def misdeclared(
+    kernel: BuiltKernel[Any],
+    error: errors.OpsmithError,
+    declared: Sequence[str],
+    wanted: Sequence[Parameter],
+    names: Sequence[str],
+) -> errors.OpsmithError:
+    """Return the error of a compiler; it names a parameter of a type that no kernel takes, if there is one.
+
+    Args:
+        kernel: The kernel.
+        error: The error.
+        declared: The parameters in the text.
+        wanted: The right ones.
+        names: Names of arguments and results.
+    """
+    comparable = isinstance(error, errors.CompileError) and len(declared) == len(wanted)
+    for text, right, name in zip(declared, wanted, names, strict=True) if comparable else ():
+        if _NEVER.match(text) or (kernel.language == "C++" and _NEVER_IN_CPP.match(text)):
+            given = {"operator": error.operator, "got": error.got, "where": error.where, "argument": name}
+            of = re.match(r"(?:const )?([\w:]+) ?\*", text)
+            wanted_text = re.sub(r"\bT\b", of[1] if of else "T", str(right))
+            hint = f"write `{wanted_text} {name}` in place of `{text}`"
+            return errors.CompileError(error.problem, **given, hint=hint)
+    return error
 
 
 def check_written(kernel: BuiltKernel[Any], name: str, result: ResultLayout, view: Parameter) -> None:

@@ -36,7 +36,7 @@ def compile_error(
         f"{compiler} refuses the kernel",
         operator=operator,
         got="\n".join(f"    {line}" for line in quoted.splitlines()).lstrip(),
-        where=source.where,
+        where=source.given or source.where,
         hint=hint or "fix the first of these; those after it may follow from it",
     )
 

@@ -316,17 +316,22 @@ class CppKernel(BuiltKernel[CppSource]):
     def _build(self) -> DispatchedKernel:
         if self._refused is not None:
             raise self._refused.with_traceback(None)
-        from opsmith.kernels.common.parameters import Parameter, check_parameters, cpp_arguments
+        from opsmith.kernels.common.parameters import (
+            Parameter,
+            check_parameters,
+            cpp_arguments,
+            misdeclared,
+        )
         from opsmith.kernels.cpp.dispatch import dispatched_kernel
         from opsmith.kernels.cpp.runtime import runtime_file
 
         specification = self.operator.specification
         schema = specification.schema
         arguments = cpp_arguments(self)
+        wanted = [*arguments, *(Parameter("Tensor", written=True) for _ in schema.results)]
+        names = [*schema.names, *(result.name for result in schema.results)]
         try:
             library = self._library()
-            wanted = [*arguments, *(Parameter("Tensor", written=True) for _ in schema.results)]
-            names = [*schema.names, *(result.name for result in schema.results)]
             check_parameters(self, library.candidates, wanted, names)
             self._check_sizes(library)
             text = schema.void.text("", with_hidden=True)
@@ -338,8 +343,9 @@ class CppKernel(BuiltKernel[CppSource]):
             return loaded
         except (errors.CompileError, errors.KernelSignatureError, errors.ToolchainError) as error:
             # Until `reload`: a call looks at no file.
-            self._refused = error
-            raise
+            declared = self.source.declared_parameters()
+            self._refused = misdeclared(self, error, declared, wanted, names)
+            raise self._refused from error.__cause__
 
     def _library(self) -> CppLibrary:
         """Load the library: built in the package of the kernel, from the cache, or compiled now."""

@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from opsmith.build.compiler_options import NO_OPTIONS, CompilerOptions
-from opsmith.build.source_text import SourceLanguage, declaration_of, find_function, folder_of, includes_of
+from opsmith.build.source_text import (
+    SourceLanguage,
+    declaration_of,
+    find_function,
+    folder_of,
+    includes_of,
+    without_comments,
+)
 from opsmith.core.dataclass import dataclass
 
 _FUNCTION = r"""
@@ -36,6 +43,7 @@ class CppSource:
         sizes: Kind of the function `sizes`, which computes the results' sizes; None if there is none.
         folder: Folder of headers that it includes between quotes; None if it is unknown.
         options: Options for the compiler and the linker.
+        given: `file:line` of the call that gives a text which no file has; None for others.
     """
 
     text: str
@@ -47,11 +55,17 @@ class CppSource:
     sizes: Literal["function", "template"] | None = None
     folder: str | None = None
     options: CompilerOptions = NO_OPTIONS
+    given: str | None = None
 
     @property
     def where(self) -> str:
         """`file:line` of the function."""
         return f"{self.path}:{self.at}"
+
+    @property
+    def over_dtype(self) -> bool:
+        """True if the function is a template over the dtype."""
+        return self.template
 
     def authored(self, package: Path | None) -> dict[str, Any]:
         """Return what the author wrote, by name, without the place of the files.
@@ -75,6 +89,13 @@ class CppSource:
             "flags": self.options.portable_flags,
             "libraries": [os.path.basename(each) for each in self.options.libraries],
         }
+
+    def declared_parameters(self) -> list[str]:
+        """Return the parameters of the function, as they are written."""
+        text = "\n".join(without_comments(self.text).split("\n")[self.at - self.line :])
+        found = re.search(rf"\b{self.entry}\s*\(((?:[^()]|\([^()]*\))*)\)", text)
+        parts = re.split(r",(?![^<>]*>)", found[1]) if found else []
+        return [" ".join(each.split()) for each in parts]
 
     def quoted(self, line: int) -> str:
         """Return a line of the file; empty for a line outside of the text."""

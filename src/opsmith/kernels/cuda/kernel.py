@@ -375,8 +375,8 @@ class CudaKernel(BuiltKernel[CudaSource]):
                     self._missing = error
                     raise
                 except (errors.CompileError, errors.KernelSignatureError) as error:
-                    self._wrong[key] = error  # until `reload`: a call looks at no file
-                    raise
+                    self._wrong[key] = self.explained(error)  # until `reload`: a call looks at no file
+                    raise self._wrong[key] from error.__cause__
                 self._described[key] = found
             return self._described[key]
 
@@ -416,6 +416,17 @@ class CudaKernel(BuiltKernel[CudaSource]):
             for rules in self.rules.launches:
                 if rules.entry == instance.entry:
                     check_cuda_parameters(self, parameters, rules.passed, rules.call if several else None)
+
+    def explained(self, error: errors.OpsmithError) -> errors.OpsmithError:
+        """Return the error of a compiler, which names a parameter that no kernel takes, if there is one."""
+        from opsmith.kernels.common.parameters import misdeclared
+        from opsmith.kernels.cuda.parameters import wanted_parameters
+
+        for rules in self.rules.launches:
+            declared = self.source.kernel(rules.entry).declared_parameters()
+            wanted = wanted_parameters(self, rules.passed)
+            error = misdeclared(self, error, declared, wanted, rules.passed)
+        return error
 
     def _cached_choice(
         self, specification: Specification, values: Sequence[Any], signature: Any

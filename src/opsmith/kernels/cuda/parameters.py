@@ -144,18 +144,24 @@ def check_cuda_parameters(
     """
     check_results(kernel)
     schema = kernel.operator.specification.schema
-    arguments = {each.name: _wanted(kernel, each) for each in schema.arguments if each.name in passed}
-    wanted = [arguments.get(name, CudaParameter("Tensor", written=True)) for name in passed]
+    wanted = wanted_parameters(kernel, passed)
     if call is not None:
         wanted = [
             replace(each, written=each.written and (parameters[at].written if at < len(parameters) else True))
             for at, each in enumerate(wanted)
         ]
     results = {each.name for each in schema.results}
-    has_scratch = any(name not in arguments and name not in results for name in passed)
+    has_scratch = not {*passed} <= {*schema.names, *results}
     given = "the operator's arguments and results" + " and the scratch buffers" * has_scratch
     given = given if call is None else f"what the launch `{call}` gives it"
     check_parameters(kernel, [parameters], wanted, passed, given)
+
+
+def wanted_parameters(kernel: BuiltKernel[Any], passed: Sequence[str]) -> list[CudaParameter]:
+    """Return the parameters that a launch needs for what it gets: arguments, results and scratch buffers."""
+    schema = kernel.operator.specification.schema
+    arguments = {each.name: _wanted(kernel, each) for each in schema.arguments if each.name in passed}
+    return [arguments.get(name, CudaParameter("Tensor", written=True)) for name in passed]
 
 
 def merged_parameters(

@@ -14,12 +14,28 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.tolerance import MeasuredFunction
+from opsmith.checking.property import Findings, Skipped, not_run
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, Case, cases
 from opsmith.checking.samples.memory_layouts import Layout, layouts_of, plain
 from opsmith.checking.samples.sample import CPU, Sample
-from opsmith.checking.subject import Subject
+from opsmith.checking.subject import Subject, missing_device
+from opsmith.core.kernels import Kernel
 from opsmith.core.specification import Specification
 from opsmith.torch_library.writes import refuse_unwritable
+
+
+def unverified_too(property: str, kernel: Kernel, findings: Findings) -> Findings:
+    """Yield the findings of a kernel for a GPU; where one is skipped and no GPU is here, it is unverified.
+
+    Args:
+        property: Name of the property.
+        kernel: The kernel.
+        findings: What its runs on the CPU find.
+    """
+    for finding in findings:
+        yield finding
+        if isinstance(finding, Skipped) and missing_device(kernel.device) is not None:
+            yield not_run(property, kernel, finding.reason, f"the kernel is not verified: {finding}")
 
 
 def kernel_calls(

@@ -18,12 +18,13 @@ from opsmith.checking.properties.kernels.calls_on_cpu import (
     calls_text,
     copy_with_strides,
     kernel_calls,
+    unverified_too,
     unwritable,
 )
 from opsmith.checking.properties.kernels.equal_indices import keeps_one
 from opsmith.checking.properties.kernels.sizes import forms, kernel_sizes
 from opsmith.checking.properties.numeric.forward import compare_results
-from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, raised
+from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, not_run, raised
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, Case, dtype_name
 from opsmith.checking.samples.sample import Sample
@@ -293,8 +294,12 @@ class Emulated:
             reasons = sorted(self.unfit)
             if self.empty:
                 reasons.append(f"{calls_text(self.empty)} without a launch")
+            reasons = reasons or [f"it takes {', '.join(map(dtype_name, self.emulation.kernel.dtypes))}"]
+            none = f"it takes none of the samples ({'; '.join(reasons)})"
             message = f"the kernel in CUDA C++ was run on none of the samples ({'; '.join(reasons)}): "
-            yield Failure(NAME, None, "not-exercised", f"{message}add one that it takes", self.where)
+            yield not_run(
+                NAME, Kernel("cuda", self.emulation.kernel), none, f"{message}add one that it takes"
+            )
             return
         unseen = unseen_faults(self.emulation.kernel.source)
         if unseen:
@@ -303,8 +308,7 @@ class Emulated:
 
 
 def _skipped(error: errors.OpsmithError) -> Skipped:
-    hint = f"; {error.hint}" if error.hint else ""
-    return Skipped(f"{error.problem}: {error.got}{hint}")
+    return Skipped(f"{error.problem}: {error.got}", error.hint or "")
 
 
 def run(subject: Subject) -> Findings:
@@ -324,7 +328,8 @@ def run(subject: Subject) -> Findings:
     with_kernels = replace(subject, specification=replace(subject.specification, kernels=on_cpu))
     more = replace(subject, samples=(*subject.samples, *kernel_sizes(with_kernels)))
     laid = forms(subject)
-    for given in dict.fromkeys(each.given for each in kernels):
+    for kernel in {each.given: each for each in kernels}.values():
+        given = kernel.given
         assert isinstance(given, CudaKernel)
         calls: list[tuple[Case, list[Any]]] = []
         taken = given.dtypes or (*ALWAYS_CHECKED, *LOW_PRECISION)
@@ -335,7 +340,8 @@ def run(subject: Subject) -> Findings:
             return iter(())
 
         yield from each_sample(NAME, gather, more)
-        yield from Emulated(KernelEmulation(given), subject, subject.effort.threads).run(calls)
+        emulated = Emulated(KernelEmulation(given), subject, subject.effort.threads)
+        yield from unverified_too(NAME, kernel, emulated.run(calls))
 
 
 CUDA = Property(

@@ -19,11 +19,12 @@ from opsmith.checking.properties.kernels.calls_on_cpu import (
     copy_with_strides,
     kernel_calls,
     tried_dtypes,
+    unverified_too,
     unwritable,
 )
 from opsmith.checking.properties.kernels.sizes import forms, kernel_sizes
 from opsmith.checking.properties.numeric.forward import compare_results
-from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, raised
+from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, not_run, raised
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import Case, dtype_name
 from opsmith.checking.samples.sample import Sample
@@ -114,14 +115,9 @@ class Interpreted:
             yield Skipped("; ".join(self.limits))
             return
         if not self.ran:
-            yield Failure(
-                NAME,
-                None,
-                "not-exercised",
-                f"the kernel in Triton was interpreted on none of the samples ({self._why()}): add a sample "
-                "that it takes",
-                self.kernel.where,
-            )
+            message = f"the kernel in Triton was interpreted on none of the samples ({self._why()}): add a "
+            none = f"it takes none of the samples ({self._why()})"
+            yield not_run(NAME, Kernel("cuda", self.kernel), none, f"{message}sample that it takes")
             return
         dtypes = ", ".join(dtype_name(dtype) for dtype in self.ran)
         calls = self.ran.total()
@@ -150,7 +146,8 @@ def run(subject: Subject) -> Findings:
         return
     missing = missing_interpreter()
     if missing is not None:
-        yield Skipped(missing)
+        for kernel in kernels:
+            yield from unverified_too(NAME, kernel, iter([Skipped(missing)]))
         return
     on_cpu = tuple(Kernel("cpu", each.function) for each in kernels)
     with_kernels = replace(subject, specification=replace(subject.specification, kernels=on_cpu))
@@ -166,7 +163,7 @@ def run(subject: Subject) -> Findings:
             yield from _sample(subject, sample, interpreted, in_layouts=sample in laid)
 
         yield from each_sample(NAME, check_sample, more)
-        yield from interpreted.summary()
+        yield from unverified_too(NAME, kernel, interpreted.summary())
 
 
 def _sample(subject: Subject, sample: Sample, interpreted: Interpreted, *, in_layouts: bool) -> Findings:

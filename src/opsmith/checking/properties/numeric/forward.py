@@ -18,7 +18,7 @@ from opsmith.checking.numerics.tolerance import MeasuredFunction
 from opsmith.checking.numerics.working_precision import FLOAT64, working_precision
 from opsmith.checking.output.replay import result_replay
 from opsmith.checking.properties.kernels.sizes import kernel_sizes, taken_though_refused
-from opsmith.checking.property import Findings, Note, Property, each_sample, first_line, raised
+from opsmith.checking.property import Findings, Note, Property, each_sample, first_line, not_run, raised
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, Case, cases, dtype_name
 from opsmith.checking.samples.perturb import perturbed
@@ -26,6 +26,7 @@ from opsmith.checking.samples.sample import Sample, is_inexact, replica
 from opsmith.checking.side_effects.global_settings import default_dtype, without_warnings
 from opsmith.checking.subject import Subject, missing_device
 from opsmith.core.kernels import Kernel, Rejected, choose
+from opsmith.kernels.cpp.kernel import CppKernel
 from opsmith.torch_library.torch_messages import NO_DTYPE_KERNEL, has_message
 
 
@@ -92,10 +93,9 @@ NAME = "forward"
 
 def run(subject: Subject) -> Findings:
     """Run every kernel and the call on every sample, in every dtype, on every device."""
-    for kernel in subject.specification.kernels:
+    for kernel in filter(_runs_on_cpu, subject.specification.kernels):
         reason = missing_device(kernel.device)
-        if reason is not None:
-            yield Note(f"the kernel for {kernel.device}, {kernel.where}, did not run: {reason}")
+        yield Note(f"the kernel for {kernel.device}, {kernel.where}, did not run: {reason}")
     yield from subject.refused_float64
     yield from _lost_precision(subject)
     yield from _through_default_dtype(subject)
@@ -137,14 +137,22 @@ def _sample(subject: Subject, sample: Sample, ran: set[Kernel]) -> Findings:
             words = "the reference itself loses more than half of its digits"
             yield Note(f"{sample} is not checked in {dtype_name(case.dtype)}, in which {words}")
         wrong: set[Kernel] = set()
+        refused = False
         for kernel in subject.kernels_on(case.device):
-            if isinstance(kernel.consider(case.sample.flattening.pack(case.flat())), Rejected):
+            try:
+                if isinstance(kernel.consider(case.sample.flattening.pack(case.flat())), Rejected):
+                    continue
+            except errors.OpsmithError as error:  # it does not compile; the others are compared
+                refused = True
+                yield raised(NAME, subject, error, str(sample))
+                ran.add(kernel)
                 continue
             ran.add(kernel)
             for failure in _kernel(case, kernel):
                 wrong.add(kernel)
                 yield failure
-        yield from _call(case, wrong)
+        if not refused:  # else each call that considers the kernel raises the same
+            yield from _call(case, wrong)
 
 
 def _kernel(case: Case, kernel: Kernel) -> Findings:
@@ -305,22 +313,37 @@ def _replay(case: Case, position: int) -> str | None:
 
 
 def _idle(subject: Subject, ran: set[Kernel]) -> Findings:
-    """Report a kernel that could run here and takes no sample."""
+    """Report a kernel that ran on no sample; the error of one that does not compile."""
     for kernel in subject.specification.kernels:
-        if kernel in ran or missing_device(kernel.device) is not None:
+        if kernel in ran or _runs_on_cpu(kernel):
             continue
-        device = torch.device(kernel.device)
-        calls = [sample.flattening.pack(sample.at(device=device)) for sample in subject.samples]
-        verdicts = [kernel.consider(values) for values in calls]
-        reasons = sorted({verdict.reason for verdict in verdicts if isinstance(verdict, Rejected)})
-        yield Failure(
-            NAME,
-            None,
-            "not-exercised",
-            f"the kernel for {kernel.device} takes none of the samples ({'; '.join(reasons)}): "
-            "add a sample that it takes",
-            kernel.where,
-        )
+        reason, message = missing_device(kernel.device), ""
+        try:
+            if isinstance(kernel.given, CppKernel):
+                kernel.given.load()
+        except errors.ToolchainError as error:
+            reason = f"{error.problem}: {error.got}"
+            message = f"the C++ kernel is not verified: {reason}; {error.hint}"
+        except errors.OpsmithError as error:
+            yield raised(NAME, subject, error, "compiled, though no sample needs it")
+            continue
+        if reason is None:
+            device = torch.device(kernel.device)
+            calls = [sample.flattening.pack(sample.at(device=device)) for sample in subject.samples]
+            verdicts = [kernel.consider(values) for values in calls]
+            reasons = sorted({verdict.reason for verdict in verdicts if isinstance(verdict, Rejected)})
+            none = f"takes none of the samples ({'; '.join(reasons)})"
+            reason, message = (
+                f"it {none}",
+                f"the kernel for {kernel.device} {none}: add a sample that it takes",
+            )
+        yield not_run(NAME, kernel, reason, message)
+
+
+def _runs_on_cpu(kernel: Kernel) -> bool:
+    """True for a kernel whose device is not here, and for which another property runs it on the CPU."""
+    language = getattr(kernel.given, "language", "")
+    return language in ("CUDA", "Triton") and missing_device(kernel.device) is not None
 
 
 FORWARD = Property(

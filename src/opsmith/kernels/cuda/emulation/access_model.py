@@ -109,7 +109,7 @@ def kernel_access(
         NotEmulatedError: If the CPU cannot run the kernel.
         KernelFaultError: If it does what it must not: then the counts say nothing.
         MissingSamplesError: If it takes none of the calls.
-        ToolchainError, KernelSignatureError, LaunchError: As of `opsmith.emulate`.
+        CompileError, ToolchainError, KernelSignatureError, LaunchError: As of `opsmith.emulate`.
 
     Example:
         >>> from functools import partial

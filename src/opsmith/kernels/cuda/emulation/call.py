@@ -117,6 +117,7 @@ class KernelEmulation:
         """Compile the instances that calls with these argument values may need.
 
         Raises:
+            CompileError: If its source is wrong.
             NotEmulatedError: If the CPU cannot run the kernel.
             KernelSignatureError: If its parameters are not the operator's arguments and results.
             LaunchError: If a constant cannot be computed.
@@ -132,7 +133,11 @@ class KernelEmulation:
         if not needed:
             return
         operator = self.kernel.operator.name
-        for library in emulated_libraries(self.kernel.source, operator, needed):
+        try:
+            libraries = emulated_libraries(self.kernel.source, operator, needed)
+        except errors.CompileError as error:
+            raise self.kernel.explained(error) from None
+        for library in libraries:
             self.kernel.check_parameters(dict(zip(library.instances, library.parameters, strict=True)))
             self._libraries |= dict.fromkeys(library.instances, library)
 
@@ -269,7 +274,7 @@ def emulate(
         NotEmulatedError: If it holds what the CPU cannot run.
         KernelRefusedError, UsageError: If it takes no such call, or there is none in CUDA C++.
         ArgumentError, MutationError, LayoutError, ShapeError: As of any call.
-        ToolchainError, KernelSignatureError, LaunchError: As of a call on a GPU.
+        CompileError, ToolchainError, KernelSignatureError, LaunchError: As of a call on a GPU.
 
     Example:
         >>> import opsmith.ops

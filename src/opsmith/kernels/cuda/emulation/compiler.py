@@ -23,20 +23,13 @@ from opsmith.core.dataclass import dataclass
 from opsmith.kernels.cpp.codegen import cpp_path
 from opsmith.kernels.cpp.compiler import kernel_toolchain
 from opsmith.kernels.cuda.compiler import HEADER, Instance, header, name_expression, obtain_with_headers
-from opsmith.kernels.cuda.emulation.host_headers import include_flags, nvidia_folders
+from opsmith.kernels.cuda.emulation.host_headers import DEVICE_HEADERS, include_flags, nvidia_folders
 from opsmith.kernels.cuda.emulation.refusals import refused
 from opsmith.kernels.cuda.nvrtc import headers_version
 from opsmith.kernels.cuda.parameters import FIELDS, TABLE, CudaParameter, decode_table
 from opsmith.kernels.cuda.source import CudaSource
 
 HERE = Path(__file__).parent
-DEVICE_HEADERS = tuple(
-    HERE / name
-    for name in (
-        *("launch_record.h", "device.h", "device_math.h", "device_integers.h", "device_rounding.h"),
-        *("device_functions.h", "device_halves.h"),
-    )
-)
 RUNTIME = HERE / "runtime" / "runtime.cpp"
 RUNTIME_HEADERS = (
     HERE / "launch_record.h",
@@ -172,6 +165,7 @@ def emulated_libraries(
         instances: The instances.
 
     Raises:
+        CompileError: If the source is wrong.
         NotEmulatedError: If the source holds what the CPU cannot run.
         ToolchainError: If there is no compiler, or the system is not Linux.
     """
@@ -282,7 +276,7 @@ def _library(
             folders = ["-iquote", str(prefix().directory), *folders]
         done = toolchain.run([*flags, *folders, "-c", SOURCE, "-o", OBJECT], directory)
         if done.status:
-            raise refused(done.printed, source, operator)
+            raise refused(done.printed, source, operator, instances)
         names = ["emulated_dynamic", *undefined_thread_locals((directory / OBJECT).read_bytes())]
         symbols = "\n".join(_SYMBOL.format(name=name) for name in names)
         shared = _STUB.format(symbols=symbols, size=MAX_SHARED)
@@ -292,7 +286,7 @@ def _library(
         objects = [BEGIN, OBJECT, END, str(runtime().directory / RUNTIME_OBJECT)]
         done = toolchain.run([*_LINK_FLAGS, *objects, "-o", LIBRARY], directory)
         if done.status:
-            raise refused(done.printed, source, operator)
+            raise refused(done.printed, source, operator, instances)
         _keep_only(directory, LIBRARY)
         toolchain.refuse_incomplete(directory / LIBRARY)
 

@@ -9,6 +9,15 @@ from opsmith.build.source_text import includes_of
 from opsmith.kernels.cuda.nvrtc import include_directories
 from opsmith.kernels.cuda.source import CudaSource
 
+DEVICE_HEADERS = tuple(
+    Path(__file__).with_name(name)
+    for name in (
+        *("launch_record.h", "device.h", "device_math.h", "device_integers.h", "device_rounding.h"),
+        *("device_functions.h", "device_halves.h"),
+    )
+)
+"""Headers that stand before every kernel."""
+
 UNSUPPORTED = {
     "cooperative_groups.h": "cooperative groups are",
     "cooperative_groups/memcpy_async.h": "cooperative groups are",

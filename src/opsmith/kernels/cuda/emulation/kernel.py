@@ -124,6 +124,7 @@ class EmulatedKernel(BuiltKernel[CudaSource]):
         """Return why the kernel does not take a call; None if it does.
 
         Raises:
+            CompileError: If its source is wrong.
             KernelSignatureError: If its parameters are not the operator's arguments and results.
             LaunchError: If a constant cannot be computed.
         """

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import Literal
 
 from opsmith import errors
-from opsmith.kernels.cpp.diagnostics import own_headers, quoted_errors
-from opsmith.kernels.cuda.emulation.host_headers import including_line
+from opsmith.kernels.common.gpu_resources import ARCHITECTURES
+from opsmith.kernels.cpp.diagnostics import compile_error, own_headers, quoted_errors
+from opsmith.kernels.cuda.compiler import Instance, compile_to_ptx, describe_instances
+from opsmith.kernels.cuda.emulation.host_headers import DEVICE_HEADERS, including_line, kernel_texts
 from opsmith.kernels.cuda.source import CudaSource
 from opsmith.kernels.cuda.standard_library import missing_hint
 
@@ -19,42 +23,100 @@ _ATTRIBUTE = re.compile(
     r"(?:call to '[^\n]*' declared with (?:attribute error|'error' attribute)|'[^'\n]*' is unavailable): "
 )
 """Words that compilers put before the text of a function's attribute `error` or `unavailable`."""
-_UNKNOWN = re.compile(
-    r"not declared|undeclared|no member named|has no member|does not name a type|unknown type"
+_ERROR = re.compile(r"^[^\n]+?:\d+(?::\d+)?: (?:fatal )?error: (?P<text>[^\n]*)", re.MULTILINE)
+_NAMES = re.compile(
+    r"'[^'\n]*\b(?:__|cuda|CU|tex[1-3C]|surf[1-3C]|syncthreads_|make_|(?:double|u?long(?:long)?)\d)\w*[^'\n]*'|"
+    r"'(?:all|any|ballot|d(?:add|mul|sub)|fdivide|r?normf?|[a-z]+2[a-z]+)'"
 )
-"""Words of an error about a name, which a GPU's compiler may know."""
+"""Names that compilers of a GPU know and the emulation may lack, as an error quotes them."""
+_HEADER_MISSING = re.compile(r"No such file or directory|file not found")
+_ASKS_FOR_A_GPU = re.compile(r"\b(?:__CUDA\w*|__NVCC__|NV_IF_(?:ELSE_)?TARGET)\b")
+"""Names by which a text is another one for a GPU's compiler."""
 
 
-def refused(printed: str, source: CudaSource, operator: str) -> errors.NotEmulatedError:
-    """Return the error for a kernel that a compiler of the CPU refuses.
+def refused(
+    printed: str, source: CudaSource, operator: str, instances: Sequence[Instance] = ()
+) -> errors.CompileError | errors.NotEmulatedError:
+    """Return the error for a kernel that a compiler of the CPU refuses: at fault, or of a GPU.
+
+    What the emulation names as a GPU's is not emulated. Else NVRTC decides, if it is here. Without it, an
+    error is the author's unless a GPU's compiler may know more than that of the CPU.
 
     Args:
         printed: Output of the compiler.
         source: The author's source.
         operator: Name of the operator.
+        instances: Instances that are compiled.
     """
     unsupported = _IN_UNSUPPORTED.search(printed)
     got = quoted_errors(_ATTRIBUTE.sub("", printed), source, own_headers(source))
+    hint = missing_hint(printed)
+    named = bool(unsupported or hint or _INLINE_PTX in printed or _ATTRIBUTE.search(printed))
     if unsupported is not None:
         line = including_line(source, unsupported["name"])
         got = f"{source.path}:{line}: {unsupported['text']}\n    {source.quoted(line).strip()}"
     elif _INLINE_PTX in printed:
         lines = re.sub(rf"[^\n]*?: [^\n]*{_INLINE_PTX}[^\n]*", _named_ptx, got).splitlines()
         got = "\n".join(lines[:3])  # what follows from it says nothing
-    first = got.partition("\n")[0]  # others may follow from it
-    of_a_gpu = unsupported or _INLINE_PTX in printed or _ATTRIBUTE.search(printed) or _UNKNOWN.search(first)
+    if not named:
+        verdict = by_nvrtc(source, operator, instances)
+        if isinstance(verdict, errors.CompileError):
+            return verdict
+        if verdict is None and not _may_be_of_a_gpu(printed, source):
+            return compile_error("the C++ compiler", source, operator, got)
     return errors.NotEmulatedError(
         "the CUDA kernel cannot be run on the CPU",
         operator=operator,
         got="\n".join(f"    {line}" for line in got.splitlines()).lstrip(),
         where=source.where,
-        hint=missing_hint(printed)
+        hint=hint
         or (
-            "put what a GPU alone has between `#ifdef __CUDA_ARCH__` and `#else`, and behind that plain C++ "
-            "that does the same"
-            if of_a_gpu
-            else "correct the first of these errors; those after it may follow from it"
+            "see that the header lies beside the kernel, or is installed"
+            if _HEADER_MISSING.search(got) and not named
+            else "put what a GPU alone has between `#ifdef __CUDA_ARCH__` and `#else`, and behind that plain "
+            "C++ that does the same"
         ),
+    )
+
+
+def by_nvrtc(
+    source: CudaSource, operator: str, instances: Sequence[Instance]
+) -> errors.CompileError | Literal["taken"] | None:
+    """Return the error of NVRTC for some instances, or that it takes them; None if it cannot be asked.
+
+    Args:
+        source: The author's source.
+        operator: Name of the operator.
+        instances: The instances.
+    """
+    try:
+        if instances:
+            describe_instances(source, operator, instances, ARCHITECTURES[-1])
+        for each in instances:
+            compile_to_ptx(source, operator, each, ARCHITECTURES[-1])
+    except errors.CompileError as error:
+        return error
+    except errors.ToolchainError:
+        return None
+    return "taken" if instances else None
+
+
+def _may_be_of_a_gpu(printed: str, source: CudaSource) -> bool:
+    """Return True if a GPU's compiler may take what the CPU's refuses, by the first error.
+
+    That is so if it names what a GPU has, if the emulation declares what does not fit, if a header is
+    missing, or if the text is another one for a GPU. An error of syntax is the author's all the same.
+    """
+    found = [*_ERROR.finditer(printed)]
+    if not found:  # it is of the assembler or the linker
+        return True
+    first, about = found[0], printed[: found[1].start()] if found[1:] else printed
+    if _NAMES.search(first["text"]) or _HEADER_MISSING.search(first["text"]):
+        return True
+    if any(f"{each.name}:" in about for each in DEVICE_HEADERS):
+        return True
+    return not first["text"].startswith("expected ") and any(
+        map(_ASKS_FOR_A_GPU.search, kernel_texts(source))
     )
 
 
