@@ -108,8 +108,8 @@ def test_results_that_are_not_finite_say_nothing(export: Exported) -> None:
 def test_a_model_that_takes_its_example_alone_is_not_verified(tmp_path: Path) -> None:
     model, path = Calls(lambda x: refusing(x, lambda x: bool(torch.equal(x, X)))), tmp_path / "model.onnx"
     reason = (
-        "it was compared on 1 of 3 inputs: values of both signs, up to half of the example's: it does not "
-        "take these numbers"
+        "0 of 2 other inputs could be compared: values of both signs, up to half of the example's: it does "
+        "not take these numbers"
     )
     with pytest.warns(UserWarning, match="is not verified") as warned:
         made = opsmith.export_onnx(model, X, path)
@@ -127,7 +127,7 @@ def test_a_model_that_takes_its_example_alone_is_not_verified(tmp_path: Path) ->
 
 def test_an_axis_of_which_no_other_size_runs_is_not_verified(tmp_path: Path) -> None:
     model = Calls(lambda x: refusing(x, lambda x: x.shape[0] == 4))
-    with pytest.warns(UserWarning, match=r"compared at no other size of an axis: n 1: it does not take"):
+    with pytest.warns(UserWarning, match=r"0 of 2 other inputs could be compared: n 1: it does not take"):
         made = opsmith.export_onnx(
             model, X, tmp_path / "model.onnx", input_names=["x"], dynamic={"x": {0: "n"}}
         )

@@ -13,30 +13,16 @@ Draw = Callable[[Tensor, Tensor, torch.Generator], Tensor]
 """Draws values from a tensor of the example, and from one that is like it."""
 
 
-def _like(given: Tensor, like: Tensor, generator: torch.Generator) -> Tensor:
-    return like
-
-
-def _of_both_signs(factor: float) -> Draw:
-    def draw(given: Tensor, like: Tensor, generator: torch.Generator) -> Tensor:
-        largest = given.abs().nan_to_num(0.0, 0.0, 0.0).max().item() or 1.0
-        drawn = torch.rand(given.shape, generator=generator, dtype=torch.float64) * 2 - 1
-        first = float(drawn.flatten()[0]) * float(given.flatten()[0])
-        return (drawn * (-factor if first > 0 else factor) * largest).to(given.device, given.dtype)
-
-    return draw
-
-
-def _halved(given: Tensor, like: Tensor, generator: torch.Generator) -> Tensor:
-    return given / 2
+def _of_both_signs(given: Tensor, like: Tensor, generator: torch.Generator) -> Tensor:
+    """Numbers up to the largest given one, the first with the other sign."""
+    largest = given.abs().nan_to_num(0.0, 0.0, 0.0).max().item() or 1.0
+    drawn = (torch.rand(given.shape, generator=generator, dtype=torch.float64) * 2 - 1) * largest
+    same = float(drawn.flatten()[0]) * float(given.flatten()[0]) > 0
+    return (-drawn if same else drawn).to(given.device, given.dtype)
 
 
 def _range(given: Tensor) -> tuple[int, int]:
     return min(0, int(given.min())), max(1, int(given.max()))
-
-
-def _mirrored(given: Tensor, like: Tensor, generator: torch.Generator) -> Tensor:
-    return (sum(_range(given)) - given.long()).to(given.dtype)
 
 
 def _whole(given: Tensor, like: Tensor, generator: torch.Generator) -> Tensor:
@@ -46,11 +32,11 @@ def _whole(given: Tensor, like: Tensor, generator: torch.Generator) -> Tensor:
 
 
 _DRAWS: tuple[tuple[str, bool | None, Draw], ...] = (
-    ("like the example's", None, _like),
-    ("of both signs, up to twice as large as the example's", True, _of_both_signs(2.0)),
-    ("half of the example's", True, _halved),
-    ("of both signs, up to half of the example's", True, _of_both_signs(0.5)),
-    ("mirrored in the range of the example's", False, _mirrored),
+    ("like the example's", None, lambda given, like, _: like),
+    ("of both signs, up to twice as large as the example's", True, lambda *given: 2 * _of_both_signs(*given)),
+    ("half of the example's", True, lambda given, *_: given / 2),
+    ("of both signs, up to half of the example's", True, lambda *given: _of_both_signs(*given) / 2),
+    ("mirrored in the range of the example's", False, lambda x, *_: (sum(_range(x)) - x.long()).to(x.dtype)),
     ("from the range of the example's, 0 and 1", False, _whole),
 )
 """Values in words; the numbers that they concern: floating ones, whole ones and booleans, or all."""
