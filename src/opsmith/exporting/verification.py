@@ -94,7 +94,7 @@ class Verification:
         left_out: list[str] = []
         unverified = ""
         for needed, choices in self._choices():
-            done, refused = 0, "there are no other values of these sizes"
+            done, refused = 0, "the numbers of the example are all alike, and so are those in their range"
             for values, inputs in choices:
                 expected = self._expected(inputs)
                 if isinstance(expected, str):
