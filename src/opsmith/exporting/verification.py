@@ -107,12 +107,8 @@ class Verification:
                     break
             if done < needed:
                 unverified = unverified or f"{done} of {OTHERS} other inputs could be compared: {refused}"
-        return replace(
-            export,
-            comparisons=(*export.comparisons, *found),
-            left_out=tuple(left_out),
-            unverified=unverified,
-        )
+        found = [*export.comparisons, *found]
+        return replace(export, comparisons=tuple(found), left_out=tuple(left_out), unverified=unverified)
 
     def _choices(self) -> Iterator[tuple[int, Iterable[tuple[str, Sequence[Tensor]]]]]:
         """Other values, and other sizes of each axis: how many are needed, and the choices."""
@@ -221,14 +217,12 @@ class Verification:
         if written:
             names = ", ".join(f"`{name.removeprefix(PREFIX)}`" for name in written)
             return f"the model writes into {names}, and a file keeps nothing from one run to the next"
-        if values != GIVEN:
-            return (
-                "it is right for the example: let no code look at numbers while it is traced, as by catching "
-                "torch's errors or reading a tensor as text"
-            )
-        if first is not None and first.operator:
-            return "compare the operator's kernel with its reference: `opsmith check`"
-        return "give inputs that are more like real ones, or report it to torch with the model"
+        traced = "let no code look at numbers while it is traced, as by catching errors or reading a tensor as text"
+        kernel = "compare the operator's kernel with its reference: `opsmith check`"
+        hints = [f"it is right for the example: {traced}"] * (values != GIVEN)
+        hints += [kernel] * (first is not None and first.operator is not None)
+        report = "give inputs that are more like real ones, or report it to torch with the model"
+        return "; or ".join(hints) or report
 
 
 def _on_cpu(results: Iterable[Tensor]) -> tuple[Tensor, ...]:
