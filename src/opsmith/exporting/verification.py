@@ -217,7 +217,7 @@ class Verification:
         if written:
             names = ", ".join(f"`{name.removeprefix(PREFIX)}`" for name in written)
             return f"the model writes into {names}, and a file keeps nothing from one run to the next"
-        traced = "let no code look at numbers while it is traced, as by catching errors or reading a tensor as text"
+        traced = "let no code look at numbers while it is traced: catch no errors, read no tensor as text"
         kernel = "compare the operator's kernel with its reference: `opsmith check`"
         hints = [f"it is right for the example: {traced}"] * (values != GIVEN)
         hints += [kernel] * (first is not None and first.operator is not None)
