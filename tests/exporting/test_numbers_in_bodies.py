@@ -223,8 +223,8 @@ def test_what_no_trace_sees_is_found_by_other_values(function: Any, form: str, t
     assert caught.value.problem.startswith("the file computes another `")
     assert "for values of both signs, up to twice as large as the example's" in caught.value.problem
     assert caught.value.hint == (
-        "no file was left; it is right for the example: let no code look at numbers while it is traced: catch "
-        "no errors, read no tensor as text; or compare the operator's kernel with its reference: "
+        "no file was left; it is right for the example: let no code look at numbers while it is traced: "
+        "catch no errors, read no tensor as text; or compare the operator's kernel with its reference: "
         "`opsmith check`"
     )
     assert not list(tmp_path.iterdir())
