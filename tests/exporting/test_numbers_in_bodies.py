@@ -15,6 +15,7 @@ from onnx_files import Made
 from onnx_operators import Calls
 from torch import Tensor
 from torch.autograd import Function
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import opsmith
 import opsmith.onnx
@@ -222,10 +223,32 @@ def test_what_no_trace_sees_is_found_by_other_values(function: Any, form: str, t
     assert caught.value.problem.startswith("the file computes another `")
     assert "for values of both signs, up to twice as large as the example's" in caught.value.problem
     assert caught.value.hint == (
-        "no file was left; it is right for the example: let no code look at numbers while it is traced, as "
-        "by catching torch's errors or reading a tensor as text"
+        "no file was left; it is right for the example: let no code look at numbers while it is traced: "
+        "catch no errors, read no tensor as text; or compare the operator's kernel with its reference: "
+        "`opsmith check`"
     )
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("trace", ["export", "make_fx"])
+def test_no_trace_records_a_stand_in_that_knows_shapes_alone(trace: str) -> None:
+    """It was memory that nothing had written. As a node the operator stays what it is."""
+    operator = adopted(numpy_there, f"recorded_by_{trace}")
+
+    def traced(function: Any) -> Any:
+        if trace == "export":
+            return torch.export.export(Calls(function), (EXAMPLE,)).module()
+        return make_fx(function, tracing_mode="fake")(EXAMPLE)
+
+    with pytest.raises(errors.TransformError) as caught:
+        traced(operator.reference)
+    assert (caught.value.operator, caught.value.got) == (
+        operator.name,
+        "RuntimeError: .numpy() is not supported for tensor subclasses.",
+    )
+    program = traced(operator)
+    for x in OTHERS:
+        assert torch.equal(program(x), numpy_there(x))
 
 
 def test_a_class_in_a_reference_that_looks_at_numbers(tmp_path: Path) -> None:

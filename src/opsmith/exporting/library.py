@@ -261,7 +261,7 @@ def with_library(
         runtime = Runtime(file, export.path.name, library=library, optimised=optimised)
         used = Counter(_named(onnx_ir.load(optimised).graph, plan))
     refuse_unused(native, used, export.path.name)
-    return verification.compare(export, runtime, library=library)
+    return verification.compare(export, runtime)
 
 
 def refuse_unused(native: Mapping[str, int], used: Mapping[str, int], name: str) -> None:

@@ -89,15 +89,10 @@ def bound_call(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
             expected=f"what `forward{signature}` takes",
             hint="give `args=` a tuple of what it takes by position, and `kwargs=` a dict of the rest",
         ) from error
-    positional = [
-        each
-        for each in signature.parameters.values()
-        if each.kind not in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
-    ]
-    fixed = [each.name for each in positional if each.kind is not inspect.Parameter.VAR_POSITIONAL]
-    rest = [each.name for each in positional if each.kind is inspect.Parameter.VAR_POSITIONAL]
-    named = [(name, value) for name, value in zip(fixed, args, strict=False)]
-    named += [(f"{rest[0]}_{at}", value) for at, value in enumerate(args[len(fixed) :])]
+    named: list[tuple[str, Any]] = []
+    for name, value in signature.bind_partial(*args).arguments.items():
+        spread = signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
+        named += [(f"{name}_{at}", each) for at, each in enumerate(value)] if spread else [(name, value)]
     return named + list(kwargs.items())
 
 
@@ -131,22 +126,11 @@ def names_of_outputs(model: Any, returned: Any) -> list[str]:
     Raises:
         ExportError: If it returns no tensor.
     """
+    pairs = [("" if isinstance(returned, Mapping) else "output", returned)]
     if isinstance(model, Operator):
-        results = model.specification.schema.results
-        shown = [result.name for result in results if not result.hidden]
-        each = (returned,) if len(shown) == 1 else returned
-        names = [
-            name
-            for result, value in zip(shown, each, strict=True)
-            for name, _ in named_tensors(value, result, item_name)
-        ]
-    else:
-        names = [
-            name
-            for name, _ in named_tensors(
-                returned, "" if isinstance(returned, Mapping) else "output", item_name
-            )
-        ]
+        shown = [each.name for each in model.specification.schema.results if not each.hidden]
+        pairs = list(zip(shown, (returned,) if len(shown) == 1 else returned, strict=True))
+    names = [name for title, value in pairs for name, _ in named_tensors(value, title, item_name)]
     if not names:
         raise errors.ExportError(
             "the model returns no tensor",

@@ -34,20 +34,15 @@ def name_values(model: Any, inputs: Sequence[str], outputs: Sequence[str]) -> di
     """
     graph = model.graph
     before = {id(value): (value, value.name) for value in (*graph.outputs, *_values(graph))}
-    for name in list(graph.initializers):
-        value = graph.initializers.pop(name)
-        value.name = name.removeprefix(PREFIX)
-        graph.initializers[value.name] = value
+    for value in [*graph.initializers.values()]:
+        value.name = value.name.removeprefix(PREFIX)
     ends = [*graph.inputs, *graph.outputs]
     wanted = [*inputs, *outputs]
     taken = {value.name for value in _values(graph)} | {*wanted}
     for value in _values(graph):
         if value.name in wanted and not any(value is end for end in ends):
-            initializer = graph.initializers.pop(value.name, None)
             value.name = next(name for at in count(1) if (name := f"{value.name}_{at}") not in taken)
             taken.add(value.name)
-            if initializer is not None:
-                graph.initializers[value.name] = initializer
     for value, name in zip(ends, wanted, strict=True):
         value.name = name
     return {value.name: name for value, name in before.values() if value.name != name}

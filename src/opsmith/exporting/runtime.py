@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ class Runtime:
         options = packages.onnxruntime.SessionOptions()
         options.log_severity_level = ERRORS_ONLY
         options.intra_op_num_threads = torch.get_num_threads()
-        self.name = name
+        self.name, self.library = name, library
         if library is not None:
             _register(options, library)
         if optimised is not None:
@@ -77,15 +77,16 @@ class Runtime:
         self.inputs = tuple(map(_described, self._session.get_inputs()))
         self.outputs = tuple(map(_described, self._session.get_outputs()))
 
-    def run(self, tensors: Mapping[str, Tensor], outputs: Sequence[str] | None = None) -> list[Tensor]:
-        """The outputs for these inputs, by name; all outputs, or those that are named.
+    def run(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+        """The outputs for these inputs, by name; those that the file does not read are left out.
 
         Raises:
             OnnxRuntimeError: If ONNX Runtime refuses the call.
         """
-        given = {name: _to_runtime(tensor) for name, tensor in tensors.items()}
+        read = {name for name, _, _ in self.inputs}
+        given = {name: _to_runtime(tensor) for name, tensor in tensors.items() if name in read}
         try:
-            values = self._session.run_with_ort_values(None if outputs is None else list(outputs), given)
+            values = self._session.run_with_ort_values(None, given)
         except Exception as error:
             shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in tensors.items())
             raise errors.OnnxRuntimeError(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from opsmith.core.dataclass import dataclass
 from opsmith.exporting.dtypes import DTYPE_BY_NUMBER
+from opsmith.exporting.packages import onnx_ir
 
 ONCE, EACH = 16, 4
 """Tolerance in eps: a constant part, and a factor of the square root of the number of nodes."""
@@ -144,7 +145,8 @@ def rounding(model: Any) -> Rounding:
     sizes = {name: len(function.graph) for name, function in functions.items()}
     found: dict[str, torch.dtype] = {}
     for node in model.graph:
-        inside = [value for each in _inside(node) for value in each.outputs]
+        within = [each for each in onnx_ir.traversal.RecursiveGraphIterator([node]) if each is not node]
+        inside = [value for each in within for value in each.outputs]
         before = [found[value.name] for value in node.inputs if value is not None and value.name in found]
         before += [dtype for value in inside if (dtype := _floating(value.dtype)) is not None]
         before += _in_body(node, functions)
@@ -154,20 +156,6 @@ def rounding(model: Any) -> Rounding:
             if types:
                 found[value.name] = max(types, key=lambda dtype: torch.finfo(dtype).eps)
     return Rounding(sum(sizes.get(node.op_identifier(), 1) for node in model.graph), found)
-
-
-def _inside(node: Any) -> list[Any]:
-    """The nodes in the subgraphs of a node: branches, and bodies of loops."""
-    graphs = [graph for attribute in node.attributes.values() for graph in _graphs(attribute)]
-    return [each for graph in graphs for each in graph.all_nodes()]
-
-
-def _graphs(attribute: Any) -> Sequence[Any]:
-    if attribute.is_ref():
-        return ()
-    if attribute.type.name == "GRAPH":
-        return (attribute.value,)
-    return tuple(attribute.value) if attribute.type.name == "GRAPHS" else ()
 
 
 def _in_body(node: Any, functions: Mapping[Any, Any]) -> list[torch.dtype]:

@@ -101,45 +101,29 @@ def translations(
         opset: Version of ONNX's operators.
         notes: Collects warnings about a `symbolic`, since the exporter runs without warnings.
     """
-    return {
-        each.torch_operator: _translation(each.specification)
-        if symbolic_of(each.specification) is None
-        else _by_class(each.specification, opset, notes)
-        for each in operators
-    }
+    return {each.torch_operator: _translation(each.specification, opset, notes) for each in operators}
 
 
-def _by_class(specification: Specification, opset: int, notes: list[str]) -> Callable[..., Any]:
+def _translation(specification: Specification, opset: int, notes: list[str]) -> Callable[..., Any]:
     leaves, adopted = specification.schema.leaves, specification.adopted
-
-    def translate(*args: Any, **kwargs: Any) -> Any:
-        given = {**dict(zip((leaf.name for leaf in leaves), args, strict=False)), **kwargs}
-        pairs = [(leaf, given.get(leaf.name, default(leaf))) for leaf in leaves]
-        values = [value for _, value in pairs]
-        if adopted is not None and not adopted.parameters.plain:
-            kinds = [argument.kind for argument in adopted.schema.arguments]
-            values = adopted.spread(
-                [
-                    [] if value is None and kind.sequence else value
-                    for kind, value in zip(kinds, values, strict=True)
-                ]
-            )
-        tensors = [value for _, value in input_slots(pairs)]
-        return by_symbolic(specification, values, tensors, opset, notes)
-
-    return translate
-
-
-def _translation(specification: Specification) -> Callable[..., Any]:
-    leaves = specification.schema.leaves
     shown = [result for result in specification.schema.results if not result.hidden]
     numbers = itertools.count()
 
     def translate(*args: Any, **kwargs: Any) -> Any:
-        refuse_lists_before_others(specification)
         given = {**dict(zip((leaf.name for leaf in leaves), args, strict=False)), **kwargs}
-        inputs = [value for _, value in input_slots([(leaf, given.get(leaf.name)) for leaf in leaves])]
-        plain = [(leaf.name, given.get(leaf.name)) for leaf in leaves if not leaf.kind.is_tensor]
+        pairs = [(leaf, given.get(leaf.name, default(leaf))) for leaf in leaves]
+        inputs = [value for _, value in input_slots(pairs)]
+        if adopted is not None and symbolic_of(specification) is not None:
+            values = [value for _, value in pairs]
+            if not adopted.parameters.plain:
+                kinds = [argument.kind for argument in adopted.schema.arguments]
+                absent = [value is None and kind.sequence for value, kind in zip(values, kinds, strict=True)]
+                values = adopted.spread(
+                    [[] if no else value for no, value in zip(absent, values, strict=True)]
+                )
+            return by_symbolic(specification, values, inputs, opset, notes)
+        refuse_lists_before_others(specification)
+        plain = [(leaf.name, value) for leaf, value in pairs if not leaf.kind.is_tensor]
         key = next(numbers) if specification.random else plain
         made = _node(specification, inputs, len(shown), repr(key))
         if not shown[-1].sequence:

@@ -31,11 +31,8 @@ from opsmith.exporting.tolerance import (
 )
 from opsmith.exporting.translation import OPERATOR
 
-OTHER_VALUES = 2
-"""Number of other inputs of the given sizes on which a file is compared, one of them unlike the example."""
-
-OTHER_SIZES = 2
-"""Number of other sizes of each dynamic axis at which the file is compared."""
+OTHERS = 2
+"""Number of inputs with other values, one of which is unlike the example, and of other sizes of each axis."""
 
 
 def refuse_random(used: Iterable[Specification]) -> None:
@@ -79,13 +76,12 @@ class Verification:
     program: Any
     renamed: Mapping[str, str]
 
-    def compare(self, export: Export, runtime: Runtime, *, library: Path | None = None) -> Export:
+    def compare(self, export: Export, runtime: Runtime) -> Export:
         """Compare on the given inputs, on others of their sizes, and at other sizes of every dynamic axis.
 
         Args:
             export: The export of the file.
             runtime: The file.
-            library: The library of kernels that it was loaded with.
 
         Returns:
             The export with the comparisons, and what was not compared since PyTorch refuses it.
@@ -94,45 +90,37 @@ class Verification:
             ExportMismatchError: If the results differ.
             OnnxRuntimeError: If ONNX Runtime refuses inputs that PyTorch takes.
         """
-        found = list(self._compared(runtime, GIVEN, self.inputs, _on_cpu(self.returned), library))
+        found = [*self._compared(runtime, GIVEN, self.inputs, _on_cpu(self.returned))]
         left_out: list[str] = []
         unverified = ""
-        done, refused = 0, "there are no other values of these sizes"
-        for values, inputs in other_values(self.inputs):
-            expected = self._expected(inputs)
-            if isinstance(expected, str):
-                refused = f"values {values}: {expected}"
-                left_out.append(refused)
-                continue
-            found += self._compared(runtime, values, inputs, expected, library)
-            done += 1
-            if done == OTHER_VALUES:
-                break
-        if done < OTHER_VALUES and any(each.numel() for each in self.inputs):
-            unverified = f"it was compared on {1 + done} of {1 + OTHER_VALUES} inputs: {refused}"
-        for name in self.axes.names:
-            done = 0
-            reason = ""
-            for size in other_sizes(self.axes.sizes(self.inputs)[name]):
-                inputs = self.axes.at(self.inputs, {name: size})
+        for needed, choices in self._choices():
+            done, refused = 0, "the numbers of the example are all alike, and so are those in their range"
+            for values, inputs in choices:
                 expected = self._expected(inputs)
                 if isinstance(expected, str):
-                    reason = f"{name} {size}: {expected}"
+                    refused = f"{self._named(values, inputs)}: {expected}"
+                    left_out.append(refused)
                     continue
-                found += self._compared(runtime, GIVEN, inputs, expected, library)
+                found += self._compared(runtime, values, inputs, expected)
                 done += 1
-                if done == OTHER_SIZES:
+                if done == OTHERS:
                     break
-            if done < OTHER_SIZES:
-                left_out.append(reason)
-            if not done:
-                unverified = unverified or f"it was compared at no other size of an axis: {reason}"
-        return replace(
-            export,
-            comparisons=(*export.comparisons, *found),
-            left_out=tuple(left_out),
-            unverified=unverified,
-        )
+            if done < needed:
+                unverified = unverified or f"{done} of {OTHERS} other inputs could be compared: {refused}"
+        found = [*export.comparisons, *found]
+        return replace(export, comparisons=tuple(found), left_out=tuple(left_out), unverified=unverified)
+
+    def _choices(self) -> Iterator[tuple[int, Iterable[tuple[str, Sequence[Tensor]]]]]:
+        """Other values, and other sizes of each axis: how many are needed, and the choices."""
+        if any(each.numel() for each in self.inputs):
+            yield OTHERS, other_values(self.inputs)
+        for name, size in self.axes.sizes(self.inputs).items():
+            yield 1, ((GIVEN, self.axes.at(self.inputs, {name: other})) for other in other_sizes(size))
+
+    def _named(self, values: str, inputs: Sequence[Tensor]) -> str:
+        """The values of inputs in words, or else the sizes of their axes."""
+        sizes = ", ".join(f"{axis} {size}" for axis, size in self.axes.sizes(inputs).items())
+        return sizes if values == GIVEN else f"values {values}"
 
     def _expected(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...] | str:
         """PyTorch's results; or in words, why these inputs say nothing."""
@@ -147,24 +135,17 @@ class Verification:
         return results
 
     def _compared(
-        self,
-        runtime: Runtime,
-        values: str,
-        inputs: Sequence[Tensor],
-        expected: Sequence[Tensor],
-        library: Path | None,
+        self, runtime: Runtime, values: str, inputs: Sequence[Tensor], expected: Sequence[Tensor]
     ) -> Iterator[Comparison]:
-        given = dict(zip(self.axes.inputs, inputs, strict=True))
-        known = {name for name, _, _ in runtime.inputs}
-        results = runtime.run({name: tensor for name, tensor in given.items() if name in known})
+        results = runtime.run(dict(zip(self.axes.inputs, inputs, strict=True)))
         for at, (name, got, wanted) in enumerate(zip(self.outputs, results, expected, strict=True)):
             off, allowed = difference(got, wanted), tolerance(wanted.dtype, self.rounding.nodes)
             if off > allowed.relative:
                 explanation = self._explained(inputs, at, got, wanted)
                 if explanation is None:
-                    raise self._mismatch(name, got, wanted, off, allowed, values, inputs, library)
+                    raise self._mismatch(name, got, wanted, off, allowed, values, inputs, runtime.library)
                 allowed = explanation
-            sizes, native = self.axes.sizes(inputs), library is not None
+            sizes, native = self.axes.sizes(inputs), runtime.library is not None
             yield Comparison(sizes, values, name, off, allowed.relative, allowed.reason, native)
 
     def _explained(self, inputs: Sequence[Tensor], at: int, got: Tensor, wanted: Tensor) -> Tolerance | None:
@@ -188,17 +169,15 @@ class Verification:
         inputs: Sequence[Tensor],
         library: Path | None,
     ) -> errors.ExportMismatchError:
-        sizes = ", ".join(f"{axis} {size}" for axis, size in self.axes.sizes(inputs).items())
-        first = first_difference(
-            self.program, self.renamed, self.axes.inputs, inputs, self.rounding, library=library
-        )
+        sizes = self._named(GIVEN, inputs)
+        first = self._first_difference(inputs, library)
         if (got.shape, got.dtype) != (wanted.shape, wanted.dtype):
             found = f"{got.dtype} {list(got.shape)} in place of {wanted.dtype} {list(wanted.shape)}"
         else:
             found = f"off by {off:.1e} of the largest value"
         return errors.ExportMismatchError(
             f"the file computes another `{name}` than PyTorch{f' at {sizes}' if sizes else ''}"
-            f"{f' for values {values}' * (values != GIVEN)}"
+            f"{f' for {self._named(values, inputs)}' * (values != GIVEN)}"
             f"{', with the library of kernels' * (library is not None)}",
             operator=None if first is None else first.operator,
             argument=name,
@@ -208,19 +187,42 @@ class Verification:
             hint=f"no file was left; {self._hint(values, first)}",
         )
 
+    def _first_difference(self, inputs: Sequence[Tensor], library: Path | None) -> NodeDifference | None:
+        """The first node whose output differs; None if no output does, or the comparison is impossible."""
+        program, rounding = self.program.exported_program, self.rounding
+        recorded = _recorded(program, inputs)
+        calls = {node.name: node for node in program.graph.nodes}
+        candidates = [
+            (node, value, self.renamed.get(value.name, value.name))
+            for node in self.program.model.graph
+            for value in node.outputs
+        ]
+        candidates = [each for each in candidates if isinstance(recorded.get(each[2]), Tensor)]
+        try:
+            runtime = _every_value(self.program.model, [value for _, value, _ in candidates], library)
+            results = runtime.run(dict(zip(self.axes.inputs, inputs, strict=True)))
+        except (errors.OnnxRuntimeError, ValueError, OSError):
+            return None  # an output cannot have such a value, or the disk is full
+        for (node, value, name), got in zip(candidates, results, strict=True):
+            wanted = recorded[name].detach().cpu()
+            off, allowed = difference(got, wanted), tolerance(wanted.dtype, rounding.nodes)
+            allowed = in_coarser(wanted.dtype, rounding.coarsest.get(value.name), rounding.nodes) or allowed
+            if off > allowed.relative:
+                kind, operator = node.op_type, node.metadata_props.get(OPERATOR)
+                return NodeDifference(kind, name, operator, where_called(calls[name]), off)
+        return None
+
     def _hint(self, values: str, first: NodeDifference | None) -> str:
         written = self.program.exported_program.graph_signature.buffers_to_mutate.values()
         if written:
             names = ", ".join(f"`{name.removeprefix(PREFIX)}`" for name in written)
             return f"the model writes into {names}, and a file keeps nothing from one run to the next"
-        if values != GIVEN:
-            return (
-                "it is right for the example: let no code look at numbers while it is traced, as by catching "
-                "torch's errors or reading a tensor as text"
-            )
-        if first is not None and first.operator:
-            return "compare the operator's kernel with its reference: `opsmith check`"
-        return "give inputs that are more like real ones, or report it to torch with the model"
+        traced = "let no code look at numbers while it is traced: catch no errors, read no tensor as text"
+        kernel = "compare the operator's kernel with its reference: `opsmith check`"
+        hints = [f"it is right for the example: {traced}"] * (values != GIVEN)
+        hints += [kernel] * (first is not None and first.operator is not None)
+        report = "give inputs that are more like real ones, or report it to torch with the model"
+        return "; or ".join(hints) or report
 
 
 def _on_cpu(results: Iterable[Tensor]) -> tuple[Tensor, ...]:
@@ -249,64 +251,6 @@ class NodeDifference:
         return f"`{self.kind}`, whose output `{self.value}` is off by {self.difference:.1e}"
 
 
-class _Recording(torch.fx.Interpreter):
-    """Run a program of torch, and record the value of every node."""
-
-    def __init__(self, module: torch.fx.GraphModule) -> None:
-        super().__init__(module)
-        self.seen: dict[str, Any] = {}
-
-    def run_node(self, n: torch.fx.Node) -> Any:
-        """Run a node, and record its value."""
-        value = super().run_node(n)
-        self.seen[n.name] = value
-        return value
-
-
-def first_difference(
-    translated: Any,
-    renamed: Mapping[str, str],
-    names: Sequence[str],
-    inputs: Sequence[Tensor],
-    rounding: Rounding,
-    *,
-    library: Path | None = None,
-) -> NodeDifference | None:
-    """The first node whose output differs; None if no output does, or the comparison is impossible.
-
-    Args:
-        translated: The result of torch's exporter, with the bodies of our nodes.
-        renamed: torch's name of each value that has another name in the file.
-        names, inputs: The inputs of the file.
-        rounding: The nodes that round.
-        library: A library of kernels for ONNX Runtime.
-    """
-    program = translated.exported_program
-    recorded = _recorded(program, inputs)
-    calls = {node.name: node for node in program.graph.nodes}
-    candidates = [
-        (node, value, renamed.get(value.name, value.name))
-        for node in translated.model.graph
-        for value in node.outputs
-    ]
-    candidates = [each for each in candidates if isinstance(recorded.get(each[2]), Tensor)]
-    try:
-        runtime = _every_value(translated.model, [value for _, value, _ in candidates], library)
-        known = {name for name, _, _ in runtime.inputs}
-        given = {name: tensor for name, tensor in zip(names, inputs, strict=True) if name in known}
-        results = runtime.run(given)
-    except (errors.OnnxRuntimeError, ValueError, OSError):
-        return None  # an output cannot have such a value, or the disk is full
-    for (node, value, name), got in zip(candidates, results, strict=True):
-        wanted = recorded[name].detach().cpu()
-        off, allowed = difference(got, wanted), tolerance(wanted.dtype, rounding.nodes)
-        allowed = in_coarser(wanted.dtype, rounding.coarsest.get(value.name), rounding.nodes) or allowed
-        if off > allowed.relative:
-            kind, operator = node.op_type, node.metadata_props.get(OPERATOR)
-            return NodeDifference(kind, name, operator, where_called(calls[name]), off)
-    return None
-
-
 def _every_value(model: Any, values: Sequence[Any], library: Path | None) -> Runtime:
     """A runtime for a model with these values as outputs."""
     outputs = list(model.graph.outputs)
@@ -328,7 +272,7 @@ def _recorded(program: Any, inputs: Sequence[Tensor]) -> dict[str, Any]:
         next(rest) if each.arg.name in users else held[each.target]
         for each in program.graph_signature.input_specs
     ]
-    recording = _Recording(program.graph_module)
+    run = torch.fx.Interpreter(program.graph_module, garbage_collect_values=False)
     with torch.no_grad():
-        recording.run(*given)
-    return recording.seen
+        run.run(*given)
+    return {node.name: value for node, value in run.env.items()}

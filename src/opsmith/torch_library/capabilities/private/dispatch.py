@@ -62,8 +62,12 @@ def without_modes() -> AbstractContextManager[Any]:
 
 
 def without_data(tensors: Sequence[Tensor]) -> bool:
-    """Return True if some tensors are all fake, or on the device `meta`, and there is one."""
-    return bool(tensors) and all(isinstance(each, FakeTensor) or each.is_meta for each in tensors)
+    """Return True if metadata alone are asked for: the tensors are fake or `meta`, and no trace records."""
+    if not tensors or not all(isinstance(each, FakeTensor) or each.is_meta for each in tensors):
+        return False
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode  # a slow import, needed for fakes only
+
+    return get_proxy_mode() is None
 
 
 def fresh_symbols(tensors: Sequence[Tensor]) -> list[Any]:
