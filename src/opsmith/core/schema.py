@@ -332,6 +332,15 @@ def _signature(reference: Callable[..., Any], operator: str) -> inspect.Signatur
     return signature.replace(parameters=parameters, return_annotation=hints.get("return", REQUIRED))
 
 
+_NO_ARGUMENTS = {
+    "ctx": "leave it out: a formula names what it needs, `op.gradients(x=lambda grad, x: ...)`; a class with "
+    "`ctx` is adopted, `opsmith.adopt(Class, 'mylib::name')`",
+    "self": "declare a function outside of the class, and call it in the method",
+    "cls": "declare a function outside of the class, and call it in the method",
+}
+"""Hints for parameters of methods, by name."""
+
+
 def _argument(parameter: inspect.Parameter, known: ArgumentType | None) -> Argument:
     """The argument for a parameter; `known` is its type where it has no hint."""
     name = parameter.name
@@ -354,7 +363,7 @@ def _argument(parameter: inspect.Parameter, known: ArgumentType | None) -> Argum
             f"parameter `{name}` has no type hint",
             argument=name,
             expected="a type hint on every parameter",
-            hint=f"write `{name}: Tensor`, or `int`, `float`, `bool`, `str`, ...",
+            hint=_NO_ARGUMENTS.get(name, f"write `{name}: Tensor`, or `int`, `float`, `bool`, `str`, ..."),
         )
     kind = known if parameter.annotation is REQUIRED else kind_of(parameter.annotation)
     if kind is None:
