@@ -18,7 +18,16 @@ from opsmith.checking.report import Report
 from opsmith.cli.check_run import Checking, CheckRun, check_at_once, check_in_turn
 from opsmith.cli.check_subject import subjects_of
 from opsmith.cli.guard import waiting
-from opsmith.cli.options import AsJson, Traceback, effort_of, named_as_options, read_file
+from opsmith.cli.options import (
+    AsJson,
+    Quick,
+    Seed,
+    Thorough,
+    Traceback,
+    effort_of,
+    named_as_options,
+    read_file,
+)
 from opsmith.cli.output import answering, refuse_unwritable, write_file
 from opsmith.targets import Target
 from opsmith.targets.definitions import is_function_class
@@ -40,15 +49,9 @@ def check(
             show_default=False,
         ),
     ],
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Check less: about 2 seconds for each operator.")
-    ] = False,
-    thorough: Annotated[
-        bool, typer.Option("--thorough", help="Check more: more inputs, more repeats; minutes.")
-    ] = False,
-    seed: Annotated[
-        int, typer.Option(help="Seed of all random numbers: the same seed, the same report.")
-    ] = 0,
+    quick: Quick = False,
+    thorough: Thorough = False,
+    seed: Seed = 0,
     only: Annotated[
         list[str] | None,
         typer.Option(

@@ -10,7 +10,16 @@ from rich.markup import escape
 
 from opsmith import errors
 from opsmith.cli.guard import waiting
-from opsmith.cli.options import Operators, Traceback, effort_of, read_file, refuse_unrelated
+from opsmith.cli.options import (
+    Operators,
+    Quick,
+    Seed,
+    Thorough,
+    Traceback,
+    effort_of,
+    read_file,
+    refuse_unrelated,
+)
 from opsmith.cli.output import answering, progress_bar
 from opsmith.targets import Target
 
@@ -27,11 +36,9 @@ def page(
             show_default=False,
         ),
     ],
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Check less: about 2 seconds for each operator.")
-    ] = False,
-    thorough: Annotated[bool, typer.Option("--thorough", help="Check more: minutes.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the check.")] = 0,
+    quick: Quick = False,
+    thorough: Thorough = False,
+    seed: Seed = 0,
     checked: Annotated[
         Path | None,
         typer.Option(

@@ -205,15 +205,17 @@ class Schema:
 
     def call_text(self, name: str) -> str:
         """Return the signature of the handle: in torch's language; in Python's if arguments are lowered."""
-        if self.lowering is None:
-            return self.text(name)
+        return self.text(name) if self.lowering is None else f"{name}({', '.join(self.parameters())})"
+
+    def parameters(self) -> list[str]:
+        """Return the parameters in Python, as `x: Tensor`, with a `*` before those by name alone."""
         pieces: list[str] = []
-        for position, argument in enumerate(self.arguments):
-            if argument.keyword_only and position == self.positional:
+        for argument in self.arguments:
+            if argument.keyword_only and "*" not in pieces:
                 pieces.append("*")
             default = "" if argument.default is REQUIRED else f" = {argument.default!r}"
             pieces.append(f"{argument.name}: {argument.kind.annotation()}{default}")
-        return f"{name}({', '.join(pieces)})"
+        return pieces
 
     def call_values(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """Return the value of every argument of a valid call: defaults filled in, lists as declared."""
