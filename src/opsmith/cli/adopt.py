@@ -53,7 +53,6 @@ def adopt(
         typer.Argument(
             metavar="FILE_OR_MODULE[:CLASS]",
             help="A `.py` file or a module, with the name of one Function; without `:CLASS`, all of them.",
-            show_default=False,
         ),
     ],
     as_json: AsJson = False,

@@ -46,7 +46,6 @@ def check(
             help="A `.py` file or a module, with the name of an operator, Function or custom op (`twice`, or "
             "`mylib::twice`). Without `:NAME`, all its operators; if it has none, all its Functions and "
             "custom ops.",
-            show_default=False,
         ),
     ],
     quick: Quick = False,
@@ -69,7 +68,6 @@ def check(
         typer.Option(
             metavar="[FILE_OR_MODULE:]NAME",
             help="Samples: a list of tuples of arguments, or a function that returns one.",
-            show_default=False,
         ),
     ] = None,
     isolate: Annotated[
@@ -81,7 +79,6 @@ def check(
         typer.Option(
             metavar="SECONDS",
             help="With `--isolate`: time limit of a property; 300 by default.",
-            show_default=False,
         ),
     ] = None,
     sanitize: Annotated[
@@ -99,7 +96,6 @@ def check(
         typer.Option(
             metavar="FILE",
             help="An earlier output of `--json`: what it has does not count, only what is new.",
-            show_default=False,
         ),
     ] = None,
     jobs: Annotated[
@@ -115,7 +111,7 @@ def check(
     as_json: AsJson = False,
     html: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Also write the reports as a page.", show_default=False),
+        typer.Option(metavar="FILE", help="Also write the reports as a page."),
     ] = None,
     traceback: Traceback = False,
 ) -> None:

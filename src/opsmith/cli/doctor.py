@@ -29,7 +29,6 @@ def doctor(
         typer.Argument(
             metavar="[PACKAGE]",
             help="A package: also show where each of its kernels comes from on this machine.",
-            show_default=False,
         ),
     ] = None,
     as_json: AsJson = False,

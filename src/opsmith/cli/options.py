@@ -30,7 +30,6 @@ Operators = Annotated[
     typer.Argument(
         metavar="FILE_OR_MODULE[:NAME]",
         help="A `.py` file or a module, with the name of one operator; without `:NAME`, all its operators.",
-        show_default=False,
     ),
 ]
 

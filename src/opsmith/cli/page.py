@@ -33,7 +33,6 @@ def page(
             "-o",
             metavar="FILE|FOLDER",
             help="A file `.html` for one operator, or a folder for an index and a page each.",
-            show_default=False,
         ),
     ],
     quick: Quick = False,
@@ -44,7 +43,6 @@ def page(
         typer.Option(
             metavar="FILE",
             help="Reports to use instead of a check: the output of `opsmith check --json`.",
-            show_default=False,
         ),
     ] = None,
     benchmark: Annotated[
@@ -55,7 +53,6 @@ def page(
         typer.Option(
             metavar="FILE",
             help="Benchmarks to use: the output of `opsmith benchmark -o FILE`.",
-            show_default=False,
         ),
     ] = None,
     architectures: Annotated[
@@ -64,7 +61,6 @@ def page(
             "--arch",
             metavar="ARCH",
             help="Compile kernels for CUDA for this architecture, as `sm_90`; may be given again.",
-            show_default=False,
         ),
     ] = None,
     traceback: Traceback = False,
