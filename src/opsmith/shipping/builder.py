@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import opsmith
 from opsmith import errors
@@ -211,7 +212,9 @@ def build_runtime(directory: Path) -> BuiltFile:
         directory: Folder that gets the file.
     """
     library = compile_runtime().directory / LIBRARY
-    return _own(directory, library, RUNTIME, runtime_digest(), CPP_VERSION, ANY_TARGET)
+    return _own(
+        directory, library, language=RUNTIME, digest=runtime_digest(), abi=CPP_VERSION, target=ANY_TARGET
+    )
 
 
 def build_calls(directory: Path) -> BuiltFile:
@@ -221,12 +224,14 @@ def build_calls(directory: Path) -> BuiltFile:
         directory: Folder that gets the file.
     """
     library = compile_calls().directory / CALLS_LIBRARY
-    return _own(directory, library, CALLS, source_digest(), CALLS_VERSION, calls_target())
+    return _own(
+        directory, library, language=CALLS, digest=source_digest(), abi=CALLS_VERSION, target=calls_target()
+    )
 
 
-def _own(directory: Path, library: Path, language: str, digest: str, version: int, target: str) -> BuiltFile:
+def _own(directory: Path, library: Path, **described: Any) -> BuiltFile:
     """Write a library of opsmith's own."""
-    built = BuiltFile("", language, digest, version, target, machine=machine())
+    built = BuiltFile(operator="", machine=machine(), **described)
     return write_named_by_content(built, library.read_bytes(), directory, "so")
 
 
