@@ -96,9 +96,7 @@ def benchmark(
     ] = 0.1,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="Also write the benchmark as JSON.", show_default=False
-        ),
+        typer.Option("--output", "-o", metavar="FILE", help="Also write the benchmark as JSON."),
     ] = None,
     plot: Annotated[
         Path | None,

@@ -53,15 +53,11 @@ def check(
     seed: Seed = 0,
     only: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="PROPERTY", help="Check this property alone; may be given again.", show_default=False
-        ),
+        typer.Option(metavar="PROPERTY", help="Check this property alone; may be given again."),
     ] = None,
     skip: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="PROPERTY", help="Leave this property out; may be given again.", show_default=False
-        ),
+        typer.Option(metavar="PROPERTY", help="Leave this property out; may be given again."),
     ] = None,
     samples: Annotated[
         str | None,
