@@ -6,7 +6,7 @@ import importlib
 import keyword
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ParamSpec, TypeVar, get_args, overload
+from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, get_args, overload
 
 import torch
 
@@ -27,40 +27,29 @@ _NAME = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*", re.ASCII)
 _declared: dict[str, Operator[Any, Any]] = {}
 
 
+class OperatorOptions(TypedDict, total=False):
+    """Options of `operator` that leave the type of its result as it is."""
+
+    results: ResultNames
+    opaque: bool
+    random: bool
+    deterministic: bool
+    autocast: Autocast
+    inline: bool | None
+    shapes: str | None
+    batching: str | None
+    accept: Accepting | None
+    mutates: Iterable[str]
+    returns: str | None
+
+
 @overload
 def operator(
-    name: str,
-    /,
-    *,
-    results: ResultNames = ...,
-    opaque: bool = ...,
-    random: bool = ...,
-    deterministic: bool = ...,
-    autocast: Autocast = ...,
-    inline: bool | None = ...,
-    shapes: str | None = ...,
-    batching: str | None = ...,
-    accept: Accepting | None = ...,
-    mutates: Iterable[str] = ...,
-    returns: str | None = ...,
+    name: str, /, **options: Unpack[OperatorOptions]
 ) -> Callable[[Callable[P, R]], Operator[P, R]]: ...
 @overload
 def operator(
-    name: str,
-    /,
-    *,
-    hidden: Iterable[str],
-    results: ResultNames = ...,
-    opaque: bool = ...,
-    random: bool = ...,
-    deterministic: bool = ...,
-    autocast: Autocast = ...,
-    inline: bool | None = ...,
-    shapes: str | None = ...,
-    batching: str | None = ...,
-    accept: Accepting | None = ...,
-    mutates: Iterable[str] = ...,
-    returns: str | None = ...,
+    name: str, /, *, hidden: Iterable[str], **options: Unpack[OperatorOptions]
 ) -> Callable[[Callable[P, Any]], Operator[P, Any]]: ...
 def operator(
     name: str,

@@ -20,7 +20,6 @@ from opsmith.build.dependencies import (
     SOURCE,
     PreprocessedText,
     PreprocessorError,
-    obtain_compiled,
     obtain_with_dependencies,
     preprocess,
 )
@@ -60,7 +59,7 @@ class Project:
             assert done.status == 0, done.printed
 
         parts = {"text": text, "flags": " ".join(flags), "environment": compiler_variables()}
-        entry = obtain_compiled(Cache(self.root / "cache"), parts, preprocessed, build)
+        entry, _ = obtain_with_dependencies(Cache(self.root / "cache"), parts, preprocessed, build)
         return subprocess.run([entry.directory / "program"], check=False).returncode, entry.source
 
 
@@ -247,7 +246,7 @@ def test_a_text_that_was_refused_is_refused_again_at_once(tmp_path: Path) -> Non
     preprocessed = partial(preprocess, find_toolchain(), [], {SOURCE: text})
     for _ in range(2):
         with pytest.raises(errors.CompileError, match="no"):
-            obtain_compiled(Cache(tmp_path / "cache"), {"text": text}, preprocessed, build)
+            obtain_with_dependencies(Cache(tmp_path / "cache"), {"text": text}, preprocessed, build)
     assert len(builds) == 1
 
 

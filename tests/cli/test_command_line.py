@@ -7,12 +7,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 from typer.testing import Result
 
 from opsmith import __version__
+from opsmith.cli import main
 from opsmith.cli.app import COMMANDS
 
 Write = Callable[..., Path]
@@ -88,6 +90,30 @@ def test_without_the_extra_one_line_names_it(package: str) -> None:
     assert (
         err == f"opsmith: the command line needs `{package}`: pip install '.[cli]' in a checkout of opsmith\n"
     )
+
+
+def test_without_the_extra_doctor_lists_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    version = metadata.version
+
+    def without_typer(name: str) -> str:
+        if name == "typer":
+            raise metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(metadata, "version", without_typer)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: None)
+    monkeypatch.setattr(sys, "argv", ["opsmith", "doctor"])
+    monkeypatch.delitem(sys.modules, "opsmith.cli.app")
+    monkeypatch.setitem(sys.modules, "typer", None)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr()
+    extra = "pip install '.[cli]' in a checkout of opsmith"
+    assert (ended.value.code, said.err) == (2, f"opsmith: the command line needs `typer`: {extra}\n")
+    assert f"typer is missing, for the command line: {extra}\n" in said.out
+    assert "rich is missing" not in said.out
 
 
 def test_a_real_run_prints_json_on_stdout_and_leaves_with_its_status(write: Write, space: str) -> None:

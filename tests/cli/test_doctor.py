@@ -20,7 +20,7 @@ from opsmith import config, errors
 from opsmith.build import toolchain
 from opsmith.build.manifest import BuiltFile
 from opsmith.build.packaged import looking_in
-from opsmith.cli import doctor
+from opsmith.cli import doctor, inventory
 from opsmith.kernels.cuda import nvrtc
 from opsmith.torch_library.capabilities.capability import CAPABILITIES, capability_statuses
 
@@ -89,7 +89,7 @@ def bare(monkeypatch: pytest.MonkeyPatch, listed_once: None, looked_for_anew: No
     monkeypatch.setattr(shutil, "which", lambda *arguments, **options: None)
     monkeypatch.setattr("ctypes.util.find_library", lambda name: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(doctor, "calls_extension", lambda: None)
+    monkeypatch.setattr(inventory, "calls_extension", lambda: None)
     for name in ("CXX", "CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
 
@@ -188,7 +188,7 @@ NAMED: dict[str, str | None] = {
 def test_it_finds_the_compiler_that_builds_kernels(
     opsmith: Run, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
-    monkeypatch.setattr(doctor, "ENTRIES", (doctor._compiler,))
+    monkeypatch.setattr(inventory, "ENTRIES", (inventory._compiler,))
     monkeypatch.delenv("CXX", raising=False)
     if NAMED[case] is not None:
         monkeypatch.setenv("CXX", NAMED[case])
@@ -213,7 +213,7 @@ def test_it_finds_the_compiler_that_builds_kernels(
 def test_calls_in_cpp_that_are_turned_off_are_turned_on(
     opsmith: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "calls_extension", lambda: None)
+    monkeypatch.setattr(inventory, "calls_extension", lambda: None)
     for value, hint in (("1", "leaves them unused: unset it"), ("", "opsmith build --calls")):
         monkeypatch.setenv(config.PYTHON_CALLS, value)
         assert hint in entries(opsmith("doctor", "--json"))["calls in C++"]["hint"]
@@ -250,8 +250,8 @@ def test_an_old_torch_is_status_1(opsmith: Run, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.usefixtures("listed_once")
 def test_nothing_missing_is_said(opsmith: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    there = lambda: doctor.InventoryItem("x", "1.0", "all", "")
-    monkeypatch.setattr(doctor, "ENTRIES", (there,))
+    there = lambda: inventory.InventoryItem("x", "1.0", "all", "")
+    monkeypatch.setattr(inventory, "ENTRIES", (there,))
     monkeypatch.delenv("OPSMITH_CONSERVATIVE", raising=False)
     assert "works here, and nothing is missing" in opsmith("doctor").stdout
 
@@ -303,22 +303,22 @@ def test_a_version_is_the_line_that_has_one(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(
         subprocess, "run", answer("a compiler\nCopyright (c) 2005-2025\nrelease 13.0, V13.0.1")
     )
-    assert doctor.version_of("nvcc") == "release 13.0, V13.0.1"
+    assert inventory.version_of("nvcc") == "release 13.0, V13.0.1"
     monkeypatch.setattr(subprocess, "run", answer(""))
-    assert doctor.version_of("/bin/quiet") == "/bin/quiet"
+    assert inventory.version_of("/bin/quiet") == "/bin/quiet"
 
     def fails(*arguments: Any, **options: Any) -> Any:
         raise OSError
 
     monkeypatch.setattr(subprocess, "run", fails)
-    assert doctor.version_of("/bin/broken") == "/bin/broken"
+    assert inventory.version_of("/bin/broken") == "/bin/broken"
 
 
 def test_ctrl_c_has_status_130(opsmith: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted() -> None:
         raise builtins.KeyboardInterrupt
 
-    monkeypatch.setattr(doctor, "ENTRIES", (interrupted,))
+    monkeypatch.setattr(inventory, "ENTRIES", (interrupted,))
     done = opsmith("doctor")
     assert (done.exit_code, done.stderr) == (130, "opsmith: interrupted\n")
 
@@ -369,7 +369,7 @@ def test_of_a_package_it_says_where_each_kernel_comes_from(
 def test_opsmith_s_own_built_kernels_are_listed(opsmith: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     level = RUNNABLE[-1]
     built = BuiltFile(operator="opsmith::rope_", language="C++", digest="", abi=1, target=level)
-    monkeypatch.setattr(doctor, "packaged_in", lambda package: (built,))
+    monkeypatch.setattr(inventory, "packaged_in", lambda package: (built,))
     found = entries(opsmith("doctor", "--json"))["built kernels"]["found"]
     assert found == f"for {level}; this processor has {RUNNABLE[-1]}"
 
@@ -392,7 +392,7 @@ def test_what_it_cannot_look_at_and_warnings_are_lines_of_the_report(
     package = write(PYTHON_ALONE, f"{space}_python/__init__.py").parent
     write("import no_such_module_of_doctor", f"{package.name}/extra.py")
     manifest = write("[]", f"{package.name}/_kernels/manifest.json")
-    monkeypatch.setattr(doctor, "package_of", lambda file: package)
+    monkeypatch.setattr(inventory, "package_of", lambda file: package)
     done = opsmith("doctor", str(package))
     assert (done.exit_code, done.stderr) == (0, "")
     lines = done.stdout.splitlines()

@@ -49,7 +49,7 @@ UNREADABLE: dict[str, tuple[Any, str, str | None, str]] = {
         "'x: B'",
         "begin each entry with one of `x`, `weight`",
     ),
-    "two-results": ("x: B -> B, B", "gives each result its dimensions", " B, B", "write 1 after `->`"),
+    "two-results": ("x: B -> B, B", "gives each result its dimensions", "'B, B'", "write 1 after `->`"),
     "not-a-size": (
         "x: B M! -> B",
         "has a dimension that cannot be read",
@@ -118,7 +118,7 @@ def test_results_of_an_operator_that_only_writes(name: str, place: Place, says: 
         {name}: `shapes=` gives each result its dimensions
           argument: shapes
           expected: `x: B M, weight: N M -> B N`, in the order of the arguments and results
-          got:  M
+          got: 'M'
           where: {place(double_)}
           hint: write nothing after `->`
         """,

@@ -18,7 +18,7 @@ import pytest
 
 from opsmith import errors
 from opsmith.build.cache import Cache, CacheEntry
-from opsmith.build.dependencies import PREPROCESSED, Dependencies, PreprocessedText, obtain_compiled
+from opsmith.build.dependencies import PREPROCESSED, Dependencies, PreprocessedText, obtain_with_dependencies
 
 pytestmark = [
     pytest.mark.slow,
@@ -65,7 +65,7 @@ def obtained(folder: Path) -> CacheEntry:
     def build(directory: Path) -> None:
         (directory / "library.so").write_text(f"compiled: {(directory / PREPROCESSED).read_text()}")
 
-    return obtain_compiled(Cache(folder / "cache"), {"text": "a"}, preprocessed, build)
+    return obtain_with_dependencies(Cache(folder / "cache"), {"text": "a"}, preprocessed, build)[0]
 
 
 def is_right(entry: CacheEntry, value: str) -> bool:

@@ -160,13 +160,6 @@ def preprocess(toolchain: Toolchain, flags: Sequence[str], files: Mapping[str, s
     return PreprocessedText(text, None)
 
 
-def obtain_compiled(
-    cache: Cache, parts: Mapping[str, str], preprocessed: Callable[[], PreprocessedText], build: Build
-) -> CacheEntry:
-    """Return the entry for a text with its headers; see `obtain_with_dependencies`."""
-    return obtain_with_dependencies(cache, parts, preprocessed, build)[0]
-
-
 def obtain_with_dependencies(
     cache: Cache,
     parts: Mapping[str, str],

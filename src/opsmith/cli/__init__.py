@@ -25,7 +25,18 @@ def main() -> None:
         if package not in NEEDED:
             raise
         sys.stderr.write(f"opsmith: the command line needs `{package}`: {install('cli')}\n")
+        if "doctor" in sys.argv[1:2]:
+            _list_missing()
         sys.exit(2)
     except KeyboardInterrupt:
         sys.stderr.write("opsmith: interrupted\n")
         sys.exit(130)
+
+
+def _list_missing() -> None:
+    """Print everything that is missing here, as `opsmith doctor` does in its table."""
+    from opsmith.cli.inventory import inventory
+
+    for each in inventory():
+        if each.found is None:
+            sys.stdout.write(f"{each.name} is missing, for {each.serves}: {each.hint}\n")

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from opsmith.checking.output.terminal import rendered
 from opsmith.cli.guard import FAILED, waiting
-from opsmith.cli.options import AsJson, Traceback
+from opsmith.cli.options import AsJson, Seed, Traceback
 from opsmith.cli.output import answering
 from opsmith.surveying import Finding, survey
 from opsmith.targets import Target, classes_of
@@ -53,16 +53,13 @@ def adopt(
         typer.Argument(
             metavar="FILE_OR_MODULE[:CLASS]",
             help="A `.py` file or a module, with the name of one Function; without `:CLASS`, all of them.",
-            show_default=False,
         ),
     ],
     as_json: AsJson = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Show the whole report of each check.")
     ] = False,
-    seed: Annotated[
-        int, typer.Option(help="Seed of all random numbers: the same seed, the same report.")
-    ] = 0,
+    seed: Seed = 0,
     traceback: Traceback = False,
 ) -> None:
     """Sort `autograd.Function` classes: those that work as operators, need a declaration, or are wrong.

@@ -41,11 +41,9 @@ def benchmark(
     size: Annotated[
         list[str] | None,
         typer.Option(
-            "--size",
             metavar="NAMES=NUMBERS",
             help="Sizes to measure, as `B=8` or `'H W=14,28,56'`: letters of `shapes=`, numbers among the "
             "arguments, or parameters of `--samples`; may be given again.",
-            show_default=False,
         ),
     ] = None,
     samples: Annotated[
@@ -53,32 +51,27 @@ def benchmark(
         typer.Option(
             metavar="[FILE_OR_MODULE:]NAME",
             help="Calls to measure: a list of tuples of arguments, or a function that returns one.",
-            show_default=False,
         ),
     ] = None,
     baseline: Annotated[
         list[str] | None,
         typer.Option(
-            "--baseline",
             metavar="[FILE_OR_MODULE:]NAME",
             help="A function with the operator's arguments to compare with; may be given again.",
-            show_default=False,
         ),
     ] = None,
     dtype: Annotated[
         list[str] | None,
         typer.Option(
-            "--dtype",
             metavar="DTYPE",
             help="dtype of floating inputs: `bfloat16`; may be given again.",
             show_default="float32",
         ),
     ] = None,
-    device: Annotated[str, typer.Option("--device", help="`cpu`, or `cuda` where there is a GPU.")] = "cpu",
+    device: Annotated[str, typer.Option(help="`cpu`, or `cuda` where there is a GPU.")] = "cpu",
     direction: Annotated[
         list[str] | None,
         typer.Option(
-            "--direction",
             metavar="DIRECTION",
             help="`forward`, `backward` or `both`; may be given again.",
             show_default="all three",
@@ -96,7 +89,6 @@ def benchmark(
         typer.Option(
             metavar="FILE",
             help="Compare with an earlier benchmark, the output of `--json` or of `-o`.",
-            show_default=False,
         ),
     ] = None,
     tolerance: Annotated[
@@ -104,9 +96,7 @@ def benchmark(
     ] = 0.1,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="Also write the benchmark as JSON.", show_default=False
-        ),
+        typer.Option("--output", "-o", metavar="FILE", help="Also write the benchmark as JSON."),
     ] = None,
     plot: Annotated[
         Path | None,
@@ -114,7 +104,6 @@ def benchmark(
             metavar="FILE",
             help="Draw the roofline and the times: `FILE.svg` becomes `FILE-roofline.svg` and "
             "`FILE-scaling.svg`; also `.png`, `.pdf`.",
-            show_default=False,
         ),
     ] = None,
     as_json: AsJson = False,

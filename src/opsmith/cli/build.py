@@ -38,7 +38,6 @@ def build(
             metavar="[PACKAGE]...",
             help="Name of a package or of a module in it, or its folder; by default the package of the "
             "project in this directory. With `--torch-library`: `FILE_OR_MODULE[:NAME]`, one or several.",
-            show_default=False,
         ),
     ] = None,
     output: Annotated[
@@ -48,39 +47,32 @@ def build(
             "-o",
             metavar="DIR",
             help="Folder of the built kernels; by default `_kernels` in the package, where they are found.",
-            show_default=False,
         ),
     ] = None,
     cpu: Annotated[
         str | None,
         typer.Option(
-            "--cpu",
             metavar="LEVELS",
             help="Levels of processors, with commas between, or `none`; by default all "
             "of this machine: `x86-64-v2`, `x86-64-v3`, `x86-64-v4`; or `armv8-a`, `armv8.2-a`, `armv9-a`. "
             "With `--torch-library`: one level, by default this machine's processor.",
-            show_default=False,
         ),
     ] = None,
     cuda: Annotated[
         str | None,
         typer.Option(
-            "--cuda",
             metavar="ARCHS",
             help="Architectures of GPUs, with commas between, or `none`; by default `sm_80`, `sm_90` and "
             "`sm_100`. PTX of the newest is for later ones. With `--torch-library` none by default.",
-            show_default=False,
         ),
     ] = None,
     torch_library: Annotated[
         Path | None,
         typer.Option(
-            "--torch-library",
             metavar="FILE",
             help="Write one library instead, `libNAME.so`, which gives operators to torch without Python, "
             "as in programs in C++; for this machine's processor, or for one level of `--cpu`; with kernels "
             "for the GPUs of `--cuda`.",
-            show_default=False,
         ),
     ] = None,
     verify: Annotated[

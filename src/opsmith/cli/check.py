@@ -18,7 +18,16 @@ from opsmith.checking.report import Report
 from opsmith.cli.check_run import Checking, CheckRun, check_at_once, check_in_turn
 from opsmith.cli.check_subject import CheckSubject, subjects_of
 from opsmith.cli.guard import waiting
-from opsmith.cli.options import AsJson, Traceback, effort_of, named_as_options, read_file
+from opsmith.cli.options import (
+    AsJson,
+    Quick,
+    Seed,
+    Thorough,
+    Traceback,
+    effort_of,
+    named_as_options,
+    read_file,
+)
 from opsmith.cli.output import answering, refuse_unwritable, write_file
 from opsmith.targets import Target
 from opsmith.targets.definitions import is_function_class
@@ -37,36 +46,24 @@ def check(
             help="One or several `.py` files or modules, with the name of an operator, Function or custom op "
             "(`twice`, or `mylib::twice`). Without `:NAME`, all its operators; if it has none, all its "
             "Functions and custom ops.",
-            show_default=False,
         ),
     ],
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Check less: about 2 seconds for each operator.")
-    ] = False,
-    thorough: Annotated[
-        bool, typer.Option("--thorough", help="Check more: more inputs, more repeats; minutes.")
-    ] = False,
-    seed: Annotated[
-        int, typer.Option(help="Seed of all random numbers: the same seed, the same report.")
-    ] = 0,
+    quick: Quick = False,
+    thorough: Thorough = False,
+    seed: Seed = 0,
     only: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="PROPERTY", help="Check this property alone; may be given again.", show_default=False
-        ),
+        typer.Option(metavar="PROPERTY", help="Check this property alone; may be given again."),
     ] = None,
     skip: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="PROPERTY", help="Leave this property out; may be given again.", show_default=False
-        ),
+        typer.Option(metavar="PROPERTY", help="Leave this property out; may be given again."),
     ] = None,
     samples: Annotated[
         str | None,
         typer.Option(
             metavar="[FILE_OR_MODULE:]NAME",
             help="Samples: a list of tuples of arguments, or a function that returns one.",
-            show_default=False,
         ),
     ] = None,
     isolate: Annotated[
@@ -78,7 +75,6 @@ def check(
         typer.Option(
             metavar="SECONDS",
             help="With `--isolate`: time limit of a property; 300 by default.",
-            show_default=False,
         ),
     ] = None,
     sanitize: Annotated[
@@ -96,7 +92,6 @@ def check(
         typer.Option(
             metavar="FILE",
             help="An earlier output of `--json`: what it has does not count, only what is new.",
-            show_default=False,
         ),
     ] = None,
     jobs: Annotated[
@@ -112,7 +107,7 @@ def check(
     as_json: AsJson = False,
     html: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Also write the reports as a page.", show_default=False),
+        typer.Option(metavar="FILE", help="Also write the reports as a page."),
     ] = None,
     traceback: Traceback = False,
 ) -> None:

@@ -49,7 +49,6 @@ def compile(
         typer.Argument(
             metavar="FILE_OR_MODULE[:NAME]...",
             help="`.py` files or modules, with the name of one operator; without `:NAME`, all operators.",
-            show_default=False,
         ),
     ],
     architectures: Annotated[
@@ -59,7 +58,6 @@ def compile(
             metavar="ARCH",
             help="Compile for this architecture, such as `sm_90`; may be given again. By default: "
             f"{' and '.join(ARCHITECTURES)}.",
-            show_default=False,
         ),
     ] = None,
     access: Annotated[

@@ -2,38 +2,21 @@
 
 from __future__ import annotations
 
-import ctypes.util
-import importlib.util
-import platform
-import re
-import shlex
-import subprocess
-import sys
 import warnings
-from collections.abc import Callable
 from dataclasses import asdict
-from importlib import metadata
-from typing import Annotated, Any
+from typing import Annotated
 
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-import opsmith
-from opsmith import __version__, config, errors
-from opsmith.build.packaged import package_of, packaged_in
-from opsmith.build.processor import best_level
-from opsmith.build.toolchain import find_toolchain
+from opsmith import __version__
 from opsmith.cli.guard import FAILED, waiting
+from opsmith.cli.inventory import InventoryItem, inventory
 from opsmith.cli.kernel_origins import KernelOrigin, PackageOrigins, kernel_origins
 from opsmith.cli.options import AsJson
 from opsmith.cli.output import answering, columns
-from opsmith.core.dataclass import dataclass
-from opsmith.extras import install
-from opsmith.torch_library.calls_extension import calls_extension
-from opsmith.torch_library.calls_extension import target as calls_target
 from opsmith.torch_library.capabilities.capability import CapabilityStatus, capability_statuses
 
 SCHEMA = 2
@@ -46,7 +29,6 @@ def doctor(
         typer.Argument(
             metavar="[PACKAGE]",
             help="A package: also show where each of its kernels comes from on this machine.",
-            show_default=False,
         ),
     ] = None,
     as_json: AsJson = False,
@@ -158,162 +140,3 @@ def _capabilities(listed: list[CapabilityStatus]) -> Table:
             Text(each.capability.name), status, Text(each.capability.purpose, style="dim"), Text(instead)
         )
     return rows
-
-
-@dataclass(frozen=True)
-class InventoryItem:
-    """One package or program that opsmith uses.
-
-    Args:
-        name: Its name.
-        found: Version or location; None if it is missing.
-        serves: Features that need it.
-        hint: Command or page by which to install it.
-        required: Nothing works without it.
-    """
-
-    name: str
-    found: str | None
-    serves: str
-    hint: str
-    required: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the item in JSON's types, with a hint only if it is missing."""
-        return {
-            "name": self.name,
-            "found": self.found,
-            "serves": self.serves,
-            "hint": None if self.found else self.hint,
-            "required": self.required,
-        }
-
-
-def inventory() -> list[InventoryItem]:
-    """Look up every item."""
-    return [entry() for entry in ENTRIES]
-
-
-def _python() -> InventoryItem:
-    version = platform.python_version()
-    found = version if sys.version_info >= (3, 11) else None
-    return InventoryItem(
-        "Python", found, "everything", f"install Python 3.11 or newer (this is {version})", True
-    )
-
-
-def _torch() -> InventoryItem:
-    version = torch.__version__
-    new_enough = tuple(int(part) for part in version.split("+")[0].split(".")[:2]) >= (2, 11)
-    hint = f"pip install --upgrade 'torch>=2.11' (this is {version})"
-    return InventoryItem("torch", version if new_enough else None, "everything", hint, True)
-
-
-def _compiler() -> InventoryItem:
-    hints = {
-        "Linux": "sudo apt-get install g++, or your distribution's package",
-        "Darwin": "xcode-select --install",
-        "Windows": "winget install Microsoft.VisualStudio.2022.BuildTools",
-    }
-    hint, found = hints.get(platform.system(), "install g++ or clang++"), None
-    try:
-        found = version_of(*find_toolchain().command)
-    except errors.ToolchainError as error:
-        if config.compiler():
-            hint = f"{error.got}: name yours in CXX, or unset it"
-    return InventoryItem("C++ compiler", found, "C++ kernels; torch.compile on the CPU", hint)
-
-
-def _built_kernels() -> InventoryItem:
-    found = sorted(each.target for each in packaged_in(package_of(opsmith.__file__)) if each.operator)
-    level = best_level()
-    here = f"this processor has {level}" if level else "no level of this processor is known"
-    return InventoryItem(
-        "built kernels",
-        f"for {', '.join(dict.fromkeys(found))}; {here}" if found else None,
-        "kernels of opsmith's own operators without a C++ compiler",
-        "install opsmith's wheel for this platform; with a C++ compiler they are built when called",
-    )
-
-
-def _calls() -> InventoryItem:
-    extension = calls_extension()
-    return InventoryItem(
-        "calls in C++",
-        None if extension is None else f"for {calls_target()}",
-        "calls and backwards of small tensors in less time",
-        f"{config.PYTHON_CALLS} leaves them unused: unset it"
-        if config.calls_in_python()
-        else "opsmith build --calls, which needs a C++ compiler and a minute",
-    )
-
-
-def _cuda() -> InventoryItem:
-    found = None
-    if torch.cuda.is_available():
-        found = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
-    built = torch.version.cuda or torch.version.hip
-    hint = (
-        "nvidia-smi shows whether the driver sees a GPU"
-        if built
-        else "this torch is built for the CPU: pytorch.org/get-started gives the command for your GPU"
-    )
-    return InventoryItem("GPU", found, "CUDA kernels; check on the GPU", hint)
-
-
-def _nvrtc() -> InventoryItem:
-    major = (torch.version.cuda or "13").split(".")[0]
-    package = f"nvidia-cuda-nvrtc-cu{major}" if int(major) < 13 else "nvidia-cuda-nvrtc"
-    return InventoryItem(
-        "NVRTC",
-        _package(package) or ctypes.util.find_library("nvrtc"),
-        "CUDA kernels, and `opsmith compile` without a GPU",
-        f"pip install {package}",
-    )
-
-
-def _of_package(name: str, package: str, serves: str, hint: str) -> Callable[[], InventoryItem]:
-    return lambda: InventoryItem(name, _package(package), serves, hint)
-
-
-ENTRIES: tuple[Callable[[], InventoryItem], ...] = (
-    _python,
-    _torch,
-    _of_package("rich", "rich", "the command line; check", install("cli")),
-    _of_package("typer", "typer", "the command line", install("cli")),
-    _compiler,
-    _built_kernels,
-    _calls,
-    _cuda,
-    _nvrtc,
-    _of_package("Triton", "triton", "Triton kernels; torch.compile on the GPU", install("triton")),
-    _of_package("ONNX", "onnx", "export", "pip install onnx"),
-    _of_package("ONNX Script", "onnxscript", "export", "pip install onnxscript"),
-    _of_package("ONNX Runtime", "onnxruntime", "export: run what was exported", "pip install onnxruntime"),
-    _of_package("pygraphviz", "pygraphviz", "draw: SVG, PNG and PDF", install("draw")),
-    _of_package("Jinja2", "jinja2", "page; check: --html", install("page")),
-    _of_package("matplotlib", "matplotlib", "benchmark: --plot", install("benchmark")),
-    _of_package("scikit-learn", "scikit-learn", "tour", install("tour")),
-)
-
-
-def _package(name: str) -> str | None:
-    """Return the version of a package; None if it is not installed."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        # Some builds, as packages of a system, have no metadata.
-        module = name.replace("-", "_")
-        return "installed" if importlib.util.find_spec(module) is not None else None
-
-
-def version_of(*command: str) -> str:
-    """Return the line with the version that a program prints, or else the command."""
-    try:
-        answer = subprocess.run(
-            [*command, "--version"], capture_output=True, text=True, timeout=10, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return shlex.join(command)
-    lines = (answer.stdout or answer.stderr).strip().splitlines()
-    return next((line.strip() for line in lines if re.search(r"\d+\.\d+", line)), shlex.join(command))

@@ -32,7 +32,6 @@ def draw(
             metavar="FILE_OR_MODULE:NAME",
             help="A `.py` file or module, and an object in it: an operator, a tensor, or a function without "
             "arguments that returns tensors, or a model and its arguments.",
-            show_default=False,
         ),
     ],
     output: Annotated[
@@ -42,7 +41,6 @@ def draw(
             "-o",
             metavar="PATH",
             help="Path of the picture: `.svg`, `.png`, `.pdf`, `.html`, `.dot` or `.json`.",
-            show_default=False,
         ),
     ],
     training: Annotated[
@@ -54,7 +52,6 @@ def draw(
             metavar="LEVELS",
             min=0,
             help="Number of levels of modules to unfold; by default as many as fit.",
-            show_default=False,
         ),
     ] = None,
     show_attrs: Annotated[

@@ -31,12 +31,9 @@ def export(
             metavar="FILE_OR_MODULE:NAME",
             help="A `.py` file or module, and an object in it: an operator, exported on its first sample, or "
             "a function without arguments that returns a model and its arguments.",
-            show_default=False,
         ),
     ],
-    path: Annotated[
-        Path, typer.Argument(metavar="PATH", help="Path of the file: `model.onnx`.", show_default=False)
-    ],
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="Path of the file: `model.onnx`.")],
     body: Annotated[
         str,
         typer.Option("--body", help="Form of an operator: `function`, `inline` or `node`.", metavar="BODY"),
@@ -44,26 +41,20 @@ def export(
     dynamic: Annotated[
         list[str] | None,
         typer.Option(
-            "--dynamic",
             metavar="INPUT:AXIS=NAME",
             help="An axis that may have any size, as `x:0=batch`; may be given again.",
-            show_default=False,
         ),
     ] = None,
-    opset: Annotated[
-        int | None, typer.Option("--opset", help="Version of ONNX's operators.", show_default="20")
-    ] = None,
+    opset: Annotated[int | None, typer.Option(help="Version of ONNX's operators.", show_default="20")] = None,
     verify: Annotated[
         bool, typer.Option("--verify/--no-verify", help="Compare the file with PyTorch.")
     ] = True,
     library: Annotated[
         Path | None,
         typer.Option(
-            "--library",
             metavar="PATH",
             help="Package the operators' kernels in C++ into a library, `ops.so`, which ONNX Runtime uses "
             "instead of bodies.",
-            show_default=False,
         ),
     ] = None,
     as_json: AsJson = False,

@@ -18,12 +18,11 @@ def new(
         typer.Argument(
             metavar="NAME",
             help="Name of the package, such as `fast-attention`; Python imports it as `fast_attention`.",
-            show_default=False,
         ),
     ],
     folder: Annotated[
         Path | None,
-        typer.Argument(metavar="[DIR]", help="Folder to make; by default NAME.", show_default=False),
+        typer.Argument(metavar="[DIR]", help="Folder to make; by default NAME."),
     ] = None,
     cuda: Annotated[bool, typer.Option("--cuda/--no-cuda", help="Write a kernel in CUDA C++, too.")] = True,
     ci: Annotated[bool, typer.Option("--ci/--no-ci", help="Write a workflow for GitHub Actions.")] = True,

@@ -22,12 +22,14 @@ T = TypeVar("T")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else.")]
 Traceback = Annotated[bool, typer.Option("--traceback", help="Print the traceback of an error.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Check less: about 2 seconds for each operator.")]
+Thorough = Annotated[bool, typer.Option("--thorough", help="Check more: more inputs, more repeats; minutes.")]
+Seed = Annotated[int, typer.Option(help="Seed of all random numbers: the same seed, the same report.")]
 Operators = Annotated[
     str,
     typer.Argument(
         metavar="FILE_OR_MODULE[:NAME]",
         help="A `.py` file or a module, with the name of one operator; without `:NAME`, all its operators.",
-        show_default=False,
     ),
 ]
 

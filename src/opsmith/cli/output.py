@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import sys
@@ -48,23 +47,17 @@ class Output:
                 got="it is closed",
                 hint="leave `>&-` out, or write `>/dev/null` where a file is all you want",
             )
-        self._stream, self._console = stream, PrintableConsole(file=stream)
+        self._stream = stream
         self._error: OSError | None = None
 
-    def console(self) -> Console:
+    def console(self, *, highlight: bool = False) -> Console:
         """Return a console of rich for reports of several parts."""
         stream: Any = _RichStream(self, self._stream)
-        return PrintableConsole(file=stream, highlight=False)
+        return PrintableConsole(file=stream, highlight=highlight)
 
     def show(self, renderable: Any) -> None:
-        """Print a renderable of rich."""
-        console, text = self._console, io.StringIO()
-        color: Any = console.color_system
-        recorder = PrintableConsole(
-            file=text, width=console.width, color_system=color, force_terminal=console.is_terminal
-        )
-        recorder.print(renderable)
-        self.write(text.getvalue())
+        """Print a renderable of rich, whose numbers and names are in colour."""
+        self.console(highlight=True).print(renderable)
 
     def write(self, text: str) -> None:
         """Write text to stdout; if that fails, to stderr, so that it is not lost."""

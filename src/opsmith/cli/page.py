@@ -10,7 +10,16 @@ from rich.markup import escape
 
 from opsmith import errors
 from opsmith.cli.guard import waiting
-from opsmith.cli.options import Operators, Traceback, effort_of, read_file, refuse_unrelated
+from opsmith.cli.options import (
+    Operators,
+    Quick,
+    Seed,
+    Thorough,
+    Traceback,
+    effort_of,
+    read_file,
+    refuse_unrelated,
+)
 from opsmith.cli.output import answering, progress_bar
 from opsmith.targets import Target
 
@@ -24,20 +33,16 @@ def page(
             "-o",
             metavar="FILE|FOLDER",
             help="A file `.html` for one operator, or a folder for an index and a page each.",
-            show_default=False,
         ),
     ],
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Check less: about 2 seconds for each operator.")
-    ] = False,
-    thorough: Annotated[bool, typer.Option("--thorough", help="Check more: minutes.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the check.")] = 0,
+    quick: Quick = False,
+    thorough: Thorough = False,
+    seed: Seed = 0,
     checked: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
             help="Reports to use instead of a check: the output of `opsmith check --json`.",
-            show_default=False,
         ),
     ] = None,
     benchmark: Annotated[
@@ -48,7 +53,6 @@ def page(
         typer.Option(
             metavar="FILE",
             help="Benchmarks to use: the output of `opsmith benchmark -o FILE`.",
-            show_default=False,
         ),
     ] = None,
     architectures: Annotated[
@@ -57,7 +61,6 @@ def page(
             "--arch",
             metavar="ARCH",
             help="Compile kernels for CUDA for this architecture, as `sm_90`; may be given again.",
-            show_default=False,
         ),
     ] = None,
     traceback: Traceback = False,

@@ -77,10 +77,6 @@ class ForwardArguments:
         """Name of the first argument of the operator for each parameter."""
         return [slot.name for slot in self.slots]
 
-    def slot_of(self, position: int) -> Slot:
-        """Return the parameter that takes an argument of forward."""
-        return self.slots[min(position, len(self.slots) - 1)]
-
     def packed(self, given: Sequence[Any]) -> list[Any]:
         """Return the operator's arguments from those of forward; inverse of `spread`."""
         if self.plain:

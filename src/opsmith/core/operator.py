@@ -225,7 +225,10 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
         return explain(self._specification, self._specification.schema.call_values(args, kwargs))
 
     def _check_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        error = call_error(args, kwargs, self._specification.schema, self._call_hint())
+        schema, hint = self._specification.schema, self._call_hint()
+        if "out" in kwargs and "out" not in schema.by_name and schema.visible and schema.always_tensors:
+            hint = f"call it as `{self._specification.short_name}.out(..., out=buffer)`"
+        error = call_error(args, kwargs, schema, hint)
         if error is not None:
             raise error.of(self.name, self._specification.where) from None
 

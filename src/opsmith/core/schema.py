@@ -205,15 +205,17 @@ class Schema:
 
     def call_text(self, name: str) -> str:
         """Return the signature of the handle: in torch's language; in Python's if arguments are lowered."""
-        if self.lowering is None:
-            return self.text(name)
+        return self.text(name) if self.lowering is None else f"{name}({', '.join(self.parameters())})"
+
+    def parameters(self) -> list[str]:
+        """Return the parameters in Python, as `x: Tensor`, with a `*` before those by name alone."""
         pieces: list[str] = []
-        for position, argument in enumerate(self.arguments):
-            if argument.keyword_only and position == self.positional:
+        for argument in self.arguments:
+            if argument.keyword_only and "*" not in pieces:
                 pieces.append("*")
             default = "" if argument.default is REQUIRED else f" = {argument.default!r}"
             pieces.append(f"{argument.name}: {argument.kind.annotation()}{default}")
-        return f"{name}({', '.join(pieces)})"
+        return pieces
 
     def call_values(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """Return the value of every argument of a valid call: defaults filled in, lists as declared."""
@@ -332,6 +334,15 @@ def _signature(reference: Callable[..., Any], operator: str) -> inspect.Signatur
     return signature.replace(parameters=parameters, return_annotation=hints.get("return", REQUIRED))
 
 
+_NO_ARGUMENTS = {
+    "ctx": "leave it out: a formula names what it needs, `op.gradients(x=lambda grad, x: ...)`; a class with "
+    "`ctx` is adopted, `opsmith.adopt(Class, 'mylib::name')`",
+    "self": "declare a function outside of the class, and call it in the method",
+    "cls": "declare a function outside of the class, and call it in the method",
+}
+"""Hints for parameters of methods, by name."""
+
+
 def _argument(parameter: inspect.Parameter, known: ArgumentType | None) -> Argument:
     """The argument for a parameter; `known` is its type where it has no hint."""
     name = parameter.name
@@ -354,7 +365,7 @@ def _argument(parameter: inspect.Parameter, known: ArgumentType | None) -> Argum
             f"parameter `{name}` has no type hint",
             argument=name,
             expected="a type hint on every parameter",
-            hint=f"write `{name}: Tensor`, or `int`, `float`, `bool`, `str`, ...",
+            hint=_NO_ARGUMENTS.get(name, f"write `{name}: Tensor`, or `int`, `float`, `bool`, `str`, ..."),
         )
     kind = known if parameter.annotation is REQUIRED else kind_of(parameter.annotation)
     if kind is None:

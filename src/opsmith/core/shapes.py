@@ -77,6 +77,13 @@ class Shapes:
     results: tuple[Dims, ...]
     integers: frozenset[str]
 
+    def shown(self, schema: Schema) -> str:
+        """The text as callers see it, without hidden results."""
+        if len(self.results) <= len(schema.visible):
+            return self.text
+        seen = (self.results[position].text for position in schema.visible)
+        return f"{self.text.partition('->')[0].strip()} -> {', '.join(seen)}"
+
     def bind(self, schema: Schema, values: Sequence[Any]) -> tuple[Sizes, Fault | None]:
         """Return the sizes of the letters in a call, and a mismatch (argument, expected, got) or None."""
         named = dict(zip(schema.names, values, strict=True))
@@ -163,17 +170,22 @@ def read_shapes(text: Any, schema: Schema) -> Shapes:
         ((4, 2), None)
     """
 
+    returns = bool(schema.results) or schema.returns is not None
+
     def refuse(problem: str, hint: str, got: str | None = None) -> errors.ShapePatternError:
         return errors.ShapePatternError(
             f"`shapes=` {problem}",
             argument="shapes",
-            expected="`x: B M, weight: N M -> B N`, in the order of the arguments and results",
+            expected="`x: B M, weight: N M -> B N`, in the order of the arguments and results"
+            if returns
+            else "`x: B M, weight: N M ->`, with no results",
             got=got or repr(text),
             hint=hint,
         )
 
     if not isinstance(text, str) or text.count("->") != 1:
-        raise refuse("is one string with one `->` in it", "write the arguments, `->`, and the results")
+        results_hint = "the results" if returns else "nothing after it, since it returns nothing"
+        raise refuse("is one string with one `->` in it", f"write the arguments, `->`, and {results_hint}")
     given, _, returned = text.partition("->")
     arguments: dict[str, Dims] = {}
     for entry in filter(None, (part.strip() for part in given.split(","))):
@@ -191,8 +203,8 @@ def read_shapes(text: Any, schema: Schema) -> Shapes:
     if schema.returns is not None and results == (arguments.get(schema.returns),):
         results = ()  # `x: B M -> B M`: the argument that is written and returned
     if len(results) not in (len(schema.results), len(schema.visible)):
-        hint = f"write {len(schema.results)} after `->`" if schema.results else "write nothing after `->`"
-        raise refuse("gives each result its dimensions", hint, returned)
+        hint = f"write {len(schema.visible)} after `->`" if schema.results else "write nothing after `->`"
+        raise refuse("gives each result its dimensions", hint, repr(returned.strip()))
     integers = frozenset(
         each.name for each in schema.arguments if each.kind.base is INT and not each.kind.sequence
     )

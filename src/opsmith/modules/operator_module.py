@@ -348,7 +348,7 @@ class InfersSizes(LazyModuleMixin):
                 f"`{unknown[0]}` does not follow from this call",
                 operator=f"{plan.name} ({plan.operator.name})",
                 argument=unknown[0],
-                expected=f"a call with tensors of `{specification.shapes.text}`",
+                expected=f"a call with tensors of `{specification.shapes.shown(specification.schema)}`",
                 where=plan.where,
                 hint=f"give `{unknown[0]}` when the module is made",
             )

@@ -98,12 +98,7 @@ def _joined(*remarks: list[str]) -> str:
 
 
 def _call(name: str, schema: Schema) -> str:
-    pieces: list[str] = []
-    for each in schema.arguments:
-        if each.keyword_only and "*" not in pieces:
-            pieces.append("*")
-        default = "" if each.default is REQUIRED else f" = {each.default!r}"
-        pieces.append(f"{each.name}: {each.kind.annotation()}{default}")
+    pieces = schema.parameters()
     shown = [schema.results[position] for position in schema.visible]
     kinds = [each.annotation() for each in shown]
     returned = kinds[0] if schema.single else f"tuple[{', '.join(kinds)}]"

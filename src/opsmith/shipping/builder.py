@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import opsmith
 from opsmith import errors
@@ -210,16 +211,9 @@ def build_runtime(directory: Path) -> BuiltFile:
     Args:
         directory: Folder that gets the file.
     """
-    built = BuiltFile(
-        operator="",
-        language=RUNTIME,
-        digest=runtime_digest(),
-        abi=CPP_VERSION,
-        target=ANY_TARGET,
-        machine=machine(),
-    )
-    return write_named_by_content(
-        built, (compile_runtime().directory / LIBRARY).read_bytes(), directory, "so"
+    library = compile_runtime().directory / LIBRARY
+    return _own(
+        directory, library, language=RUNTIME, digest=runtime_digest(), abi=CPP_VERSION, target=ANY_TARGET
     )
 
 
@@ -229,16 +223,16 @@ def build_calls(directory: Path) -> BuiltFile:
     Args:
         directory: Folder that gets the file.
     """
-    built = BuiltFile(
-        operator="",
-        language=CALLS,
-        digest=source_digest(),
-        abi=CALLS_VERSION,
-        target=calls_target(),
-        machine=machine(),
+    library = compile_calls().directory / CALLS_LIBRARY
+    return _own(
+        directory, library, language=CALLS, digest=source_digest(), abi=CALLS_VERSION, target=calls_target()
     )
-    content = (compile_calls().directory / CALLS_LIBRARY).read_bytes()
-    return write_named_by_content(built, content, directory, "so")
+
+
+def _own(directory: Path, library: Path, **described: Any) -> BuiltFile:
+    """Write a library of opsmith's own."""
+    built = BuiltFile(operator="", machine=machine(), **described)
+    return write_named_by_content(built, library.read_bytes(), directory, "so")
 
 
 def _build_cpp(kernel: CppKernel, level: str, root: Path, directory: Path) -> BuiltFile:

@@ -59,6 +59,9 @@ LAYOUT_REFUSED = (
 LAZY_BIT = ("negative bit", "conjugate bit", "DispatchKey Negative doesn't", "DispatchKey Conjugate doesn't")
 """A view whose negation or conjugation is pending, given to NumPy or to `Tensor.new`."""
 
+NO_DATA = ("Cannot access data pointer of Tensor that doesn't have storage",)
+"""A use of the memory of a tensor that has none, as of one under a transform."""
+
 NO_BATCHING_RULE = (
     "In order to use an autograd.Function with functorch transforms",
     "does not have vmap support",
@@ -67,7 +70,7 @@ NO_BATCHING_RULE = (
     "vmap: inplace",
     "vmap: aten::",
     "accessing the data under vmap transform is not allowed",
-    "Cannot access data pointer of Tensor that doesn't have storage",
+    *NO_DATA,
     "data-dependent control flow",
     "not supported with functorch",
     "not supported under functorch",

@@ -364,7 +364,7 @@ def refuse_shapes(specification: Specification, values: list[Any]) -> None:
             argument=argument,
             expected=expected,
             got=got,
-            hint=f"call it with `{specification.shapes.text}`",
+            hint=f"call it with `{specification.shapes.shown(specification.schema)}`",
         )
 
 
@@ -388,7 +388,7 @@ def fake_by_shapes(specification: Specification, values: list[Any]) -> tuple[Ten
                 argument=described.name,
                 expected=f"`{dims.text}`",
                 got=", ".join(str(list(tensor.shape)) for tensor in tensors),
-                hint=f"call it with `{shapes.text}`",
+                hint=f"call it with `{shapes.shown(specification.schema)}`",
             )
     if any(size is None for shape in found for size in shape):
         return None

@@ -32,6 +32,7 @@ from opsmith.torch_library.autograd.vmap import (
 )
 from opsmith.torch_library.flattening import Flat
 from opsmith.torch_library.torch_messages import (
+    NO_DATA,
     NO_EXAMPLES,
     NOT_YET_IMPLEMENTED,
     TANGENT_COUNT,
@@ -106,7 +107,17 @@ def _jvp(primitive: Primitive, flat: Sequence[Any], transform: capabilities.Tran
     names = all_names(primitive.specification)
     values = [*primitive.flattening.pack(primals), *primitive.results.pack(results)]
     every = dict(zip(names, values, strict=True))
-    moved = primitive.jvp(every, tangents)
+    try:
+        moved = primitive.jvp(every, tangents)
+    except RuntimeError as error:
+        if isinstance(error, errors.OpsmithError) or not has_message(error, NO_DATA):
+            raise
+        raise primitive.specification.error(
+            errors.ForwardModeError,
+            "its tangent reads the memory of tensors, as NumPy does, and `torch.func` gives it none",
+            got=str(error),
+            hint="write the tangent with torch operations, or take it in `torch.autograd.forward_ad`",
+        ) from error
     return tuple(
         result if tangent is None else capabilities.make_dual(result, tangent)
         for result, tangent in zip(results, moved, strict=True)

@@ -1,0 +1,170 @@
+"""Messages that met new users: each names what to write, and the hint is followed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+import opsmith
+from opsmith import errors
+
+ONES = torch.ones(2, 3)
+
+
+def refused(kind: type[Exception], run: Any) -> str:
+    with pytest.raises(kind) as caught:
+        run()
+    return str(caught.value)
+
+
+def test_out_is_an_attribute_and_no_argument(name: str) -> None:
+    @opsmith.operator(name)
+    def twice(x: Tensor) -> Tensor:
+        return 2 * x
+
+    buffer = torch.empty(2, 3)
+    said = refused(errors.ArgumentError, lambda: twice(ONES, out=buffer))  # type: ignore[call-arg]
+    assert "it has no argument `out`" in said
+    assert said.endswith(f"hint: call it as `{twice.specification.short_name}.out(..., out=buffer)`")
+    assert twice.out(ONES, out=buffer) is buffer
+    assert buffer.tolist() == [[2.0] * 3] * 2
+
+
+def test_out_is_not_told_of_an_operator_that_returns_nothing(name: str) -> None:
+    @opsmith.operator(name, mutates="x")
+    def double(x: Tensor) -> None:
+        x.mul_(2)
+
+    said = refused(errors.ArgumentError, lambda: double(ONES, out=ONES))  # type: ignore[call-arg]
+    assert ".out(" not in said
+
+
+def normalized(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    rstd = x.square().mean(-1).rsqrt()
+    return x * rstd[:, None] * weight, rstd
+
+
+@pytest.mark.parametrize("results", ["B M, B", "B M"], ids=["all-results", "visible-results"])
+def test_a_shape_hint_shows_no_hidden_result(name: str, results: str) -> None:
+    declare = opsmith.operator(name, hidden=("rstd",), shapes=f"x: B M, weight: M -> {results}")
+    operator = declare(normalized)
+    said = refused(errors.ShapeError, lambda: operator(ONES, torch.ones(2)))
+    assert said.endswith("hint: call it with `x: B M, weight: M -> B M`")
+    assert operator(ONES, torch.ones(3)).shape == (2, 3)
+
+
+def test_a_count_of_shapes_counts_no_hidden_result(name: str) -> None:
+    def declare(shapes: str) -> Any:
+        return opsmith.operator(name, hidden=("rstd",), shapes=shapes)(normalized)
+
+    said = refused(errors.ShapePatternError, lambda: declare("x: B M, weight: M -> B M, B, B"))
+    assert said.endswith("hint: write 1 after `->`")
+    assert declare("x: B M, weight: M -> B M")(ONES, torch.ones(3)).shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "hint"),
+    [
+        ("x: B M", "write the arguments, `->`, and nothing after it, since it returns nothing"),
+        ("x: B M -> B M", "write nothing after `->`"),
+    ],
+)
+def test_shapes_of_an_operator_that_returns_nothing(name: str, shapes: str, hint: str) -> None:
+    def double(x: Tensor) -> None:
+        x.mul_(2)
+
+    declare = opsmith.operator(name, mutates="x", shapes=shapes)
+    said = refused(errors.ShapePatternError, lambda: declare(double))
+    assert "expected: `x: B M, weight: N M ->`, with no results" in said
+    assert said.endswith(f"hint: {hint}")
+    x = torch.ones(2, 3)
+    opsmith.operator(name, mutates="x", shapes="x: B M ->")(double)(x)
+    assert x.tolist() == [[2.0] * 3] * 2
+
+
+def test_ctx_belongs_to_a_class(name: str) -> None:
+    def scale(ctx, x: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        return 2 * x
+
+    said = refused(errors.MissingAnnotationError, lambda: opsmith.operator(name)(scale))
+    assert said.endswith(
+        "hint: leave it out: a formula names what it needs, `op.gradients(x=lambda grad, x: ...)`; a class "
+        "with `ctx` is adopted, `opsmith.adopt(Class, 'mylib::name')`"
+    )
+
+    @opsmith.operator(name)
+    def followed(x: Tensor) -> Tensor:
+        return x * x
+
+    followed.gradients(x=lambda grad, x: 2 * grad * x)
+    leaf = torch.tensor([3.0], requires_grad=True)
+    followed(leaf).backward()
+    assert leaf.grad is not None
+    assert leaf.grad.tolist() == [6.0]
+
+
+@pytest.mark.parametrize("parameter", ["self", "cls"])
+def test_a_method_is_no_operator(name: str, parameter: str) -> None:
+    given: dict[str, Any] = {"Tensor": Tensor}
+    exec(f"def scale({parameter}, x: Tensor) -> Tensor:\n    return 2 * x", given)
+    said = refused(errors.MissingAnnotationError, lambda: opsmith.operator(name)(given["scale"]))
+    assert said.endswith("hint: declare a function outside of the class, and call it in the method")
+
+
+class NumpySine(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return torch.from_numpy(numpy.sin(x.detach().numpy()))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * torch.from_numpy(numpy.cos(ctx.saved_tensors[0].numpy()))
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        return torch.from_numpy(tangent.numpy() * numpy.cos(ctx.saved_tensors[0].numpy()))
+
+
+def declared_sine(name: str) -> Any:
+    @opsmith.operator(name, opaque=True)
+    def sine(x: Tensor) -> Tensor:
+        return torch.from_numpy(numpy.sin(x.detach().numpy()))
+
+    sine.fake(torch.empty_like)
+    sine.tangents(result=lambda x, tangent_x: torch.from_numpy(numpy.cos(x.numpy()) * tangent_x.numpy()))
+    return sine
+
+
+@pytest.mark.parametrize("kind", ["adopted", "declared"])
+@pytest.mark.parametrize("transform", ["jvp", "jacfwd"])
+def test_a_tangent_by_numpy_under_torch_func(name: str, kind: str, transform: str) -> None:
+    operator = opsmith.adopt(NumpySine, name) if kind == "adopted" else declared_sine(name)
+    run = {
+        "jvp": lambda: torch.func.jvp(operator, (ONES,), (ONES,)),
+        "jacfwd": lambda: torch.func.jacfwd(operator)(torch.ones(3)),
+    }[transform]
+    said = refused(errors.ForwardModeError, run)
+    assert said.startswith(f"{name}: its tangent reads the memory of tensors, as NumPy does")
+    assert said.endswith(
+        "hint: write the tangent with torch operations, or take it in `torch.autograd.forward_ad`"
+    )
+    with forward_ad.dual_level():
+        tangent = forward_ad.unpack_dual(operator(forward_ad.make_dual(ONES, ONES))).tangent
+    torch.testing.assert_close(tangent, ONES.cos())
+
+
+def test_a_tangent_with_torch_operations_follows_the_other_hint(name: str) -> None:
+    sine = declared_sine(name)
+    sine.tangents(result=lambda x, tangent_x: x.cos() * tangent_x)
+    found = torch.func.jvp(sine, (ONES,), (ONES,))
+    torch.testing.assert_close(found, (ONES.sin(), ONES.cos()))
