@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import sys
-from collections import Counter
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -21,24 +21,26 @@ import opsmith
 SOURCES = str(Path(opsmith.__file__).parent)
 
 
-class Planted(Exception):  # noqa: N818 - it is no error of anybody
-    """An exception of a test."""
+class PlantedError(Exception):
+    """An exception that nobody expects."""
 
 
 class Points:
     """Points that a run passes, at one of which it raises.
 
-    Attributes:
-        at: Number of the point that raises.
-        passed: Number of the points that the run has passed.
+    Args:
         error: Class of the exception.
+
+    Attributes:
+        at: Number of the point that raises; 0 for none.
+        passed: Number of the points that the run has passed.
     """
 
-    def __init__(self, error: type[BaseException]) -> None:
+    def __init__(self, error: type[BaseException] = PlantedError) -> None:
         self.error, self.at, self.passed = error, 0, 0
         self.storages: list[StorageWeakRef] = []
 
-    def pass_one(self) -> None:
+    def pass_one(self, *_: Any) -> None:
         """Pass a point, or raise."""
         self.passed += 1
         if self.passed == self.at:
@@ -50,7 +52,7 @@ class Points:
         return tensor
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A kernel or a formula with a point before it, and one between its results and its end."""
+        """A kernel or a formula with a point before it, and one where its results are there."""
 
         def pointed(*args: Any, **kwargs: Any) -> Any:
             self.pass_one()
@@ -61,18 +63,13 @@ class Points:
             self.pass_one()
             return answer
 
-        pointed.__signature__ = inspect_signature(function)  # type: ignore[attr-defined]
+        pointed.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+        pointed.__annotations__ = function.__annotations__
         return pointed
 
 
-def inspect_signature(function: Callable[..., Any]) -> Any:
-    import inspect
-
-    return inspect.signature(function)
-
-
 class _EachOperation(TorchDispatchMode):
-    """A point before each operation of torch, and one after it."""
+    """A point before each operation of torch, and one after it, where its memory is allocated."""
 
     def __init__(self, points: Points) -> None:
         super().__init__()
@@ -86,20 +83,16 @@ class _EachOperation(TorchDispatchMode):
 
 
 @contextmanager
-def _each_call(points: Points, *files: str) -> Generator[None]:
-    """A point where each function of opsmith, and each that it calls, begins and ends: as an interrupt."""
+def _each_call(points: Points) -> Generator[None]:
+    """A point where each function of opsmith, and each that it calls, begins and ends, as for a signal."""
     known: dict[CodeType, bool] = {}
 
-    def is_ours(frame: FrameType) -> bool:
+    def profile(frame: FrameType, event: str, arg: Any) -> None:
         code = frame.f_code
         if code not in known:
-            name = code.co_filename
-            ours = name.startswith(SOURCES) or name == "<string>" or name in files
-            known[code] = ours and code.co_name != "<genexpr>"  # one that is closed early would raise to nobody
-        return known[code]
-
-    def profile(frame: FrameType, event: str, arg: Any) -> None:
-        if is_ours(frame) and arg is not sys.setprofile:
+            ours = code.co_filename.startswith(SOURCES) or code.co_filename == "<string>"
+            known[code] = ours and code.co_name != "<genexpr>"  # one that is closed early raises to nobody
+        if known[code]:
             points.pass_one()
 
     sys.setprofile(profile)
@@ -115,7 +108,7 @@ def _each_hook(points: Points) -> Generator[None]:
 
     def passing(tensor: Tensor) -> Tensor:
         points.pass_one()
-        return tensor.detach()  # a result that a hook keeps as it is keeps its node, in torch, too
+        return tensor.detach()  # a hook that keeps a result as it is keeps its node, in torch, too
 
     with torch.autograd.graph.saved_tensors_hooks(passing, passing):
         yield
@@ -129,48 +122,69 @@ PLACES: dict[str, Callable[[Points], AbstractContextManager[Any]]] = {
 }
 
 
-def living(points: Points) -> tuple[int, int, int]:
-    """Number of the watched memories, of tensors and of other objects that live, since `gc.freeze`."""
+def _living(points: Points) -> tuple[int, int, int]:
+    """Number of the watched memories, of the tensors and of all objects that came since `gc.freeze`."""
     torch.ones(1, requires_grad=True).exp().backward()  # torch drops what an earlier backward left to do
     gc.collect()
     held = sum(not each.expired() for each in points.storages)
     points.storages.clear()
     gc.collect()
     every = gc.get_objects()
-    return held, sum(isinstance(each, Tensor) for each in every), len(every)
+    return held, sum(issubclass(type(each), Tensor) for each in every), len(every)
 
 
-def left_after(run: Callable[[Points], None], points: Points, place: str) -> tuple[list[str], int]:
-    """Raise at each point of a run in turn; return what is left, in words, and the number of points."""
+def left_after(
+    make: Callable[[], tuple[Tensor, ...]], run: Callable[..., object], points: Points, place: str
+) -> tuple[list[str], int]:
+    """Raise at each point of a run in turn; return what is left, in words, and the number of points.
+
+    Args:
+        make: Makes the arguments of the run.
+        run: The run.
+        points: Its points.
+        place: Name of the place, among `PLACES`.
+    """
+
+    def attempt(at: int) -> tuple[bool, tuple[int, int, int]]:
+        points.at, points.passed, raised = at, 0, False
+        arguments = [points.watch(each) for each in make()]
+        try:
+            with PLACES[place](points):
+                run(*arguments)
+        except BaseException as error:
+            raised = True
+            if not (at and _led_to(error, points.error)):
+                raise
+        del arguments
+        return raised, _living(points)
+
+    def repeated(at: int, times: int) -> list[tuple[int, int, int]]:
+        return [attempt(at)[1] for _ in range(times)]
+
     found: list[str] = []
-    at = 0
-    with PLACES[place](points):  # what torch imports then
+    with PLACES[place](Points()):  # torch imports modules then
         torch.ones(2, requires_grad=True).exp().sum().backward()
     gc.collect()
     gc.freeze()
     try:
-        while True:
-            counts = []
-            for _ in range(3 if at else 6):  # the first calls of an operator find its fast path
-                points.at, points.passed = at, 0
-                raised = _attempt(run, points, place)
-                counts.append(living(points))
-            *_, before, after = [each[1:] for each in counts]
-            if after > before or any(held for held, _, _ in counts):
-                found.append(f"point {at} ({raised}): {counts}")
-            if points.passed < at:
-                return found, at
+        counts = repeated(0, 6)  # the first calls find the fast path, which has empty tensors as examples
+        if counts[-1] != counts[-3] or any(held for held, _, _ in counts):
+            found.append(f"without an exception: {counts}")
+        at, raised = 0, True
+        while raised:
             at += 1
+            raised, count = attempt(at)
+            if count > counts[-1]:  # something is there more, once or each time
+                tensors, counts = counts[-1][1], [count, *repeated(at, 3)]
+                if counts[-1] > counts[1] or any(held for held, _, _ in counts) or counts[-1][1] > tensors:
+                    found.append(f"point {at}: {counts}")
+        return found, at - 1
     finally:
         gc.unfreeze()
 
 
-def _attempt(run: Callable[[Points], None], points: Points, place: str) -> str:
-    try:
-        with PLACES[place](points):
-            run(points)
-    except points.error as e:
-        return "raised"
-    except Exception as e:
-        return f"{type(e).__name__}: {str(e)[:400]}"
-    return ""
+def _led_to(error: BaseException | None, cause: type[BaseException]) -> bool:
+    """Return True if an error is of a class, or was raised for one that is."""
+    while error is not None and not isinstance(error, cause):
+        error = error.__cause__ or error.__context__
+    return error is not None

@@ -7,7 +7,7 @@ import inspect
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -144,7 +144,7 @@ class Context:
         """Copy the context, with some tensors replaced by identity."""
         return self.each_tensor(lambda value: known.get(id(value), value)) if known else self
 
-    def pack(self, saved: SavedTensors[Tensor]) -> PackedContext:
+    def pack(self, saved: SavedTensors) -> PackedContext:
         """The context without its tensors, which are saved."""
         # Tensors for `jvp` are not for a backward.
         self.opsmith_record.saved_forward = ()
@@ -155,10 +155,7 @@ class Context:
         )
 
 
-_Saved = TypeVar("_Saved", bound=Tensor | None)
-
-
-class SavedTensors(Generic[_Saved]):
+class SavedTensors:
     """Tensors that autograd saves for a class: its own, as under `apply`, and others, each once.
 
     All ways of a call save the same in one order, since a checkpoint may run it again in another way.
@@ -167,11 +164,11 @@ class SavedTensors(Generic[_Saved]):
         own: The tensors that the class saved.
     """
 
-    def __init__(self, own: Iterable[_Saved]) -> None:
-        self.tensors = [*own]
+    def __init__(self, own: Iterable[Tensor | None]) -> None:
+        self.tensors: list[Any] = [*own]
         self._places = {id(tensor): at for at, tensor in enumerate(self.tensors)}
 
-    def place(self, tensor: _Saved) -> int:
+    def place(self, tensor: Tensor) -> int:
         """Index of a tensor, which is added if it is not saved yet."""
         place = self._places.setdefault(id(tensor), len(self.tensors))
         if place == len(self.tensors):

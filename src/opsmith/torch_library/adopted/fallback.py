@@ -72,7 +72,7 @@ def run_or_fall_back(
             adopted.facts.suspected[key] = reason
             raise cannot_run(adopted, method, circumstance, reason) from error
         answer = instead()
-        # On real tensors, what raises once may be out of memory, or interrupted: it counts if it raises again.
+        # What raises once on real tensors may be out of memory: it counts if it raises again.
         noted = known if not real or key in adopted.facts.suspected else adopted.facts.suspected
         noted[key] = reason
         return answer

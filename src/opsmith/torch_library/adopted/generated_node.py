@@ -205,10 +205,12 @@ class ClassNodes:
         if kept is None:
             return tuple(saved_gradients(ctx, grads))
         *shapes, inputs = kept
+        pairs = zip(needed.items(), shapes, strict=True)
+        expected = {name: TensorMetadata(shape, *like) for (name, like), shape in pairs}
         saved = ctx.saved_tensors
         count, attributes, places, others = inputs or (len(saved), {}, (), None)
         metadata = CallMetadata(
-            tuple(_metadata_by_name(needed, shapes).get(name) for name in names),
+            tuple(expected.get(name) for name in names),
             (None,) * len(names),
             tuple(None if grad is None else TensorMetadata.of(grad) for grad in grads),
             mixed=True,
@@ -225,13 +227,6 @@ class ClassNodes:
         state = NodeState(places, loaded, others is not None, given, metadata, None, frozenset())
         context = self._own_context(ctx, saved, count, attributes)
         return tuple(class_gradients(self._primitive, state, context, saved, grads))
-
-
-def _metadata_by_name(
-    needed: dict[str, tuple[torch.dtype, torch.device]], shapes: Sequence[torch.Size]
-) -> dict[str, TensorMetadata]:
-    pairs = zip(needed.items(), shapes, strict=True)
-    return {name: TensorMetadata(shape, *like) for (name, like), shape in pairs}
 
 
 def _raise(error: Callable[[], errors.OpsmithError]) -> None:

@@ -34,6 +34,12 @@ using NodePtr = std::shared_ptr<torch::autograd::Node>;
   throw error;
 }
 
+// A new object; Python's exception where there is none, as without memory.
+inline PyObject* made(PyObject* object) {
+  if (!object) raise_python_error();
+  return object;
+}
+
 inline PyObject *make_of_torch = nullptr, *wrap_maker = nullptr;  // see `use_maker`
 
 struct OperatorNode;
@@ -78,10 +84,9 @@ struct OperatorNode : public torch::autograd::Node {
   // The saved tensors, as a new tuple.
   PyObject* unpack() {
     TORCH_CHECK(!freed, torch::autograd::ERR_BACKWARD_TWICE);
-    THPObjectPtr tensors(PyTuple_New(static_cast<Py_ssize_t>(saved.size())));
-    if (!tensors) raise_python_error();
+    THPObjectPtr tensors(made(PyTuple_New(static_cast<Py_ssize_t>(saved.size()))));
     for (size_t at = 0; at < saved.size(); at++) {
-      PyTuple_SET_ITEM(tensors.get(), at, THPVariable_Wrap(saved[at].unpack(getptr())));
+      PyTuple_SET_ITEM(tensors.get(), at, made(THPVariable_Wrap(saved[at].unpack(getptr()))));
     }
     return tensors.release();
   }
@@ -89,55 +94,48 @@ struct OperatorNode : public torch::autograd::Node {
   variable_list apply(variable_list&& grads) override {
     pybind11::gil_scoped_acquire gil;
     at::OptionalDeviceGuard device;
-    THPObjectPtr arguments(PyTuple_New(static_cast<Py_ssize_t>(1 + grads.size())));
-    if (!arguments) raise_python_error();
+    THPObjectPtr arguments(made(PyTuple_New(static_cast<Py_ssize_t>(1 + grads.size()))));
     PyTuple_SET_ITEM(arguments.get(), 0, Py_NewRef(reinterpret_cast<PyObject*>(context)));
     for (size_t at = 0; at < grads.size(); at++) {
       const bool defined = grads[at].defined();
       if (defined && !device.current_device()) device.reset_device(grads[at].device());
-      PyTuple_SET_ITEM(arguments.get(), 1 + at, defined ? THPVariable_Wrap(grads[at]) : Py_NewRef(Py_None));
+      PyTuple_SET_ITEM(arguments.get(), 1 + at, defined ? made(THPVariable_Wrap(grads[at])) : Py_NewRef(Py_None));
     }
     grads.clear();
     static PyObject* const backward_name = PyUnicode_InternFromString("backward");
-    THPObjectPtr backward(PyObject_GetAttr(generated, backward_name));
-    if (!backward) raise_python_error();
-    THPObjectPtr gradients(PyObject_CallObject(backward, arguments));
-    if (!gradients) raise_python_error();
+    THPObjectPtr backward(made(PyObject_GetAttr(generated, backward_name)));
+    THPObjectPtr gradients(made(PyObject_CallObject(backward, arguments)));
     TORCH_CHECK(
         PyTuple_Check(gradients.get()) && static_cast<size_t>(PyTuple_GET_SIZE(gradients.get())) == given.size(),
         name(), " returned other gradients than it has arguments");
-    variable_list made;
-    made.reserve(given.size());
+    variable_list answers;
+    answers.reserve(given.size());
     for (size_t at = 0; at < given.size(); at++) {
       PyObject* each = PyTuple_GET_ITEM(gradients.get(), at);
-      if (given[at]) made.push_back(each == Py_None ? at::Tensor() : THPVariable_Unpack(each));
+      if (given[at]) answers.push_back(each == Py_None ? at::Tensor() : THPVariable_Unpack(each));
     }
-    return made;
+    return answers;
   }
 
   // The same call, as a node of `torch.autograd.Function`, made once.
   Node& torch_node() const {
     if (of_torch) return *of_torch;
     pybind11::gil_scoped_acquire gil;
-    THPObjectPtr results(PyTuple_New(static_cast<Py_ssize_t>(num_inputs())));
-    THPObjectPtr arguments(PyTuple_New(static_cast<Py_ssize_t>(given.size())));
-    if (!results || !arguments) raise_python_error();
+    THPObjectPtr results(made(PyTuple_New(static_cast<Py_ssize_t>(num_inputs()))));
+    THPObjectPtr arguments(made(PyTuple_New(static_cast<Py_ssize_t>(given.size()))));
     for (uint32_t at = 0; at < num_inputs(); at++) {
-      PyObject* like = constant[at] ? Py_NewRef(Py_None) : THPVariable_Wrap(input_metadata(at).zeros_like());
+      PyObject* like = constant[at] ? Py_NewRef(Py_None) : made(THPVariable_Wrap(input_metadata(at).zeros_like()));
       PyTuple_SET_ITEM(results.get(), at, like);
     }
     for (size_t at = 0; at < given.size(); at++) {
-      PyTuple_SET_ITEM(arguments.get(), at, PyLong_FromLong(given[at]));
+      PyTuple_SET_ITEM(arguments.get(), at, made(PyLong_FromLong(given[at])));
     }
     if (wrap_maker) {
-      PyObject* wrapped = PyObject_CallOneArg(wrap_maker, make_of_torch);
-      if (!wrapped) raise_python_error();
-      Py_SETREF(make_of_torch, wrapped);
+      Py_SETREF(make_of_torch, made(PyObject_CallOneArg(wrap_maker, make_of_torch)));
       Py_CLEAR(wrap_maker);
     }
-    THPObjectPtr result(PyObject_CallFunctionObjArgs(
-        make_of_torch, generated, reinterpret_cast<PyObject*>(context), results.get(), arguments.get(), nullptr));
-    if (!result) raise_python_error();
+    THPObjectPtr result(made(PyObject_CallFunctionObjArgs(
+        make_of_torch, generated, reinterpret_cast<PyObject*>(context), results.get(), arguments.get(), nullptr)));
     of_torch = THPVariable_Unpack(result.get()).grad_fn();
     return *of_torch;
   }
