@@ -332,6 +332,6 @@ def test_schema_is_what_torch_shows(name: str) -> None:
 
     operator = opsmith.operator(name)(reference)
     assert str(operator.torch_operator._schema) == (
-        f"{name}(Tensor x, Tensor[] xs, Tensor? maybe, int[2] size=1, *, "
+        f"{name}(Tensor x, Tensor[] xs, Tensor? maybe, SymInt[2] size=[1, 1], *, "
         'str mode="a", Scalar by=2, ScalarType dtype=6) -> (Tensor, Tensor)'
     )

@@ -154,7 +154,7 @@ def pooled(x: Tensor, size: int | tuple[int, int] = 2, scale: float | tuple[floa
         pytest.param({"size": ()}, "int | tuple[int, int]", "tuple ()", id="empty"),
         pytest.param({"size": (1.5, 2)}, "int | tuple[int, int]", "tuple (1.5, 2)", id="float-in-it"),
         pytest.param({"size": "same"}, "int | tuple[int, int]", "str 'same'", id="str"),
-        pytest.param({"scale": 1}, "float | tuple[float, float]", "int 1", id="int-for-float"),
+        pytest.param({"scale": "1"}, "float | tuple[float, float]", "str '1'", id="str-for-float"),
     ],
 )
 def test_pair_of_the_wrong_length_or_type(
@@ -170,7 +170,8 @@ def test_pair_of_the_wrong_length_or_type(
           expected: {expected}
           got: {got}
           where: {place(pooled)}
-          hint: call it as {short}(Tensor x, int[2] size=2, float[2] scale=1.0) -> Tensor
+          hint: call it as {short}(x: Tensor, size: int | tuple[int, int] = 2, \
+scale: float | tuple[float, float] = 1.0)
         """,
     ):
         operator(torch.ones(2), **kwargs)

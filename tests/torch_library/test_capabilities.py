@@ -113,6 +113,14 @@ def test_without_modes() -> None:
         assert type(torch.ones(2)) is torch.Tensor
 
 
+def test_seen_by_modes() -> None:
+    assert not capabilities.seen_by_modes()
+    with capabilities.fake_mode():
+        assert capabilities.seen_by_modes()
+        with capabilities.without_modes():
+            assert not capabilities.seen_by_modes()
+
+
 def test_without_data() -> None:
     mode = capabilities.fake_mode()
     real, fake, meta = torch.ones(2), mode.from_tensor(torch.ones(2)), torch.ones(2, device="meta")

@@ -266,3 +266,132 @@ def test_another_value_than_a_flag_is_refused() -> None:
         opsmith.operator("nondeterminism::wrong", deterministic="no")  # type: ignore[call-overload]
     assert "`deterministic` has an invalid value" in str(caught.value)
     assert "hint: write `deterministic=False`, or leave it out" in str(caught.value)
+
+
+def doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+def doubled_and_kept(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x * 2, x * 3
+
+
+def doubled_(x: Tensor) -> Tensor:
+    return x.mul_(2)
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * 2
+
+
+class DoubledByRule(Doubled):
+    @staticmethod
+    def vmap(info: Any, dims: Any, x: Tensor) -> tuple[Tensor, Any]:
+        return x * 2, dims[0]
+
+
+class DoubledInPlace(Doubled):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+
+def any_order(name: str, reference: Any, **options: Any) -> Any:
+    return opsmith.operator(f"nondeterminism::{name}", deterministic=False, **options)(reference)
+
+
+FORMS: dict[str, Any] = {
+    "reference": any_order("form_reference", doubled),
+    "inlined": any_order("form_inlined", doubled, inline=True),
+    "formula": any_order("form_formula", doubled).gradients(x=lambda grad: grad * 2),
+    "kernel": any_order("form_kernel", doubled).kernel("cpu", doubled),
+    "hidden": any_order("form_hidden", doubled_and_kept, hidden=("k",)).gradients(x=lambda grad, k: grad * 2),
+    "batching": any_order("form_batching", doubled, batching="elementwise"),
+    "in place": any_order("form_in_place", doubled_, mutates=["x"], returns="x"),
+    "class": opsmith.adopt(Doubled, "nondeterminism::form_class", deterministic=False),
+    "class with vmap": opsmith.adopt(DoubledByRule, "nondeterminism::form_rule", deterministic=False),
+    "class in place": opsmith.adopt(DoubledInPlace, "nondeterminism::form_dirty", deterministic=False),
+}
+
+WAYS: dict[str, Any] = {
+    "eager": lambda f, x: f(x),
+    "graph": lambda f, x: f(x.clone().requires_grad_()),
+    "inference": lambda f, x: torch.inference_mode()(f)(x),
+    "vmap": lambda f, x: torch.vmap(f)(x),
+    "grad": lambda f, x: torch.func.grad(lambda x: f(x).sum())(x),
+    "vmap of grad": lambda f, x: torch.vmap(torch.func.grad(lambda x: f(x).sum()))(x),
+    "jvp": lambda f, x: torch.func.jvp(f, (x,), (x,)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("form", FORMS)
+def test_each_way_of_a_call_is_refused_once(form: str, way: str, deterministic: None) -> None:
+    def call(x: Tensor) -> Tensor:
+        return FORMS[form](x * 1)  # type: ignore[no-any-return]
+
+    x = torch.ones(2, 3)
+    for known in (False, True):
+        torch.use_deterministic_algorithms(True)
+        with pytest.raises(errors.NondeterministicError, match=FORMS[form].name):
+            WAYS[way](call, x)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        with pytest.warns(UserWarning, match="declared with `deterministic=False`") as warned:
+            WAYS[way](call, x)
+        assert len(warned) == 1, known
+        torch.use_deterministic_algorithms(False)
+        for _ in range(2):
+            WAYS[way](call, x)
+
+
+@pytest.mark.xdist_group("nondeterminism")
+@pytest.mark.parametrize("way", ["eager", "vmap", "graph"])
+@pytest.mark.parametrize("form", ["reference", "inlined", "hidden", "class", "in place"])
+def test_compiled_code_sees_the_flag_that_is_set_later(form: str, way: str, deterministic: None) -> None:
+    torch.use_deterministic_algorithms(False)
+    torch.compiler.reset()
+    compiled = torch.compile(
+        lambda x: (
+            WAYS[way](lambda y: FORMS[form](y * 1) + 1, x) if way != "graph" else FORMS[form](x * 1) + 1
+        ),
+        backend="aot_eager",
+    )
+    x = torch.ones(2, 3, requires_grad=way == "graph")
+    assert torch.equal(compiled(x), torch.full((2, 3), 3.0))
+    torch.use_deterministic_algorithms(True)
+    with pytest.raises(Exception, match=r"declared with `deterministic=False`"):
+        compiled(x)
+    torch.use_deterministic_algorithms(False)
+    assert torch.equal(compiled(x), torch.full((2, 3), 3.0))
+
+
+@pytest.mark.xdist_group("nondeterminism")
+def test_a_strict_kernel_and_declared_shapes_hold_in_inlined_code() -> None:
+    strict = opsmith.operator("nondeterminism::strict")(doubled)
+    strict.kernel("cpu", cpp=STRICT, entry="doubled", strict=True, dtypes=[torch.float32])
+    shaped = opsmith.operator("nondeterminism::shaped", shapes="x: N -> N", inline=True)(widened)
+    for operator, x, message in ((strict, torch.ones(2).double(), "float64"), (shaped, X, "not the one in")):
+        with pytest.raises(errors.OpsmithError, match=message):
+            operator(x)
+        torch.compiler.reset()
+        with pytest.raises(Exception, match=message):
+            torch.compile(operator, backend="aot_eager")(x)
+
+
+STRICT = """
+template <class T>
+void doubled(View<const T, 1> x, View<T, 1> y) {
+  for (int64_t i = 0; i < x.size(0); i++) y(i) = 2 * x(i);
+}
+"""
+
+
+def widened(x: Tensor) -> Tensor:
+    return torch.cat([x, x])

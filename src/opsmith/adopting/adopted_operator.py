@@ -48,6 +48,8 @@ class AdoptedOperator(Operator[..., Any]):
     """Handle of an adopted Function class, with the arguments and results of `apply`."""
 
     _form: Operator[..., Any] | None = None
+    _kept: tuple[Registration, ...] = ()
+    """Registrations with fewer types, which graphs may contain."""
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Compute the operator; a call that shows other types or results than were assumed changes them."""
@@ -129,10 +131,20 @@ class AdoptedOperator(Operator[..., Any]):
         new = all_results(schema, schema.call_values(args, kwargs), results)
         return adopted.structured(new)
 
+    @property
+    def torch_operators(self) -> tuple[Any, ...]:
+        """All `OpOverload`s of the operator, those with fewer types last; see `Operator.torch_operators`."""
+        registrations = (self._registration, *reversed(self._kept))
+        return tuple(overload for each in registrations for overload in each.overloads)
+
     def redeclare(
         self, specification: Specification, register: Callable[[Specification], Registration] | None = None
     ) -> None:
         """Become another operator of the same name; see `Operator.redeclare`."""
+        for _ in range(self._specification.generation - specification.generation):
+            self._registration.remove()
+            *kept, self._registration = self._kept
+            self._kept = tuple(kept)
         super().redeclare(specification, register)
         chosen = specification.adopted is not None and specification.adopted.facts.chosen
         self._form = self.functional if chosen and specification.schema.written else None
@@ -170,6 +182,12 @@ class AdoptedOperator(Operator[..., Any]):
                 if learned.origin.samples is None
                 else packed_samples(learned.origin.samples, learned),
             )
+            if self._registration.traced:  # a kept graph goes on with the operator that it contains
+                specification = replace(specification, generation=specification.generation + 1)
+                grown = register_operator(specification)
+                self._kept, self._registration = (*self._kept, self._registration), grown
+                grown.owner = self
+                torch.compiler.reset()
             self.redeclare(specification, register_operator)
             return True
 
@@ -217,6 +235,8 @@ class AdoptedFunctionalForm(DerivedOperator[..., Any]):
         return self._owner.learning(self._computed, args, kwargs)
 
     def _computed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self is not self._owner.functional:  # the types have grown since
+            return self._owner.functional(*args, **kwargs)
         adopted = self._owner.specification.adopted
         assert adopted is not None
         if not adopted.schema.new_values:  # a call has shown that it writes nothing

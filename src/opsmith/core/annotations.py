@@ -247,17 +247,17 @@ def _is_tuple(annotation: Any) -> bool:
 
 
 def _spread(members: list[Any], optional: bool) -> ArgumentType | None:
-    """Return the type for `int | tuple[int, int]`, or the same of floats, in either order."""
+    """Return the type for `int | tuple[int, int]`, another list, or the same of floats, in either order."""
     single, several = sorted(members, key=_is_tuple)
     kind = _single(several, optional)
     if (
         kind is None
-        or kind.length is None
+        or not kind.sequence
         or kind.base not in (INT, FLOAT)
         or VALUE_TYPES.get(single) is not kind.base
     ):
         return None
-    return ArgumentType(kind.base, optional, True, kind.length, False, True, True)
+    return ArgumentType(kind.base, optional, True, kind.length, False, True, kind.as_tuple)
 
 
 def shown_annotation(annotation: Any) -> str:

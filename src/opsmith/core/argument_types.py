@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum, Flag
 from typing import Any
@@ -23,7 +24,8 @@ class ValueType:
         schema: Its type in torch's schema language.
         accepts: Predicate of a value.
         lower: Converts a value to one that torch's dispatcher carries; None if it carries the value itself.
-        lift: Inverse of `lower`; returns unchanged what it cannot convert, which `accepts` then rejects.
+        lift: Inverse of `lower`; returns unchanged what it cannot convert, which `accepts` then rejects. None
+            if the reference takes what the dispatcher carries.
         members: All possible values, if they can be listed.
         exact: The Python type of every value, if checking that type is enough.
         hint: The hint of an error about a value of another type.
@@ -57,22 +59,48 @@ class ValueType:
         return str(value).removeprefix("torch.")  # dtype, layout, memory format
 
 
-def is_int(value: Any) -> bool:
-    """True for an int, or a symbolic int."""
-    return isinstance(value, int | torch.SymInt)
+# Numbers are converted before torch sees them: its dispatcher cuts 2.5 of NumPy down to an int, and refuses
+# others that its functions take. torch.compile traces this; a number of NumPy is an array there. A value of
+# another type stays as it is, so that torch refuses it by the operator's name.
+_NUMBERS = int | float | torch.SymInt | torch.SymFloat
 
 
-def _is_float(value: Any) -> bool:
-    return isinstance(value, int | float | torch.SymInt | torch.SymFloat)
+def _is_of_numpy(value: Any) -> bool:
+    """True for a number of NumPy, or an array without dimensions."""
+    return type(value).__module__ == "numpy" and not value.ndim
+
+
+def _as_int(value: Any) -> Any:
+    return operator.index(value) if _is_of_numpy(value) else value
+
+
+def _as_float(value: Any) -> Any:
+    return float(value) if isinstance(value, int) or _is_of_numpy(value) else value
+
+
+def _as_number(value: Any) -> Any:
+    return value.item() if _is_of_numpy(value) else value
+
+
+def _takes(lower: Callable[[Any], Any], types: Any) -> Callable[[Any], bool]:
+    """Return the predicate of the values that a conversion makes one of these types of."""
+
+    def accepts(value: Any) -> bool:
+        try:
+            return isinstance(lower(value), types)
+        except TypeError:
+            return False
+
+    return accepts
 
 
 TENSOR = ValueType("Tensor", "Tensor", lambda value: isinstance(value, torch.Tensor))
-INT = ValueType("int", "SymInt", is_int)
-FLOAT = ValueType("float", "float", _is_float)
+INT = ValueType("int", "SymInt", _takes(_as_int, int | torch.SymInt), _as_int)
+FLOAT = ValueType("float", "float", _takes(_as_float, _NUMBERS), _as_float)
 BOOL = ValueType("bool", "bool", lambda value: isinstance(value, bool | torch.SymBool))
 STR = ValueType("str", "str", lambda value: isinstance(value, str))
 COMPLEX = ValueType("complex", "complex", lambda value: isinstance(value, int | float | complex))
-NUMBER = ValueType("int | float", "Scalar", _is_float, held=True)
+NUMBER = ValueType("int | float", "Scalar", _takes(_as_number, _NUMBERS), _as_number, held=True)
 
 
 def _numbered(names: str) -> tuple[Any, ...]:
@@ -198,10 +226,8 @@ class ArgumentType:
         """Return the type in torch's schema language."""
         if not self.sequence:
             return self.base.schema + "?" * self.optional
-        # torch spreads a single number over `int[2]`, but not over `SymInt[2]`.
-        item = "int" if self.spread and self.base is INT else self.base.schema
         size = "" if self.length is None else str(self.length)
-        return f"{item}{'?' * self.item_optional}[{size}]{'?' * self.optional}"
+        return f"{self.base.schema}{'?' * self.item_optional}[{size}]{'?' * self.optional}"
 
     def annotation(self) -> str:
         """Return the annotation in Python."""
@@ -226,7 +252,7 @@ class ArgumentType:
     @property
     def encoded(self) -> bool:
         """True if torch's dispatcher carries another value instead of this one."""
-        return self.structure is not None or self.base.lower is not None
+        return self.structure is not None or self.base.lift is not None
 
     def accepts(self, value: Any) -> bool:
         """Return True if a value is of this type."""
@@ -236,20 +262,17 @@ class ArgumentType:
             return self.structure.accepts(value)
         if not self.sequence:
             return self.base.accepts(value)
-        if self.spread and self.base.accepts(value):
-            return self.base is not FLOAT or not is_int(value)  # torch does not spread a converted value
-        if not isinstance(value, list | tuple | torch.Size):
+        items = self._items(value)
+        if items is None or (self.length is not None and len(items) != self.length):
             return False
-        if self.length is not None and len(value) != self.length:
-            return False
-        return all(self.item_optional if item is None else self.base.accepts(item) for item in value)
+        return all(self.item_optional if item is None else self.base.accepts(item) for item in items)
 
     def default_text(self, value: Any) -> str:
         """Return a default value in the schema language."""
         if value is None:
             return "None"
-        if self.sequence and isinstance(value, list | tuple):
-            return f"[{', '.join(self.base.default_text(item) for item in value)}]"
+        if self.sequence:
+            return f"[{', '.join(self.base.default_text(item) for item in self._items(value))}]"
         return self.base.default_text(value)
 
     def restore(self, value: Any) -> Any:
@@ -258,15 +281,20 @@ class ArgumentType:
             return value
         if not self.sequence:
             return self._lifted(value)
-        if not isinstance(value, list | tuple):
-            if not self.spread:
-                return value  # `accepts` refuses it
-            value = [value] * (self.length or 1)
-        value = [self._lifted(item) for item in value]
+        items = self._items(value)
+        if items is None:
+            return value  # `accepts` refuses it
+        value = [self._lifted(item) for item in items]
         numbered = NUMBERED.get(self.base.schema)
         if numbered is not None:
             value = [numbered[item] if isinstance(item, int) else item for item in value]
         return tuple(value) if self.as_tuple else list(value)
+
+    def _items(self, value: Any) -> Any:
+        """Return the items of a list, for which one value may stand; None for a value that is no list."""
+        if isinstance(value, list | tuple) or (type(value).__module__ == "numpy" and value.ndim):
+            return value
+        return [value] * (self.length or 1) if self.spread else None
 
     def _lifted(self, value: Any) -> Any:
         return value if self.base.lift is None or value is None else self.base.lift(value)
@@ -282,7 +310,10 @@ class ArgumentType:
         lower = self.base.lower
         if lower is None or value is None:
             return [value]
-        return [[lower(item) for item in value]] if self.sequence else [lower(value)]
+        if not self.sequence:
+            return [lower(value)]
+        items = self._items(value)
+        return [value] if items is None else [[lower(item) for item in items]]
 
     def flat(self, value: Any) -> list[Any]:
         """Return the value in a list, or all its nested parts, unconverted."""

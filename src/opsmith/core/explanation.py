@@ -30,7 +30,8 @@ class Explanation:
         recomputes: True if the backward runs the reference, or the stand-in, to derive a gradient.
         notes: Facts observed in the runs of an adopted class.
         own_autograd: True if an adopted operator has its own autograd.
-        copies: Arguments that are copied: the kernel takes another layout, or they are written over.
+        copies: Arguments and results that are copied: the kernel takes or writes another layout, or an
+            argument is written over.
         sizing: The source of the sizes of the results of a kernel that is built from source.
         kernel: The kernel that computes the results; None if the reference does.
         origin: Words for where the built kernel came from; empty for one in Python.

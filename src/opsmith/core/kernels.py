@@ -190,7 +190,7 @@ class BuiltKernel(errors.ErrorSubject, ABC, Generic[S]):
 
     @abstractmethod
     def copies(self, values: Sequence[Any]) -> tuple[str, ...]:
-        """Return the arguments that it copies in a call with these values, each with the reason."""
+        """Return the tensors that it copies in a call with these values, each with the reason."""
 
     @property
     def _subject(self) -> tuple[str, str]:
@@ -199,6 +199,11 @@ class BuiltKernel(errors.ErrorSubject, ABC, Generic[S]):
     def digest(self) -> str:
         """Return the digest of what its author wrote."""
         return hashlib.sha256(f"{self.source.entry}\n{self.source.text}".encode()).hexdigest()
+
+    def sources(self) -> tuple[Any, ...]:
+        """Return the values that define the kernel, for the source hash."""
+        flags = self.strict, self.copies_back, self.deterministic
+        return type(self).__name__, self.digest(), self.dtypes, flags
 
     def reload(self) -> None:
         """Read the source again. If it has changed, it is compiled at the next call."""

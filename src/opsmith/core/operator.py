@@ -75,8 +75,18 @@ class Registration(Protocol):
     """The handle. Code that is traced calls methods without arguments: torch 2.11 takes constants alone."""
 
     @property
+    def traced(self) -> bool:
+        """True if a graph may contain the operator."""
+        ...
+
+    @property
     def validated(self) -> bool:
         """True once a call has passed validation: the next one may be prepared for the fast path."""
+        ...
+
+    @property
+    def overloads(self) -> tuple[Any, ...]:
+        """The operators of torch that compute this one."""
         ...
 
     def fast_path(self, call: Callable[..., Any]) -> Callable[..., Any] | None:
@@ -195,16 +205,20 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
             if self._fast or not self._registration.validated:
                 return  # another thread has done it, or has replaced the specification
             self._fast = True
-            call = self._registration.fast_path(type(self)._fallback)
+            call = self._fast_call = self._registration.fast_path(type(self)._fallback)
             if call is not None:
-                setattr(type(self), "__call__", call)  # noqa: B010
+                plain = self._specification.adopted is None and not self._specification.schema.encoded
+                # Compiled code has a guard on the code of `__call__`; plain calls are fast below it, too.
+                if not (plain and self._registration.traced):
+                    setattr(type(self), "__call__", call)  # noqa: B010
                 self._registration.call_in_cpp(type(self), call)
 
     def _leave_fast_path(self) -> None:
         with self._lock:
-            self._fast = False
-            if "__call__" in vars(type(self)):
+            if self._fast:
+                setattr(type(self), "__call__", type(self).__call__)  # noqa: B010  # this ends calls in C++
                 delattr(type(self), "__call__")
+            self._fast, self._fast_call = False, None
 
     def _fallback(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute a call that the fast path does not take; arguments that are not given are MISSING."""
@@ -341,6 +355,20 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
     def torch_operator(self) -> Any:
         """The `OpOverload` that is registered with torch: `torch.ops.namespace.name.default`."""
         return self._registration.overload
+
+    @property
+    def torch_operators(self) -> tuple[Any, ...]:
+        """All `OpOverload`s of the operator, `torch_operator` first.
+
+        Graphs that torch makes may contain the others: one returns hidden results, too, one writes and
+        returns nothing, one computes new values in place of a write.
+
+        Example:
+            >>> import opsmith.ops
+            >>> print(*opsmith.ops.rms_norm.torch_operators)
+            opsmith.rms_norm.default opsmith.rms_norm_and_hidden.default
+        """
+        return self._registration.overloads
 
     def __repr__(self) -> str:
         return f"<opsmith operator {self._specification.schema.text(self.name)}>"

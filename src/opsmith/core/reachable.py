@@ -28,6 +28,8 @@ CONTAINERS = (dict, list, set, deque)
 """Mutable containers, which may hold state."""
 _WRAPPED = ("__func__", "__self__", "func", "args", "keywords", "fget", "fset", "__wrapped__")
 _NOT_CODE = ("__dict__", "__weakref__", "__doc__", "__module__", "__firstlineno__", "__static_attributes__")
+_MADE_FROM = ("__dataclass_fields__", "__dataclass_params__")
+"""Attributes of a dataclass from which its methods, which are followed, were made."""
 _GLOBAL_INSTRUCTIONS = frozenset(
     {"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
 )
@@ -145,7 +147,7 @@ def _members(module: types.ModuleType, names: frozenset[str], visited: set[int])
 
 def _class_uses(kind: type) -> Iterator[Reached]:
     for name in list(vars(kind)):
-        if name not in _NOT_CODE:  # a class's dictionary takes no writes
+        if name not in (*_NOT_CODE, *_MADE_FROM):  # a class's dictionary takes no writes
             yield _attribute(kind, name, vars(kind), partial(setattr, kind, name))
     for base in kind.__bases__:
         yield Reached("", base, Step.BASE)

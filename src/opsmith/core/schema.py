@@ -85,10 +85,20 @@ class Schema:
 
     @cached_property
     def lowering(self) -> Lowering | None:
-        """Conversion of arguments for torch's dispatcher; None if it carries all of them unchanged."""
-        if not any(argument.kind.encoded for argument in self.arguments):
+        """Conversion of arguments for torch's dispatcher; None if none is converted."""
+        if not any(argument.kind.base.lower or argument.kind.encoded for argument in self.arguments):
             return None
         return Lowering(self.arguments, self.leaves, REQUIRED)
+
+    @cached_property
+    def encoded(self) -> bool:
+        """True if torch's dispatcher carries other values than the reference takes."""
+        return any(argument.kind.encoded for argument in self.arguments)
+
+    @cached_property
+    def spreads(self) -> bool:
+        """True if one number may stand for a list of them."""
+        return any(argument.kind.spread for argument in self.arguments)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -204,8 +214,9 @@ class Schema:
         return f"{name}({', '.join(pieces)}) -> {text if len(returns) == 1 else f'({text})'}"
 
     def call_text(self, name: str) -> str:
-        """Return the signature of the handle: in torch's language; in Python's if arguments are lowered."""
-        return self.text(name) if self.lowering is None else f"{name}({', '.join(self.parameters())})"
+        """Return the signature of the handle: in torch's language; in Python's where that says more."""
+        in_python = self.encoded or self.spreads
+        return f"{name}({', '.join(self.parameters())})" if in_python else self.text(name)
 
     def parameters(self) -> list[str]:
         """Return the parameters in Python, as `x: Tensor`, with a `*` before those by name alone."""
@@ -229,11 +240,15 @@ class Schema:
 
     def received(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """Return the value of every argument of a call that comes from torch's dispatcher."""
-        return self.call_values(args, kwargs) if self.lowering is None else self.lowering.lift(args, kwargs)
+        if self.lowering is None or not self.encoded:
+            return self.call_values(args, kwargs)
+        return self.lowering.lift(args, kwargs)
 
     def dispatched(self, values: list[Any]) -> tuple[list[Any], dict[str, Any]]:
         """Return positional and keyword arguments for a call of torch's operator with these values."""
-        return self.split(values) if self.lowering is None else self.lowering.split(values)
+        if self.lowering is None or not self.encoded:
+            return self.split(values)
+        return self.lowering.split(values)
 
     def split(self, values: list[Any]) -> tuple[list[Any], dict[str, Any]]:
         """Return positional and keyword arguments for a call of the reference with these values."""

@@ -14,15 +14,14 @@ import enum
 import hashlib
 import sys
 import types
+import typing
 import uuid
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
 
-from opsmith.core.formula import Formula
-from opsmith.core.gradients import Rule, TangentRule
-from opsmith.core.kernels import BuiltKernel, Kernel
+from opsmith.core.kernels import BuiltKernel
 from opsmith.core.operator import Operator
 from opsmith.core.reachable import Step, is_library, is_wrapper, uses
 from opsmith.core.specification import Specification
@@ -39,6 +38,8 @@ _BY_REPR = (
     bytes,
     types.NoneType,
     types.EllipsisType,
+    types.UnionType,
+    typing.ForwardRef,
     torch.dtype,
     torch.device,
     torch.layout,
@@ -49,9 +50,26 @@ _BY_REPR = (
 )
 
 
+_PLACE = "where it is declared: the same text elsewhere does the same"
+_CHECKED = "a check reads it, and no call"
+NOT_IN_THE_KEY: dict[str, dict[str, str]] = {
+    "Specification": {
+        **dict.fromkeys(("module", "qualname", "where"), _PLACE),
+        **dict.fromkeys(("samples", "accept"), _CHECKED),
+        "flops": "a counter reads it, and no compiled code",
+    },
+    "AdoptedFunction": {
+        "facts": "runs of the class show it, whose code is in the key",
+        "provenance": "the material of the other fields, with samples",
+    },
+}
+"""Fields of our dataclasses that are not in the key of compiled code, by class, each with the reason. All
+others are: a new field is in the key by itself."""
+
+
 def operator_hash(specification: Specification) -> str:
-    """Hash everything in the specification of an operator that compiled code depends on."""
-    return source_hash(*_aspects(specification))
+    """Hash all that the specification of an operator says, but for `NOT_IN_THE_KEY`."""
+    return source_hash(specification)
 
 
 def source_hash(*things: Any) -> str:
@@ -174,37 +192,11 @@ def _attributes(*names: str) -> Callable[[Any, Seen], Iterator[str]]:
 
 def _dataclass(thing: Any, seen: Seen) -> Iterator[str]:
     yield from _class(type(thing), seen)
+    left_out = NOT_IN_THE_KEY.get(type(thing).__name__, {}) if is_library(type(thing).__module__) else {}
     for field in dataclasses.fields(thing):
-        yield from _pieces(getattr(thing, field.name), seen)
-
-
-def _rule(rule: Rule | TangentRule) -> Any:
-    return (rule.function, rule.joint, rule.answers_for) if isinstance(rule, Formula) else repr(rule)
-
-
-def _computing(kernel: Kernel) -> Any:
-    """Return the function of a kernel, or the source of one that is built."""
-    return kernel.given.source.text if isinstance(kernel.given, BuiltKernel) else kernel.given
-
-
-def _aspects(specification: Specification) -> list[Any]:
-    rules, tangents = specification.gradients, specification.tangents.rules
-    return [
-        specification.name,
-        specification.reference,
-        specification.fake,
-        rules.stand_in,
-        [(name, _rule(rules.rules[name])) for name in sorted(rules.rules)],
-        [(name, _rule(tangents[name])) for name in sorted(tangents)],
-        [
-            (kernel.device, _computing(kernel), sorted(map(str, kernel.dtypes or ())))
-            for kernel in specification.kernels
-        ],
-        specification.adopted and (specification.adopted.function_class, specification.adopted.reference),
-        (specification.opaque, specification.random, specification.deterministic),
-        (specification.autocast, specification.inline),
-        () if specification.library_operator is None else specification.library_operator.sources,
-    ]
+        if field.name not in left_out:
+            yield field.name
+            yield from _pieces(getattr(thing, field.name), seen)
 
 
 _FOLLOW: list[tuple[Callable[[Any], bool], Callable[[Any, Seen], Iterator[str]]]] = [
@@ -213,7 +205,11 @@ _FOLLOW: list[tuple[Callable[[Any], bool], Callable[[Any, Seen], Iterator[str]]]
     (_is_library_wrapper, lambda thing, seen: _uses(thing, seen, (Step.WRAPPED,))),
     (
         lambda thing: isinstance(thing, Operator),
-        lambda thing, seen: _items(_aspects(thing.specification), seen),
+        lambda thing, seen: _pieces(thing.specification, seen),
+    ),
+    (
+        lambda thing: isinstance(thing, BuiltKernel),
+        lambda thing, seen: _pieces(thing.sources(), seen),
     ),
     (lambda thing: isinstance(thing, types.ModuleType), lambda thing, seen: iter([_library_name(thing)])),
     (lambda thing: isinstance(thing, enum.Enum), _attributes("name", "value")),
@@ -227,5 +223,9 @@ _FOLLOW: list[tuple[Callable[[Any], bool], Callable[[Any, Seen], Iterator[str]]]
     (
         lambda thing: isinstance(thing, types.MemberDescriptorType | types.GetSetDescriptorType),
         lambda thing, seen: iter([str(thing)]),
+    ),
+    (  # a field of a named tuple: its position and its text
+        lambda thing: type(thing).__name__ == "_tuplegetter",
+        lambda thing, seen: iter([repr(thing.__reduce__()[1])]),
     ),
 ]

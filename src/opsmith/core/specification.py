@@ -59,6 +59,8 @@ class Specification(errors.ErrorSubject):
         forward: The forward of that class, which runs in place of the reference.
         functional_forward: The same on copies, where that class writes into its arguments.
         adopted_from: The class whose backward this operator computes.
+        generation: Number of times that calls have shown other types after a graph was made. Such a graph
+            keeps the operator of torch that it contains.
     """
 
     name: str
@@ -86,6 +88,7 @@ class Specification(errors.ErrorSubject):
     forward: Callable[..., Any] | None = None
     functional_forward: Callable[..., Any] | None = None
     adopted_from: AdoptedFunction | None = None
+    generation: int = 0
 
     @property
     def computed_by(self) -> Callable[..., Any]:
@@ -108,10 +111,15 @@ class Specification(errors.ErrorSubject):
         return self.name.partition("::")[0]
 
     @property
+    def torch_name(self) -> str:
+        """`namespace::name` of the operator that `torch.ops` shows."""
+        return f"{self.name}_types{self.generation}" if self.generation else self.name
+
+    @property
     def dispatched_name(self) -> str:
         """`namespace::name` of the operator that has the kernels."""
         returns = self.schema.returns is not None or self.name.endswith(OUT)
-        return self.name.replace(".", "_") + VOID_SUFFIX if returns else self.name
+        return self.torch_name.replace(".", "_") + VOID_SUFFIX if returns else self.torch_name
 
     @property
     def short_name(self) -> str:

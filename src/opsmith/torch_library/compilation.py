@@ -10,10 +10,10 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.core.backward_plan import takes_kernel
-from opsmith.core.kernels import BuiltKernel, choose
+from opsmith.core.kernels import BuiltKernel, choose, refuse_strictly
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.validation import run_validated
+from opsmith.torch_library.validation import run_call
 
 
 def inline_reference(
@@ -51,6 +51,8 @@ def inline_reference(
             return NotImplemented if inlined else mode.__torch_dispatch__(operator, types, args, kwargs)
         with mode:
             if inlined:
+                if now.inline is None:
+                    refuse_strictly(choose(now.kernels, values)[1], now.name)
                 try:
                     return reference(*args, **kwargs)
                 except errors.TransformError:
@@ -70,7 +72,7 @@ def traced_results(specification: Specification, values: list[Any]) -> tuple[Any
     kernel = accepted and accepted.kernel.function
     if not isinstance(kernel, BuiltKernel) or kernel.traced is None:
         return None
-    return run_validated(specification, kernel.traced, values)
+    return run_call(specification, kernel.traced, values)
 
 
 def is_inlined(specification: Specification, values: list[Any]) -> bool:
@@ -114,7 +116,8 @@ class CompiledCode:
         operator's sources into their keys. Before Inductor is imported there is no key, and importing it
         would take longer than everything else.
         """
-        if self._marked or all(type(tensor) in EAGER for tensor in tensors):
+        eager = all(type(tensor) in EAGER for tensor in tensors) and not capabilities.recording()
+        if self._marked or eager:
             return
         self.traced = True
         if capabilities.compiler_imported():

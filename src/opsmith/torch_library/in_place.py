@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,13 @@ from opsmith.torch_library import capabilities
 from opsmith.torch_library.compilation import EAGER
 from opsmith.torch_library.distributed import local_shard, mesh_of
 from opsmith.torch_library.flattening import ArgumentFlattening
-from opsmith.torch_library.registration import HIDDEN_SUFFIX, TRANSFORM_KEY, DispatcherRegistration
+from opsmith.torch_library.registration import (
+    HIDDEN_SUFFIX,
+    KERNEL_RUN,
+    TRANSFORM_KEY,
+    DispatcherRegistration,
+    is_watched,
+)
 from opsmith.torch_library.writes import raising_versions, refuse_leaves, refuse_unwritable, written_tensors
 
 if TYPE_CHECKING:
@@ -91,7 +98,8 @@ class InPlaceRegistration(DispatcherRegistration):
 
     def _register(self) -> None:
         super()._register()
-        name = self.specification.short_name
+        self._void = self.overload
+        name = self.specification.torch_name.partition("::")[2]
         if self.specification.schema.returns is not None and self.specification.library_operator is None:
             self.overload = getattr(getattr(torch.ops, self.specification.namespace), name).default
 
@@ -121,8 +129,49 @@ class InPlaceRegistration(DispatcherRegistration):
             tags = [torch.Tag.pt2_compliant_tag, *([] if IN_PLACE is None else [IN_PLACE])]
             self._define_text(schema.text(name), tags)
             for key in ("CompositeImplicitAutograd", TRANSFORM_KEY):
-                self._library.impl(name, partial(_returning, overload), key)
+                self._library.impl(name, partial(self._returning, overload), key)
         return overload
+
+    def _returning(self, writes: Any, *args: Any, **kwargs: Any) -> Any:
+        """Write, and return the first argument; a copy where a mode may keep it for another call."""
+        writes(*args, **kwargs)
+        return args[0].clone() if KERNEL_RUN.wanted is self else args[0]
+
+    @property
+    def overloads(self) -> tuple[Any, ...]:
+        """The operators of torch that compute this one, those of its functional form last."""
+        void = () if self._void is self.overload else (self._void,)
+        return (*super().overloads, *void, *self.form_registration.overloads)
+
+    def call_whole(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call the operator through the dispatcher, and return all results but the arguments.
+
+        Where a mode has answered from its memory, the arguments are written all the same.
+        """
+        ours = self.specification.library_operator is None
+        if not (ours and is_watched([*args, *kwargs.values()])):
+            return self.full_overload(*args, **kwargs)
+        while self._deregister:  # a kernel without Python does not tell that it has run
+            self._deregister.pop()()
+        shown, results = self._watched(args, kwargs)
+        storage: Any = None if self.specification.schema.returns is None else shown.untyped_storage()
+        if results is None:
+            with capabilities.without_modes():
+                if not hasattr(storage, "hidden_results"):
+                    return self.full_overload(*args, **kwargs)
+                args[0].copy_(shown)
+            results = storage.hidden_results
+        elif storage is not None:
+            storage.hidden_results = results
+        return self._returned(results, hidden=True)
+
+    def _call_below(self, overload: Any, keyset: Any, args: Any, kwargs: Any) -> Any:
+        """Compute a call without a derivative below autograd; a mode sees the name that callers use."""
+        if self.specification.schema.returns is None or not is_watched([*args, *kwargs.values()]):
+            return super()._call_below(overload, keyset, args, kwargs)
+        with capabilities.below_autograd():
+            whole = self.call_whole(args, kwargs)
+        return whole if overload is self.full_overload else None
 
     def _values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         values = super()._values(args, kwargs)
@@ -211,7 +260,7 @@ class InPlaceRegistration(DispatcherRegistration):
     def _write(self, values: list[Any]) -> tuple[Any, ...]:
         """Write through the dispatcher; return the new values, and all results."""
         args, kwargs = self.specification.schema.dispatched(values)
-        return all_results(self.specification.schema, values, self.full_overload(*args, **kwargs))
+        return all_results(self.specification.schema, values, self.call_whole(args, kwargs))
 
     def _run_fake(self, values: list[Any]) -> tuple[Any, ...]:
         """Compute shapes and dtypes; register the functional form, which code from a cache may call."""
@@ -237,7 +286,7 @@ class InPlaceRegistration(DispatcherRegistration):
         if before is None:  # a backward may keep what is written over
             before = copies_of_written(specification.schema, values)
         args, kwargs = self.form.schema.dispatched(before)
-        found = registration.full_overload(*args, **kwargs)
+        found = registration.call_whole(args, kwargs)
         results = list(found) if isinstance(found, tuple) else [found]
         new = tensors_in(results[: len(specification.schema.written)])
         for (name, tensor), value in zip(written_tensors(specification, values), new, strict=True):
@@ -269,12 +318,6 @@ def register_operator(specification: Specification) -> DispatcherRegistration:
     if specification.schema.written:
         return InPlaceRegistration(specification)
     return DispatcherRegistration(specification)
-
-
-def _returning(writes: Any, *args: Any, **kwargs: Any) -> Any:
-    """Write, and return the first argument."""
-    writes(*args, **kwargs)
-    return args[0]
 
 
 def _resolved(tensor: Tensor) -> Tensor:

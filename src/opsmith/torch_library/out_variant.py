@@ -103,7 +103,7 @@ def _form(registration: DispatcherRegistration) -> Specification:
 
 def _all_results(registration: DispatcherRegistration, values: list[Any]) -> list[Tensor]:
     args, kwargs = registration.specification.schema.dispatched(values)
-    found = registration.full_overload(*args, **kwargs)
+    found = registration.call_whole(args, kwargs)
     return list(found) if isinstance(found, tuple | list) else [found]
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from opsmith.core.operator import Operator, OutForm
 from opsmith.core.schema import REQUIRED
 from opsmith.core.specification import Specification
 from opsmith.torch_library import autocast, capabilities, served_libraries
-from opsmith.torch_library.compilation import CompiledCode, inline_reference, traced_results
+from opsmith.torch_library.compilation import EAGER, CompiledCode, inline_reference, traced_results
 from opsmith.torch_library.distributed import mesh_of, validated_placements
 from opsmith.torch_library.dtensor_rule import DTensorRule
 from opsmith.torch_library.fast_path.fast_calls import NOT_TAKEN, FastCalls
@@ -29,10 +30,9 @@ from opsmith.torch_library.flops import register_flops, unregister_flops
 from opsmith.torch_library.torch_messages import KERNEL_OVERRIDDEN
 from opsmith.torch_library.validation import (
     fake_by_shapes,
-    refuse_nondeterminism,
-    refuse_result_shapes,
     refuse_shapes,
     refuse_unsupported,
+    run_call,
     run_traced,
     run_validated,
 )
@@ -47,6 +47,20 @@ HIDDEN_SUFFIX = "_and_hidden"
 BITWISE: Any = getattr(torch.Tag, "nondeterministic_bitwise", None)
 """Tag of an operator whose runs may differ in bits; None where torch has none."""
 
+
+class KernelRun(threading.local):
+    """The results of the kernel that runs in `DispatcherRegistration.call_whole`.
+
+    Attributes:
+        wanted: The registration whose kernel keeps them; None outside.
+        results: The results; None before the kernel has run.
+    """
+
+    wanted: Any = None
+    results: tuple[Any, ...] | None = None
+
+
+KERNEL_RUN = KernelRun()
 
 Returned = Callable[[tuple[Any, ...]], Any]
 """Function of all results that returns those of an operator as the dispatcher takes them."""
@@ -91,6 +105,11 @@ class DispatcherRegistration:
         except BaseException:  # also an interrupt: torch would keep the name for good
             self.remove()
             raise
+
+    @property
+    def traced(self) -> bool:
+        """True if a graph may contain the operator."""
+        return self._compiled.traced
 
     @property
     def validated(self) -> bool:
@@ -180,7 +199,7 @@ class DispatcherRegistration:
 
     def _register(self) -> None:
         specification = self.specification
-        schema, name = specification.schema, specification.short_name
+        schema, name = specification.schema, specification.torch_name.partition("::")[2]
         self._packets = []
         self._library = torch.library.Library(specification.namespace, "FRAGMENT")
         self._node = None
@@ -279,9 +298,47 @@ class DispatcherRegistration:
 
         def kernel(*args: Any, **kwargs: Any) -> Any:
             with capabilities.resolving_bits():
-                return self._returned(compute(self._values(args, kwargs)), hidden=hidden)
+                results = compute(self._values(args, kwargs))
+            if KERNEL_RUN.wanted is self:
+                KERNEL_RUN.results = results
+            return self._returned(results, hidden=hidden)
 
         return kernel
+
+    @property
+    def overloads(self) -> tuple[Any, ...]:
+        """The operators of torch that compute this one, and the one that callers use first."""
+        hidden = self.specification.schema.hidden
+        return (self.overload, self.full_overload) if hidden else (self.overload,)
+
+    def call_whole(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call the operator through the dispatcher, and return all results, as `full_overload` does.
+
+        A mode sees the name that callers use. It may answer from its memory, as a selective checkpoint does:
+        hidden results live as long as the memory of the first result that callers see.
+        """
+        if not (self.specification.schema.hidden and is_watched([*args, *kwargs.values()])):
+            return self.full_overload(*args, **kwargs)
+        shown, results = self._watched(args, kwargs)
+        carriers = tensors_in(list(shown) if isinstance(shown, tuple) else [shown])
+        storage: Any = capabilities.storage_of(carriers[0]) if carriers else None
+        if results is not None and storage is not None:
+            storage.hidden_results = [results[position] for position in self.specification.schema.hidden]
+        elif results is None and not hasattr(storage, "hidden_results"):
+            return self.full_overload(*args, **kwargs)
+        schema = self.specification.schema
+        whole = dict(zip(schema.visible, shown if isinstance(shown, tuple) else (shown,), strict=False))
+        hidden = storage.hidden_results if results is None else [results[at] for at in schema.hidden]
+        whole |= dict(zip(schema.hidden, hidden, strict=True))
+        return self._returned(tuple(whole[at] for at in range(len(whole))), hidden=True)
+
+    def _watched(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...] | None]:
+        """Call the operator by the name that callers use; return all results, too, if its kernel has run."""
+        before, KERNEL_RUN.wanted = KERNEL_RUN.wanted, self
+        try:
+            return self.overload(*args, **kwargs), KERNEL_RUN.results
+        finally:
+            KERNEL_RUN.wanted, KERNEL_RUN.results = before, None
 
     def _add_placements(self, overload: Any, returned: Returned) -> None:
         """Register the rule for DTensors, by which the reference computes."""
@@ -298,7 +355,6 @@ class DispatcherRegistration:
     def _by_reference_on_dtensors(self, values: list[Any]) -> tuple[Any, ...]:
         specification = self.specification
         results = self._by_reference(values)
-        refuse_result_shapes(specification, values, results)
         self._validated = specification
         return results
 
@@ -340,8 +396,12 @@ class DispatcherRegistration:
                 return result
         values = self._values(args, kwargs)
         if not self._differentiates(values):
-            return capabilities.redispatch_below_autograd(overload, keyset, args, kwargs)
+            return self._call_below(overload, keyset, args, kwargs)
         return returned(self._call_with_autograd(values))
+
+    def _call_below(self, overload: Any, keyset: Any, args: Any, kwargs: Any) -> Any:
+        """Compute a call without a derivative below autograd."""
+        return capabilities.redispatch_below_autograd(overload, keyset, args, kwargs)
 
     def _install_fast_calls(self) -> None:
         with self._lock:
@@ -349,9 +409,9 @@ class DispatcherRegistration:
             if self.validated and not self._fast_calls.installed:
                 # The fast path takes and returns what the author's function does.
                 schema = specification.schema
-                plain = schema.lowering is None and specification.adopted is None
+                plain = not schema.encoded and specification.adopted is None
                 make = self.fast_path if schema.returns is None else self._void_fast_path
-                self._fast_calls.install(make if plain else None, specification.schema.names)
+                self._fast_calls.install(make if plain else None, specification.schema)
 
     def _void_fast_path(
         self, call: Callable[..., Any], compiled: Callable[..., Any] | None = None
@@ -431,7 +491,8 @@ class DispatcherRegistration:
             kind = argument.kind
             held = kind.length is not None or kind.base.held or kind.encoded
             if (value is None and not kind.optional) or (held and not kind.accepts(value)):
-                call = specification.schema.text(specification.short_name)
+                shown = specification.schema
+                call = (shown.text if shown.encoded else shown.call_text)(specification.short_name)
                 wrong = type_error(argument, value, kind.base.hint or f"call it as {call}")
                 raise wrong.of(specification.name, specification.where)
         refuse_unsupported(specification, values)
@@ -449,7 +510,6 @@ class DispatcherRegistration:
     def _run(self, values: list[Any]) -> tuple[Any, ...]:
         """Run the kernel that takes the call, or the reference."""
         specification = self.specification
-        refuse_nondeterminism(specification)
         accepted, rejected = choose(specification.kernels, values)
         refuse_strictly(rejected, specification.name)
         function = accepted.kernel.function if accepted else specification.computed_by
@@ -457,8 +517,7 @@ class DispatcherRegistration:
             self._serve_without_python(specification, accepted.kernel, function)
         # The forward of a class runs without grad mode, as under `apply`.
         with torch.set_grad_enabled(torch.is_grad_enabled() and specification.adopted is None):
-            results = run_validated(specification, function, values)
-        refuse_result_shapes(specification, values, results)
+            results = run_call(specification, function, values)
         self._validated = specification
         return results
 
@@ -525,7 +584,7 @@ class DispatcherRegistration:
 
     def _by_reference(self, values: list[Any]) -> tuple[Any, ...]:
         """Run the reference, whatever kernels there are."""
-        return run_validated(self.specification, self.specification.computed_by, values)
+        return run_call(self.specification, self.specification.computed_by, values)
 
     def in_torch(self, values: list[Any]) -> tuple[Any, ...]:
         """Run the reference, in operations of torch alone."""
@@ -565,10 +624,8 @@ class DispatcherRegistration:
         # What a reference writes into a copy, `vmap` must map: only our rule for it does.
         mapped = transformed and specification.schema.new_values
         if not (sharded or mapped) and runs_ordinary(specification, values, forward_mode=forward_mode):
-            refuse_nondeterminism(specification)
             refuse_strictly(choose(specification.kernels, values)[1], specification.name)
             results = self._by_reference(values)
-            refuse_result_shapes(specification, values, results)
             self._validated = specification
             roles = zip(results, specification.schema.results, strict=True)
             return tuple(result if role.differentiable else detached(result) for result, role in roles)
@@ -608,6 +665,15 @@ class DispatcherRegistration:
         return result_flattening
 
 
+def is_watched(given: list[Any]) -> bool:
+    """Return True if a mode sees a call of these arguments, and no graph is made of it."""
+    return (
+        capabilities.seen_by_modes()
+        and not capabilities.recording()
+        and all(type(tensor) in EAGER for tensor in tensors_in(given))
+    )
+
+
 def _withdraw(specification: Specification) -> None:
     for kernel in specification.kernels:
         if isinstance(kernel.function, BuiltKernel):
@@ -621,6 +687,6 @@ def _same_registration(before: Specification, now: Specification) -> bool:
         or before.schema.hidden != now.schema.hidden
     ):
         return False
-    parts = ("name", "random", "deterministic")
+    parts = ("torch_name", "random", "deterministic")
     same = all(getattr(before, part) == getattr(now, part) for part in parts)
     return same and (before.adopted is None) == (now.adopted is None)

@@ -42,6 +42,22 @@ def run_validated(
     return validate_results(specification, function, returned, values, before)
 
 
+def run_call(
+    specification: Specification, function: Callable[..., Any], values: list[Any]
+) -> tuple[Any, ...]:
+    """Compute a call by a reference or kernel, with all that holds of its results and of the moment.
+
+    Every call passes here once, or an adopted class's own code: also one that is inlined, mapped or traced.
+
+    Raises:
+        NondeterministicError, ShapeError, ResultTypeError: See their names; and those of `run_validated`.
+    """
+    refuse_nondeterminism(specification)
+    results = run_validated(specification, function, values)
+    refuse_result_shapes(specification, values, results)
+    return results
+
+
 def run_traced(
     specification: Specification, function: Callable[..., Any], values: list[Any]
 ) -> tuple[Any, ...]:

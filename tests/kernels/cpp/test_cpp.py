@@ -121,7 +121,8 @@ def test_explain_names_its_line_and_what_it_copies() -> None:
     text = Path(__file__).with_name("cpp_operators.py").read_text().splitlines()
     line = 1 + next(at for at, each in enumerate(text) if each.startswith("void scaled("))
     assert said.forward.endswith(f"cpp_operators.py:{line}")
-    assert said.copies == ("`x`, which is not contiguous",)
+    result = "`result`, which the reference does not give contiguous"
+    assert said.copies == ("`x`, which is not contiguous", result)
     assert "    copies `x`, which is not contiguous" in str(said).splitlines()
     assert scaled.explain(torch.ones(3, 2), 2.0).copies == ()
 
@@ -319,3 +320,43 @@ def test_a_template_for_other_dtypes_stands_beside_one_for_the_usual_ones() -> N
         (torch.float32, torch.float64),
         (torch.float16,),
     ]
+
+
+def copied_twice(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x * 2, x * 3
+
+
+RESULT_LAYOUTS = {
+    "contiguous": ("Contiguous<T, 4> y, Contiguous<T, 4> z", ["y", "z"], "contiguous"),
+    "one of two": ("View<T, 4> y, Contiguous<T, 4> z", ["z"], "contiguous"),
+    "channels-last": ("ChannelsLast<T, 4> y, ChannelsLast<T, 4> z", [], ""),
+    "any": ("View<T, 4> y, View<T, 4> z", [], ""),
+}
+
+
+@pytest.mark.parametrize("hidden", [False, True], ids=["shown", "hidden"])
+@pytest.mark.parametrize("form", RESULT_LAYOUTS)
+def test_explain_names_each_copy_of_a_result(form: str, hidden: bool) -> None:
+    views, copied, layout = RESULT_LAYOUTS[form]
+    name = f"copied_{form.replace(' ', '_').replace('-', '_')}_{hidden}"
+    operator = opsmith.operator(f"cpp_copies::{name}", results=("y", "z"), hidden=("z",) * hidden)(
+        copied_twice
+    )
+    operator.kernel(
+        "cpu",
+        cpp=f"template <class T> void copied(View<const T, 4> x, {views}) {{"
+        "for (int64_t i = 0; i < x.size(0); i++) for (int64_t j = 0; j < x.size(1); j++)"
+        "for (int64_t k = 0; k < x.size(2); k++) for (int64_t l = 0; l < x.size(3); l++)"
+        "{ y(i, j, k, l) = 2 * x(i, j, k, l); z(i, j, k, l) = 3 * x(i, j, k, l); } }",
+        dtypes=[torch.float32],
+        entry="copied",
+    )
+    x = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    found = operator.explain(x).copies
+    assert found == tuple(f"`{each}`, which the reference does not give {layout}" for each in copied)
+    operator(x)
+    with torch.profiler.profile() as profile:
+        y = operator(x)[0] if not hidden else operator(x)
+    torch.testing.assert_close(y, x * 2)
+    assert y.stride() == (x * 2).stride()
+    assert sum(event.count for event in profile.key_averages() if event.key == "aten::copy_") == len(copied)

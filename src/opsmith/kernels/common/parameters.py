@@ -14,6 +14,7 @@ from opsmith import errors
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.dataclass import dataclass
 from opsmith.core.kernels import BuiltKernel
+from opsmith.core.results import Result
 from opsmith.core.schema import Argument
 from opsmith.kernels.common.dtypes import CPP_TYPES, dtype_name
 from opsmith.kernels.common.result_layout import LAYOUTS, ResultLayout, has_layout
@@ -291,6 +292,23 @@ def layout_refusal(name: str, layout: str) -> tuple[str, str]:
 def copy_reason(name: str, layout: str, *, written: bool) -> str:
     """Return a line about an argument that is copied into a layout."""
     return f"`{name}`, which is not {layout}" + ", and back" * written
+
+
+def copied_results(
+    results: Sequence[Result], made: Sequence[ResultLayout], layouts: Sequence[str]
+) -> tuple[str, ...]:
+    """Return a line about each result that a kernel writes in a layout which the reference does not give.
+
+    Args:
+        results: The results.
+        made: Their layouts, as the reference gives them.
+        layouts: The layouts in which the kernel writes them.
+    """
+    return tuple(
+        f"`{result.name}`, which the reference does not give {layout}"
+        for result, given, layout in zip(results, made, layouts, strict=True)
+        if layout != "any" and given.allocate("meta", layout).stride() != given.stride
+    )
 
 
 def dtype_refusal(names: Sequence[str], values: Sequence[Any], dtypes: Sequence[torch.dtype]) -> str | None:

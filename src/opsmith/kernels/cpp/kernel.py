@@ -281,21 +281,26 @@ class CppKernel(BuiltKernel[CppSource]):
                 self._refused = refused
 
     def copies(self, values: Sequence[Any]) -> tuple[str, ...]:
-        """Return the arguments that the kernel copies into another layout."""
-        from opsmith.kernels.common.parameters import copy_reason
-        from opsmith.kernels.common.result_layout import has_layout
+        """Return the arguments and results that the kernel copies into another layout."""
+        from opsmith.kernels.common.parameters import copied_results, copy_reason
+        from opsmith.kernels.common.result_layout import has_layout, result_layouts
 
         loaded = self._load()
         choice = self._choose(loaded, values)
         if isinstance(choice, str):
             return ()
-        names = self.operator.specification.schema.names
+        schema = self.operator.specification.schema
         parameters = loaded.candidates[choice]
-        return tuple(
+        copied = tuple(
             copy_reason(name, parameter.layout, written=parameter.written)
-            for name, value, parameter in zip(names, values, parameters, strict=False)
+            for name, value, parameter in zip(schema.names, values, parameters, strict=False)
             if not all(has_layout(tensor, parameter.layout) for tensor in tensors_in([value]))
         )
+        layouts = [view.layout for view in parameters[len(schema.names) :]]
+        if set(layouts) <= {"any"}:
+            return copied
+        made = result_layouts(self.operator.specification, values)
+        return copied + copied_results(schema.results, made, layouts)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the operator; by the reference if the kernel does not take the call."""

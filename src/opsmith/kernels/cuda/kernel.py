@@ -167,25 +167,29 @@ class CudaKernel(BuiltKernel[CudaSource]):
         return next((image.cubin.origin for _, image in images), "")
 
     def copies(self, values: Sequence[Any]) -> tuple[str, ...]:
-        """Return the arguments that the kernel copies into another layout."""
+        """Return the arguments and results that the kernel copies into another layout."""
         values = with_defaults(self.operator.specification, values)
         choice = self._cached_choice(self.operator.specification, values, call_signature(values))
-        return () if isinstance(choice, str) else self.copied_arguments(choice, values)
+        return () if isinstance(choice, str) else self.copied_tensors(choice, values)
 
-    def copied_arguments(self, choice: CudaChoice, values: Sequence[Any]) -> tuple[str, ...]:
-        """Return the arguments that an instance takes as copies in another layout, each with the reason."""
-        from opsmith.kernels.common.parameters import copy_reason
+    def copied_tensors(self, choice: CudaChoice, values: Sequence[Any]) -> tuple[str, ...]:
+        """Return the arguments and results that are copied for an instance, each with the reason."""
+        from opsmith.kernels.common.parameters import copied_results, copy_reason
+        from opsmith.kernels.common.result_layout import result_layouts
         from opsmith.kernels.cuda.plan import needs_copy
 
-        schema = self.operator.specification.schema
+        specification = self.operator.specification
+        schema = specification.schema
         named = dict(zip(schema.names, values, strict=True))
-        return tuple(
+        copied = tuple(
             copy_reason(name, parameter.layout, written=parameter.written)
             if parameter.layout != "any"
             else f"`{name}`, which has the negative bit"
             for name, parameter in choice.taken.items()
             if name in named and needs_copy(named[name], parameter)
         )
+        layouts = [choice.taken[result.name].layout for result in schema.results]
+        return copied + copied_results(schema.results, result_layouts(specification, values), layouts)
 
     def choose(self, values: Sequence[Any], architecture: str) -> CudaChoice | str:
         """Return the instances that take these argument values, or the reason why none do.
@@ -312,6 +316,10 @@ class CudaKernel(BuiltKernel[CudaSource]):
         self._missing = missing or self._missing
         self._described.clear()
         self._choices = CallCache()
+
+    def sources(self) -> tuple[Any, ...]:
+        """Return the values that define the kernel, with its launches."""
+        return *super().sources(), self.rules
 
     def digest(self) -> str:
         """Return the digest of what its author wrote, by which it is found built in a package."""

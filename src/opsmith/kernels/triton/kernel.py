@@ -18,7 +18,7 @@ from opsmith.core.missing_kernels import missing_reason
 from opsmith.core.operator import Operator
 from opsmith.kernels.common.call_cache import CallCache, call_signature, is_symbolic
 from opsmith.kernels.common.dtypes import dtype_name
-from opsmith.kernels.common.parameters import copy_reason, device_refusal, layout_refusal
+from opsmith.kernels.common.parameters import copied_results, copy_reason, device_refusal, layout_refusal
 from opsmith.kernels.common.result_layout import ResultLayout, result_layouts
 from opsmith.kernels.cuda.launch import MOST_GRID
 from opsmith.kernels.triton.binding import Binding, bind, names_of_call
@@ -100,6 +100,7 @@ class TritonKernel(BuiltKernel[TritonSource]):
             declared=declared,
         )
         self._dtypes = dtypes
+        self._launched_by = grid, constants, layouts
         self.binding: Binding = bind(self, constants, layouts)
         named = dict.fromkeys((*schema.names, *(result.name for result in schema.results)))
         self._constants = {
@@ -114,6 +115,10 @@ class TritonKernel(BuiltKernel[TritonSource]):
     def dtypes(self) -> frozenset[torch.dtype]:
         """The dtypes that it takes; integers are taken too unless some are named."""
         return self._dtypes
+
+    def sources(self) -> tuple[Any, ...]:
+        """Return the values that define the kernel: compiled code contains its launch, too."""
+        return *super().sources(), self.source.function, *self._launched_by
 
     def _rule(self, value: Any, known: Mapping[str, Any], what: str) -> Callable[[Mapping[str, Any]], Any]:
         """Return a function that computes a grid or constant from the values of a call, by name."""
@@ -176,16 +181,13 @@ class TritonKernel(BuiltKernel[TritonSource]):
         """Return the arguments and results that the kernel copies into another layout."""
         schema = self.operator.specification.schema
         tensors = self.binding.tensors
-        copied = [
+        copied = tuple(
             copy_reason(name, tensors[name].layout, written=name in schema.written)
             for name, value in zip(schema.names, values, strict=True)
             if name in tensors and tensors[name].needs_copy(value)
-        ]
-        for result, layout in zip(schema.results, self._result_layouts(values), strict=True):
-            written = tensors[result.name].layout
-            if layout.allocate("meta", written).stride() != layout.stride:
-                copied.append(f"`{result.name}`, which the reference does not give {written}")
-        return tuple(copied)
+        )
+        layouts = [tensors[result.name].layout for result in schema.results]
+        return copied + copied_results(schema.results, self._result_layouts(values), layouts)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the operator on a GPU."""

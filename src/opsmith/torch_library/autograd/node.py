@@ -20,7 +20,7 @@ from opsmith.torch_library.autograd.random_state import RandomState, generators_
 from opsmith.torch_library.autograd.saved_values import SavedValues, save_values
 from opsmith.torch_library.autograd.vjp import Vjp
 from opsmith.torch_library.flattening import ArgumentFlattening, Flat, ResultFlattening, lengths_of
-from opsmith.torch_library.validation import run_validated
+from opsmith.torch_library.validation import run_call
 
 VjpFunction = Callable[[Mapping[str, Any], Sequence[Tensor | None]], list[Tensor | None]]
 """Function of saved values by name and the gradient of each result; returns that of each flat argument."""
@@ -30,7 +30,10 @@ class RegisteredOperator(Protocol):
     """The part of a registration that a call uses."""
 
     specification: Specification
-    full_overload: Any
+
+    def call_whole(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call it through the dispatcher, and return its hidden results, too."""
+        ...
 
     @property
     def node(self) -> Any:
@@ -104,7 +107,7 @@ class OperatorPrimitive(Primitive):
     def call(self, flat: Sequence[Any]) -> Flat:
         """Compute all results, through the dispatcher."""
         args, kwargs = self.specification.schema.dispatched(self.flattening.pack(flat))
-        results = self.registered.full_overload(*args, **kwargs)
+        results = self.registered.call_whole(args, kwargs)
         return self._flat(results if isinstance(results, tuple) else (results,))
 
     def below(self, flat: Sequence[Any]) -> Flat:
@@ -115,7 +118,7 @@ class OperatorPrimitive(Primitive):
     def example(self, flat: Sequence[Any]) -> Flat:
         """Compute all results by the reference, for tensors that may carry a batch."""
         specification = self.specification
-        return self._flat(run_validated(specification, specification.computed_by, self.flattening.pack(flat)))
+        return self._flat(run_call(specification, specification.computed_by, self.flattening.pack(flat)))
 
     def vjp(self, plan: BackwardPlan, metadata: CallMetadata, state: RandomState | None) -> VjpFunction:
         """The vector-Jacobian product of a call with this metadata."""

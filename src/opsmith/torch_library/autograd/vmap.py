@@ -20,6 +20,7 @@ from opsmith.torch_library.autograd.gradient_values import CallMetadata, TensorM
 from opsmith.torch_library.autograd.node import Primitive, VjpFunction
 from opsmith.torch_library.autograd.random_state import RandomState, generators_in
 from opsmith.torch_library.flattening import ArgumentFlattening, Flat, ResultFlattening
+from opsmith.torch_library.validation import refuse_nondeterminism
 
 Dim = int | None
 Dims = Sequence[Dim]
@@ -318,6 +319,7 @@ def run_vmap_rule(
     adopted = specification.adopted
     assert adopted is not None
     assert adopted.vmap is not None
+    refuse_nondeterminism(specification)
     given, rest = adopted.spread(values), iter(_tensor_dims(values, dims))
     if not adopted.parameters.plain:
         dims = [next(rest) if isinstance(value, Tensor) else None for value in given]

@@ -192,6 +192,7 @@ CAPABILITIES = {
                 "resolving_bits",
                 "redispatch_below_autograd",
                 "without_modes",
+                "seen_by_modes",
                 "without_data",
                 "fresh_symbols",
                 "is_a_size",

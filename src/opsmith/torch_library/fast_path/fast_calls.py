@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from opsmith.core.operator import without_missing
+from opsmith.core.schema import Schema
 from opsmith.torch_library import capabilities
 
 NOT_TAKEN = object()
@@ -36,14 +37,14 @@ class FastCalls:
         self.from_dispatcher: FastCall = _not_taken
 
     def install(
-        self, make: Callable[[FastCall, FastCall | None], FastCall | None] | None, names: Sequence[str]
+        self, make: Callable[[FastCall, FastCall | None], FastCall | None] | None, schema: Schema
     ) -> None:
         """Install the fast paths.
 
         Args:
             make: Generates a fast path from the slow path, and from the one used while torch compiles; None
                 for an operator without a fast path.
-            names: The arguments' names.
+            schema: The operator's signature.
         """
         self.installed = True
         if make is None or not capabilities.on("fast_path"):
@@ -51,7 +52,7 @@ class FastCalls:
         self.from_dispatcher = make(_not_taken, _not_taken) or _not_taken
         for operator in self._operators:
             through = capabilities.direct_call(operator)
-            fast_call = make(partial(_slow_path, through, names), through)
+            fast_call = make(partial(_slow_path, through, schema), through)
             if fast_call is not None:
                 capabilities.override_call(operator, fast_call)
 
@@ -64,8 +65,10 @@ class FastCalls:
 
 
 def _slow_path(
-    through: FastCall, names: Sequence[str], _operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    through: FastCall, schema: Schema, _operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Call of `torch.ops` that the fast path does not take."""
-    given, named = without_missing(names, args, kwargs)
+    given, named = without_missing(schema.names, args, kwargs)
+    if schema.spreads and schema.lowering is not None:
+        given, named = schema.lowering.call(given, named)  # a default may be one number for several
     return through(*given, **named)

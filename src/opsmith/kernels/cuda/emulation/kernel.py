@@ -162,7 +162,7 @@ class EmulatedKernel(BuiltKernel[CudaSource]):
         """Return the arguments that the kernel copies into another layout."""
         values = with_defaults(self.operator.specification, values)
         choice = self._current.choose(values)
-        return () if isinstance(choice, str) else self.emulated.copied_arguments(choice, values)
+        return () if isinstance(choice, str) else self.emulated.copied_tensors(choice, values)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the operator; by what comes next if the kernel cannot be run on the CPU.

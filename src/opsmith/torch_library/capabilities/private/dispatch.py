@@ -61,6 +61,11 @@ def without_modes() -> AbstractContextManager[Any]:
     return context
 
 
+def seen_by_modes() -> bool:
+    """Return True if a dispatch mode sees the next operator that is called."""
+    return bool(_C._len_torch_dispatch_stack())
+
+
 def without_data(tensors: Sequence[Tensor]) -> bool:
     """Return True if metadata alone are asked for: the tensors are fake or `meta`, and no trace records."""
     if not tensors or not all(isinstance(each, FakeTensor) or each.is_meta for each in tensors):
@@ -133,6 +138,7 @@ def self_test() -> None:
     assert recorded == [False, True], "autograd recorded what is below it, or stayed off"
     with below_autograd(), above_autograd():
         assert (leaf * 2).requires_grad, "autograd did not record above it"
+    assert not seen_by_modes(), "a mode is seen where there is none"
 
     known = [operator_exists("opsmith_self_test::below")]
     destroy(library)
