@@ -86,6 +86,30 @@ LIBRARY_OPERATOR = SubjectKind("operator of torch.library", "itself", in_library
 
 
 @dataclass(frozen=True)
+class LibraryWrite:
+    """An operator of torch.library that writes in place, and has no other reference than itself.
+
+    Args:
+        specification: Its specification, whose reference calls it.
+    """
+
+    specification: Specification
+
+    @property
+    def reference(self) -> Callable[..., Any]:
+        """The author's function, if known: torch raises the versions of a `custom_op`, written or not."""
+        own = self.specification.library_operator
+        return self.specification.reference if own is None or own.function is None else own.function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it, as users do."""
+        return self.specification.reference(*args, **kwargs)
+
+    def forget_calls(self) -> None:
+        """Do nothing: the dispatcher alone knows its calls."""
+
+
+@dataclass(frozen=True)
 class Subject:
     """An operator under check.
 
@@ -120,7 +144,7 @@ class Subject:
     operator: Operator[..., Any] | None = None
     apply: Callable[..., Any] | None = None
     shown_as: str | None = None
-    in_place: Operator[..., Any] | None = None
+    in_place: Operator[..., Any] | LibraryWrite | None = None
     symmetric: frozenset[str] = frozenset()
     narrow: str = ""
     refused_float64: tuple[Failure, ...] = ()
