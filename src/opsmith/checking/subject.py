@@ -241,7 +241,7 @@ class Subject:
         """Every flat result for a sample: one for each tensor of a list, by its label."""
         if self.specification.schema.always_tensors:
             return self.specification.schema.results
-        flattening = self._result_flattening(sample)
+        flattening = self.result_flattening(sample)
         pairs = zip(flattening.described, flattening.labels, strict=True)
         return tuple(replace(result, name=label) for result, label in pairs)
 
@@ -253,7 +253,7 @@ class Subject:
         """Positions of the results that callers see among all flat ones."""
         return [position for position, result in enumerate(self.every(sample)) if not result.hidden]
 
-    def _result_flattening(self, sample: Sample) -> ResultFlattening:
+    def result_flattening(self, sample: Sample) -> ResultFlattening:
         """Flattening of the reference's results for a sample, which is run once for each."""
         known, schema = self._result_flattenings, self.specification.schema
         if sample.position not in known:
@@ -366,7 +366,7 @@ class Subject:
         if not any(result.sequence for result in described):
             return
         results = returned if isinstance(returned, tuple) else (returned,)
-        spans = self._result_flattening(sample).spans
+        spans = self.result_flattening(sample).spans
         for result, each in zip(described, results, strict=True):
             span = spans[result.name]
             if result.sequence and len(each) != span.stop - span.start:
