@@ -158,6 +158,31 @@ routine.gradients(
 )
 
 
+@opsmith.operator("sharded::normed")
+def normed(x: Tensor, weight: Tensor) -> Tensor:
+    """x [B, N], weight [N] -> [B, N]: looks at a number."""
+    top = x.detach().max().item()
+    return x / top * (weight if weight.detach().sum() > 0 else -weight)
+
+
+@opsmith.operator("sharded::positive")
+def positive(x: Tensor, weight: Tensor) -> Tensor:
+    """x [B, N], weight [N] -> [P], as many as are positive: torch has no placements for it."""
+    return (x * weight)[x > 0]
+
+
+@opsmith.operator("sharded::listed")
+def listed(x: Tensor, weight: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """x [B, N], weight [N] -> [B, N], 2 times [B, N]: a kernel that returns a list."""
+    return x * weight, [x.sin() * weight, x + weight]
+
+
+@listed.kernel("cpu")
+def _(x: Tensor, weight: Tensor) -> tuple[Tensor, list[Tensor]]:
+    kernel_runs.append(tuple(x.shape))
+    return x.mul(weight), [x.sin().mul_(weight), x.add(weight)]
+
+
 @dataclass(frozen=True)
 class Subject:
     """An operator, and what it is called with.
@@ -206,6 +231,9 @@ SUBJECTS = {
     "switched": Subject(switched, MATRIX),
     "polar": Subject(polar, MATRIX),
     "ordered": Subject(ordered, MATRIX),
+    "number": Subject(normed, MATRIX),
+    "mask": Subject(positive, MATRIX),
+    "list": Subject(listed, MATRIX),
     "opaque": Subject(routine, MATRIX, sharded=False),
 }
 

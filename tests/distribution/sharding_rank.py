@@ -65,13 +65,17 @@ def run(
 
     args = [[leaf(t) for t in v] if isinstance(v, list) else leaf(v) for v in subject.tensors()]
     answer = subject.operator(*args, *subject.others)
-    results = [answer] if isinstance(answer, Tensor) else list(answer)
+    results = flat(answer)
     ends = [weighted(whole(each)) for each in results if each.requires_grad]
     torch.stack(ends).sum().backward()
     gradients = [each.grad for each in leaves if each.grad is not None]
     assert len(gradients) == len(leaves)
     assert way is None or all(isinstance(each, DTensor) for each in (*results, *gradients))
     return [whole(each).detach() for each in results], [whole(each) for each in gradients]
+
+
+def flat(answer: Any) -> list[Tensor]:
+    return [answer] if isinstance(answer, Tensor) else [tensor for each in answer for tensor in flat(each)]
 
 
 def weighted(result: Tensor) -> Tensor:

@@ -90,20 +90,23 @@ def test_every_placement_is_tried(report: dict[str, Any]) -> None:
 @pytest.mark.slow
 def test_a_kernel_runs_on_shards_where_that_is_right(report: dict[str, Any]) -> None:
     """On whole tensors, on rows, and on columns where weights are split alike, for parts of a sum."""
-    runs = [report[name]["kernel"] for name in ("kernel", "sized-kernel")]
-    if config.conservative():  # then nothing is proved, and the reference serves
-        assert runs == [[], []]
+    runs = [report[name]["kernel"] for name in ("kernel", "sized-kernel", "list")]
+    if config.conservative():  # then nothing is proved of shards, and the reference serves
+        assert runs == [[[5, 3]]] * 3
     else:
-        assert runs == [[[3, 3], [5, 2], [5, 3]], [[5, 2], [5, 3]]]
+        assert runs == [[[3, 3], [5, 2], [5, 3]], [[5, 2], [5, 3]], [[3, 3], [5, 2], [5, 3]]]
 
 
 @pytest.mark.slow
 def test_only_what_torch_derives_nothing_for_is_gathered(report: dict[str, Any]) -> None:
     warned = {name: report[name]["warned"] for name in SUBJECTS if report[name]["warned"]}
-    assert set(warned) == {"involution"}
+    assert set(warned) == {"involution", "mask"}
     assert warned["involution"][0] == (
         "opsmith: opsmith::involution gathers its DTensors on every rank, since torch derives no placements "
         "for it: Operator aten.unfold.default does not have a sharding strategy registered."
+    )
+    assert all(
+        each.endswith(": DynamicOutputShapeException: aten.nonzero.default") for each in warned["mask"]
     )
 
 

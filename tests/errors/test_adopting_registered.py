@@ -186,19 +186,6 @@ def test_nothing_to_adopt(schema: str, key: str, problem: str, hint: str, define
         opsmith.adopt(operator, reference=same)
 
 
-def test_a_check_of_one_that_writes_without_a_reference(define: Define, says: Any) -> None:
-    operator = define("writes(Tensor(a!) x) -> Tensor")
-    with says(
-        errors.UsageError,
-        """
-        theirs::writes: it writes into its arguments, and no reference says what it should write
-          got: theirs::writes(Tensor(a!) x) -> Tensor
-          hint: check `opsmith.adopt(torch.ops.theirs.writes, reference=f)`
-        """,
-    ):
-        opsmith.check(operator, samples=[torch.ones(2)])
-
-
 def test_a_reference_that_does_not_return_what_is_written(define: Define, says: Any, place: Place) -> None:
     operator = define("returns(Tensor(a!) x) -> Tensor(a!)")
 

@@ -371,3 +371,64 @@ class CopiedByAddress(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         return grad.clone()
+
+
+class AssignedRows(Function):
+    """Rows of a table; its backward assigns where it should add."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, index: Tensor) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.rows = table.shape[0]
+        return table[index]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (index,) = ctx.saved_tensors
+        found = grad.new_zeros(ctx.rows, *grad.shape[1:])
+        found[index] = grad
+        return found, None
+
+
+class AddedRows(AssignedRows):
+    """Rows of a table, with the right backward."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (index,) = ctx.saved_tensors
+        found = grad.new_zeros(ctx.rows, *grad.shape[1:])
+        return found.index_add(0, index.flatten(), grad.reshape(-1, *found.shape[1:])), None
+
+
+class ScatteredElements(Function):
+    """Elements of each column; its backward assigns where it should add."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, index: Tensor) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.shape = values.shape
+        return values.gather(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (index,) = ctx.saved_tensors
+        return grad.new_zeros(ctx.shape).scatter(0, index, grad), None
+
+
+@pytest.mark.parametrize("function_class", [AssignedRows, ScatteredElements])
+def test_a_backward_that_overwrites_where_an_index_repeats_is_wrong(function_class: Any) -> None:
+    found = survey(function_class)
+    assert found.verdict == "wrong"
+    assert found.line is None
+
+
+def test_a_backward_that_adds_where_an_index_repeats_works() -> None:
+    assert survey(AddedRows).verdict == "works"
+
+
+def test_guessed_indices_repeat_are_all_the_same_and_all_others() -> None:
+    every_guess = guesses(ClassSource.of(AssignedRows, "AssignedRows"), 0)
+    guess = next(each for some in every_guess for each in some if not each.values[1].is_floating_point())
+    every = [each.values[1].tolist() for each in (guess, *guess.with_other_indices())]
+    assert every[0][0] == every[0][-1]
+    assert every[1:] == [[0, 0, 0], [2, 1, 0]]

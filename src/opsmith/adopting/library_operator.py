@@ -157,19 +157,11 @@ def overload_of(subject: Any) -> Any:
     """Return the only overload of an operator.
 
     Raises:
-        UsageError: If it has several, or is one of torch's own, or writes into its arguments.
+        UsageError: If it has several, or is one of torch's own, or cannot be adopted and is not pure.
     """
     overload = _overload(capabilities.overloads_of(subject) or {}, subject)
     signature = capabilities.signature_of(overload)
-    if not signature.pure:
-        _refuse(overload, signature)
-        raise errors.UsageError(
-            "it writes into its arguments, and no reference says what it should write",
-            operator=signature.name,
-            got=signature.text,
-            hint=f"check `opsmith.adopt(torch.ops.{signature.name.replace('::', '.')}, reference=f)`",
-        )
-    if signature.name.partition("::")[0] in _TORCH_NAMESPACES:
+    if not signature.pure or signature.name.partition("::")[0] in _TORCH_NAMESPACES:
         _refuse(overload, signature)
     return overload
 

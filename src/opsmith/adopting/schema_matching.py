@@ -133,7 +133,8 @@ def described(signature: capabilities.OperatorSchema) -> Schema:
         arguments.append(Argument(declared.name, kind, default, declared.keyword_only))
     _refuse_results(signature)
     names = _result_names(signature.results, [each.name for each in arguments])
-    return Schema(tuple(arguments), tuple(map(Result, names)), len(names) == 1)
+    every = _with_letters(arguments, signature)
+    return Schema(every, tuple(map(Result, names)), len(names) == 1, signature.returns)
 
 
 def _refuse_results(signature: capabilities.OperatorSchema) -> None:

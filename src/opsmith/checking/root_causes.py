@@ -8,6 +8,7 @@ from dataclasses import replace
 from opsmith.checking.causes import CAUSES, UNKNOWN
 from opsmith.checking.properties import PROPERTIES
 from opsmith.checking.properties.behaviour.randomness import FOREIGN_STATE
+from opsmith.checking.properties.numeric.gradient_verdict import RIGHT_WITH_REFERENCE
 from opsmith.checking.report import SEVERITIES, Failure, Outcome
 from opsmith.checking.side_effects.steady_runs import DIFFERS
 from opsmith.core.dataclass import dataclass
@@ -128,14 +129,15 @@ def unsteady_backward(failure: Failure, before: Sequence[Failure]) -> Iterator[F
 
 
 def wrong_results(failure: Failure, before: Sequence[Failure]) -> Iterator[Failure]:
-    """Explain gradients that do not fit the results by wrong results."""
+    """Explain gradients that do not fit the results, or are made of them, by wrong results."""
     known = PROPERTIES[failure.property]
     for each in () if known.transforms else before:
         if each.property not in ("forward", "mutation") or each.follows is not None:
             continue
         misfit = known.sends_gradients and "exception" in failure.evidence and each.cause == "shape"
         contradicted = failure.evidence.get("reverse mode") == "wrong as well"
-        if misfit or (contradicted and each.cause in ("kernel-mismatch", *WRONG_ELEMENTS)):
+        saved = (each.input or "").partition("[")[0] in failure.evidence.get(RIGHT_WITH_REFERENCE, ())
+        if misfit or saved or (contradicted and each.cause in ("kernel-mismatch", *WRONG_ELEMENTS)):
             yield each
 
 

@@ -86,6 +86,30 @@ LIBRARY_OPERATOR = SubjectKind("operator of torch.library", "itself", in_library
 
 
 @dataclass(frozen=True)
+class LibraryWrite:
+    """An operator of torch.library that writes in place, and has no other reference than itself.
+
+    Args:
+        specification: Its specification, whose reference calls it.
+    """
+
+    specification: Specification
+
+    @property
+    def reference(self) -> Callable[..., Any]:
+        """The author's function, if known: torch raises the versions of a `custom_op`, written or not."""
+        own = self.specification.library_operator
+        return self.specification.reference if own is None or own.function is None else own.function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it, as users do."""
+        return self.specification.reference(*args, **kwargs)
+
+    def forget_calls(self) -> None:
+        """Do nothing: the dispatcher alone knows its calls."""
+
+
+@dataclass(frozen=True)
 class Subject:
     """An operator under check.
 
@@ -120,7 +144,7 @@ class Subject:
     operator: Operator[..., Any] | None = None
     apply: Callable[..., Any] | None = None
     shown_as: str | None = None
-    in_place: Operator[..., Any] | None = None
+    in_place: Operator[..., Any] | LibraryWrite | None = None
     symmetric: frozenset[str] = frozenset()
     narrow: str = ""
     refused_float64: tuple[Failure, ...] = ()
@@ -217,7 +241,7 @@ class Subject:
         """Every flat result for a sample: one for each tensor of a list, by its label."""
         if self.specification.schema.always_tensors:
             return self.specification.schema.results
-        flattening = self._result_flattening(sample)
+        flattening = self.result_flattening(sample)
         pairs = zip(flattening.described, flattening.labels, strict=True)
         return tuple(replace(result, name=label) for result, label in pairs)
 
@@ -229,7 +253,7 @@ class Subject:
         """Positions of the results that callers see among all flat ones."""
         return [position for position, result in enumerate(self.every(sample)) if not result.hidden]
 
-    def _result_flattening(self, sample: Sample) -> ResultFlattening:
+    def result_flattening(self, sample: Sample) -> ResultFlattening:
         """Flattening of the reference's results for a sample, which is run once for each."""
         known, schema = self._result_flattenings, self.specification.schema
         if sample.position not in known:
@@ -342,7 +366,7 @@ class Subject:
         if not any(result.sequence for result in described):
             return
         results = returned if isinstance(returned, tuple) else (returned,)
-        spans = self._result_flattening(sample).spans
+        spans = self.result_flattening(sample).spans
         for result, each in zip(described, results, strict=True):
             span = spans[result.name]
             if result.sequence and len(each) != span.stop - span.start:

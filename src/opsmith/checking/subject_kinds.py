@@ -29,13 +29,16 @@ from opsmith.checking.subject import (
     FUNCTION_CLASS,
     LIBRARY_OPERATOR,
     OPERATOR,
+    LibraryWrite,
     Subject,
     SubjectKind,
 )
 from opsmith.core.call_arguments import CallArguments, shown
+from opsmith.core.functional_form import on_copies
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
 from opsmith.core.samples import Make
+from opsmith.core.schema import functional_schema
 from opsmith.core.shape_samples import missing_words
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
@@ -79,9 +82,14 @@ def subject_of(checked: Any, samples: GivenSamples, seed: int, effort: Effort) -
         )
         return subject if form is checked else replace(subject, in_place=checked)
     if is_operator(checked):
-        specification, call = as_specification(checked)
-        calls = drawn(specification, samples, seed)
-        return _subject(specification, calls, seed, effort, LIBRARY_OPERATOR, None, call, specification.name)
+        declared = as_specification(checked)
+        written = bool(declared.schema.written)
+        called = on_copies_of(declared) if written else declared
+        calls = drawn(called, samples, seed)
+        subject = _subject(
+            called, calls, seed, effort, LIBRARY_OPERATOR, None, called.reference, declared.name
+        )
+        return replace(subject, in_place=LibraryWrite(declared)) if written else subject
     raise _no_subject(checked)
 
 
@@ -265,8 +273,8 @@ def throwaway_name(namespace: str, function_class: type) -> str:
     return f"{namespace}::{plain}_{zlib.crc32(full.encode()):08x}"
 
 
-def as_specification(operator: Any) -> tuple[Specification, Callable[..., Any]]:
-    """A specification in which the operator stands for its own reference, and what calls it.
+def as_specification(operator: Any) -> Specification:
+    """A specification in which the operator stands for its own reference.
 
     Args:
         operator: `torch.ops.ns.name`, one of its overloads, or a `torch.library.custom_op`.
@@ -284,7 +292,7 @@ def as_specification(operator: Any) -> tuple[Specification, Callable[..., Any]]:
         given, named = schema.dispatched(schema.call_values(args, kwargs))
         return overload(*given, **named)
 
-    specification = Specification(
+    return Specification(
         name=signature.name,
         reference=call,
         schema=schema,
@@ -297,7 +305,12 @@ def as_specification(operator: Any) -> tuple[Specification, Callable[..., Any]]:
         inline=False,
         library_operator=library_operator_of(overload),
     )
-    return specification, call
+
+
+def on_copies_of(specification: Specification) -> Specification:
+    """The specification of an operator that is called on copies of what it writes, and returns them."""
+    call = calls_operator(on_copies(specification.reference, specification.schema))
+    return replace(specification, schema=functional_schema(specification.schema), reference=call)
 
 
 def _where(overload: Any) -> str:

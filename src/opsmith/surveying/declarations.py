@@ -19,7 +19,7 @@ from opsmith.core.call_arguments import CallArguments
 from opsmith.core.dataclass import dataclass
 from opsmith.core.operator import Operator
 from opsmith.surveying.guesses import ClassSource, Guess, argument_names
-from opsmith.surveying.trials import fresh_inputs, leaves, seeded
+from opsmith.surveying.trials import fresh_inputs, leaves, run, seeded
 
 NAMESPACE = "surveyed"
 
@@ -77,16 +77,18 @@ class Declaration:
             operator(*copies)
         return operator
 
-    def given(self, operator: Operator[..., Any]) -> list[Any]:
-        """Return the arguments in the form of the operator's."""
+    def given(self, operator: Operator[..., Any], guess: Guess) -> list[Any]:
+        """Return the arguments of a guess in the form of the operator's."""
         adopted = operator.specification.adopted
         assert adopted is not None
-        copies = [value.clone() if isinstance(value, Tensor) else value for value in self.guess.values]
+        copies = [value.clone() if isinstance(value, Tensor) else value for value in guess.values]
         return list(adopted.completed(tuple(copies), {})[0])
 
     def check(self, operator: Operator[..., Any]) -> Report:
         """Check the operator on the guess with little effort, and trace it once."""
-        samples = [CallArguments(tuple(self.given(operator)))]
+        # A gradient that is assigned where it should be added is right for indices that do not repeat.
+        also = [each for each in self.guess.with_other_indices() if self._takes(each)]
+        samples = [CallArguments(tuple(self.given(operator, each))) for each in (self.guess, *also)]
         # A positive guess tests a restricted domain, which special values would leave.
         skip = ["values"] if self.guess.positive else None
         report = check(operator, samples=samples, seed=self.seed, effort=ON_THE_GUESS, skip=skip)
@@ -97,6 +99,10 @@ class Declaration:
         instead = {outcome.property: outcome for outcome in traced.outcomes if not outcome.left_out}
         outcomes = tuple(instead.get(outcome.property, outcome) for outcome in report.outcomes)
         return replace(report, outcomes=outcomes)
+
+    def _takes(self, guess: Guess) -> bool:
+        """Return True if forward and backward run on a guess."""
+        return run(self.source.function_class, guess, self.seed) == "gradients"
 
 
 STEP = 1e-7

@@ -237,6 +237,14 @@ class Guess:
         ]
         return Guess(tuple(values), positive=True)
 
+    def with_other_indices(self) -> list[Guess]:
+        """Return copies with the same index everywhere, and with one index after the other."""
+        if not any(map(_is_whole, self.values)):
+            return []
+        others = torch.zeros_like, lambda value: (torch.arange(value.numel()) % 3).flip(0).view(value.shape)
+        changed = ([other(each) if _is_whole(each) else each for each in self.values] for other in others)
+        return [Guess(tuple(values), self.positive) for values in changed]
+
     def named(self, names: Sequence[str]) -> str:
         """Describe the arguments: `x [3, 4], slope=0.01`."""
         shown = [f"{name}{_words(value)}" for name, value in zip(names, self.values, strict=True)]
@@ -249,6 +257,10 @@ class Guess:
     def shapes(self) -> tuple[Any, ...]:
         """Return the shapes and plain values, by which guesses are distinct."""
         return tuple(tuple(v.shape) if isinstance(v, torch.Tensor) else repr(v) for v in self.values)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not value.is_floating_point()
 
 
 def unguessable(source: ClassSource) -> list[str]:
@@ -301,10 +313,17 @@ def _guess(roles: Sequence[Any], shapes: Sequence[Shape], indices: Shape, seed: 
         if role is FLOATING:
             return _floating(next(left), generator, numbers)
         if role is WHOLE:
-            return torch.randint(3, indices, generator=generator)
+            return _repeated(torch.randint(3, indices, generator=generator))
         return role
 
     return Guess(tuple(map(value, roles)))
+
+
+def _repeated(indices: torch.Tensor) -> torch.Tensor:
+    """Let the first index along each dimension occur again as the last: a gradient by it is a sum."""
+    for dim in range(indices.dim()):
+        indices.select(dim, -1).copy_(indices.select(dim, 0))
+    return indices
 
 
 def _floating(shape: Shape, generator: torch.Generator, numbers: str) -> torch.Tensor:

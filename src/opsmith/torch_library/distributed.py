@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+import threading
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,6 +18,7 @@ from opsmith.core.call_arguments import tensors_in
 from opsmith.core.specification import Specification
 from opsmith.core.tensors import map_tensors
 from opsmith.torch_library import capabilities
+from opsmith.torch_library.torch_messages import NOT_PLACED, has_message
 
 
 def dtensor() -> Any:
@@ -28,12 +32,45 @@ def dtensors_in(values: Iterable[Any]) -> list[Any]:
     return [] if kind is None else [each for each in tensors_in(list(values)) if isinstance(each, kind)]
 
 
+class _AuthorCode(threading.local):
+    """Context for code of the author, where `item` gives the number of the whole tensor, not of a shard."""
+
+    depth = 0
+
+    def __enter__(self) -> None:
+        self.depth += 1
+
+    def __exit__(self, *error: object) -> None:
+        self.depth -= 1
+
+
+author_code = _AuthorCode()
+
+
+@cache
+def serve_numbers() -> None:
+    """Register the rule for the number of a DTensor; outside of `author_code` it is that of torch."""
+
+    def number(kind: Any, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        (tensor,) = args
+        with torch.no_grad():
+            return operator(gathered(tensor) if author_code.depth else local_shard(tensor))
+
+    torch.library.register_torch_dispatch("aten::_local_scalar_dense", dtensor(), number)
+
+
 def replicating(values: Iterable[Any]) -> AbstractContextManager[None]:
     """Context for code of the author: where a value is a DTensor, plain tensors count as replicated.
 
     They are what the code makes by itself, `torch.arange(x.shape[0])`, which is the same on every rank.
     """
-    return capabilities.implicit_replication() if dtensors_in(values) else nullcontext()
+    return _replicating() if dtensors_in(values) else nullcontext()
+
+
+@contextmanager
+def _replicating() -> Iterator[None]:
+    with author_code, capabilities.implicit_replication():
+        yield
 
 
 def replicated(tensor: Tensor, mesh: Any) -> Tensor:
@@ -78,6 +115,40 @@ def replicate(tensor: Tensor) -> Tensor:
         placed = tensor.detach()  # torch 2.11 detaches an unchanged leaf in place
     whole: Tensor = placed.redistribute(placements=[Replicate()] * mesh.ndim)
     return whole
+
+
+def gathered(tensor: Tensor) -> Tensor:
+    """All of a DTensor, as a plain tensor in the same graph; other tensors as they are."""
+    whole: Any = replicate(tensor)
+    plain: Tensor = whole if mesh_of(tensor) is None else whole.to_local()
+    return plain
+
+
+def is_unplaced(error: Exception) -> bool:
+    """Return True for an error of DTensor, the same on every rank, which derives no placements."""
+    return isinstance(error, NotImplementedError) or has_message(error, NOT_PLACED)
+
+
+def warn_gathers(specification: Specification, values: Iterable[Any], reason: str | Exception) -> None:
+    """Warn that an operator, or its gradient, is computed on whole tensors, where some are not whole."""
+    if all(map(is_replicated, dtensors_in(values))):
+        return
+    if isinstance(reason, Exception):
+        cause = reason.__cause__ or reason
+        said = str(cause).strip().partition("\n")[0]
+        reason = said if cause is reason else f"{type(cause).__name__}: {said}"
+    warnings.warn(
+        f"opsmith: {specification.name} gathers its DTensors on every rank, since torch derives no "
+        f"placements for it: {reason}",
+        stacklevel=2,
+    )
+
+
+def note_placement(specification: Specification, error: Exception, values: Iterable[Any]) -> None:
+    """Add the operator and its DTensors to an error of torch or the author; errors of opsmith have them."""
+    if not isinstance(error, errors.OpsmithError):
+        placed = ", ".join(map(described, dtensors_in(values)))
+        error.add_note(f"raised in {specification.name}, {specification.where}, called with {placed}")
 
 
 def validated_placements(specification: Specification, values: list[Any]) -> list[Any]:

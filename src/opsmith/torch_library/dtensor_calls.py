@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from opsmith.core.dataclass import dataclass
 from opsmith.core.kernels import choose
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.node import RegisteredOperator
-from opsmith.torch_library.distributed import dtensor, replicating
+from opsmith.torch_library.distributed import author_code, dtensor, is_unplaced, replicating
 from opsmith.torch_library.dtensor_node import DTensorPrimitive, SlowPathError
 from opsmith.torch_library.dtensor_rule import MAX_TRIALS, DTensorRule
 from opsmith.torch_library.fast_path.purity import always_new, never_writes
@@ -44,7 +43,7 @@ class DTensorCalls:
         draws = specification.random or any(each.kind.base is generator for each in schema.arguments)
         lists = any(each.kind.is_tensor and each.kind.sequence for each in schema.arguments)
         self._eligible = not (draws or lists or specification.opaque or schema.written or schema.new_values)
-        self._eligible &= specification.library_operator is None
+        self._eligible &= specification.library_operator is None and schema.always_tensors
         self._formulas = bool(specification.gradients.given)
         self._ordinary = not (specification.kernels or self._formulas)
         self._mixes = False
@@ -131,10 +130,9 @@ class DTensorCalls:
         """
         try:
             results = self._compute(values)
-        except NotImplementedError as error:  # DTensor lacks an operation: the slow path gathers
-            self._eligible, self._known = False, {}
-            raise SlowPathError from error
         except Exception as error:
+            if is_unplaced(error):  # the slow path gathers
+                self._eligible, self._known = False, {}
             self._note_mixed(error)
             raise SlowPathError from error
         if results is None:
@@ -144,7 +142,8 @@ class DTensorCalls:
     def _compute(self, values: Sequence[Any]) -> Any:
         """The result, or all of several, without a graph; None where the slow path has to compute them."""
         if self._direct:
-            result = self._specification.reference(*values)
+            with author_code:
+                result = self._specification.reference(*values)
             return result if self._is_new(result, values) else None
         if not self._specification.kernels:
             return self._by_reference(values)
@@ -176,7 +175,7 @@ class DTensorCalls:
         if self._by_keyword:
             args, kwargs = self._specification.schema.split(list(values))
         before = () if self._pure else _versions(values)
-        with replicating(values) if self._mixes else nullcontext():
+        with replicating(values) if self._mixes else author_code:
             returned = self._specification.reference(*args, **kwargs)
         if not self._pure and before != _versions(values):
             return None

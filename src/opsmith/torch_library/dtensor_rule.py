@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,17 +12,22 @@ from opsmith import errors
 from opsmith.core.backward_plan import takes_kernel
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.specification import Specification
-from opsmith.core.tensors import map_tensors, named_tensors
+from opsmith.core.tensors import map_tensors, named_tensors, nested_tensors, replace_tensors
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.distributed import (
     described,
     dtensor,
     dtensors_in,
+    gathered,
     is_replicated,
+    is_unplaced,
     local_shard,
+    note_placement,
     replicate,
     replicated,
+    serve_numbers,
     validated_placements,
+    warn_gathers,
 )
 from opsmith.torch_library.validation import undeclared_write
 from opsmith.torch_library.writes import label_of, raising_versions, written_tensors
@@ -67,33 +71,40 @@ class DTensorRule:
         if self._served or kind is None:
             return
         self._served = True
+        serve_numbers()
         torch.library.register_torch_dispatch(self._overload, kind, self._rule, lib=self._library)
 
     def _rule(self, kind: Any, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         specification = self._specification()
         values = self.adapted(specification.schema.received(args, kwargs or {}))
-        _refuse_lists(specification, values)
         with raising_versions([tensor for _, tensor in written_tensors(specification, values)]):
-            return self._computed(specification, values)
+            try:
+                return self._computed(specification, values)
+            except Exception as error:
+                note_placement(specification, error, values)
+                raise
 
     def _computed(self, specification: Specification, values: list[Any]) -> Any:
-        if specification.opaque or (_writes(specification) and all(map(is_replicated, tensors_in(values)))):
-            return self._on_whole_tensors(values)
+        tensors = tensors_in(values)
         # A trace has shards without memory: the compiler fuses the reference.
-        traced = any(type(local_shard(tensor)) is not Tensor for tensor in tensors_in(values))
-        if takes_kernel(specification, values) and not traced:
-            layouts = self.layouts(values)
-            if layouts is not None:
-                return self._on_shards(values, layouts)
+        traced = any(type(local_shard(tensor)) is not Tensor for tensor in tensors)
+        by_kernel = takes_kernel(specification, values) and not traced
+        whole = (by_kernel or _writes(specification)) and all(map(is_replicated, tensors))
+        if specification.opaque or whole:
+            return self._on_whole_tensors(values)
+        layouts = self.layouts(values) if by_kernel else None
+        if layouts is not None:
+            return self._on_shards(values, layouts)
         try:
-            return self._reference(values)
-        except errors.OpsmithError:
-            raise
-        except NotImplementedError as error:  # raised on every rank alike: DTensor lacks an operation
-            if specification.schema.written:
-                raise  # the trial has passed, and something may be written
-            _warn_gathers(specification, str(error))
-        return self._on_whole_tensors(values)
+            # DTensor takes only those operations that autograd has taken apart, as `item`.
+            with capabilities.above_autograd(), torch.no_grad():
+                return self._reference(values)
+        except Exception as error:
+            if not is_unplaced(error) or specification.schema.written:  # something may be written
+                raise
+            results = self._on_whole_tensors(values)
+            warn_gathers(specification, values, error)
+        return results
 
     def adapted(self, values: list[Any]) -> list[Any]:
         """Validate argument values, and replicate those of a write that torch cannot place as they are.
@@ -116,7 +127,7 @@ class DTensorRule:
             written = tensors_in(values)[obstacle.argnum]
             raise undeclared_write(specification, specification.reference, written, values)
         _refuse_sharded(specification, values, obstacle)
-        _warn_gathers(specification, obstacle.reason)
+        warn_gathers(specification, values, obstacle.reason)
         return map_tensors(replicate, values)
 
     def layouts(self, values: list[Any]) -> Sequence[Callable[[Tensor], Tensor]] | None:
@@ -129,26 +140,43 @@ class DTensorRule:
         return self._overload(*args, **kwargs)
 
     def _on_shards(self, values: list[Any], layouts: Sequence[Callable[[Tensor], Tensor]]) -> Any:
-        """Call the operator on this rank's shards, and make a DTensor of each result."""
-        place = iter(layouts)
-        return self._called(values, map_tensors(local_shard, values), lambda result: next(place)(result))
+        """Call the operator on this rank's shards, and make a DTensor of each result.
+
+        Raises:
+            ResultCountError: If the kernel returns another number of tensors than the reference.
+        """
+
+        def place(shards: list[Tensor]) -> Iterator[Tensor]:
+            if len(shards) != len(layouts):
+                raise self._specification().error(
+                    errors.ResultCountError,
+                    "its kernel returned another number of tensors than its reference",
+                    expected=f"{len(layouts)}, on the shards of {described(dtensors_in(values)[0])}",
+                    got=str(len(shards)),
+                    hint="return lists of the same lengths from the kernel and the reference",
+                )
+            return map(lambda layout, shard: layout(shard), layouts, shards)
+
+        return self._called(values, map_tensors(local_shard, values), place)
 
     def _on_whole_tensors(self, values: list[Any]) -> Any:
         """Call the operator on every rank, all of it."""
         mesh = dtensors_in(values)[0].device_mesh
         with torch.no_grad():
-            whole = map_tensors(lambda tensor: local_shard(replicate(tensor)), values)
-        return self._called(values, whole, lambda result: replicated(result, mesh))
+            whole = map_tensors(gathered, values)
+        return self._called(values, whole, lambda results: (replicated(each, mesh) for each in results))
 
-    def _called(self, values: list[Any], local: list[Any], place: Callable[[Tensor], Tensor]) -> Any:
-        """Call the operator on plain tensors in place of the DTensors, and place its results in turn."""
+    def _called(
+        self, values: list[Any], local: list[Any], place: Callable[[list[Tensor]], Iterator[Tensor]]
+    ) -> Any:
+        """Call the operator on plain tensors in place of the DTensors, and place its results."""
         schema = self._specification().schema
         results = self.on_plain_tensors(local)
         if results is None:
             return None
         if schema.returns is not None:
             return values[schema.names.index(schema.returns)]
-        return place(results) if isinstance(results, Tensor) else tuple(map_tensors(place, results))
+        return replace_tensors(results, place(list(nested_tensors(results))))
 
     def _trial(self, values: list[Any]) -> Trial:
         from opsmith.torch_library.placement_trial import Trial, try_placements
@@ -181,14 +209,6 @@ def _writes(specification: Specification) -> bool:
     return bool(specification.schema.written or specification.schema.new_values)
 
 
-def _warn_gathers(specification: Specification, reason: str) -> None:
-    warnings.warn(
-        f"opsmith: {specification.name} gathers its DTensors on every rank, since torch derives no "
-        f"placements for it: {reason}",
-        stacklevel=2,
-    )
-
-
 def _refuse_sharded(specification: Specification, values: list[Any], obstacle: Obstacle) -> None:
     """Refuse to write into a DTensor that is not the same on every rank."""
     schema = specification.schema
@@ -215,20 +235,6 @@ def _refuse_sharded(specification: Specification, values: list[Any], obstacle: O
         expected="a DTensor whose new value has the same placements, without communication",
         got=f"{described(sharded[label])}; {obstacle.reason}",
         hint=f"call it with `{label}.redistribute(placements={wanted})`",
-    )
-
-
-def _refuse_lists(specification: Specification, values: list[Any]) -> None:
-    """Refuse results whose number no trial can determine."""
-    if specification.schema.always_tensors or not (
-        specification.opaque or takes_kernel(specification, values)
-    ):
-        return
-    raise specification.error(
-        errors.PlacementError,
-        "what a kernel returns on shards cannot be put together where it may be None, or a list",
-        got=described(dtensors_in(values)[0]),
-        hint="call it on whole tensors: `x.full_tensor()`",
     )
 
 

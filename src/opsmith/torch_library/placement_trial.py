@@ -68,7 +68,7 @@ class Trial:
     """The outcome of a trial.
 
     Args:
-        layouts: Layout of each result where a kernel may run on the shards; else None.
+        layouts: Layout of each tensor among the results where a kernel may run on the shards; else None.
         obstacle: The reason why the reference cannot write on the DTensors; None if it can.
     """
 
@@ -323,7 +323,7 @@ def _tried(
         through_dtensor = terms.term([map_tensors(local_shard, whole), inputs])
         if not for_kernel:
             return Trial(None, None)
-        layouts = [ShardLayout.of(result) if mesh_of(result) else None for result in whole]
+        layouts = [ShardLayout.of(result) if mesh_of(result) else None for result in tensors_in(whole)]
         terms.start(inputs, known_only=True)
         try:
             with observing:

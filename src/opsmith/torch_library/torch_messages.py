@@ -97,6 +97,14 @@ NO_EXAMPLES = ("index 0 out of range for tensor of size",)
 MIXED_WITH_DTENSOR = ("got mixed torch.Tensor and DTensor",)
 """An operation on DTensors and plain tensors, outside of implicit replication."""
 
+NOT_PLACED = (
+    "Sharding propagation failed for",
+    "not supported for tensor subclasses",
+    "operations that require placement changes are not supported",
+)
+"""An operation whose placements DTensor does not derive, as one whose shape depends on numbers;
+`Tensor.numpy` and `Tensor.tolist` of a DTensor."""
+
 NO_ACCELERATOR = ("not an accelerator",)
 """A generator requested for a device that has none."""
 

@@ -21,7 +21,7 @@ from opsmith.checking.output.literals import MOST_ELEMENTS, drawn, imports, writ
 from opsmith.checking.samples.memory_layouts import Layout
 from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.side_effects.torch_random import torch_state_restored
-from opsmith.checking.subject import Subject
+from opsmith.checking.subject import LibraryWrite, Subject
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.dataclass import dataclass
 from opsmith.core.forward_arguments import Slot
@@ -247,7 +247,7 @@ def check_again(subject: Subject, property: str, *, isolate: bool = False) -> st
         property: Name of the property.
         isolate: It ends the process that runs it.
     """
-    if subject.in_place is None:
+    if subject.in_place is None or isinstance(subject.in_place, LibraryWrite):
         target = target_of(subject)
     else:  # the call itself fails, and not that of its functional form
         declared = subject.in_place.specification

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,12 +17,13 @@ from opsmith.core.call_arguments import tensors_in
 from opsmith.core.formula import Formula, NotImplementedGradient, Zero, listed
 from opsmith.core.gradients import NEEDED
 from opsmith.core.specification import Specification
+from opsmith.core.tensors import map_tensors
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autocast import without_casts
 from opsmith.torch_library.autograd.gradient_values import CallMetadata, fit, refuse_graph_cut
 from opsmith.torch_library.autograd.pullback import vjp_by_recompute
 from opsmith.torch_library.autograd.random_state import RandomState, generators_in
-from opsmith.torch_library.distributed import replicating
+from opsmith.torch_library.distributed import dtensors_in, gathered, is_unplaced, replicating, warn_gathers
 from opsmith.torch_library.flattening import ArgumentFlattening, ResultFlattening
 from opsmith.torch_library.symbolic_sizes import for_symbolic_sizes
 
@@ -55,8 +56,32 @@ class Vjp:
             grads: Gradient of each flat result, None where there is none.
         """
         self._refuse()
-        with replicating((*saved.values(), *grads)), without_casts(grads):
-            return self._gradients(saved, grads)
+        values = (*saved.values(), *grads)
+        with replicating(values), without_casts(grads):
+            try:
+                return self._gradients(saved, grads)
+            except Exception as error:
+                if not (dtensors_in(values) and is_unplaced(error)):
+                    raise
+                gradients = self._on_whole_tensors(saved, grads)
+                warn_gathers(self.specification, values, error)
+                return gradients
+
+    def _on_whole_tensors(
+        self, saved: Mapping[str, Any], grads: Sequence[Tensor | None]
+    ) -> list[Tensor | None]:
+        """Compute gradients on every rank, all of them."""
+        found = self.metadata
+        inputs, results = (
+            tuple(each and replace(each, mesh=None) for each in every)
+            for every in (found.inputs, found.results)
+        )
+        plain = replace(self, metadata=replace(found, inputs=inputs, results=results))
+        names, values = zip(*saved.items(), strict=True) if saved else ((), ())
+        local = dict(zip(names, map_tensors(gathered, values), strict=True))
+        gradients = plain(local, map_tensors(gathered, grads))
+        pairs = zip(gradients, found.inputs, strict=True)
+        return [each if each is None or like is None else like.placed(each) for each, like in pairs]
 
     def _gradients(self, saved: Mapping[str, Any], grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         gradients: list[Tensor | None] = [None] * len(self.metadata.inputs)

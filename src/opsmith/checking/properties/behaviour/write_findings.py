@@ -20,7 +20,7 @@ from opsmith.checking.report import Failure
 from opsmith.checking.samples.batches import replicas
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import without_logs
-from opsmith.checking.subject import Subject
+from opsmith.checking.subject import LibraryWrite, Subject
 from opsmith.core.dataclass import dataclass
 from opsmith.core.operator import Operator
 
@@ -62,7 +62,7 @@ class WriteFindings:
         changed: Names of those of which the reference changes an element.
     """
 
-    operator: Operator[..., Any]
+    operator: Operator[..., Any] | LibraryWrite
     faults: dict[tuple[str, str], list[WriteFault]] = field(default_factory=dict)
     given: set[str] = field(default_factory=set)
     rose: set[str] = field(default_factory=set)
@@ -109,15 +109,18 @@ def never_written(subject: Subject, found: WriteFindings) -> Findings:
         elif name in found.rose:
             words, cause = f"no sample changes an element of `{name}`: add one that does", "not-exercised"
         else:
+            at, writer = "`mutates=`", "the reference"
+            if isinstance(found.operator, LibraryWrite):
+                at, writer = "`mutates_args=`, or in its schema", "the operator"
             words, cause = (
-                f"`{name}` is declared in `mutates=`, and the reference writes into it on no sample: take it "
-                "out of `mutates=`, or write into it, as `.copy_(...)` does",
+                f"`{name}` is declared in {at}, and {writer} writes into it on no sample: take it "
+                "out there, or write into it, as `.copy_(...)` does",
                 "not-written",
             )
         yield Failure(NAME, name, cause, words, specification.where)
 
 
-def half_written(subject: Subject, operator: Operator[..., Any]) -> Findings:
+def half_written(subject: Subject, operator: Operator[..., Any] | LibraryWrite) -> Findings:
     """Report a kernel that writes before it raises, where the reference refuses before it writes."""
     if not subject.specification.kernels or subject.draws:
         return
@@ -150,7 +153,7 @@ HALF_WRITTEN = "half-written"
 
 
 def _half_written_by(
-    subject: Subject, operator: Operator[..., Any], sample: Sample, flat: Sequence[Any]
+    subject: Subject, operator: Operator[..., Any] | LibraryWrite, sample: Sample, flat: Sequence[Any]
 ) -> Iterator[Failure]:
     if _written_and_error(subject, operator.reference, sample, flat)[0]:
         return

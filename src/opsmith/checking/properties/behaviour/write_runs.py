@@ -21,7 +21,7 @@ from opsmith.checking.samples.memory_layouts import Layout, layouts_for
 from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.side_effects.canaries import GuardedTensor
 from opsmith.checking.side_effects.global_settings import without_warnings
-from opsmith.checking.subject import Subject
+from opsmith.checking.subject import LibraryWrite, Subject
 from opsmith.core.dataclass import dataclass
 from opsmith.core.functional_form import all_results
 from opsmith.core.operator import Operator
@@ -174,7 +174,7 @@ class WriteCase:
     """
 
     case: LayoutCase
-    operator: Operator[..., Any]
+    operator: Operator[..., Any] | LibraryWrite
     referred: bool = False
 
     @property

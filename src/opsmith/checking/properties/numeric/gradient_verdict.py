@@ -13,7 +13,7 @@ from opsmith.checking.calls import leaves_out, rule_location
 from opsmith.checking.causes import CAUSES, UNKNOWN, first_of
 from opsmith.checking.diagnosis import Diagnosis, Observation, diagnose
 from opsmith.checking.diagnosis.observation import Observer
-from opsmith.checking.exceptions import named_by
+from opsmith.checking.exceptions import Overlooking, named_by
 from opsmith.checking.numerics.cancellation import low_precision_in_backward
 from opsmith.checking.numerics.compare import Difference, is_close, share_of_largest
 from opsmith.checking.output.replay import gradient_replay
@@ -23,8 +23,11 @@ from opsmith.checking.property import Findings, Note, innermost, raised
 from opsmith.checking.report import Failure, ordered
 from opsmith.checking.samples.cases import case_name, dtype_name
 from opsmith.checking.samples.grad_outputs import GradOutputs
+from opsmith.core.backward_plan import backward_plan
 from opsmith.core.dataclass import dataclass
 from opsmith.core.formula import Formula
+from opsmith.torch_library.autograd.gradient_values import CallMetadata
+from opsmith.torch_library.autograd.vjp import Vjp
 
 NAME = "gradient"
 
@@ -207,7 +210,14 @@ def _wrong(right: RightGradient, attempts: Sequence[Attempt]) -> Failure:
     message += f"; {found.reason}" if found.reason else ""
     if found.cause == "missing-gradient" and leaves_out(subject, name):
         message += f"; {LEFT_OUT.format(name)}"
-    derived = not isinstance(subject.specification.gradients.rules.get(name), Formula)
+    rule = subject.specification.gradients.rules.get(name)
+    derived = not isinstance(rule, Formula)
+    if isinstance(rule, Formula) and subject.specification.kernels:
+        used = {*rule.parameters} & {*subject.specification.schema.result_position}
+        if used and _is_right_with_reference(right, shown):
+            words = " and ".join(f"`{each}`" for each in sorted(used))
+            message += f"; its formula is right with the {words} of the reference"
+            evidence[RIGHT_WITH_REFERENCE] = sorted(used)
     if derived and not subject.specification.opaque and not right.trusted(shown.argnum, shown.grad_outputs):
         message += f". {HIDES}"
     return Failure(
@@ -220,6 +230,32 @@ def _wrong(right: RightGradient, attempts: Sequence[Attempt]) -> Failure:
         _script(right, shown, _to_show(shown)),
         dtypes=_dtypes(each for each in attempts if each.wrong),
     )
+
+
+RIGHT_WITH_REFERENCE = "right with the reference's"
+"""Evidence: the results with which a formula is right, where those of the operator give a wrong gradient."""
+
+
+def _is_right_with_reference(right: RightGradient, shown: Attempt) -> bool:
+    """Return True if the formulas give the right gradient from results of the reference, not of a kernel."""
+    subject, sample = right.subject, right.sample
+    flat, grads = (each.at(shown.dtype, shown.device) for each in (sample, shown.grad_outputs))
+    schema, names = subject.specification.schema, [sample.names[argnum] for argnum in shown.subset]
+    with Overlooking(), torch.no_grad():
+        every = subject.reference(sample, flat)
+        results = subject.result_flattening(sample)
+        metadata = CallMetadata.of(flat, every, [argnum in shown.subset for argnum in range(len(flat))])
+        plan = backward_plan(subject.specification, frozenset(names))
+        saved = dict(zip(schema.names, sample.flattening.pack(flat), strict=True))
+        saved |= {name: results.item(name, every) for name in schema.result_position}
+        given = dict(zip(subject.visible_positions(sample), grads, strict=True))
+        vjp = Vjp(subject.specification, plan, sample.flattening, results, metadata, None)
+        got = vjp(saved, [given.get(position) for position in range(len(every))])[shown.argnum]
+        if got is not None and shown.expected is not None:
+            share = torch.finfo(shown.dtype).eps ** 0.5
+            close = is_close(got.to(shown.expected), shown.expected, share_of_largest(share, shown.expected))
+            return bool(close[shown.expected.isfinite()].all())
+    return False
 
 
 def reference_failure(right: RightGradient, argnum: int, grad_outputs: GradOutputs) -> Failure:

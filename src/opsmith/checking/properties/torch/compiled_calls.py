@@ -69,6 +69,8 @@ def step_of(subject: Subject) -> Callable[[Any], Any]:
 
     else:
         target = subject.torch_operator if subject.kind.in_library else subject.operator
+        if subject.kind.in_library and subject.in_place is not None:
+            target = subject.apply  # on copies
 
         def step(calls: Any) -> Any:
             return [target(*args, **kwargs) for args, kwargs in calls]

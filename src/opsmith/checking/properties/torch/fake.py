@@ -314,8 +314,12 @@ def fake_location(subject: Subject) -> str:
     if specification.library_operator is not None and specification.library_operator.fake:
         return "its own fake kernel"
     adopted = specification.adopted
-    by_class = adopted is not None and adopted.reference is None and specification.fake is None
-    return specification.where if by_class else where(specification.fake or specification.reference)
+    itself = adopted is not None and adopted.reference is None and specification.fake is None
+    return (
+        specification.where
+        if itself or subject.kind.in_library
+        else where(specification.fake or specification.reference)
+    )
 
 
 def _no_fake(subject: Subject, error: Exception) -> str | None:
