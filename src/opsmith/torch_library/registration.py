@@ -457,7 +457,10 @@ class DispatcherRegistration:
             self._serve_without_python(specification, accepted.kernel, function)
         # The forward of a class runs without grad mode, as under `apply`.
         with torch.set_grad_enabled(torch.is_grad_enabled() and specification.adopted is None):
-            results = run_validated(specification, function, values)
+            if self.validated or function is not specification.reference:
+                results = run_validated(specification, function, values)
+            else:  # the first run shows what it calls, before there is a fast path
+                results = self._by_reference(values)
         refuse_result_shapes(specification, values, results)
         self._validated = specification
         return results
@@ -525,7 +528,13 @@ class DispatcherRegistration:
 
     def _by_reference(self, values: list[Any]) -> tuple[Any, ...]:
         """Run the reference, whatever kernels there are."""
-        return run_validated(self.specification, self.specification.computed_by, values)
+        from opsmith.torch_library.autograd.graph_cuts import refusing_cuts  # where derivatives may follow
+
+        specification = self.specification
+        with refusing_cuts(
+            specification, specification.reference, "the reference", derived=not self.validated
+        ):
+            return run_validated(specification, specification.computed_by, values)
 
     def in_torch(self, values: list[Any]) -> tuple[Any, ...]:
         """Run the reference, in operations of torch alone."""

@@ -23,11 +23,11 @@ from opsmith.torch_library.adopted.fallback import (
     once_differentiable_error,
     proxy_reason,
     random_rerun_error,
-    refuse_differentiation,
     run_or_fall_back,
 )
 from opsmith.torch_library.adopted.forward import run_forward, version_of
 from opsmith.torch_library.autograd.gradient_values import TensorMetadata
+from opsmith.torch_library.autograd.graph_cuts import refuse_differentiation
 from opsmith.torch_library.autograd.pullback import vjp_by_recompute
 from opsmith.torch_library.flattening import ArgumentFlattening
 from opsmith.torch_library.symbolic_sizes import for_symbolic_sizes

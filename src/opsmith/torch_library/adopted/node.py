@@ -24,13 +24,13 @@ from opsmith.torch_library.adopted.fallback import (
     once_differentiable_error,
     overwritten_error,
     proxy_reason,
-    refuse_differentiation,
     rerun_differs_error,
     run_or_fall_back,
 )
 from opsmith.torch_library.adopted.forward import ForwardRun, run_traceable
 from opsmith.torch_library.adopted.gradients import by_name, run_backward
 from opsmith.torch_library.autograd.gradient_values import CallMetadata, fit, has_gradient
+from opsmith.torch_library.autograd.graph_cuts import refuse_differentiation
 from opsmith.torch_library.autograd.node import (
     LEADING_ARGUMENTS,
     OperatorNode,

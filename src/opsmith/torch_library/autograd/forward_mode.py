@@ -20,6 +20,7 @@ from opsmith.torch_library.autograd.gradient_values import (
     has_gradient,
     mixes_dtypes,
 )
+from opsmith.torch_library.autograd.graph_cuts import refuse_differentiation
 from opsmith.torch_library.autograd.pullback import pull_back
 from opsmith.torch_library.autograd.vjp import call_formula, formula_answers, list_answers
 from opsmith.torch_library.flattening import ArgumentFlattening
@@ -152,7 +153,7 @@ def _fitted_tangent(
     # A tangent is linear in the input tangents: without a graph, although they have one, it was cut off.
     cut = torch.is_grad_enabled() and not tangent.requires_grad
     if cut and not isinstance(answer, Zero) and given.moving and all(t.requires_grad for t in given.moving):
-        raise specification.error(
+        error = specification.error(
             errors.GraphCutError,
             f"the tangent of `{name}` does not depend on the tangents that come in as far as torch can see",
             argument=name,
@@ -160,6 +161,7 @@ def _fitted_tangent(
             hint="write the formula with torch operations or opsmith operators, so that a second order "
             "exists; where the tangent is zero, give `opsmith.zero`",
         )
+        tangent = refuse_differentiation([tangent], given.moving, error)[0]
     return tangent
 
 

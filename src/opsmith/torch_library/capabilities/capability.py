@@ -333,6 +333,8 @@ CAPABILITIES = {
                 "registrations",
                 "CustomParts",
                 "custom_parts",
+                "has_derivative",
+                "around_operators",
                 "shards_itself",
             ),
         ),
