@@ -13,6 +13,7 @@ from opsmith.core.backward_plan import takes_kernel
 from opsmith.core.kernels import BuiltKernel, choose
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
+from opsmith.torch_library.autocast import autocast_of_call
 from opsmith.torch_library.validation import run_validated
 
 
@@ -39,9 +40,10 @@ def inline_reference(
 
     def rule(mode: Any, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if capabilities.exporting():
-            return mode.__torch_dispatch__(operator, types, args, kwargs)
         now = specification()
+        # A decomposed program has no autocast for what it keeps.
+        if capabilities.exporting() and not (now.adopted is not None and autocast_of_call()):
+            return mode.__torch_dispatch__(operator, types, args, kwargs)
         # Needed for the choice of a kernel, and for what is written.
         values = received(args, kwargs) if now.kernels or now.schema.written else []
         inlined = is_inlined(now, values)

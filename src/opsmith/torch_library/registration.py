@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -339,9 +340,11 @@ class DispatcherRegistration:
             if result is not NOT_TAKEN:
                 return result
         values = self._values(args, kwargs)
-        if not self._differentiates(values):
-            return capabilities.redispatch_below_autograd(overload, keyset, args, kwargs)
-        return returned(self._call_with_autograd(values))
+        classes = self.specification.adopted is not None
+        with autocast.noting_autocast(autocast.autocast_in_force()) if classes else nullcontext():
+            if not self._differentiates(values):
+                return capabilities.redispatch_below_autograd(overload, keyset, args, kwargs)
+            return returned(self._call_with_autograd(values))
 
     def _install_fast_calls(self) -> None:
         with self._lock:
@@ -398,7 +401,7 @@ class DispatcherRegistration:
     def _register_autocast(self, overload: Any, name: str) -> dict[str, Any]:
         """Register an autocast kernel for each type of device that has none, and return all of them."""
         kernels: dict[str, Any] = {}
-        if self.specification.adopted is not None:
+        if self.specification.adopted is not None or self.specification.adopted_from is not None:
             return kernels  # a class handles autocast itself, as under `apply`
         leaves = enumerate(self.specification.schema.leaves)
         written = {each for place, leaf in leaves if leaf.alias for each in (place, leaf.name)}

@@ -22,6 +22,7 @@ from opsmith.torch_library.adopted.node import (
     save_run,
     saved_gradients,
 )
+from opsmith.torch_library.autocast import autocast_in_force
 from opsmith.torch_library.autograd.gradient_values import CallMetadata, TensorMetadata, fit, has_gradient
 from opsmith.torch_library.autograd.node import OperatorPrimitive, RecordedOperator, RegisteredOperator
 from opsmith.torch_library.autograd.saved_values import SavedValues
@@ -75,6 +76,7 @@ class ClassNodes:
             "_op_tensors_of": tensor_attributes,
             "_op_settle": self._settled,
             "_op_has_gradient": has_gradient,
+            "_op_autocast": autocast_in_force,
             "_op_compiling": torch.compiler.is_dynamo_compiling,
             "_op_grad_enabled": torch.is_grad_enabled,
             "_op_transform": capabilities.innermost_transform,
@@ -181,7 +183,7 @@ class ClassNodes:
             return tuple(saved_gradients(ctx, grads))
         *shapes, inputs = kept
         saved = ctx.saved_tensors
-        count, attributes, others = inputs or (len(saved), (), None)
+        count, attributes, others, autocast = inputs or (len(saved), (), None, None)
         metadata = CallMetadata(
             tuple(_metadata_by_name(needed, shapes).get(name) for name in names),
             (None,) * len(names),
@@ -198,7 +200,7 @@ class ClassNodes:
                 )
             )
         own = count + len(attributes)
-        state = NodeState(own, loaded, others is not None, given, metadata, None, frozenset())
+        state = NodeState(own, loaded, others is not None, given, metadata, None, frozenset(), autocast)
         context = self._own_context(ctx, count, attributes)
         return tuple(class_gradients(self._primitive, state, context, saved, grads))
 
@@ -246,7 +248,7 @@ def _source(specification: Any, adopted: AdoptedFunction, tensors: list[str], ne
     others = "".join(f"{name}, " for name in schema.names if name not in tensors)
     saved = ", ".join(["*(_op_ctx.to_save or ())", *tensors])
     # The number of the class's own tensors, its attributes that are tensors, and the arguments that are none.
-    keep = f"_op_inputs = (_op_count, _op_names, ({others})); _op_ctx.to_save = ({saved})"
+    keep = f"_op_inputs = (_op_count, _op_names, ({others}), _op_autocast()); _op_ctx.to_save = ({saved})"
     known = " or ".join(f"_op_tensor is {each}" for each in ("None", *tensors, *results))
     settle = f"return _op_settle(_op_ctx, _op_before, _op_result, ({arguments}))"
     on_the_way = "_op_keeps = _op_keeps or _op_has_gradient(_op_tensor.dtype)"
@@ -266,7 +268,7 @@ def _source(specification: Any, adopted: AdoptedFunction, tensors: list[str], ne
             {on_the_way if always is None else ""}
         if _op_names:
             for _op_name in _op_names: del _op_ctx.__dict__[_op_name]
-            _op_inputs = (_op_count, _op_names, None)
+            _op_inputs = (_op_count, _op_names, None, None)
             _op_ctx.to_save = (*_op_saved,)
         if _op_keeps: {keep}
         _op_ctx.opsmith_kept = ({shapes}_op_inputs)"""

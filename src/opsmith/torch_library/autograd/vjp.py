@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ from opsmith.core.adopted import ClassFormula
 from opsmith.core.backward_plan import BackwardPlan
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.formula import Formula, NotImplementedGradient, Zero, listed
-from opsmith.core.gradients import NEEDED
+from opsmith.core.gradients import AUTOCAST, NEEDED
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autocast import without_casts
@@ -39,6 +40,7 @@ class Vjp:
         results: Flat form of the results.
         metadata: Metadata of the call's tensors.
         state: Random state of the forward, where the backward recomputes a random reference.
+        autocast: Autocast of the call, under which the forward of a class runs again.
     """
 
     specification: Specification
@@ -47,6 +49,7 @@ class Vjp:
     results: ResultFlattening
     metadata: CallMetadata
     state: RandomState | None
+    autocast: str | None = None
 
     def __call__(self, saved: Mapping[str, Any], grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Gradients of the flat arguments.
@@ -56,7 +59,9 @@ class Vjp:
             grads: Gradient of each flat result, None where there is none.
         """
         self._refuse()
-        with replicating((*saved.values(), *grads)), without_casts(grads):
+        # A class handles autocast itself, as under `apply`.
+        casts = nullcontext() if self.specification.adopted is not None else without_casts(grads)
+        with replicating((*saved.values(), *grads)), casts:
             return self._gradients(saved, grads)
 
     def _gradients(self, saved: Mapping[str, Any], grads: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -144,6 +149,8 @@ class Vjp:
         schema = self.specification.schema
         if name == NEEDED:
             return frozenset(inputs)
+        if name == AUTOCAST:
+            return self.autocast
         if name in schema.shapes:
             return self.metadata.shapes[self.flattening.spans[schema.shapes[name]].start]
         position = schema.gradient_position.get(name)

@@ -265,11 +265,12 @@ class SecondOrderGradients:
             return [each for each in self.call(flat) if is_inexact(each)]
 
         def gradients(*inputs: Tensor) -> Any:
-            found, pull = torch.func.vjp(results, *inputs)
-            return pull([torch.ones_like(each) for each in found])
+            first: Any = torch.func.vjp(results, *inputs)
+            return first[1]([torch.ones_like(each) for each in first[0]])
 
-        found, pull = torch.func.vjp(gradients, *(self.inputs_and_grads[each] for each in self.argnums))
-        pull(tuple(torch.ones_like(each) for each in found))
+        inputs = [self.inputs_and_grads[argnum] for argnum in self.argnums]
+        second: Any = torch.func.vjp(gradients, *inputs)
+        second[1](tuple(torch.ones_like(each) for each in second[0]))
 
     @cached_property
     def by(self) -> tuple[int, ...]:
