@@ -31,7 +31,7 @@ from opsmith.torch_library.adopted.forward import ForwardRun, run_traceable
 from opsmith.torch_library.adopted.gradients import by_name, run_backward
 from opsmith.torch_library.autocast import autocast_in_force
 from opsmith.torch_library.autograd.gradient_values import CallMetadata, fit, has_gradient
-from opsmith.torch_library.autograd.graph_cuts import refuse_differentiation
+from opsmith.torch_library.autograd.graph_cuts import MadeByTorch, refuse_differentiation
 from opsmith.torch_library.autograd.node import (
     LEADING_ARGUMENTS,
     OperatorNode,
@@ -325,9 +325,12 @@ def _checked_graph(
     else:
         if not any(grad is not None and grad.requires_grad for grad in grads):
             # A gradient is linear in `grad`: if it depends on it, it has a graph where `grad` has one.
-            leaves = [None if grad is None else grad.detach().requires_grad_() for grad in grads]
-            again = run(leaves)
-            cut = [isinstance(answer, Tensor) and not answer.requires_grad for answer in again]
+            grads = [None if grad is None else grad.detach().requires_grad_() for grad in grads]
+        made = MadeByTorch([*saved, *grads])
+        with made.watching():
+            again = run(grads)
+        # What operations of torch made of these, as `detach` does, is constant on purpose.
+        cut = [isinstance(each, Tensor) and not (each.requires_grad or each in made) for each in again]
         error = graph_cut_error(adopted)
     return [
         refuse_differentiation([answer], sources, error)[0] if lost and bool(answer.any()) else answer

@@ -12,6 +12,7 @@ from opsmith import errors
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.formula import Formula, NotImplementedGradient, Zero
 from opsmith.core.specification import Specification
+from opsmith.torch_library.autocast import without_casts
 from opsmith.torch_library.autograd.gradient_values import (
     CallMetadata,
     TensorMetadata,
@@ -214,6 +215,7 @@ def jvp_from_vjp(
         return (None,) * len(results)
     vectors = [torch.zeros_like(results[index]) for index in moving]
     _, pull = pull_back(products, vectors, tensors_in(list(every.values())))
-    answers = pull([tangents[index] for index in answered])
+    with without_casts(tangents):  # it would round what the VJP computes in float32
+        answers = pull([tangents[index] for index in answered])
     found = dict(zip(moving, answers, strict=True))
     return tuple(found.get(index) for index in range(len(results)))

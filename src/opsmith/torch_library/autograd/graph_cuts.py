@@ -152,6 +152,33 @@ def _is_recorded(value: Tensor) -> bool:
     return name != "" and not name.startswith(_RAISING)
 
 
+class MadeByTorch:
+    """Tensors that operations of torch made of known ones alone.
+
+    Args:
+        known: Those that are known from the beginning.
+    """
+
+    def __init__(self, known: Sequence[Tensor | None]) -> None:
+        self._known = {id(tensor): tensor for tensor in known}
+
+    def __contains__(self, tensor: Tensor) -> bool:
+        return id(tensor) in self._known
+
+    def watching(self) -> AbstractContextManager[Any]:
+        """Context in which what torch makes is recorded; memory that other code fills is not known."""
+
+        def call(called: Any, overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            result = called(*args, **kwargs)
+            given = tensors_in([*args, *kwargs.values()])
+            filled = overload is None and "empty" not in getattr(called, "__name__", "")
+            if given and filled and all(each in self for each in given):
+                self._known.update((id(each), each) for each in tensors_in([result]))
+            return result
+
+        return capabilities.around_operators(call)
+
+
 def refuse_graph_cut(
     specification: Specification,
     formula: Formula,
