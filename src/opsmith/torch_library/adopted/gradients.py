@@ -223,7 +223,7 @@ def run_as_applied(
             return run
         if run.keeps(kept, run.results) or adopted.schema.new_values:
             return run_forward(adopted, values, needs)
-        args, kwargs = adopted.schema.dispatched(values)
+        args, kwargs = adopted.schema.dispatched([*values])
         results = _operator(adopted)(*args, **kwargs)
         pairs = zip(run.results, results if isinstance(results, tuple) else (results,), strict=True)
         return replace(run, context=run.context.with_identities({id(old): new for old, new in pairs}))

@@ -208,7 +208,7 @@ def refuse_graph_cut(
         for keyword, name in zip(formula.keywords, formula.parameters, strict=True)
         if name in specification.schema.gradient_position and isinstance(arguments[keyword], Tensor)
     }
-    given = tensors_in(list(incoming.values()))
+    given = list(incoming.values())
     if any(map(capabilities.is_gradient_batch, given)):
         return gradient  # it has no graph, and code outside of torch raises with it
     sources = [tensor for tensor in tensors_in(list(arguments.values())) if tensor.requires_grad]
@@ -239,18 +239,10 @@ def _depends_on_grads(
     seen: list[bool] = []
 
     def again(*grads: Tensor) -> tuple[Tensor, ...]:
-        rest = iter(grads)
-        given = {
-            name: [next(rest) for _ in value]
-            if isinstance(value, list)
-            else None
-            if value is None
-            else next(rest)
-            for name, value in incoming.items()
-        }
+        given = dict(zip(incoming, grads, strict=True))
         answer = find(formula.function(**{**arguments, **given}))
         seen.append(isinstance(answer, Tensor) and answer.requires_grad)
         return tuple(tensors_in([answer]))
 
-    pull_back(again, tensors_in(list(incoming.values())))
+    pull_back(again, list(incoming.values()))
     return seen[0]

@@ -258,19 +258,16 @@ class SecondOrderGradients:
         if not any(map(is_cut, functions)):
             return
 
-        def results(*inputs: Tensor) -> list[Tensor]:
+        def total(*inputs: Tensor) -> Any:
             flat = [*self.sample.in_double()]
             for argnum, value in zip(self.argnums, inputs, strict=True):
                 flat[argnum] = value
-            return [each for each in self.call(flat) if is_inexact(each)]
+            return sum(each.real.sum() for each in self.call(flat) if is_inexact(each))
 
-        def gradients(*inputs: Tensor) -> Any:
-            first: Any = torch.func.vjp(results, *inputs)
-            return first[1]([torch.ones_like(each) for each in first[0]])
-
-        inputs = [self.inputs_and_grads[argnum] for argnum in self.argnums]
-        second: Any = torch.func.vjp(gradients, *inputs)
-        second[1](tuple(torch.ones_like(each) for each in second[0]))
+        argnums = tuple(range(len(self.argnums)))
+        first: Any = torch.func.grad(total, argnums)
+        second: Any = torch.func.grad(lambda *x: sum(each.real.sum() for each in first(*x)), argnums)
+        second(*(self.inputs_and_grads[argnum] for argnum in self.argnums))
 
     @cached_property
     def by(self) -> tuple[int, ...]:
