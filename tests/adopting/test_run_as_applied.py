@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import opsmith
 from opsmith import errors
+from opsmith.torch_library import capabilities
 
 
 class Turn(Function):
@@ -185,6 +186,10 @@ def itself(method: Any) -> Any:
     return method
 
 
+INLINED = pytest.mark.skipif(
+    not capabilities.on("inlining"),
+    reason="without `inlining`, compiled code and export keep every class whole",
+)
 FORWARD, BACKWARD = custom_fwd(device_type="cpu"), custom_bwd(device_type="cpu")
 CASTING = {
     "plain": multiplying("plain", itself, itself),
@@ -270,6 +275,7 @@ def test_autocast_in_forward_mode(name: str) -> None:
     torch.testing.assert_close(tangent, right)
 
 
+@INLINED
 @pytest.mark.compile
 @pytest.mark.xdist_group("run-as-applied")
 @pytest.mark.parametrize("name", ["plain", "bfloat16"])
@@ -289,6 +295,7 @@ def test_compiled_under_autocast(name: str) -> None:
     assert torch.equal(gradient, of_autograd(function))
 
 
+@INLINED
 @pytest.mark.compile
 @pytest.mark.xdist_group("run-as-applied")
 def test_compiled_code_that_keeps_a_class_whole() -> None:
@@ -309,6 +316,7 @@ def test_compiled_code_that_keeps_a_class_whole() -> None:
     assert torch.equal(torch.compile(followed, backend="aot_eager", fullgraph=True)(A), under_autocast(A))
 
 
+@INLINED
 @pytest.mark.compile
 @pytest.mark.xdist_group("run-as-applied")
 def test_exported_under_autocast() -> None:

@@ -340,7 +340,7 @@ class DispatcherRegistration:
             if result is not NOT_TAKEN:
                 return result
         values = self._values(args, kwargs)
-        classes = self.specification.adopted is not None
+        classes = self.specification.adopted is not None and capabilities.on("inlining")
         with autocast.noting_autocast(autocast.autocast_in_force()) if classes else nullcontext():
             if not self._differentiates(values):
                 return capabilities.redispatch_below_autograd(overload, keyset, args, kwargs)
