@@ -88,6 +88,10 @@ REFUSED = {
         "torch_library/test_nondeterminism.py::test_an_operator_of_torch_library_with_the_tag_is_held_to_a_bound",
     ),
     "torch_func": (
+        "adopting/test_run_as_applied.py::test_forward_that_grad_mode_would_refuse",
+        "adopting/test_run_as_applied.py::test_autocast_under_a_transform",
+        "adopting/test_run_as_applied.py::test_backward_after_autocast",
+        "adopting/test_run_as_applied.py::test_autocast_in_forward_mode",
         "adopting/test_dirty_derivatives.py::test_transforms",
         "adopting/test_dirty_derivatives.py::test_what_vmap_maps_is_written_into_what_it_maps",
         "adopting/test_foreign_classes.py::test_the_name_of_a_backward_may_be_taken",

@@ -328,12 +328,20 @@ def _refuse_other_place(old: Specification, new: Specification) -> None:
     # An operator of torch stays the same if its reference has another name.
     same = old.module == new.module and (foreign or old.qualname == new.qualname)
     if not same or foreign != (new.library_operator is not None):
+        problem = f"the name is taken by `{old.module}.{old.qualname}`"
+        hint = "choose another name; the namespace is best the name of your package"
+        if old.qualname == new.qualname:
+            problem += ", which another copy of the same package declared, or another version"
+            hint = (
+                "import one of the two; a copy that stays beside another has a namespace of its own: "
+                f"""`@opsmith.operator(__name__.replace(".", "_") + "::{new.short_name}")`"""
+            )
         raise errors.NameTakenError(
-            f"the name is taken by `{old.module}.{old.qualname}`",
+            problem,
             operator=new.name,
             got=f"{new.module}.{new.qualname}, {new.where}",
             where=old.where,
-            hint="choose another name; the namespace is best the name of your package",
+            hint=hint,
         )
 
 

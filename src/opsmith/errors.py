@@ -314,7 +314,7 @@ class SavedTensorModifiedError(OpsmithError, RuntimeError):
 
 
 class GraphCutError(OpsmithError, RuntimeError):
-    """A formula detached its result from the graph, so that second derivatives would be silently wrong."""
+    """A derivative goes through a computation that torch did not see, so that it would be silently wrong."""
 
 
 class HiddenResultError(OpsmithError, RuntimeError):

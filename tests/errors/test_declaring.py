@@ -117,6 +117,44 @@ def test_name_taken_by_another_module(name: str, place: Place, says: Any) -> Non
         opsmith.operator(name)(elsewhere["other"])
 
 
+VERSION = """
+import opsmith
+from torch import Tensor
+
+@opsmith.operator(NAME)
+def scale(x: Tensor) -> Tensor:
+    return x * FACTOR
+"""
+
+
+def test_two_versions_of_a_package(name: str, says: Any) -> None:
+    """Two copies of a package in one process, each of its own version: refused, and served by the hint."""
+
+    def imported(module: str, factor: int, declared: str) -> dict[str, Any]:
+        names = {"__name__": module, "FACTOR": factor}
+        source = VERSION.replace("NAME", declared)
+        exec(compile(source, f"{module}.py", "exec"), names)
+        return names
+
+    imported("scales.ops", 2, repr(name))
+    short = name.partition("::")[2]
+    with says(
+        errors.NameTakenError,
+        f"""
+        {name}: the name is taken by `scales.ops.scale`, which another copy of the same package declared, or another version
+          got: app.vendored.scales.ops.scale, app.vendored.scales.ops.py:5
+          where: scales.ops.py:5
+          hint: import one of the two; a copy that stays beside another has a namespace of its own: `@opsmith.operator(__name__.replace(".", "_") + "::{short}")`
+        """,  # noqa: E501
+    ):
+        imported("app.vendored.scales.ops", 3, repr(name))
+    followed = f'__name__.replace(".", "_") + "::{short}"'
+    modules = {"scales.ops": 2, "app.vendored.scales.ops": 3}
+    copies = [imported(module, factor, followed) for module, factor in modules.items()]
+    assert [each["scale"](torch.ones(1)).item() for each in copies] == [2.0, 3.0]
+    assert copies[1]["scale"].name == f"app_vendored_scales_ops::{short}"
+
+
 def test_name_taken_by_another_function_of_the_module(name: str, place: Place, says: Any) -> None:
     def other(x: Tensor) -> Tensor:
         return x + 1

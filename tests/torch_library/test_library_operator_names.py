@@ -100,6 +100,40 @@ def test_registrations(library: Any) -> None:
     assert capabilities.registrations(overload) == seen[-2]
 
 
+def test_has_derivative(library: Any) -> None:
+    kernels = {
+        "without": ("CPU", False),
+        "falling": ("CPU", False),
+        "with_autograd": ("AutogradCPU", True),
+        "transformed": ("FuncTorchDynamicLayerFrontMode", None),
+        "composite": ("CompositeImplicitAutograd", None),
+    }
+    for name, (key, _) in kernels.items():
+        library.define(f"{name}(Tensor x) -> Tensor")
+        library.impl(name, torch.neg, key)
+    library.impl("falling", torch.library.fallthrough_kernel, "Autograd")
+    for name, (_, expected) in kernels.items():
+        overload = getattr(torch.ops.registered_names, name).default
+        assert capabilities.has_derivative(overload, False) is expected, name
+    assert capabilities.has_derivative(torch.ops.aten.neg.default, False) is None
+
+
+def test_around_operators(library: Any) -> None:
+    library.define("seen(Tensor x) -> Tensor")
+    library.impl("seen", torch.neg, "CPU")
+    found: list[Any] = []
+
+    def call(called: Any, overload: Any, args: Any, kwargs: Any) -> Any:
+        found.append(overload)
+        return called(*args, **kwargs)
+
+    x = torch.ones(2)
+    with capabilities.around_operators(call):
+        torch.ops.registered_names.seen(torch.ops.registered_names.seen.default(x).exp())
+    overload = torch.ops.registered_names.seen.default
+    assert found == [overload, None, overload]
+
+
 def test_custom_parts(library: Any) -> None:
     operator, overload = custom()
     parts = capabilities.custom_parts(overload)

@@ -23,6 +23,9 @@ from opsmith.core.schema import Schema
 NEEDED = "grads_needed"
 """Parameter of a joint formula that receives the names of the inputs that need a gradient, a frozenset."""
 
+AUTOCAST = "grads_autocast"
+"""Parameter of the formula of a class that receives the autocast of the call, as text."""
+
 Rule = Formula | Zero | NonDifferentiable | NotImplementedGradient
 
 

@@ -77,14 +77,14 @@ def map_tensors(function: Callable[[Tensor], Tensor], values: Iterable[Any]) -> 
         >>> map_tensors(torch.neg, [torch.ones(1), [torch.zeros(1), None], 2])
         [tensor([-1.]), [tensor([-0.]), None], 2]
     """
+    return [_mapped(function, value) for value in values]
 
-    def mapped(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return function(value)
-        holds_tensors = isinstance(value, list | tuple) and any(isinstance(each, Tensor) for each in value)
-        return sequence_like(value, map(mapped, value)) if holds_tensors else value
 
-    return [mapped(value) for value in values]
+def _mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return function(value)
+    holds_tensors = isinstance(value, list | tuple) and any(isinstance(each, Tensor) for each in value)
+    return sequence_like(value, map_tensors(function, value)) if holds_tensors else value
 
 
 def resolved(values: Iterable[Any]) -> list[Any]:

@@ -6,9 +6,10 @@ float64 and integers are left alone, as torch's own operators leave them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from functools import reduce
+import functools
+import threading
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -70,6 +71,57 @@ def without_casts(tensors: Sequence[Tensor | None]) -> AbstractContextManager[An
     return capabilities.without_autocast(device)
 
 
+@functools.cache
+def _devices() -> tuple[str, ...]:
+    """Types of devices that have autocast here."""
+    return tuple(filter(torch.amp.is_autocast_available, capabilities.AUTOCAST_DEVICES))
+
+
+def autocast_in_force() -> str:
+    """Autocast that is on: a dtype for each type of device, as text; empty where it is off.
+
+    Example:
+        >>> with torch.autocast("cpu", torch.bfloat16):
+        ...     autocast_in_force()
+        'cpu=bfloat16'
+    """
+    on = filter(torch.is_autocast_enabled, _devices())
+    return ",".join(f"{device}={torch.get_autocast_dtype(device)}".replace("torch.", "") for device in on)
+
+
+def autocasting(state: str | None) -> AbstractContextManager[Any]:
+    """Context with the autocast of a call, from `autocast_in_force`; as it is now where it is None."""
+    if state is None or state == autocast_in_force():
+        return nullcontext()
+    wanted = dict(each.split("=") for each in state.split(",") if each)
+    regions = ExitStack()
+    for device in _devices():
+        if device in wanted or torch.is_autocast_enabled(device):
+            dtype = getattr(torch, wanted[device]) if device in wanted else None
+            regions.enter_context(torch.autocast(device, dtype, enabled=device in wanted))
+    return regions
+
+
+_call = threading.local()
+
+
+@contextmanager
+def noting_autocast(state: str | None) -> Iterator[None]:
+    """Context in which `autocast_of_call` is this: what was in force in a call, before a trace hid it."""
+    before = autocast_of_call()
+    _call.autocast = state
+    try:
+        yield
+    finally:
+        _call.autocast = before
+
+
+def autocast_of_call() -> str | None:
+    """Autocast of the call of a class that is running, for `autocasting`."""
+    found: str | None = getattr(_call, "autocast", None)
+    return found
+
+
 def _eligible(tensor: Tensor, device: str) -> bool:
     return tensor.device.type == device and tensor.is_floating_point() and tensor.dtype is not torch.float64
 
@@ -80,7 +132,7 @@ def _target(rule: Autocast, device: str, tensors: list[Tensor]) -> torch.dtype |
     if rule == "float32":
         return torch.float32
     dtypes = {tensor.dtype for tensor in tensors if _eligible(tensor, device)}
-    return reduce(torch.promote_types, dtypes) if dtypes else None
+    return functools.reduce(torch.promote_types, dtypes) if dtypes else None
 
 
 def _cast(value: Any, device: str, dtype: torch.dtype) -> Any:

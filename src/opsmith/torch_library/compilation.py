@@ -13,6 +13,7 @@ from opsmith.core.backward_plan import takes_kernel
 from opsmith.core.kernels import BuiltKernel, choose, refuse_strictly
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
+from opsmith.torch_library.autocast import autocast_of_call, noting_autocast
 from opsmith.torch_library.validation import run_call
 
 
@@ -39,14 +40,16 @@ def inline_reference(
 
     def rule(mode: Any, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if capabilities.exporting():
-            return mode.__torch_dispatch__(operator, types, args, kwargs)
         now = specification()
+        # A decomposed program has no autocast for what it keeps.
+        if capabilities.exporting() and not (now.adopted is not None and autocast_of_call()):
+            return mode.__torch_dispatch__(operator, types, args, kwargs)
         # Needed for the choice of a kernel, and for what is written.
         values = received(args, kwargs) if now.kernels or now.schema.written else []
         inlined = is_inlined(now, values)
         if not inlined and (now.inline is False or not now.kernels) and not now.schema.written:
-            return mode.__torch_dispatch__(operator, types, args, kwargs)
+            with noting_autocast(None):  # which is off where it will run
+                return mode.__torch_dispatch__(operator, types, args, kwargs)
         if not capabilities.only_stand_ins(types):
             return NotImplemented if inlined else mode.__torch_dispatch__(operator, types, args, kwargs)
         with mode:

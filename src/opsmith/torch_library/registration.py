@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -395,9 +396,11 @@ class DispatcherRegistration:
             if result is not NOT_TAKEN:
                 return result
         values = self._values(args, kwargs)
-        if not self._differentiates(values):
-            return self._call_below(overload, keyset, args, kwargs)
-        return returned(self._call_with_autograd(values))
+        classes = self.specification.adopted is not None and capabilities.on("inlining")
+        with autocast.noting_autocast(autocast.autocast_in_force()) if classes else nullcontext():
+            if not self._differentiates(values):
+                return self._call_below(overload, keyset, args, kwargs)
+            return returned(self._call_with_autograd(values))
 
     def _call_below(self, overload: Any, keyset: Any, args: Any, kwargs: Any) -> Any:
         """Compute a call without a derivative below autograd."""
@@ -458,7 +461,7 @@ class DispatcherRegistration:
     def _register_autocast(self, overload: Any, name: str) -> dict[str, Any]:
         """Register an autocast kernel for each type of device that has none, and return all of them."""
         kernels: dict[str, Any] = {}
-        if self.specification.adopted is not None:
+        if self.specification.adopted is not None or self.specification.adopted_from is not None:
             return kernels  # a class handles autocast itself, as under `apply`
         leaves = enumerate(self.specification.schema.leaves)
         written = {each for place, leaf in leaves if leaf.alias for each in (place, leaf.name)}
@@ -517,7 +520,10 @@ class DispatcherRegistration:
             self._serve_without_python(specification, accepted.kernel, function)
         # The forward of a class runs without grad mode, as under `apply`.
         with torch.set_grad_enabled(torch.is_grad_enabled() and specification.adopted is None):
-            results = run_call(specification, function, values)
+            if self.validated or function is not specification.reference:
+                results = run_call(specification, function, values)
+            else:  # the first run shows what it calls, before there is a fast path
+                results = self._by_reference(values)
         self._validated = specification
         return results
 
@@ -584,7 +590,13 @@ class DispatcherRegistration:
 
     def _by_reference(self, values: list[Any]) -> tuple[Any, ...]:
         """Run the reference, whatever kernels there are."""
-        return run_call(self.specification, self.specification.computed_by, values)
+        from opsmith.torch_library.autograd.graph_cuts import refusing_cuts  # where derivatives may follow
+
+        specification = self.specification
+        with refusing_cuts(
+            specification, specification.reference, "the reference", derived=not self.validated
+        ):
+            return run_call(specification, specification.computed_by, values)
 
     def in_torch(self, values: list[Any]) -> tuple[Any, ...]:
         """Run the reference, in operations of torch alone."""

@@ -39,7 +39,11 @@ _registering = lock_of(sys.modules[__name__], "_registering")
 
 
 def gradients_on_real_tensors(
-    adopted: AdoptedFunction, values: Sequence[Any], grads: Sequence[Tensor | None], needs: frozenset[str]
+    adopted: AdoptedFunction,
+    values: Sequence[Any],
+    grads: Sequence[Tensor | None],
+    needs: frozenset[str],
+    autocast: str | None,
 ) -> Mapping[str, Any]:
     """Gradients by input name, from an operator that runs the class's forward and backward.
 
@@ -48,10 +52,11 @@ def gradients_on_real_tensors(
         values: Values of the operator's arguments.
         grads: Gradient of each result, or None.
         needs: Names of the inputs whose gradient is needed.
+        autocast: Autocast that was in force in the call.
     """
     names = [name for name in adopted.schema.names if name in needs]
     schema, overload = _backward_operator(adopted)
-    given, named = schema.dispatched([*values, *grads, ",".join(names)])
+    given, named = schema.dispatched([*values, *grads, ",".join(names), autocast or ""])
     flat = iter(overload(*given, **named))
     found: dict[str, Any] = {}
     for name, value in zip(adopted.schema.names, values, strict=True):
@@ -91,12 +96,12 @@ def _specification(adopted: AdoptedFunction, name: str) -> Specification:
     arguments = [Argument(each.name, each.kind, REQUIRED) for each in adopted.schema.arguments]
     optional = ArgumentType(TENSOR, optional=True)
     arguments += [Argument(f"grad_of_{each.name}", optional) for each in adopted.schema.results]
-    arguments.append(Argument(NEEDS, ArgumentType(STR)))
+    arguments += [Argument(NEEDS, ArgumentType(STR)), Argument("forward_autocast", ArgumentType(STR))]
     schema = Schema(tuple(arguments), (Result(GRADIENTS, sequence=True),), single=True)
     count = len(adopted.schema.arguments)
 
     def needed(values: Sequence[Any]) -> list[tuple[str, Tensor]]:
-        names = values[-1].split(",")
+        names = values[-2].split(",")
         pairs = zip(adopted.schema.names, values, strict=False)
         return [
             (name, tensor)
@@ -107,9 +112,10 @@ def _specification(adopted: AdoptedFunction, name: str) -> Specification:
         ]
 
     def backward(*values: Any) -> list[Tensor]:
-        needs = frozenset(values[-1].split(","))
+        *given, names, autocast = values
+        needs = frozenset(names.split(","))
         with capabilities.above_autograd(), torch.no_grad():
-            found = gradients_by_class(adopted, values[:count], values[count:-1], needs)
+            found = gradients_by_class(adopted, given[:count], given[count:], needs, autocast)
         flat = {name: iter(each if isinstance(each, list) else [each]) for name, each in found.items()}
         results = []
         for name in adopted.schema.names:

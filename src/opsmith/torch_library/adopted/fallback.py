@@ -6,7 +6,6 @@ import os
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from copy import copy
 from typing import Any, TypeVar
 
 import torch
@@ -207,33 +206,3 @@ def once_differentiable_error(adopted: AdoptedFunction) -> errors.TransformError
         hint="take the mark away if the backward is made of torch operations, or give the same mathematics "
         "in plain PyTorch: `adopt(..., reference=...)`",
     )
-
-
-def refuse_differentiation(
-    answers: Sequence[Any], sources: Sequence[Tensor], error: errors.OpsmithError
-) -> list[Any]:
-    """Return the gradients, attached to a node that raises `error` when it is differentiated."""
-    apply: Any = _RefusingNode.apply
-    return [apply(error, answer, *sources) if isinstance(answer, Tensor) else answer for answer in answers]
-
-
-class _RefusingNode(torch.autograd.Function):
-    """A node that raises when it is differentiated, and not before."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(_error: errors.OpsmithError, gradient: Tensor, *_sources: Tensor) -> Tensor:
-        """Return the gradient."""
-        return gradient.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Keep the error."""
-        ctx.error = inputs[0]
-
-    @staticmethod
-    def backward(ctx: Any, *_grads: Tensor) -> Any:
-        """Refuse."""
-        # What is raised gets a traceback, whose frames hold the result, and so this node.
-        raise copy(ctx.error)

@@ -37,6 +37,7 @@ from opsmith.torch_library.adopted.misfits import (
     unmarked_write,
 )
 from opsmith.torch_library.adopted.trial import refuse_other_metadata, results_by_trial
+from opsmith.torch_library.autocast import autocast_of_call, autocasting
 from opsmith.torch_library.autograd.gradient_values import has_gradient
 from opsmith.torch_library.symbolic_sizes import for_symbolic_sizes
 
@@ -56,6 +57,17 @@ class ForwardRun:
     context: Context
     constant: frozenset[int]
     given: tuple[Any, ...]
+
+    def keeps(self, kept: Sequence[Tensor], known: Sequence[Any]) -> bool:
+        """Return True if it kept tensors that may have a gradient and are not known, or what may hide some.
+
+        Args:
+            kept: The tensors of its context.
+            known: Tensors that do not count.
+        """
+        ids = {id(value) for value in (*self.given, *known)}
+        there = any(has_gradient(tensor.dtype) and id(tensor) not in ids for tensor in kept)
+        return there or self.context.hides(self.given)
 
 
 def run_forward(
@@ -308,7 +320,7 @@ def _results(adopted: AdoptedFunction, values: list[Any], *, in_place: bool = Fa
     written = len(adopted.schema.new_values) if in_place else 0
 
     def by_class() -> Any:
-        with capabilities.above_autograd():
+        with capabilities.above_autograd(), autocasting(autocast_of_call()):
             results = run_traceable(adopted, values, in_place=in_place).results
         if adopted.facts.tried and proxy_reason(values) is None:
             refuse_other_metadata(adopted, values, results)

@@ -22,6 +22,7 @@ from opsmith.torch_library.adopted.node import (
     save_run,
     saved_gradients,
 )
+from opsmith.torch_library.autocast import autocast_in_force
 from opsmith.torch_library.autograd.gradient_values import CallMetadata, TensorMetadata, fit, has_gradient
 from opsmith.torch_library.autograd.node import OperatorPrimitive, RecordedOperator, RegisteredOperator
 from opsmith.torch_library.autograd.saved_values import SavedValues
@@ -145,7 +146,7 @@ class ClassNodes:
 
     def _save(
         self, ctx: Any, names: Sequence[str], inputs: Sequence[Tensor], others: tuple[Any, ...] | None
-    ) -> tuple[int, dict[str, int], tuple[int, ...], tuple[Any, ...] | None]:
+    ) -> tuple[int, dict[str, int], tuple[int, ...], tuple[Any, ...] | None, str | None]:
         """Save tensors beside those that the class saved itself.
 
         Args:
@@ -155,14 +156,15 @@ class ClassNodes:
             others: The arguments that are no tensors; None if the inputs are not kept.
 
         Returns:
-            Number of the class's own tensors; places of its attributes, and of the inputs; the others.
+            Number of the class's own tensors; places of its attributes, and of the inputs; the others;
+            the autocast in force.
         """
         saved = SavedTensors(ctx.to_save or ())
         count = len(saved.tensors)
         attributes = {name: saved.place(ctx.__dict__.pop(name)) for name in names}
         places = tuple(map(saved.place, inputs))
         ctx.to_save = tuple(saved.tensors)
-        return count, attributes, places, others
+        return count, attributes, places, others, autocast_in_force()
 
     def _own_context(
         self, ctx: Any, saved: Sequence[Tensor | None], count: int, attributes: Mapping[str, int]
@@ -208,7 +210,7 @@ class ClassNodes:
         pairs = zip(needed.items(), shapes, strict=True)
         expected = {name: TensorMetadata(shape, *like) for (name, like), shape in pairs}
         saved = ctx.saved_tensors
-        count, attributes, places, others = inputs or (len(saved), {}, (), None)
+        count, attributes, places, others, autocast = inputs or (len(saved), {}, (), None, None)
         metadata = CallMetadata(
             tuple(expected.get(name) for name in names),
             (None,) * len(names),
@@ -224,7 +226,7 @@ class ClassNodes:
                     (name, False, (next(positions) if name in tensors else (next(rest),),)) for name in names
                 )
             )
-        state = NodeState(places, loaded, others is not None, given, metadata, None, frozenset())
+        state = NodeState(places, loaded, others is not None, given, metadata, None, frozenset(), autocast)
         context = self._own_context(ctx, saved, count, attributes)
         return tuple(class_gradients(self._primitive, state, context, saved, grads))
 

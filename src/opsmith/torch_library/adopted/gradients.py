@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from opsmith.core.adopted import AdoptedFunction, ClassFormula, side_by_side
 from opsmith.core.call_arguments import requires_gradient, shown, tensors_in
 from opsmith.core.formula import Formula, zero
 from opsmith.core.forward_arguments import take_apart
-from opsmith.core.gradients import NEEDED
+from opsmith.core.gradients import AUTOCAST, NEEDED
 from opsmith.core.location import where
 from opsmith.torch_library.adopted.context import Context
 from opsmith.torch_library.adopted.fallback import (
@@ -23,11 +24,12 @@ from opsmith.torch_library.adopted.fallback import (
     once_differentiable_error,
     proxy_reason,
     random_rerun_error,
-    refuse_differentiation,
     run_or_fall_back,
 )
-from opsmith.torch_library.adopted.forward import run_forward, version_of
+from opsmith.torch_library.adopted.forward import ForwardRun, run_forward, version_of
+from opsmith.torch_library.autocast import autocast_in_force, autocasting
 from opsmith.torch_library.autograd.gradient_values import TensorMetadata
+from opsmith.torch_library.autograd.graph_cuts import refuse_differentiation
 from opsmith.torch_library.autograd.pullback import vjp_by_recompute
 from opsmith.torch_library.flattening import ArgumentFlattening
 from opsmith.torch_library.symbolic_sizes import for_symbolic_sizes
@@ -153,19 +155,19 @@ def gradient_formula(adopted: AdoptedFunction) -> ClassFormula:
     """The backward of an adopted class as a joint formula for all tensors among its arguments."""
     schema = adopted.schema
     differentiable = adopted.differentiable
-    names = (*schema.names, *schema.gradient_position, NEEDED)
+    names = (*schema.names, *schema.gradient_position, NEEDED, AUTOCAST)
 
     def backward(**given: Any) -> Mapping[str, Any]:
         values = [given[name] for name in schema.names]
         grads = [given[name] for name in schema.gradient_position]
         if adopted.random and proxy_reason([*values, *grads]) is not None:
             raise random_rerun_error(adopted)
-        needs = given[NEEDED]
+        needs, autocast = given[NEEDED], given[AUTOCAST]
         if adopted.has_stand_in("backward"):
             instead: Callable[[], Mapping[str, Any]] = partial(by_reference, adopted, values, grads, needs)
         else:
-            instead = partial(_on_real_tensors, adopted, values, grads, needs)
-        own = partial(gradients_by_class, adopted, values, grads, needs)
+            instead = partial(_on_real_tensors, adopted, values, grads, needs, autocast)
+        own = partial(gradients_by_class, adopted, values, grads, needs, autocast)
         return run_or_fall_back(adopted, "backward", [*values, *grads], own, instead)
 
     backward.__wrapped__ = adopted.backward  # type: ignore[attr-defined]  # where it was written
@@ -173,16 +175,20 @@ def gradient_formula(adopted: AdoptedFunction) -> ClassFormula:
 
 
 def _on_real_tensors(
-    adopted: AdoptedFunction, values: Sequence[Any], grads: Sequence[Tensor | None], needs: frozenset[str]
+    adopted: AdoptedFunction,
+    values: Sequence[Any],
+    grads: Sequence[Tensor | None],
+    needs: frozenset[str],
+    autocast: str | None,
 ) -> Mapping[str, Any]:
     """Gradients that cannot be differentiated again, from the class's code on real tensors."""
     given = [*values, *grads]
     if proxy_reason(given) is not None:
         from opsmith.torch_library.adopted.backward_operator import gradients_on_real_tensors
 
-        return gradients_on_real_tensors(adopted, values, grads, needs)
+        return gradients_on_real_tensors(adopted, values, grads, needs, autocast)
     with torch.no_grad():
-        found = gradients_by_class(adopted, values, grads, needs)
+        found = gradients_by_class(adopted, values, grads, needs, autocast)
     sources = [tensor for tensor in tensors_in(given) if tensor.requires_grad]
     error = cannot_run(adopted, "backward", SECOND, "it has no derivative there")
     return {
@@ -193,15 +199,54 @@ def _on_real_tensors(
     }
 
 
+def run_as_applied(
+    adopted: AdoptedFunction, values: Sequence[Any], needs: frozenset[str], autocast: str | None
+) -> ForwardRun:
+    """Run the forward of a class again as `apply` runs it: without grad mode, under autocast of the call.
+
+    What it keeps is in the graph: arguments are those given, results those of the operator. Grad mode is on
+    where it keeps values that it computed on the way.
+
+    Args:
+        adopted: The class.
+        values: Values of the operator's arguments.
+        needs: Names of the arguments whose gradient is needed.
+        autocast: Autocast that was in force in the call.
+    """
+    with autocasting(autocast):
+        if adopted.random:  # which it would draw twice
+            return run_forward(adopted, values, needs)
+        with torch.no_grad():
+            run = run_forward(adopted, values, needs)
+        kept, _ = run.context.pack()
+        if not (torch.is_grad_enabled() and run.keeps(kept, ())):
+            return run
+        if run.keeps(kept, run.results) or adopted.schema.new_values:
+            return run_forward(adopted, values, needs)
+        args, kwargs = adopted.schema.dispatched([*values])
+        results = _operator(adopted)(*args, **kwargs)
+        pairs = zip(run.results, results if isinstance(results, tuple) else (results,), strict=True)
+        return replace(run, context=run.context.with_identities({id(old): new for old, new in pairs}))
+
+
+def _operator(adopted: AdoptedFunction) -> Any:
+    namespace, _, name = adopted.operator.partition("::")
+    return getattr(getattr(torch.ops, namespace), name)
+
+
 def gradients_by_class(
-    adopted: AdoptedFunction, values: Sequence[Any], grads: Sequence[Tensor | None], needs: frozenset[str]
+    adopted: AdoptedFunction,
+    values: Sequence[Any],
+    grads: Sequence[Tensor | None],
+    needs: frozenset[str],
+    autocast: str | None,
 ) -> Mapping[str, Any]:
     """Gradients by input name, from a new run of the class's forward and its backward."""
     watched = torch.is_grad_enabled() and requires_gradient([*values, *grads])
     derived = watched and adopted.reference is not None and not adopted.surrogate
     if derived and adopted.once_differentiable:
         return by_reference(adopted, values, grads, needs)
-    run = run_forward(adopted, values, needs)
+    run = run_as_applied(adopted, values, needs, autocast)
     open_ = {position for position, result in enumerate(adopted.schema.results) if result.differentiable}
     if open_ <= run.constant:
         return dict.fromkeys(needs, zero)
@@ -287,7 +332,8 @@ def tangent_formula(adopted: AdoptedFunction) -> Formula | None:
     results = [result for position, result in enumerate(schema.results) if result.differentiable]
 
     def forward_mode(**given: Any) -> Mapping[str, Any]:
-        run = run_forward(adopted, [given[name] for name in schema.names], frozenset(schema.tensor_names))
+        values = [given[name] for name in schema.names]
+        run = run_as_applied(adopted, values, frozenset(schema.tensor_names), autocast_in_force())
         record = run.context.opsmith_record
         record.saved = record.saved_forward
         skeletons = {slot.value for slot in adopted.parameters.slots if slot.form == "mixed"}

@@ -15,7 +15,7 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.core.adopted import AdoptedFunction, ClassFormula
 from opsmith.core.formula import zero
-from opsmith.core.gradients import NEEDED
+from opsmith.core.gradients import AUTOCAST, NEEDED
 from opsmith.core.tensors import replace_tensors
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.adopted.context import Context, SavedTensors
@@ -24,13 +24,14 @@ from opsmith.torch_library.adopted.fallback import (
     once_differentiable_error,
     overwritten_error,
     proxy_reason,
-    refuse_differentiation,
     rerun_differs_error,
     run_or_fall_back,
 )
 from opsmith.torch_library.adopted.forward import ForwardRun, run_traceable
 from opsmith.torch_library.adopted.gradients import by_name, run_backward
+from opsmith.torch_library.autocast import autocast_in_force
 from opsmith.torch_library.autograd.gradient_values import CallMetadata, fit, has_gradient
+from opsmith.torch_library.autograd.graph_cuts import MadeByTorch, refuse_differentiation
 from opsmith.torch_library.autograd.node import (
     LEADING_ARGUMENTS,
     OperatorNode,
@@ -55,6 +56,7 @@ class NodeState:
         metadata: Metadata of the call's tensors.
         random: The random state of the forward, if it may run again.
         constant: Positions of the results that have no gradient.
+        autocast: Autocast of the call.
     """
 
     places: tuple[int, ...]
@@ -64,6 +66,7 @@ class NodeState:
     metadata: CallMetadata
     random: RandomState | None
     constant: frozenset[int]
+    autocast: str | None
 
 
 class AdoptedNode(OperatorNode):
@@ -173,7 +176,9 @@ def save_run(
         flat, run.results, ctx.needs_input_grad[0 if of_torch else LEADING_ARGUMENTS :]
     )
     given = replace_tensors(tuple(run.given), repeat(PLACEHOLDER))
-    ctx.state = NodeState(tuple(places), inputs, for_second, given, metadata, state, constant)
+    ctx.state = NodeState(
+        tuple(places), inputs, for_second, given, metadata, state, constant, autocast_in_force()
+    )
     return for_second
 
 
@@ -186,9 +191,7 @@ def _keeps_inputs(adopted: AdoptedFunction, kept: Sequence[Tensor], run: Forward
 
     An integer or a mask is a constant of the derivative in any case.
     """
-    known = {id(value) for value in (*run.given, *run.results)}
-    on_the_way = any(has_gradient(tensor.dtype) and id(tensor) not in known for tensor in kept)
-    on_the_way = on_the_way or run.context.hides(run.given)
+    on_the_way = run.keeps(kept, run.results)
     if adopted.reference is not None and not adopted.surrogate:
         return on_the_way or adopted.once_differentiable or adopted.leaves_torch
     return on_the_way and not adopted.once_differentiable
@@ -291,7 +294,7 @@ def _recomputed(
         grad, expected = grads[position], state.metadata.results[position]
         given[name] = expected.zeros() if grad is None and expected is not None else grad
     with state.random.again() if state.random else nullcontext():
-        found = formula.function(**given, **{NEEDED: needed})
+        found = formula.function(**given, **{NEEDED: needed, AUTOCAST: state.autocast})
     return _flat(primitive, found)
 
 
@@ -321,12 +324,15 @@ def _checked_graph(
     else:
         if not any(grad is not None and grad.requires_grad for grad in grads):
             # A gradient is linear in `grad`: if it depends on it, it has a graph where `grad` has one.
-            leaves = [
+            grads = [
                 None if grad is None else grad.detach().requires_grad_(has_gradient(grad.dtype))
                 for grad in grads
             ]
-            again = run(leaves)
-            cut = [isinstance(answer, Tensor) and not answer.requires_grad for answer in again]
+        made = MadeByTorch([*saved, *grads])
+        with made.watching():
+            again = run(grads)
+        # What operations of torch made of these, as `detach` does, is constant on purpose.
+        cut = [isinstance(each, Tensor) and not (each.requires_grad or each in made) for each in again]
         error = graph_cut_error(adopted)
     return [
         refuse_differentiation([answer], sources, error)[0] if lost and bool(answer.any()) else answer

@@ -12,6 +12,12 @@ from opsmith import errors
 from opsmith.core.adopted import AdoptedFunction
 from opsmith.core.call_arguments import tensors_in
 from opsmith.torch_library import capabilities
+from opsmith.torch_library.autocast import (
+    autocast_in_force,
+    autocast_of_call,
+    autocasting,
+    noting_autocast,
+)
 from opsmith.torch_library.autograd.gradient_values import has_gradient
 
 
@@ -30,13 +36,28 @@ def results_by_trial(
     if key not in adopted.facts.tried:
         with capabilities.without_modes(), capabilities.above_autograd(), torch.random.fork_rng(devices=[]):
             real = [_filled(value) for value in values]
-            with torch.no_grad():
-                results = run(real)
-        adopted.facts.tried[key] = metadata_of(results)
+            found = {}
+            for state in (autocast_of_call(), ""):  # compiled code runs what it keeps without autocast
+                with torch.no_grad(), noting_autocast(state), autocasting(state):
+                    found[state or ""] = metadata_of(run(real))
+        if len(set(found.values())) > 1:
+            raise autocast_error(adopted)
+        adopted.facts.tried[key] = found[""]
     device = next(iter(devices), torch.device("cpu"))
     return tuple(
         None if each is None else torch.empty_strided(each[0], each[1], dtype=each[2], device=device)
         for each in adopted.facts.tried[key]
+    )
+
+
+def autocast_error(adopted: AdoptedFunction) -> errors.TransformError:
+    """The error for a class whose code compiled code keeps whole, and that depends on autocast."""
+    return adopted.error(
+        errors.TransformError,
+        f"`{adopted.name}.forward` gives another dtype under autocast, and compiled code, which keeps it "
+        "whole, runs it without",
+        hint="cast its arguments, and call it where autocast is off: "
+        "`with torch.autocast(device, enabled=False)`",
     )
 
 
@@ -48,7 +69,7 @@ def refuse_other_metadata(adopted: AdoptedFunction, values: Sequence[Any], resul
     """
     expected = adopted.facts.tried.get(metadata_of(values))
     found = metadata_of(results)
-    if expected is None or expected == found:
+    if expected is None or expected == found or autocast_in_force():
         return
     raise adopted.error(
         errors.ShapeError,

@@ -12,6 +12,7 @@ from opsmith import errors
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.formula import Formula, NotImplementedGradient, Zero
 from opsmith.core.specification import Specification
+from opsmith.torch_library.autocast import without_casts
 from opsmith.torch_library.autograd.gradient_values import (
     CallMetadata,
     TensorMetadata,
@@ -20,6 +21,7 @@ from opsmith.torch_library.autograd.gradient_values import (
     has_gradient,
     mixes_dtypes,
 )
+from opsmith.torch_library.autograd.graph_cuts import refuse_differentiation
 from opsmith.torch_library.autograd.pullback import pull_back
 from opsmith.torch_library.autograd.vjp import call_formula, formula_answers, list_answers
 from opsmith.torch_library.flattening import ArgumentFlattening
@@ -152,7 +154,7 @@ def _fitted_tangent(
     # A tangent is linear in the input tangents: without a graph, although they have one, it was cut off.
     cut = torch.is_grad_enabled() and not tangent.requires_grad
     if cut and not isinstance(answer, Zero) and given.moving and all(t.requires_grad for t in given.moving):
-        raise specification.error(
+        error = specification.error(
             errors.GraphCutError,
             f"the tangent of `{name}` does not depend on the tangents that come in as far as torch can see",
             argument=name,
@@ -160,6 +162,7 @@ def _fitted_tangent(
             hint="write the formula with torch operations or opsmith operators, so that a second order "
             "exists; where the tangent is zero, give `opsmith.zero`",
         )
+        tangent = refuse_differentiation([tangent], given.moving, error)[0]
     return tangent
 
 
@@ -212,6 +215,7 @@ def jvp_from_vjp(
         return (None,) * len(results)
     vectors = [torch.zeros_like(results[index]) for index in moving]
     _, pull = pull_back(products, vectors, tensors_in(list(every.values())))
-    answers = pull([tangents[index] for index in answered])
+    with without_casts(tangents):  # it would round what the VJP computes in float32
+        answers = pull([tangents[index] for index in answered])
     found = dict(zip(moving, answers, strict=True))
     return tuple(found.get(index) for index in range(len(results)))

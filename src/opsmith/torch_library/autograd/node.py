@@ -14,6 +14,7 @@ from opsmith import errors
 from opsmith.core.backward_plan import BackwardPlan
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
+from opsmith.torch_library.autocast import autocast_in_force
 from opsmith.torch_library.autograd.forward_mode import jvp
 from opsmith.torch_library.autograd.gradient_values import CallMetadata, constant_results
 from opsmith.torch_library.autograd.random_state import RandomState, generators_in
@@ -122,7 +123,8 @@ class OperatorPrimitive(Primitive):
 
     def vjp(self, plan: BackwardPlan, metadata: CallMetadata, state: RandomState | None) -> VjpFunction:
         """The vector-Jacobian product of a call with this metadata."""
-        return Vjp(self.specification, plan, self.flattening, self.results, metadata, state)
+        autocast = None if self.specification.adopted is None else autocast_in_force()
+        return Vjp(self.specification, plan, self.flattening, self.results, metadata, state, autocast)
 
     def jvp(self, every: Mapping[str, Any], tangents: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
         """Tangents of the results."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,12 +16,13 @@ from opsmith.core.adopted import ClassFormula
 from opsmith.core.backward_plan import BackwardPlan
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.formula import Formula, NotImplementedGradient, Zero, listed
-from opsmith.core.gradients import NEEDED
+from opsmith.core.gradients import AUTOCAST, NEEDED
 from opsmith.core.specification import Specification
 from opsmith.core.tensors import map_tensors
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autocast import without_casts
-from opsmith.torch_library.autograd.gradient_values import CallMetadata, fit, refuse_graph_cut
+from opsmith.torch_library.autograd.gradient_values import CallMetadata, fit
+from opsmith.torch_library.autograd.graph_cuts import refuse_graph_cut, refusing_cuts
 from opsmith.torch_library.autograd.pullback import vjp_by_recompute
 from opsmith.torch_library.autograd.random_state import RandomState, generators_in
 from opsmith.torch_library.distributed import dtensors_in, gathered, is_unplaced, replicating, warn_gathers
@@ -39,6 +41,7 @@ class Vjp:
         results: Flat form of the results.
         metadata: Metadata of the call's tensors.
         state: Random state of the forward, where the backward recomputes a random reference.
+        autocast: Autocast of the call, under which the forward of a class runs again.
     """
 
     specification: Specification
@@ -47,6 +50,7 @@ class Vjp:
     results: ResultFlattening
     metadata: CallMetadata
     state: RandomState | None
+    autocast: str | None = None
 
     def __call__(self, saved: Mapping[str, Any], grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Gradients of the flat arguments.
@@ -57,7 +61,9 @@ class Vjp:
         """
         self._refuse()
         values = (*saved.values(), *grads)
-        with replicating(values), without_casts(grads):
+        # A class handles autocast itself, as under `apply`.
+        casts = nullcontext() if self.specification.adopted is not None else without_casts(grads)
+        with replicating(values), casts:
             try:
                 return self._gradients(saved, grads)
             except Exception as error:
@@ -142,7 +148,7 @@ class Vjp:
                 if expected is None:
                     continue
                 label = self.flattening.labels[index]
-                gradient = gradients[index] = fit(
+                gradient = fit(
                     items[item],
                     expected,
                     label=label,
@@ -150,9 +156,12 @@ class Vjp:
                     formula=formula,
                     mixed=self.metadata.mixed or self.specification.adopted is not None,
                 )
-                if torch.is_grad_enabled() and not isinstance(items[item], Zero):
+                # A class says by `detach` or `zeros_like` that something is constant, as under `apply`.
+                constant = isinstance(items[item], Zero) or isinstance(formula, ClassFormula)
+                if torch.is_grad_enabled() and not constant:
                     find = partial(self._item, formula, name, item)
-                    refuse_graph_cut(self.specification, formula, label, gradient, arguments, find)
+                    gradient = refuse_graph_cut(self.specification, formula, label, gradient, arguments, find)
+                gradients[index] = gradient
 
     def _argument(
         self,
@@ -165,6 +174,8 @@ class Vjp:
         schema = self.specification.schema
         if name == NEEDED:
             return frozenset(inputs)
+        if name == AUTOCAST:
+            return self.autocast
         if name in schema.shapes:
             return self.metadata.shapes[self.flattening.spans[schema.shapes[name]].start]
         position = schema.gradient_position.get(name)
@@ -213,13 +224,14 @@ class Vjp:
         self._refuse_to_follow(followed)
         flat = self.flattening.flatten([saved[name] for name in specification.schema.names])
         self._refuse_to_draw_again(flat)
-        function, wanted = specification.reference, grads
+        function, wanted, what = specification.reference, grads, "the reference"
         if specification.gradients.stand_in is not None:
-            function = specification.gradients.stand_in
+            function, what = specification.gradients.stand_in, "the stand-in"
             wanted = [grads[index] for index in self._indices_of(specification.schema.visible)]
         if plan.derived:
             indices = self._input_indices(plan.derived)
-            answers = vjp_by_recompute(function, self.flattening, flat, indices, wanted, self.state)
+            with refusing_cuts(specification, function, what, derived=True):
+                answers = vjp_by_recompute(function, self.flattening, flat, indices, wanted, self.state)
             for index, answer in zip(indices, answers, strict=True):
                 gradients[index] = answer
         for formula in plan.formulas:
@@ -233,9 +245,10 @@ class Vjp:
             indices = self._input_indices([name for name in formula.answers_for if name in plan.needed])
             kept = self._indices_of(blind)
             only = [grad if index in kept else None for index, grad in enumerate(grads)]
-            answers = vjp_by_recompute(
-                specification.reference, self.flattening, flat, indices, only, self.state
-            )
+            with refusing_cuts(specification, specification.reference, "the reference", derived=True):
+                answers = vjp_by_recompute(
+                    specification.reference, self.flattening, flat, indices, only, self.state
+                )
             for index, answer in zip(indices, answers, strict=True):
                 known = gradients[index]
                 gradients[index] = answer if known is None else known + answer
@@ -286,8 +299,10 @@ def call_formula(
     tensors = [(name, tensor) for name, value in arguments.items() for tensor in tensors_in([value])]
     before = [capabilities.version(tensor) for _, tensor in tensors]
     function = for_symbolic_sizes(formula.function, arguments.values())
+    own = f"the {kind} of {listed(formula.answers_for)}"
     try:
-        returned = function(**arguments)
+        with refusing_cuts(specification, formula.function, own):
+            returned = function(**arguments)
     except Exception as error:
         note_formula(specification, formula, error, kind)
         raise

@@ -322,7 +322,8 @@ CAPABILITIES = {
         Capability(
             name="library_operators",
             purpose="operators that others registered: their schemas, and what they have",
-            instead="`opsmith.adopt` refuses operators of `torch.ops`",
+            instead="`opsmith.adopt` refuses operators of `torch.ops`; a derivative through one that has "
+            "none may be zero",
             provides=(
                 "MISSING",
                 "ArgumentSchema",
@@ -334,6 +335,8 @@ CAPABILITIES = {
                 "registrations",
                 "CustomParts",
                 "custom_parts",
+                "has_derivative",
+                "around_operators",
                 "shards_itself",
             ),
         ),

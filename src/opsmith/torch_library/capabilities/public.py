@@ -273,6 +273,15 @@ def _operator_name(subject: Any) -> str:
     return (found[1] if found else printed.replace(".", "::", 1)).removesuffix(".default")
 
 
+def has_derivative(overload: Any, transformed: bool) -> None:
+    """Return None: which kernels an operator has is not public."""
+
+
+def around_operators(call: Callable[..., Any]) -> AbstractContextManager[Any]:
+    """Return an empty context: torch's own functions are called."""
+    return nullcontext()
+
+
 def replicates_implicitly() -> bool:
     """Return False: whether the caller requested implicit replication is not public."""
     return False

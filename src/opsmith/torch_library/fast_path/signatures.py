@@ -20,6 +20,7 @@ from opsmith.core.location import where
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.gradient_values import mixes_dtypes
+from opsmith.torch_library.autograd.graph_cuts import is_cut
 from opsmith.torch_library.fast_path.generated_node import GeneratedNodes, NodeSignature
 from opsmith.torch_library.fast_path.node_source import item_names, make_lists, to_kernel_source
 from opsmith.torch_library.fast_path.purity import ContractSource
@@ -228,6 +229,8 @@ class KernelSignatures(CallSignatures):
             return guard, kernel, partial(self._in_inference(given), kernel, in_cpp), False, in_cpp, False
         # Without formulas and kernels autograd records the reference.
         ordinary = not (specification.gradients.given or kernel is not specification.reference)
+        if requires and ordinary and is_cut(kernel):
+            return SLOW_PATH
         if not requires or ordinary:
             return guard, kernel, None, requires, in_cpp, False
         lengths = self._lengths(given)

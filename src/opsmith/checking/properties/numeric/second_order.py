@@ -30,7 +30,9 @@ from opsmith.checking.side_effects.liveness import nodes
 from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
 from opsmith.core.dataclass import dataclass
+from opsmith.core.formula import Formula
 from opsmith.torch_library import capabilities
+from opsmith.torch_library.autograd.graph_cuts import is_cut
 
 NAME = "second_order"
 
@@ -55,6 +57,7 @@ def _check_subset(
             if right:
                 yield from _against_all(gradients, SecondOrderGradients(subject, sample, right, device))
             else:
+                gradients.by_transforms()
                 yield from _against_differences(gradients)
         except errors.GraphCutError as error:
             evidence = {"sample": case_name(sample, torch.float64, device)}
@@ -243,6 +246,28 @@ class SecondOrderGradients:
     def call(self, flat: Sequence[Any]) -> list[Any]:
         """The results on the device, of numbers on the CPU, as numbers on the CPU."""
         return self.subject.call(self.sample, flat, self.device)
+
+    def by_transforms(self) -> None:
+        """Differentiate twice by `torch.func`, where an operator without autograd was seen.
+
+        Autograd records what a kernel in Python does, and `torch.func` does not.
+        """
+        specification = self.subject.specification
+        rules = specification.gradients.rules.values()
+        functions = [specification.reference, *(each.function for each in rules if isinstance(each, Formula))]
+        if not any(map(is_cut, functions)):
+            return
+
+        def total(*inputs: Tensor) -> Any:
+            flat = [*self.sample.in_double()]
+            for argnum, value in zip(self.argnums, inputs, strict=True):
+                flat[argnum] = value
+            return sum(each.real.sum() for each in self.call(flat) if is_inexact(each))
+
+        argnums = tuple(range(len(self.argnums)))
+        first: Any = torch.func.grad(total, argnums)
+        second: Any = torch.func.grad(lambda *x: sum(each.real.sum() for each in first(*x)), argnums)
+        second(*(self.inputs_and_grads[argnum] for argnum in self.argnums))
 
     @cached_property
     def by(self) -> tuple[int, ...]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch._library.custom_ops import CustomOpDef, _maybe_get_opdef
 from torch._library.simple_registry import singleton
 from torch._ops import OpOverload, OpOverloadPacket
+from torch.overrides import TorchFunctionMode
 
 from opsmith.core.dataclass import dataclass
 
@@ -140,6 +142,51 @@ def custom_parts(overload: Any) -> CustomParts | None:
     )
 
 
+_OF_TORCH = frozenset(("aten", "prim", "prims"))
+_TRANSFORMS = "FuncTorchDynamicLayerFrontMode"
+_AUTOGRAD = tuple(name for name in dir(_C.DispatchKey) if name.startswith("Autograd"))
+
+
+def has_derivative(overload: Any, transformed: bool) -> bool | None:
+    """Return False for an operator without autograd, and None for one that needs none, or is ours.
+
+    A kernel that only falls through is none, nor is that of a `custom_op` without a formula, or under a
+    transform of `torch.func`, which does not take it.
+    """
+    if overload.namespace in _OF_TORCH:
+        return None
+    if any(registers_kernel(overload, key) for key in ("CompositeImplicitAutograd", _TRANSFORMS)):
+        return None
+    custom = custom_parts(overload)
+    if custom is not None:
+        return custom.backward is not None and not transformed
+    falls_through = _C._dispatch_kernel_for_dispatch_key_is_fallthrough
+    own = [key for key in _AUTOGRAD if registers_kernel(overload, key)]
+    return not all(falls_through(overload._name, key) for key in own)
+
+
+def around_operators(call: Callable[..., Any]) -> AbstractContextManager[Any]:
+    """Context in which `call(function, overload, args, kwargs)` stands for each function of torch.
+
+    The overload is None for a function that is no operator.
+    """
+    around: AbstractContextManager[Any] = _Around(call)
+    return around
+
+
+class _Around(TorchFunctionMode):
+    def __init__(self, call: Callable[..., Any]) -> None:
+        super().__init__()
+        self.call = call
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        overload = func if isinstance(func, OpOverload) else None
+        if isinstance(func, OpOverloadPacket):
+            name = _C._jit_resolve_packet(func._qualified_op_name, *args, **(kwargs or {}))
+            overload = getattr(func, name or "default")
+        return self.call(func, overload, args, kwargs or {})
+
+
 _SHARDING_TABLES = ("op_strategy_funcs", "op_to_rules", "op_single_dim_strategy_funcs")
 """Tables of DTensor with rules of operators; torch 2.11 does not have all of them."""
 
@@ -199,6 +246,9 @@ def self_test() -> None:
     assert registered == registrations(overload)
     assert custom_parts(overload) is None
     x = torch.ones(2)
+    known, seen = [has_derivative(overload, False)], list[Any]()
+    with around_operators(lambda called, found, args, kwargs: seen.append(found)):
+        packet(x, [x])
     kernel = kernel_at(overload, "CPU")
 
     def at_autograd(keyset: Any, *args: Any, **kwargs: Any) -> Any:
@@ -206,6 +256,8 @@ def self_test() -> None:
 
     library.impl("others", at_autograd, "AutogradCPU", with_keyset=True)
     assert registered != registrations(overload)
+    known.append(has_derivative(overload, False))
+    assert (known, seen) == ([False, True], [overload])
     assert overload(x, [x], k=[1, 1])[0].tolist() == [3.0, 3.0]
     if torch.distributed.is_available():
         _test_sharding(overload)

@@ -1,0 +1,250 @@
+"""Cuts of the graph: a derivative that would be zero because torch does not see a computation is refused.
+
+It is refused where it is asked for: by a node that passes on what has a graph, and raises for what has none.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from copy import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith import errors
+from opsmith.core.call_arguments import tensors_in
+from opsmith.core.formula import Formula
+from opsmith.core.location import where
+from opsmith.core.specification import Specification
+from opsmith.core.tensors import map_tensors
+from opsmith.torch_library import capabilities
+from opsmith.torch_library.autograd.pullback import pull_back
+
+
+def refuse_differentiation(
+    answers: Sequence[Any], sources: Sequence[Tensor], error: errors.OpsmithError
+) -> list[Any]:
+    """Return the values; a derivative of the tensors among them raises `error`."""
+    return [
+        _attached(answer.detach(), sources, error) if isinstance(answer, Tensor) else answer
+        for answer in answers
+    ]
+
+
+def _attached(
+    value: Tensor, sources: Sequence[Tensor], error: errors.OpsmithError, *, forward_only: bool = False
+) -> Tensor:
+    apply: Any = _RefusingNode.apply
+    attached: Tensor = apply(error, forward_only, value, *sources)
+    return attached
+
+
+class _RefusingNode(torch.autograd.Function):
+    """A node between a value and what it was computed from.
+
+    It raises when it is differentiated, at any level of autograd or `torch.func`, if the value has no graph
+    there, or no tangent, and a source has.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(_error: errors.OpsmithError, _forward_only: bool, value: Tensor, *_sources: Tensor) -> Tensor:
+        """Return the value."""
+        return value.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Keep the error."""
+        ctx.error, ctx.forward_only = inputs[:2]
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> Any:
+        """Pass the gradient on to the value, or refuse."""
+        if not (grad is None or ctx.forward_only or ctx.needs_input_grad[2]):
+            # What is raised gets a traceback, whose frames hold the result, and so this node.
+            raise copy(ctx.error)
+        return None, None, grad, *[None] * (len(ctx.needs_input_grad) - 3)
+
+    @staticmethod
+    def jvp(ctx: Any, _error: None, _forward_only: None, tangent: Tensor | None, *_tangents: Any) -> Tensor:
+        """Pass the tangent on, or refuse."""
+        if tangent is None:
+            raise copy(ctx.error)
+        return tangent.clone()
+
+
+_CUT: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()
+
+
+def is_cut(function: Callable[..., Any]) -> bool:
+    """Return True if a function was seen to call an operator without a derivative."""
+    return function in _CUT
+
+
+def refusing_cuts(
+    subject: errors.ErrorSubject, function: Callable[..., Any], what: str, *, derived: bool = False
+) -> AbstractContextManager[Any]:
+    """Context in which results of operators without autograd refuse to be differentiated.
+
+    Under `torch.func` they would be constants, as they are elsewhere where a kernel leaves torch. So would be
+    the results of operators whose autograd has no forward mode, in forward mode.
+
+    Args:
+        subject: The operator of ours.
+        function: The formula, reference or method that runs in the context.
+        what: The same, in words.
+        derived: True if it is differentiated within the context.
+    """
+    asked = derived or torch.is_grad_enabled() or capabilities.forward_mode_active()
+    if not asked or torch.compiler.is_dynamo_compiling():
+        return nullcontext()
+
+    def call(called: Any, overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        transformed = capabilities.innermost_transform() is not None
+        differentiable = None if overload is None else capabilities.has_derivative(overload, transformed)
+        forward_mode = capabilities.forward_mode_active()
+        if differentiable is None or (differentiable and not forward_mode):
+            return called(*args, **kwargs)
+        if not differentiable:
+            _CUT.add(function)
+        sources = list(filter(_is_inexact, tensors_in([*args, *kwargs.values()])))
+        if transformed and not differentiable:
+            args = tuple(map_tensors(Tensor.detach, args))
+            kwargs = dict(zip(kwargs, map_tensors(Tensor.detach, kwargs.values()), strict=True))
+        results = called(*args, **kwargs)
+
+        def attached(value: Tensor) -> Tensor:
+            recorded = differentiable or (not transformed and _is_recorded(value))
+            if not (sources and _is_inexact(value)) or (recorded and not forward_mode):
+                return value
+            if value.requires_grad and not recorded:
+                value = capabilities.outside_graph(value)
+            return _attached(value, sources, error(overload.name()), forward_only=recorded)
+
+        return map_tensors(attached, [results])[0]
+
+    def error(name: str) -> errors.GraphCutError:
+        packet = f"torch.ops.{name.removesuffix('.default').replace('::', '.')}"
+        return subject.error(
+            errors.GraphCutError,
+            f"{what} calls `{name}`, whose derivative torch does not know: it would be zero",
+            where=where(function),
+            hint=f"give it its mathematics in plain PyTorch, once: `opsmith.adopt({packet}, reference=...)`",
+        )
+
+    return capabilities.around_operators(call)
+
+
+def _is_inexact(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+_RAISING = ("torch::autograd::WarnNotImplemented", "GeneratedBackwardFor_")
+"""Names of nodes that torch makes for operators without autograd, in C++ and for a `custom_op`."""
+
+
+def _is_recorded(value: Tensor) -> bool:
+    """Return True if autograd recorded what a kernel did, as it does with operations of torch in it."""
+    name = "" if value.grad_fn is None else value.grad_fn.name()
+    return name != "" and not name.startswith(_RAISING)
+
+
+class MadeByTorch:
+    """Tensors that operations of torch made of known ones alone.
+
+    Args:
+        known: Those that are known from the beginning.
+    """
+
+    def __init__(self, known: Sequence[Tensor | None]) -> None:
+        self._known = {id(tensor): tensor for tensor in known}
+
+    def __contains__(self, tensor: Tensor) -> bool:
+        return id(tensor) in self._known
+
+    def watching(self) -> AbstractContextManager[Any]:
+        """Context in which what torch makes is recorded; memory that other code fills is not known."""
+
+        def call(called: Any, overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            result = called(*args, **kwargs)
+            given = tensors_in([*args, *kwargs.values()])
+            filled = overload is None and "empty" not in getattr(called, "__name__", "")
+            if given and filled and all(each in self for each in given):
+                self._known.update((id(each), each) for each in tensors_in([result]))
+            return result
+
+        return capabilities.around_operators(call)
+
+
+def refuse_graph_cut(
+    specification: Specification,
+    formula: Formula,
+    label: str,
+    gradient: Tensor,
+    arguments: dict[str, Any],
+    find: Callable[[Any], Any],
+) -> Tensor:
+    """Return a gradient computed under `create_graph`, which refuses a second order if it lost the graph.
+
+    A gradient is linear in `grad`. So one that does not require a gradient itself, although `grad` does, was
+    computed outside of torch. Where `grad` is a constant that shows nothing: then the formula runs once more
+    with a `grad` that requires a gradient.
+
+    Args:
+        specification: The operator.
+        formula: The formula.
+        label: Name of the input, in messages.
+        gradient: The gradient in question.
+        arguments: Arguments of the formula.
+        find: Finds this gradient in what the formula returns.
+    """
+    if gradient.requires_grad:
+        return gradient
+    incoming = {
+        keyword: arguments[keyword]
+        for keyword, name in zip(formula.keywords, formula.parameters, strict=True)
+        if name in specification.schema.gradient_position and isinstance(arguments[keyword], Tensor)
+    }
+    given = list(incoming.values())
+    if any(map(capabilities.is_gradient_batch, given)):
+        return gradient  # it has no graph, and code outside of torch raises with it
+    sources = [tensor for tensor in tensors_in(list(arguments.values())) if tensor.requires_grad]
+    if not given or not sources:
+        return gradient
+    constant = not any(tensor.requires_grad for tensor in given)
+    if constant:
+        with refusing_cuts(specification, formula.function, f"the gradient of `{label}`", derived=True):
+            depends = _depends_on_grads(formula, incoming, arguments, find)
+        if depends:
+            return gradient
+    error = specification.error(
+        errors.GraphCutError,
+        f"the gradient of `{label}` does not depend on `{next(iter(incoming))}` as far as torch can see",
+        argument=label,
+        where=formula.where,
+        hint="write the formula with torch operations or opsmith operators, so that a second order exists; "
+        "where the gradient is zero, give `opsmith.zero`",
+    )
+    refused: Tensor = refuse_differentiation([gradient], sources, error)[0]
+    return refused
+
+
+def _depends_on_grads(
+    formula: Formula, incoming: dict[str, Any], arguments: dict[str, Any], find: Callable[[Any], Any]
+) -> bool:
+    """Return True if autograd sees a formula's result depend on the output gradients."""
+    seen: list[bool] = []
+
+    def again(*grads: Tensor) -> tuple[Tensor, ...]:
+        given = dict(zip(incoming, grads, strict=True))
+        answer = find(formula.function(**{**arguments, **given}))
+        seen.append(isinstance(answer, Tensor) and answer.requires_grad)
+        return tuple(tensors_in([answer]))
+
+    pull_back(again, list(incoming.values()))
+    return seen[0]
