@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from opsmith.checking.causes import CAUSES, UNKNOWN
 from opsmith.checking.properties import PROPERTIES
@@ -11,7 +11,6 @@ from opsmith.checking.properties.behaviour.randomness import FOREIGN_STATE
 from opsmith.checking.properties.numeric.gradient_verdict import RIGHT_WITH_REFERENCE
 from opsmith.checking.report import SEVERITIES, Failure, Outcome
 from opsmith.checking.side_effects.steady_runs import DIFFERS
-from opsmith.core.dataclass import dataclass
 
 
 def name_roots(outcomes: Sequence[Outcome]) -> list[Outcome]:

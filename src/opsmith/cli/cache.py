@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +13,6 @@ from rich.console import Console
 from opsmith.build.cache import cache_on_disk, parts_of
 from opsmith.cli.options import AsJson
 from opsmith.cli.output import answering, columns
-from opsmith.core.dataclass import dataclass
 
 SCHEMA = 1
 """Version of the JSON output; it rises when a key is renamed, removed or changes its meaning."""

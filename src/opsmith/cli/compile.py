@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -14,7 +14,6 @@ from opsmith import errors
 from opsmith.cli.guard import FAILED, UNUSABLE, complain, waiting
 from opsmith.cli.options import AsJson, Traceback
 from opsmith.cli.output import Output, answering, columns
-from opsmith.core.dataclass import dataclass
 from opsmith.core.operator import Operator
 from opsmith.kernels.common.gpu_resources import ARCHITECTURES, KernelUsage
 from opsmith.kernels.cuda.compiler import known_architectures

@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
@@ -20,7 +21,6 @@ from opsmith import config, errors
 from opsmith.build.packaged import package_of, packaged_in
 from opsmith.build.processor import best_level
 from opsmith.build.toolchain import find_toolchain
-from opsmith.core.dataclass import dataclass
 from opsmith.extras import install
 from opsmith.torch_library.calls_extension import calls_extension
 from opsmith.torch_library.calls_extension import target as calls_target

@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from opsmith import errors
 from opsmith.build.packaged import FOLDER, looking_in
 from opsmith.checking import Report, check
 from opsmith.checking.report import UNVERIFIED
-from opsmith.core.dataclass import dataclass
 from opsmith.core.kernels import BuiltKernel
 from opsmith.core.operator import Operator
 from opsmith.kernels.cpp.kernel import CppKernel

@@ -5,12 +5,12 @@ The explanation of a call, the page and the graph of an operator all take it fro
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from opsmith.core.adopted import ClassFormula
 from opsmith.core.backward_plan import runs_ordinary
 from opsmith.core.call_arguments import tensors_in
-from opsmith.core.dataclass import dataclass
 from opsmith.core.formula import Formula, NonDifferentiable
 from opsmith.core.gradients import Rule
 from opsmith.core.location import where

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +13,6 @@ import torch
 from opsmith import errors
 from opsmith.core.argument_types import OBJECT
 from opsmith.core.call_arguments import CallArguments, call_error, shown
-from opsmith.core.dataclass import dataclass
 from opsmith.core.location import where
 from opsmith.core.lowering import holds_tensor
 from opsmith.core.schema import Schema

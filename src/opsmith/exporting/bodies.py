@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from opsmith.core.dataclass import dataclass
 from opsmith.core.specification import Specification
 from opsmith.exporting.calls import SYMBOLIC_NODE, VERSION, OperatorCall
 from opsmith.exporting.capture import traced

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,7 +11,6 @@ from torch import Tensor
 
 from opsmith.core.argument_types import VALUE_TYPES
 from opsmith.core.call_arguments import requires_gradient
-from opsmith.core.dataclass import dataclass
 from opsmith.core.kernels import choose
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.node import RegisteredOperator

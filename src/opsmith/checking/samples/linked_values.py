@@ -7,13 +7,13 @@ its samples alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from opsmith.checking.samples.sample import Sample
-from opsmith.core.dataclass import dataclass
 from opsmith.core.generate_like import WHOLE
 
 FEWEST = 3

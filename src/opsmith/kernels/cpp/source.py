@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +18,6 @@ from opsmith.build.source_text import (
     includes_of,
     without_comments,
 )
-from opsmith.core.dataclass import dataclass
 
 _FUNCTION = r"""
     (?P<template> template \s* < [^;{{}}]*? > \s* )?

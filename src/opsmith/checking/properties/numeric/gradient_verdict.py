@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -24,7 +24,6 @@ from opsmith.checking.report import Failure, ordered
 from opsmith.checking.samples.cases import case_name, dtype_name
 from opsmith.checking.samples.grad_outputs import GradOutputs
 from opsmith.core.backward_plan import backward_plan
-from opsmith.core.dataclass import dataclass
 from opsmith.core.formula import Formula
 from opsmith.torch_library.autograd.gradient_values import CallMetadata
 from opsmith.torch_library.autograd.vjp import Vjp

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,8 +12,6 @@ from torch._library.custom_ops import CustomOpDef, _maybe_get_opdef
 from torch._library.simple_registry import singleton
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.overrides import TorchFunctionMode
-
-from opsmith.core.dataclass import dataclass
 
 _C: Any = torch._C
 
