@@ -11,6 +11,7 @@ Example:
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
@@ -18,7 +19,6 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.core.dataclass import dataclass
 
 __all__ = [
     "Initializer",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,7 +12,6 @@ import torch
 from opsmith import errors
 from opsmith.adopting.signature import forward_signature
 from opsmith.core.call_arguments import CallArguments
-from opsmith.core.dataclass import dataclass
 from opsmith.core.samples import Make, location_of, missing_list_hint, not_a_sample, read_samples
 
 

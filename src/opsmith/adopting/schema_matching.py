@@ -7,7 +7,7 @@ import re
 import string
 import types
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -27,7 +27,6 @@ from opsmith.core.argument_types import (
     ArgumentType,
     ValueType,
 )
-from opsmith.core.dataclass import dataclass
 from opsmith.core.location import where
 from opsmith.core.results import Result, result_names
 from opsmith.core.schema import REQUIRED, Argument, Schema, schema_of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
@@ -17,7 +18,6 @@ from opsmith.checking.numerics.tolerance import RoundingBound, rounding_bound
 from opsmith.checking.samples.sample import Sample, is_inexact, replica
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.core.call_arguments import shown, tensors_in
-from opsmith.core.dataclass import dataclass
 from opsmith.core.kernels import choose
 from opsmith.core.location import where
 from opsmith.core.operator import Operator

@@ -8,7 +8,7 @@ import re
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from opsmith.checking.side_effects.liveness import attribute_tensors, record_saved_tensors
 from opsmith.core.call_arguments import tensors_in
-from opsmith.core.dataclass import dataclass
 from opsmith.torch_library import capabilities
 
 PASSES = {

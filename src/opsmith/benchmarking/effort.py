@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import dataclass
 from types import MappingProxyType
 
-from opsmith.core.dataclass import dataclass
 from opsmith.core.effort_level import Level, effort_at
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -33,7 +33,6 @@ from opsmith.benchmarking.sizes import SizedCall, argument_texts, arguments_on
 from opsmith.benchmarking.timing import Clock, TimedCall, clock_of, time_in_turns
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.core.collector import without_garbage_collection
-from opsmith.core.dataclass import dataclass
 from opsmith.core.operator import Operator
 
 CONTROL_SIDES = {"cpu": 128, "cuda": 1024}

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opsmith import errors
 from opsmith.benchmarking.timing import Ratio, Spread, ratio, spread
-from opsmith.core.dataclass import dataclass
 from opsmith.core.json_documents import DocumentFormat, from_json
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,6 @@ from opsmith.checking.effort import EFFORTS as CHECKED
 from opsmith.checking.samples.sample import Sample, is_inexact, replica
 from opsmith.checking.subject_kinds import subject_of
 from opsmith.core.call_arguments import shown
-from opsmith.core.dataclass import dataclass
 from opsmith.core.formula import listed
 from opsmith.core.location import where
 from opsmith.core.operator import Operator

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
@@ -18,7 +19,6 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.core.call_arguments import tensors_in
-from opsmith.core.dataclass import dataclass
 from opsmith.core.shapes import LEADING, Shapes
 from opsmith.core.specification import Specification
 

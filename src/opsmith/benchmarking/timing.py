@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,7 +17,6 @@ import torch
 
 from opsmith.benchmarking.effort import BenchmarkEffort
 from opsmith.core.collector import without_garbage_collection
-from opsmith.core.dataclass import dataclass
 
 try:
     import resource

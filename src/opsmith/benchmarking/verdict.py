@@ -22,14 +22,13 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from opsmith import errors
 from opsmith.benchmarking.result import CONTROLS, Benchmark, BenchmarkCase
 from opsmith.benchmarking.timing import spread
 from opsmith.core.call_arguments import shown
-from opsmith.core.dataclass import dataclass
 
 TOLERANCE = 0.1
 """Smallest slowdown, as a fraction, that counts as slower."""

@@ -17,13 +17,13 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from opsmith import config, errors
 from opsmith.config import CACHE
 from opsmith.core.caller_warning import warn_caller
-from opsmith.core.dataclass import dataclass
 
 LOCKS = "locks"
 MANIFEST = "manifest.json"

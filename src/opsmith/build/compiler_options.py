@@ -6,13 +6,13 @@ import functools
 import os
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opsmith import errors
 from opsmith.build.source_text import file_of
-from opsmith.core.dataclass import dataclass
 
 if TYPE_CHECKING:
     from opsmith.build.toolchain import Toolchain

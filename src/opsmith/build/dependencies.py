@@ -17,7 +17,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
@@ -25,7 +25,6 @@ from opsmith import errors
 from opsmith.build.cache import Build, Cache, CacheEntry, key_of
 from opsmith.build.source_text import named_files
 from opsmith.build.toolchain import Toolchain
-from opsmith.core.dataclass import dataclass
 
 SOURCE, PREPROCESSED = "kernel.cpp", "kernel.ii"
 REMEMBERED = 8

@@ -8,13 +8,12 @@ import os
 import re
 import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from opsmith.build.cache import MANIFEST, OTHERS, content_of, digest_of, flush
 from opsmith.build.processor import cpu_features, machine
-from opsmith.core.dataclass import dataclass
 
 VERSION = 2
 """Version of the manifest."""

@@ -11,13 +11,12 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from opsmith.build.manifest import BuiltFile, KernelFolder, UnusableError, kernel_folder
 from opsmith.core.caller_warning import warn_caller
-from opsmith.core.dataclass import dataclass
 
 FOLDER = "_kernels"
 

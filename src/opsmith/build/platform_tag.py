@@ -6,11 +6,10 @@ import posixpath
 import re
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from opsmith.build.elf import NEEDED, RPATH, RUNPATH, dynamic_texts, section
-from opsmith.core.dataclass import dataclass
 
 SYSTEM = frozenset(
     {

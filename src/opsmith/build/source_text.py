@@ -9,11 +9,11 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
 from opsmith import errors
-from opsmith.core.dataclass import dataclass
 
 # Texts, which `re` compiles at their first use and keeps: a declaration needs the first one alone.
 _COMMENT = r'(?s://[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*")'

@@ -5,9 +5,8 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-
-from opsmith.core.dataclass import dataclass
 
 LIMIT_S = 60
 

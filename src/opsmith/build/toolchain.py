@@ -13,11 +13,11 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from opsmith import config, errors
 from opsmith.build.elf import fault_of
-from opsmith.core.dataclass import dataclass
 
 NAMES = ("g++", "clang++", "c++")
 FLAGS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from opsmith.checking.properties import PROPERTIES
 from opsmith.checking.report import Failure, Outcome, Report
 from opsmith.checking.severity import with_status
 from opsmith.core.call_arguments import shown
-from opsmith.core.dataclass import dataclass
 
 Accepting = Mapping[tuple[str, ...], str]
 """Reasons by `(property, cause)`, or by `(property, cause, input)` for one argument or result alone."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
 from typing import Any, Literal, Self
@@ -26,7 +27,6 @@ from opsmith.checking.samples.sample import Sample, replica
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
 from opsmith.core.call_arguments import tensors_in
-from opsmith.core.dataclass import dataclass
 from opsmith.core.formula import Formula, NonDifferentiable, NotImplementedGradient
 from opsmith.core.location import where
 from opsmith.torch_library import capabilities

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY
+from dataclasses import KW_ONLY, dataclass
 from types import MappingProxyType
-
-from opsmith.core.dataclass import dataclass
 
 UNKNOWN = "unknown"
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import get_args
 
-from opsmith.core.dataclass import dataclass
 from opsmith.core.effort_level import Level, effort_at, no_such_level
 
 LARGE = 40_000

@@ -6,6 +6,7 @@ import dis
 import re
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import Any, TypeVar
@@ -18,7 +19,6 @@ from opsmith import errors
 from opsmith.adopting.library_operator import is_operator
 from opsmith.checking.processes.fork import in_child, report_hang
 from opsmith.checking.processes.watchdog import EndlessCallError, Watchdog
-from opsmith.core.dataclass import dataclass
 
 
 @dataclass(frozen=True)

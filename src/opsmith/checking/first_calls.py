@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,7 +30,6 @@ from opsmith.checking.samples.variations import Variations, failure_of, variatio
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
 from opsmith.checking.subject_kinds import subject_of
-from opsmith.core.dataclass import dataclass
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
 from opsmith.kernels.cpp.kernel import CppKernel

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import KW_ONLY, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,7 +24,6 @@ from opsmith.checking.processes.watchdog import Watchdog
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
-from opsmith.core.dataclass import dataclass
 from opsmith.kernels.triton.interpreted_launches import launched_kernels
 from opsmith.torch_library.torch_messages import NO_GPU, has_message
 

@@ -6,13 +6,12 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import torch
 
 from opsmith.checking.output.text import folded, rows
-from opsmith.core.dataclass import dataclass
 from opsmith.errors import printable
 
 SCHEMA = 4

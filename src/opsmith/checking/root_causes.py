@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from opsmith.checking.causes import CAUSES, UNKNOWN
 from opsmith.checking.properties import PROPERTIES
 from opsmith.checking.properties.behaviour.randomness import FOREIGN_STATE
 from opsmith.checking.report import SEVERITIES, Failure, Outcome
 from opsmith.checking.side_effects.steady_runs import DIFFERS
-from opsmith.core.dataclass import dataclass
 
 
 def name_roots(outcomes: Sequence[Outcome]) -> list[Outcome]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,6 @@ from opsmith.checking.report import Failure, Outcome
 from opsmith.checking.run_property import few_threads, in_child_process, run
 from opsmith.checking.side_effects.steady_runs import SteadyRuns, are_steady, is_unsteady, steady_conditions
 from opsmith.checking.subject import Subject
-from opsmith.core.dataclass import dataclass
 
 Progress = Callable[[str, int, int], None]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -14,7 +14,6 @@ from opsmith.checking.properties import PROPERTIES
 from opsmith.checking.property import BY_ITSELF, REFUSED
 from opsmith.checking.report import SEVERITIES, WIDEST, Failure, Outcome, Severity
 from opsmith.checking.subject import Subject
-from opsmith.core.dataclass import dataclass
 
 LOW_PRECISION = frozenset({"bfloat16", "float16", "complex32"})
 """Dtypes of few digits, in which a wrong result alone is a warning."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -26,7 +26,6 @@ from opsmith.checking.side_effects.torch_random import is_state, seed_torch, tor
 from opsmith.core.adopted import Outputs, StructureMismatchError, leaves
 from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import tensors_in
-from opsmith.core.dataclass import dataclass
 from opsmith.core.kernels import Kernel, choose
 from opsmith.core.location import where
 from opsmith.core.operator import Operator

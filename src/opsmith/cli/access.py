@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,6 @@ from rich.text import Text
 from opsmith import errors
 from opsmith.cli.compile import RejectedKernel
 from opsmith.cli.guard import complain, waiting
-from opsmith.core.dataclass import dataclass
 from opsmith.core.operator import Operator
 from opsmith.kernels.cuda.emulation.access_model import KernelAccess, LineAccess, kernel_access
 from opsmith.kernels.cuda.kernel import CudaKernel

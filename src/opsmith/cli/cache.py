@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +17,6 @@ from opsmith.build.cache import cache_on_disk, parts_of
 from opsmith.cli.guard import guarded
 from opsmith.cli.options import AsJson
 from opsmith.cli.output import Output
-from opsmith.core.dataclass import dataclass
 
 SCHEMA = 1
 """Version of the JSON output; it rises when a key is renamed, removed or changes its meaning."""

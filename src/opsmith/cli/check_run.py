@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, nullcontext
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from opsmith import errors
@@ -16,7 +16,6 @@ from opsmith.cli.check_subject import CheckSubject, report_of
 from opsmith.cli.guard import FAILED, INTERRUPTED, UNUSABLE, complain, fatal_ends_reported, raise_interruption
 from opsmith.cli.options import named_as_options
 from opsmith.cli.output import Output, progress_bar
-from opsmith.core.dataclass import dataclass
 
 
 @dataclass

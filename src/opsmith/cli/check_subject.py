@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from opsmith import checking, errors
@@ -11,7 +11,6 @@ from opsmith.checking.accepting import project_findings
 from opsmith.checking.processes.fork import limit_of, run_isolated
 from opsmith.checking.report import Outcome, Report
 from opsmith.cli.options import value_named
-from opsmith.core.dataclass import dataclass
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
 from opsmith.surveying.trials import GuessedSamples, guessed_samples

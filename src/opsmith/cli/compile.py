@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import redirect_stdout
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -18,7 +18,6 @@ from opsmith import errors
 from opsmith.cli.guard import FAILED, UNUSABLE, complain, guarded, waiting
 from opsmith.cli.options import AsJson, Traceback
 from opsmith.cli.output import Output
-from opsmith.core.dataclass import dataclass
 from opsmith.core.operator import Operator
 from opsmith.kernels.common.gpu_resources import ARCHITECTURES, KernelUsage
 from opsmith.kernels.cuda.compiler import known_architectures

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Annotated, Any
 
@@ -31,7 +31,6 @@ from opsmith.cli.guard import FAILED, guarded, waiting
 from opsmith.cli.kernel_origins import KernelOrigin, PackageOrigins, kernel_origins
 from opsmith.cli.options import AsJson
 from opsmith.cli.output import Output
-from opsmith.core.dataclass import dataclass
 from opsmith.extras import install
 from opsmith.torch_library.calls_extension import calls_extension
 from opsmith.torch_library.calls_extension import target as calls_target

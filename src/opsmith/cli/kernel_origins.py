@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from opsmith import errors
-from opsmith.core.dataclass import dataclass
 from opsmith.core.kernels import BuiltKernel
 from opsmith.core.missing_kernels import with_reason
 from opsmith.kernels.cpp.kernel import CppKernel

@@ -6,14 +6,13 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from opsmith import errors
 from opsmith.build.packaged import FOLDER, looking_in
 from opsmith.checking import Report, check
-from opsmith.core.dataclass import dataclass
 from opsmith.core.operator import Operator
 from opsmith.kernels.cpp.kernel import CppKernel
 from opsmith.kernels.cuda.kernel import CudaKernel

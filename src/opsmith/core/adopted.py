@@ -6,14 +6,13 @@ import dis
 import inspect
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
 
 from opsmith import errors
 from opsmith.core.cached_property import cached_property
-from opsmith.core.dataclass import dataclass
 from opsmith.core.formula import Formula
 from opsmith.core.forward_arguments import NO_PARAMETERS, ForwardArguments
 from opsmith.core.location import where

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from enum import Enum, Flag
 from typing import Any
 
 import torch
 
 from opsmith import errors
-from opsmith.core.dataclass import dataclass
 from opsmith.core.location import where
 from opsmith.core.lowering import UnknownObject, holds_tensor, object_of, token_of
 

@@ -5,9 +5,9 @@ A call needs none where neither formula nor kernel replaces the reference: ordin
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from opsmith.core.dataclass import dataclass
 from opsmith.core.formula import Formula, NotImplementedGradient, Zero
 from opsmith.core.gradients import NEEDED
 from opsmith.core.kernels import choose

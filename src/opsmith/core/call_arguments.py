@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from opsmith import errors
-from opsmith.core.dataclass import dataclass
 from opsmith.core.formula import listed
 from opsmith.core.location import where
 from opsmith.core.schema import REQUIRED, Argument, Schema

@@ -11,14 +11,13 @@ import ast
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from numbers import Rational
 from typing import Any
 
 from torch import SymInt, Tensor
 
 from opsmith.core.cached_property import cached_property
-from opsmith.core.dataclass import dataclass
 
 _Evaluate = Callable[[Mapping[str, Any]], Any]
 

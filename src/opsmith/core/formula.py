@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from opsmith import errors
 from opsmith.core.cached_property import cached_property
-from opsmith.core.dataclass import dataclass
 from opsmith.core.location import where
 
 

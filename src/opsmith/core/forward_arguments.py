@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
 from opsmith.core.cached_property import cached_property
-from opsmith.core.dataclass import dataclass
 
 Form = Literal["plain", "rest", "either", "nested", "mixed"]
 

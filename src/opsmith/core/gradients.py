@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from opsmith import errors
-from opsmith.core.dataclass import dataclass
 from opsmith.core.formula import (
     Formula,
     FormulaNames,

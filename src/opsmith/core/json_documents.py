@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import sys
 import typing
-from dataclasses import is_dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from opsmith import errors
 from opsmith.core.call_arguments import shown
-from opsmith.core.dataclass import dataclass
 
 LONGEST = 400
 """Most characters of a line of an error: keys in a document may be of any length."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 
 from opsmith import config, errors
 from opsmith.core.call_arguments import tensors_in
-from opsmith.core.dataclass import dataclass
 from opsmith.core.forked_locks import lock_of
 from opsmith.core.location import where
 

@@ -8,13 +8,12 @@ import linecache
 import os
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
-
-from opsmith.core.dataclass import dataclass
 
 
 def where(function: Callable[..., Any]) -> str:

@@ -8,11 +8,11 @@ import types
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from opsmith.core.dataclass import dataclass
 from opsmith.core.forked_locks import lock_of
 
 if TYPE_CHECKING:

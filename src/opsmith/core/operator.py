@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, Self, TypeVar
 
 import torch
@@ -14,7 +14,6 @@ from opsmith import errors
 from opsmith.core import lowering
 from opsmith.core.aspects import Aspects
 from opsmith.core.call_arguments import call_error, shown, tensors_in
-from opsmith.core.dataclass import dataclass
 from opsmith.core.feature_packages import FeatureMethods
 from opsmith.core.forked_locks import lock_of
 from opsmith.core.specification import Specification

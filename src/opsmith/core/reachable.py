@@ -14,6 +14,7 @@ import sys
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 from typing import Any
@@ -21,7 +22,6 @@ from typing import Any
 import torch
 
 from opsmith import errors
-from opsmith.core.dataclass import dataclass
 from opsmith.core.location import where
 
 CONTAINERS = (dict, list, set, deque)

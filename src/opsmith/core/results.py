@@ -6,13 +6,13 @@ import inspect
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from opsmith import errors
 from opsmith.core.annotations import shown_annotation
-from opsmith.core.dataclass import dataclass
 from opsmith.core.formula import NonDifferentiable
 
 REQUIRED = inspect.Parameter.empty

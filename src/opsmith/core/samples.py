@@ -5,14 +5,13 @@ from __future__ import annotations
 import inspect
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from opsmith import errors
 from opsmith.core.call_arguments import CallArguments, call_error, shown
-from opsmith.core.dataclass import dataclass
 from opsmith.core.location import where
 from opsmith.core.schema import Schema
 

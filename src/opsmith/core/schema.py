@@ -7,7 +7,7 @@ import inspect
 import string
 import types
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -16,7 +16,6 @@ from opsmith import errors
 from opsmith.core.annotations import hint_for, hints_of, kind_of, shown_annotation
 from opsmith.core.argument_types import FLOAT, ArgumentType
 from opsmith.core.cached_property import cached_property
-from opsmith.core.dataclass import dataclass
 from opsmith.core.formula import listed
 from opsmith.core.location import where
 from opsmith.core.lowering import Lowering

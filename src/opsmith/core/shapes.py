@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ import torch
 from opsmith import errors
 from opsmith.core.argument_types import INT
 from opsmith.core.cached_property import cached_property
-from opsmith.core.dataclass import dataclass
 from opsmith.core.expression import Expression, ExpressionError, parse
 from opsmith.core.formula import listed
 from opsmith.core.schema import Schema

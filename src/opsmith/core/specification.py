@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from opsmith import errors
-from opsmith.core.dataclass import dataclass
 from opsmith.core.gradients import GradientRules, TangentRules
 from opsmith.core.kernels import Kernel
 from opsmith.core.samples import Samples

@@ -7,9 +7,9 @@ import dis
 import functools
 import types
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from opsmith.core.dataclass import dataclass
 from opsmith.core.reachable import is_library
 
 _CALLED = "()"

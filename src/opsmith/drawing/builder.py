@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Literal
 
@@ -10,7 +11,6 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.core.dataclass import dataclass
 from opsmith.drawing.graph import Edge, Form, Graph, Group, Kind, Node, Role, Saved
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.core.dataclass import dataclass
 from opsmith.core.tensors import named_tensors, nested_tensors
 from opsmith.drawing.builder import GraphBuilder, TensorNames, form_of
 from opsmith.drawing.graph import Graph, Kind, Saved, counted

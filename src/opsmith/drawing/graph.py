@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from opsmith.core.cached_property import cached_property
-from opsmith.core.dataclass import dataclass
 
 SCHEMA = 1
 """Version of the keys of `Graph.to_dict`."""

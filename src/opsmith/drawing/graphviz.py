@@ -6,11 +6,11 @@ import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from opsmith import errors
-from opsmith.core.dataclass import dataclass
 from opsmith.drawing.captions import WORDS, heading, kinds_of, lines, readable, tooltip
 from opsmith.drawing.graph import Graph, Group, Kind, Node
 from opsmith.drawing.grouping import with_references

@@ -5,11 +5,11 @@ from __future__ import annotations
 import html
 import json
 import re
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any
 
-from opsmith.core.dataclass import dataclass
 from opsmith.core.output_file import policy_hash
 from opsmith.drawing.captions import WORDS, heading, kinds_of, lines, readable
 from opsmith.drawing.graph import Graph, Node, counted, format_bytes

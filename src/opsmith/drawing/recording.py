@@ -9,7 +9,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
-from opsmith.core.dataclass import dataclass
 from opsmith.core.location import shown_line, user_line_of_frame
 from opsmith.core.operator import Operator
 from opsmith.core.tensors import nested_tensors

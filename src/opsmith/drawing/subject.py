@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,7 +12,6 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.core.call_arguments import call_error
-from opsmith.core.dataclass import dataclass
 from opsmith.core.operator import Operator
 from opsmith.core.samples import first_call
 from opsmith.core.tensors import named_tensors

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.core.dataclass import dataclass
 from opsmith.core.operator import Operator
 from opsmith.core.tensors import named_tensors
 from opsmith.drawing.autograd import autograd_graph

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
-from opsmith.core.dataclass import dataclass
 from opsmith.core.specification import Specification
 from opsmith.exporting.calls import SYMBOLIC_NODE, VERSION, OperatorCall
 from opsmith.exporting.capture import traced

@@ -7,7 +7,7 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.core.dataclass import dataclass
 from opsmith.core.operator import Operator
 from opsmith.core.output_file import unwritable, writable_file
 from opsmith.core.tensors import nested_tensors

@@ -6,14 +6,13 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from opsmith import errors
-from opsmith.core.dataclass import dataclass
 from opsmith.core.specification import Specification
 from opsmith.exporting.bodies import subgraphs
 from opsmith.exporting.calls import OperatorCall, size_items

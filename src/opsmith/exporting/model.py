@@ -6,13 +6,13 @@ import inspect
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.core.dataclass import dataclass
 from opsmith.core.operator import Operator
 from opsmith.core.tensors import named_tensors, nested_tensors, replace_tensors, tiled
 from opsmith.exporting.dtypes import ONNX_TYPES, TYPE_NAMES

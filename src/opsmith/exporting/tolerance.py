@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from opsmith.core.dataclass import dataclass
 from opsmith.exporting.dtypes import DTYPE_BY_NUMBER
 
 ONCE, EACH = 16, 4

@@ -6,6 +6,7 @@ import difflib
 import linecache
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from os import PathLike
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,6 @@ import torch
 from opsmith import errors
 from opsmith.build.compiler_options import NO_OPTIONS, compiler_options
 from opsmith.build.source_text import file_of
-from opsmith.core.dataclass import dataclass
 from opsmith.core.kernels import (
     COMPILER_OPTIONS,
     CUDA_LAUNCH,

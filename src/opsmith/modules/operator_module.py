@@ -7,6 +7,7 @@ import inspect
 import operator
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
@@ -17,7 +18,6 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_l
 
 from opsmith import errors
 from opsmith.core.call_arguments import shown, type_error
-from opsmith.core.dataclass import dataclass
 from opsmith.core.expression import Expression, ExpressionError
 from opsmith.core.operator import Operator
 from opsmith.core.schema import Argument

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from opsmith.core.adopted import ClassFormula
-from opsmith.core.dataclass import dataclass
 from opsmith.core.formula import Formula, NonDifferentiable, NotImplementedGradient
 from opsmith.core.location import where
 from opsmith.core.shape_samples import samples_for

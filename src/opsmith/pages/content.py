@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -13,7 +14,6 @@ from opsmith.benchmarking import benchmark as measure
 from opsmith.benchmarking.machine import environment_of
 from opsmith.build.toolchain import find_toolchain
 from opsmith.checking import Report, check
-from opsmith.core.dataclass import dataclass
 from opsmith.core.operator import Operator
 from opsmith.drawing import Figure
 from opsmith.kernels.cuda.emulation.access_model import KernelAccess

@@ -6,13 +6,12 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import CodeType
 from typing import Any
 
 from opsmith.core.adopted import ClassFormula
-from opsmith.core.dataclass import dataclass
 from opsmith.core.formula import Formula
 from opsmith.core.location import where
 from opsmith.core.schema import REQUIRED, Schema

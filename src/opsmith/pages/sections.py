@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.benchmarking import Benchmark
 from opsmith.checking.samples.sample import sample_named
-from opsmith.core.dataclass import dataclass
 from opsmith.core.operator import Operator
 from opsmith.core.samples import first_call
 from opsmith.core.tensors import sequence_like

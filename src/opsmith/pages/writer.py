@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from opsmith.benchmarking import Benchmark
 from opsmith.checking import Report
 from opsmith.checking.effort import effort_named
 from opsmith.core.call_arguments import shown
-from opsmith.core.dataclass import dataclass
 from opsmith.core.operator import Operator
 from opsmith.core.output_file import replace_file, unwritable, writable_file
 from opsmith.kernels.common.gpu_resources import ARCHITECTURES

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import sys
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
@@ -15,7 +16,6 @@ import torch
 
 import opsmith
 from opsmith import errors
-from opsmith.core.dataclass import dataclass
 from opsmith.declaration import check_name
 from opsmith.scaffolding.opsmith_source import OpsmithSource, opsmith_source
 

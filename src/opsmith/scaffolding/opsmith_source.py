@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 import opsmith
-from opsmith.core.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

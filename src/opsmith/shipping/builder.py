@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +20,6 @@ from opsmith.build.manifest import RUNTIME, BuiltFile, write_manifest
 from opsmith.build.packaged import FOLDER, nothing_packaged, package_of
 from opsmith.build.processor import levels, machine
 from opsmith.build.toolchain import FLAGS, processors
-from opsmith.core.dataclass import dataclass
 from opsmith.kernels.cpp.compiler import LIBRARY, building_with, kernel_toolchain
 from opsmith.kernels.cpp.kernel import CppKernel
 from opsmith.kernels.cpp.library import VERSION as CPP_VERSION

@@ -7,14 +7,13 @@ import re
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from opsmith import errors
 from opsmith.build.cache import MANIFEST, flush
 from opsmith.build.manifest import BuiltFile, UnusableError, kernel_folder, sealed
 from opsmith.build.packaged import FOLDER
-from opsmith.core.dataclass import dataclass
 from opsmith.shipping.source_package import SourcePackage
 
 _FILE = re.compile(r".+\.[0-9a-f]{16}\.(so|images)")

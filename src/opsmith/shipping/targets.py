@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from opsmith import errors
 from opsmith.build.processor import levels, machine
-from opsmith.core.dataclass import dataclass
 from opsmith.kernels.cpp.compiler import kernel_toolchain
 from opsmith.kernels.cuda.compiler import known_architectures
 

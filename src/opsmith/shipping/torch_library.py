@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ from typing import Any
 import torch
 
 from opsmith import errors
-from opsmith.core.dataclass import dataclass
 from opsmith.core.kernels import BuiltKernel
 from opsmith.core.operator import Operator
 from opsmith.core.output_file import replacing, writable_file

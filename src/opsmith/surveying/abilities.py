@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,7 +13,6 @@ from torch.autograd import forward_ad
 from opsmith.checking.numerics.compare import agree_to_share
 from opsmith.checking.property import first_line
 from opsmith.checking.report import Report
-from opsmith.core.dataclass import dataclass
 from opsmith.core.operator import Operator
 from opsmith.surveying.guesses import Guess
 from opsmith.surveying.trials import leaves, seeded

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ from opsmith.checking.numerics.compare import agree_to_share
 from opsmith.checking.report import Failure, Report
 from opsmith.checking.subject_kinds import throwaway_name
 from opsmith.core.call_arguments import CallArguments
-from opsmith.core.dataclass import dataclass
 from opsmith.core.operator import Operator
 from opsmith.surveying.guesses import ClassSource, Guess, argument_names
 from opsmith.surveying.trials import fresh_inputs, leaves, seeded

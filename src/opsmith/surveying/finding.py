@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from opsmith.checking.report import Report
-from opsmith.core.dataclass import dataclass
 
 Verdict = Literal["works", "needs a declaration", "wrong"]
 

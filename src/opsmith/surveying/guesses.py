@@ -11,12 +11,12 @@ import textwrap
 import types
 import typing
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from opsmith.adopting.signature import forward_signature
-from opsmith.core.dataclass import dataclass
 
 METHODS = ("forward", "setup_context", "backward", "vjp")
 

@@ -9,6 +9,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -17,7 +18,6 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.checking.side_effects.global_settings import thread_count
 from opsmith.core.adopted import overrides
-from opsmith.core.dataclass import dataclass
 from opsmith.core.location import where
 from opsmith.surveying.guesses import ClassSource, Guess, argument_names, guesses, unguessable
 

@@ -9,6 +9,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from pathlib import Path
@@ -17,7 +18,6 @@ from typing import Any
 
 from opsmith import errors
 from opsmith.adopting.library_operator import is_operator
-from opsmith.core.dataclass import dataclass
 from opsmith.core.formula import listed
 from opsmith.core.operator import Operator
 from opsmith.declaration import declared_operators

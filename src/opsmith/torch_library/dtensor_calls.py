@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,7 +12,6 @@ from torch import Tensor
 
 from opsmith.core.argument_types import VALUE_TYPES
 from opsmith.core.call_arguments import requires_gradient
-from opsmith.core.dataclass import dataclass
 from opsmith.core.kernels import choose
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.node import RegisteredOperator

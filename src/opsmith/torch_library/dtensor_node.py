@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
@@ -11,7 +12,6 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.core.backward_plan import BackwardPlan
-from opsmith.core.dataclass import dataclass
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.gradient_values import (
     CallMetadata,

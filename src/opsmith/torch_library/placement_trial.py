@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
 from operator import is_
 from typing import Any
 
@@ -11,7 +12,6 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.core.call_arguments import tensors_in
-from opsmith.core.dataclass import dataclass
 from opsmith.core.tensors import map_tensors
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.capabilities.operation import Operation

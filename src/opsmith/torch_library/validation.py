@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,7 +12,6 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.core.call_arguments import shown, tensors_in
-from opsmith.core.dataclass import dataclass
 from opsmith.core.location import where
 from opsmith.core.schema import Schema
 from opsmith.core.shapes import NO_SIZE, Dims

@@ -7,6 +7,7 @@ documentation of Python; the entry `about` of the file has the command and the l
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -15,7 +16,6 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.side_effects.global_settings import thread_count
-from opsmith.core.dataclass import dataclass
 from opsmith.core.output_file import replacing
 from opsmith.ops.decoder import Decoder, DecoderSizes, PagedCache, generate, pad
 from opsmith.tour.stage import StageResult, TourContext, progress, write_json

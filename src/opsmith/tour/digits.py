@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import deepcopy
+from dataclasses import dataclass
 from time import perf_counter
 
 import torch
@@ -16,7 +17,6 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from opsmith.checking.side_effects.global_settings import thread_count
-from opsmith.core.dataclass import dataclass
 from opsmith.ops import Involution2d, Linear
 from opsmith.tour.operators import involution_implementations, swish
 from opsmith.tour.stage import StageResult, TourContext, progress, write_json, write_weights

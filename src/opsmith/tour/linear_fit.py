@@ -7,13 +7,13 @@ step, uniform in [0, 1)²; float64. Weight decay moves the optimum off the targe
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from rich.table import Table
 from torch import Tensor
 
 from opsmith.checking.side_effects.global_settings import thread_count
-from opsmith.core.dataclass import dataclass
 from opsmith.modules import OperatorModule
 from opsmith.ops import Linear
 from opsmith.tour.stage import StageResult, TourContext, progress, write_json, write_weights

@@ -14,7 +14,7 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -26,7 +26,6 @@ from rich.text import Text
 
 import opsmith
 from opsmith import errors
-from opsmith.core.dataclass import dataclass
 from opsmith.core.output_file import replacing
 from opsmith.extras import install
 from opsmith.tour import decoder, digits, linear_fit, onnx_export, operator_pages, operators, pictures

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import combinations
 
 import torch
@@ -17,7 +18,6 @@ from torch import Tensor
 
 from opsmith.checking.diagnosis.evidence import Pair
 from opsmith.checking.numerics.compare import in_double, largest_magnitude
-from opsmith.core.dataclass import dataclass
 
 PLAIN, THRESHOLD, BAND = 10.0, 16.0, 22.0
 """Bits of a condition: without a threshold, with one, with two."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -18,7 +18,6 @@ from opsmith.checking.diagnosis.detectors.scale import shown_factor
 from opsmith.checking.diagnosis.evidence import Detection, Evidence, Pair
 from opsmith.checking.diagnosis.observation import Observation
 from opsmith.checking.numerics.compare import all_close, largest_magnitude, share_of_largest
-from opsmith.core.dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,6 @@ from torch import Tensor
 from opsmith.checking.diagnosis.observation import Observation
 from opsmith.checking.numerics.compare import in_double, is_close, largest_magnitude, share_of_largest
 from opsmith.core.cached_property import cached_property
-from opsmith.core.dataclass import dataclass
 
 if TYPE_CHECKING:
     from opsmith.checking.diagnosis.gradient_paths import GradientPaths

@@ -11,6 +11,7 @@ import inspect
 import linecache
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import FrameType
@@ -25,7 +26,6 @@ from opsmith.checking.exceptions import Overlooking, calls_operator
 from opsmith.checking.numerics.autodiff import Results, vjp
 from opsmith.checking.samples.sample import is_inexact
 from opsmith.core.cached_property import cached_property
-from opsmith.core.dataclass import dataclass
 from opsmith.core.tensors import sequence_like
 
 MOST_EDGES = 200

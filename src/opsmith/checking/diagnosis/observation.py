@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -21,7 +21,6 @@ from opsmith.checking.samples.linked_values import links_of, relinked
 from opsmith.checking.samples.sample import Sample, is_inexact, replica
 from opsmith.checking.samples.variations import variations
 from opsmith.checking.subject import Subject
-from opsmith.core.dataclass import dataclass
 
 Grads = Sequence[Tensor | None]
 """grad_output of each result; None where there is none."""

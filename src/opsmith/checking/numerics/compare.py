@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import cmath
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from opsmith.checking.samples.sample import is_inexact
-from opsmith.core.dataclass import dataclass
 
 
 def is_same(got: Tensor, right: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,7 +12,6 @@ from torch import Tensor
 from opsmith.checking.numerics.autodiff import Results
 from opsmith.checking.samples.sample import is_inexact
 from opsmith.core.cached_property import cached_property
-from opsmith.core.dataclass import dataclass
 
 
 class DirectionalFunction:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ from opsmith.checking.numerics.directional import DirectionalFunction
 from opsmith.checking.numerics.noise import Noise, SecondEstimate, noise_of
 from opsmith.checking.numerics.slope import Slope, slope
 from opsmith.checking.numerics.tolerance import LIBRARY, allowed_roundings
-from opsmith.core.dataclass import dataclass
 
 GOAL = 1e-6
 """Relative error at which differences are good enough, where the noise allows it. It is not smaller, since

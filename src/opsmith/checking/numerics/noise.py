@@ -10,6 +10,7 @@ Wild, "Estimating computational noise", SIAM J. Sci. Comput., 2011).
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -18,7 +19,6 @@ from torch import Tensor
 from opsmith.checking.numerics.directional import DirectionalFunction
 from opsmith.checking.numerics.slope import NOISES, Slope
 from opsmith.core.cached_property import cached_property
-from opsmith.core.dataclass import dataclass
 
 STEPS = tuple(2.0**-exponent for exponent in (1, 2, 3, *range(5, 47, 3)))
 """Relative to each element: close together where half precision shows, then each 8 times finer."""

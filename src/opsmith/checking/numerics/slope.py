@@ -18,8 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-
-from opsmith.core.dataclass import dataclass
+from dataclasses import dataclass
 
 NOISES = 3
 """Factor on the noise of a difference, since the noise is measured as the largest of some twenty."""

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -54,7 +54,6 @@ from opsmith.checking.numerics.working_precision import FLOAT64, WorkingPrecisio
 from opsmith.checking.samples.perturb import perturbed
 from opsmith.checking.samples.sample import is_inexact, replica
 from opsmith.core.cached_property import cached_property
-from opsmith.core.dataclass import dataclass
 
 LIBRARY = 8
 """Rounding units that a library function may err by."""

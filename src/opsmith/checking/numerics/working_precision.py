@@ -14,6 +14,7 @@ Precisions below float32 are not measured: their rounding cannot be told from th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,7 +22,6 @@ from torch import Tensor
 
 from opsmith.checking.numerics.compare import in_double
 from opsmith.checking.samples.sample import is_inexact, replica
-from opsmith.core.dataclass import dataclass
 
 FINE, COARSE = 2.0**-22, 2.0**-18
 """Relative steps: four roundings of float32, and 64. A curve is `COARSE**2`, a thousandth of a rounding."""

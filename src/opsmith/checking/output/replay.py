@@ -11,7 +11,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,7 +23,6 @@ from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.side_effects.torch_random import torch_state_restored
 from opsmith.checking.subject import Subject
 from opsmith.core.call_arguments import tensors_in
-from opsmith.core.dataclass import dataclass
 from opsmith.core.forward_arguments import Slot
 from opsmith.torch_library import capabilities
 

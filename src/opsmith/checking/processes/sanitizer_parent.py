@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ from opsmith.build.symbols import Line
 from opsmith.build.toolchain import find_toolchain, processors
 from opsmith.checking.exceptions import UncheckableError
 from opsmith.checking.samples.memory_layouts import Layout
-from opsmith.core.dataclass import dataclass
 from opsmith.kernels.common.result_layout import ResultLayout
 from opsmith.kernels.cpp.crash_trace import lines_in
 from opsmith.kernels.cpp.sanitizer import SanitizerReport, preloaded, reports

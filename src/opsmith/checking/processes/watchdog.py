@@ -16,14 +16,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import CodeType, FrameType
 from typing import Self
 
 import torch
-
-from opsmith.core.dataclass import dataclass
 
 FIRST_S = 20.0
 """Seconds that a call may take before any has returned: kernels are built in it."""

@@ -16,7 +16,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, NoReturn
 
@@ -26,7 +26,6 @@ from opsmith import errors
 from opsmith.checking.processes.fork import backward_refusal, describe_exit, sendable
 from opsmith.checking.processes.watchdog import POLL_S
 from opsmith.checking.report import Report
-from opsmith.core.dataclass import dataclass
 from opsmith.core.forked_child import end_with_parent
 
 Advance = Callable[[str, int, int], None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +15,6 @@ from opsmith.checking.numerics.tolerance import MeasuredFunction, Truth
 from opsmith.checking.property import Note, first_line
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
-from opsmith.core.dataclass import dataclass
 from opsmith.torch_library.validation import unsupported_kind
 
 ALWAYS_CHECKED = (torch.float64, torch.float32)

@@ -13,13 +13,12 @@ import sys
 import textwrap
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
 from opsmith.checking.subject import Subject
 from opsmith.core.adopted import overrides
-from opsmith.core.dataclass import dataclass
 from opsmith.core.formula import Formula
 from opsmith.core.operator import Operator
 from opsmith.core.reachable import is_library

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +13,6 @@ from opsmith.checking.numerics.compare import all_finite
 from opsmith.checking.samples.memory_layouts import PLAIN
 from opsmith.checking.samples.sample import CPU, Sample, is_inexact, replica
 from opsmith.checking.subject import Subject
-from opsmith.core.dataclass import dataclass
 
 
 @dataclass(frozen=True)

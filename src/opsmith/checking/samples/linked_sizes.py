@@ -7,6 +7,7 @@ arguments that equal them. Too few symbols make less varied inputs; too many wou
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
@@ -19,7 +20,6 @@ from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import tensors_in
-from opsmith.core.dataclass import dataclass
 from opsmith.core.expression import Expression, ExpressionError
 from opsmith.core.shapes import ANY, Shapes
 from opsmith.core.tensors import sequence_like

@@ -7,6 +7,7 @@ its samples alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +15,6 @@ from torch import Tensor
 
 from opsmith.checking.samples.generate_like import WHOLE
 from opsmith.checking.samples.sample import Sample
-from opsmith.core.dataclass import dataclass
 
 FEWEST = 3
 """Fewest elements along a dimension that show a link: with two, chance does it."""

@@ -10,6 +10,7 @@ Each layout is an expression of `x`, which is run here and shown in scripts.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
 from types import CodeType
@@ -17,8 +18,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
-from opsmith.core.dataclass import dataclass
 
 PLAIN = "contiguous"
 CHUNK = "a chunk of a larger tensor"

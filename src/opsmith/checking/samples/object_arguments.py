@@ -11,12 +11,12 @@ import threading
 import types
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from opsmith.core.dataclass import dataclass
 from opsmith.core.reachable import Reached, Step, is_library, uses
 
 MOST = 2000

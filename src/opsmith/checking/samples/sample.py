@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +13,6 @@ from opsmith.checking.processes.fork import announce
 from opsmith.checking.samples.object_arguments import ObjectArguments
 from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import CallArguments, tensors_in
-from opsmith.core.dataclass import dataclass
 from opsmith.core.schema import Schema
 from opsmith.torch_library.flattening import ArgumentFlattening
 

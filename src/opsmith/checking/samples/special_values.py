@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -14,7 +14,6 @@ from torch import Tensor
 from opsmith.checking.samples.perturb import perturbed
 from opsmith.checking.samples.sample import CPU, Sample
 from opsmith.checking.subject import PERTURBATIONS, Subject
-from opsmith.core.dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -21,7 +21,6 @@ from opsmith.checking.samples.generate_like import (
 from opsmith.checking.samples.linked_sizes import Sizes, Symbol, broadcast_shapes, is_batch_like, sizes_of
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
-from opsmith.core.dataclass import dataclass
 from opsmith.core.schema import Argument
 
 

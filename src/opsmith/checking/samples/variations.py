@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -28,7 +28,6 @@ from opsmith.checking.samples.linked_values import links_of, relinked
 from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.samples.variation_kinds import KINDS, Variation
 from opsmith.checking.subject import Subject, drawing_operations
-from opsmith.core.dataclass import dataclass
 from opsmith.torch_library.torch_messages import UNSUPPORTED_SIZE, has_message
 
 MOST_ELEMENTS = 2000

@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +15,6 @@ from torch import Tensor
 from opsmith.checking.numerics.compare import describe_write, exact_difference
 from opsmith.checking.side_effects.global_settings import FILL, restore_settings, settings
 from opsmith.core.cached_property import cached_property
-from opsmith.core.dataclass import dataclass
 from opsmith.kernels.cpp.runtime import fill_new_memory
 
 MARGIN = 64

@@ -8,11 +8,10 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-
-from opsmith.core.dataclass import dataclass
 
 FILL = "fill_uninitialized_memory"
 """torch's switch for filling new memory, which its module hides from type checkers."""

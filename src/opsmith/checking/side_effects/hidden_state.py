@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +18,6 @@ from torch import Tensor
 
 from opsmith.checking.side_effects.reachable_state import reachable_values
 from opsmith.checking.subject import Subject
-from opsmith.core.dataclass import dataclass
 from opsmith.core.reachable import CONTAINERS, Reached
 
 MOST = 64

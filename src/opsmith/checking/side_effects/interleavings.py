@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,6 @@ from opsmith.checking.exceptions import AboutOperatorError, Overlooking, refuse_
 from opsmith.checking.processes.watchdog import POLL_S, EndlessCallError
 from opsmith.checking.side_effects.hidden_state import HiddenState
 from opsmith.checking.subject import Subject
-from opsmith.core.dataclass import dataclass
 from opsmith.torch_library import capabilities
 
 THIS_CALL, OTHER_CALL = "this call", "a call of other numbers of the same shapes"

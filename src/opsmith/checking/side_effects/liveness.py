@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -16,7 +17,6 @@ from torch.nn import Parameter
 
 from opsmith.checking.side_effects.reachable_state import reachable_values, tensors_within
 from opsmith.checking.subject import Subject
-from opsmith.core.dataclass import dataclass
 from opsmith.core.reachable import CONTAINERS
 from opsmith.torch_library.validation import unsupported_kind
 

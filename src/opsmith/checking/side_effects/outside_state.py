@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +16,6 @@ from torch import Tensor
 
 from opsmith.checking.samples.object_arguments import LARGE, ObjectState, TensorState
 from opsmith.checking.side_effects.reachable_state import reachable_values, tensors_within
-from opsmith.core.dataclass import dataclass
 from opsmith.core.reachable import CONTAINERS, Reached
 
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from types import ModuleType
 from typing import Any
@@ -13,7 +14,6 @@ from torch import Tensor
 
 from opsmith.checking.numerics.compare import same_bits
 from opsmith.checking.subject import Subject
-from opsmith.core.dataclass import dataclass
 from opsmith.core.formula import Formula
 from opsmith.core.reachable import CONTAINERS, Reached, Step, uses
 from opsmith.torch_library import capabilities

@@ -10,6 +10,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,7 +27,6 @@ from opsmith.checking.side_effects.outside_state import OutsideState
 from opsmith.checking.side_effects.torch_random import seed_torch, set_torch_state, torch_state
 from opsmith.checking.subject import Subject
 from opsmith.checking.subject_kinds import THROUGH_APPLY
-from opsmith.core.dataclass import dataclass
 
 BYTES = (0xFF, 0x41)
 """Bytes left in used memory between two runs that must be the same."""

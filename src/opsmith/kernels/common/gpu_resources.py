@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from opsmith.core.dataclass import dataclass
 from opsmith.core.kernels import BuiltKernel
 
 ARCHITECTURES = ("sm_80", "sm_90")

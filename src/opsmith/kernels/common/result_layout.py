@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +13,6 @@ from torch.overrides import TorchFunctionMode
 
 from opsmith import errors
 from opsmith.core.call_arguments import tensors_in
-from opsmith.core.dataclass import dataclass
 from opsmith.core.functional_form import copies_of_written
 from opsmith.core.specification import Specification
 from opsmith.core.tensors import map_tensors, on_meta

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -29,7 +30,6 @@ from opsmith.build.dependencies import (
 )
 from opsmith.build.source_text import has_includes
 from opsmith.build.toolchain import FLAGS, Toolchain, compiler_variables, cpu_model, find_toolchain
-from opsmith.core.dataclass import dataclass
 from opsmith.kernels.cpp.codegen import kernel_code
 from opsmith.kernels.cpp.diagnostics import changing_headers, compile_error, own_headers, quoted_errors
 from opsmith.kernels.cpp.source import CppSource

@@ -5,10 +5,10 @@ from __future__ import annotations
 import linecache
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from opsmith import errors
 from opsmith.build.source_text import includes_of
-from opsmith.core.dataclass import dataclass
 from opsmith.kernels.cpp.source import CppSource
 
 MAX_ERRORS = 3

@@ -7,6 +7,7 @@ import filecmp
 import os
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from opsmith.build.cache import CacheEntry, cache_on_disk
 from opsmith.build.elf import SONAME, dynamic_texts, fault_of
 from opsmith.build.packaged import Found
 from opsmith.core.argument_types import NUMBERED
-from opsmith.core.dataclass import dataclass
 from opsmith.kernels.common.parameters import PARAMETER_TYPES, Parameter
 from opsmith.kernels.common.result_layout import LAYOUTS
 from opsmith.kernels.cpp.codegen import TABLE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,7 +14,6 @@ from opsmith import errors
 from opsmith.build.cache import CacheEntry, cache_on_disk, key_of
 from opsmith.build.compiler_options import refuse_missing_library
 from opsmith.build.toolchain import FLAGS, LIMIT_S, Toolchain
-from opsmith.core.dataclass import dataclass
 from opsmith.kernels.cpp.codegen import TABLE, kernel_code
 from opsmith.kernels.cpp.compiler import (
     HEADER,

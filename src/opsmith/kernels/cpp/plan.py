@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from opsmith.core.argument_types import NUMBERED
 from opsmith.core.call_arguments import tensors_in
-from opsmith.core.dataclass import dataclass
 from opsmith.core.kernels import BuiltKernel
 from opsmith.kernels.common.parameters import Parameter, check_written
 from opsmith.kernels.common.result_layout import ResultLayout, has_layout, result_layouts

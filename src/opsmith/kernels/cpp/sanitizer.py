@@ -6,6 +6,7 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +17,6 @@ import torch
 from opsmith import errors
 from opsmith.build.symbols import Line, lines_at
 from opsmith.build.toolchain import FLAGS, Toolchain, find_toolchain
-from opsmith.core.dataclass import dataclass
 from opsmith.kernels.common.dtypes import DEFAULT_DTYPES
 from opsmith.kernels.cpp.codegen import kernel_code
 from opsmith.kernels.cpp.compiler import HEADER, LIBRARY, building_with, kernel_flags

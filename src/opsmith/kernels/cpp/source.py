@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
 from opsmith.build.compiler_options import NO_OPTIONS, CompilerOptions
 from opsmith.build.source_text import SourceLanguage, declaration_of, find_function, folder_of, includes_of
-from opsmith.core.dataclass import dataclass
 
 _FUNCTION = r"""
     (?P<template> template \s* < [^;{{}}]*? > \s* )?

@@ -7,6 +7,7 @@ import re
 import struct
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -16,7 +17,6 @@ from opsmith import errors
 from opsmith.build.cache import Build, CacheEntry, cache_on_disk
 from opsmith.build.elf import section
 from opsmith.build.source_text import has_includes, include_parts
-from opsmith.core.dataclass import dataclass
 from opsmith.kernels.common.dtypes import CPP_TYPES
 from opsmith.kernels.common.gpu_resources import Resources, read_resources
 from opsmith.kernels.cpp.codegen import cpp_path

@@ -6,13 +6,13 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from operator import index as whole_number
 from typing import Any
 
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.core.dataclass import dataclass
 from opsmith.core.expression import Expression, ExpressionError, Language, parse
 from opsmith.core.kernels import Launch, LaunchValue
 from opsmith.core.location import where

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.core.dataclass import dataclass
 from opsmith.core.forked_locks import lock_of
 from opsmith.core.missing_kernels import with_reason
 from opsmith.kernels.cuda.compiler import Cubin, Instance, name_expression

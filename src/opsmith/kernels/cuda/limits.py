@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from opsmith import errors
-from opsmith.core.dataclass import dataclass
 from opsmith.core.kernels import BuiltKernel
 from opsmith.kernels.common.gpu_resources import REGISTERS, most_threads, multiprocessor_of
 from opsmith.kernels.cuda.compiler import Cubin

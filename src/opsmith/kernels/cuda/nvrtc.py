@@ -8,6 +8,7 @@ import itertools
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ import torch
 
 from opsmith import config, errors
 from opsmith.build.toolchain import file_identity
-from opsmith.core.dataclass import dataclass
 from opsmith.extras import install
 
 LIBRARY = re.compile(r"libnvrtc(?:-[0-9a-f]+)?\.so[.\d]*|nvrtc64_[\d_]+\.dll")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from opsmith.build.manifest import BuiltFile
 from opsmith.build.packaged import Found
 from opsmith.core.argument_types import NUMBERED
-from opsmith.core.dataclass import dataclass
 from opsmith.kernels.common.gpu_resources import Resources
 from opsmith.kernels.cuda.compiler import Cubin
 from opsmith.kernels.cuda.parameters import CudaParameter

@@ -6,7 +6,7 @@ import math
 import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +15,6 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.core.argument_types import NUMBERED
 from opsmith.core.call_arguments import tensors_in
-from opsmith.core.dataclass import dataclass
 from opsmith.core.kernels import BuiltKernel
 from opsmith.core.schema import Argument
 from opsmith.kernels.common.parameters import (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from numbers import Real
 from operator import index as whole_number
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,6 @@ import torch
 
 from opsmith import errors
 from opsmith.core.call_arguments import tensors_in
-from opsmith.core.dataclass import dataclass
 from opsmith.core.kernels import CUDA_LAUNCH, Launch
 from opsmith.core.schema import Schema
 from opsmith.core.specification import Specification

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from opsmith import errors
 from opsmith.build.source_text import FoundFunction, SourceLanguage, find_functions, folder_of
-from opsmith.core.dataclass import dataclass
 from opsmith.kernels.cpp.source import CppSource
 
 _ATTRIBUTES = r"""

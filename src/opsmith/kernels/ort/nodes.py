@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from opsmith.core.dataclass import dataclass
 from opsmith.kernels.common.parameters import PARAMETER_TYPES
 from opsmith.kernels.cpp.literals import array, flag, text
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from opsmith.core.argument_types import NUMBERED
-from opsmith.core.dataclass import dataclass
 from opsmith.core.schema import Schema
 from opsmith.kernels.common.parameters import PARAMETER_TYPES, Parameter
 from opsmith.kernels.common.result_layout import LAYOUTS

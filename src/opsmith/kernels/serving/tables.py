@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from opsmith.core.dataclass import dataclass
 from opsmith.kernels.common.parameters import PARAMETER_TYPES, Parameter
 from opsmith.kernels.cpp.literals import array, flag, text
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.core.dataclass import dataclass
 from opsmith.core.kernels import BuiltKernel
 from opsmith.core.schema import Schema
 from opsmith.kernels.common.parameters import check_results, unsupported_argument

@@ -9,7 +9,7 @@ import json
 import re
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +19,6 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.build.cache import cache_on_disk
 from opsmith.build.toolchain import file_identity
-from opsmith.core.dataclass import dataclass
 from opsmith.kernels.common.gpu_resources import Resources, read_resources
 from opsmith.kernels.triton.source import (
     LAUNCH_OPTIONS,

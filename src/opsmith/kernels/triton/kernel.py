@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -12,7 +13,6 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.core.call_arguments import shown, tensors_in
-from opsmith.core.dataclass import dataclass
 from opsmith.core.kernels import BuiltKernel
 from opsmith.core.missing_kernels import missing_reason
 from opsmith.core.operator import Operator

@@ -7,6 +7,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -14,7 +15,6 @@ import torch
 
 from opsmith import errors
 from opsmith.core.call_arguments import shown
-from opsmith.core.dataclass import dataclass
 from opsmith.core.forked_locks import lock_of
 from opsmith.core.location import where
 from opsmith.extras import install

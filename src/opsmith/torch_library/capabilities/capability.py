@@ -8,13 +8,13 @@ import sys
 import threading
 import warnings
 from contextlib import nullcontext
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import torch
 
 from opsmith import config, errors
-from opsmith.core.dataclass import dataclass
 from opsmith.core.forked_locks import lock_of
 from opsmith.torch_library.capabilities.private import steady_device_guard
 

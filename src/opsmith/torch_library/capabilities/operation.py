@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
-
-from opsmith.core.dataclass import dataclass
 
 
 @dataclass(frozen=True)

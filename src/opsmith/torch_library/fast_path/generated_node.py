@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from opsmith.core.dataclass import dataclass
 from opsmith.core.formula import Formula
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 from opsmith.checking.diagnosis.detectors import (
     broadcast,
@@ -16,7 +17,6 @@ from opsmith.checking.diagnosis.detectors import (
     sign,
 )
 from opsmith.checking.diagnosis.evidence import Detection, Evidence, Pair
-from opsmith.core.dataclass import dataclass
 
 __all__ = ["DETECTORS", "Detector"]
 

@@ -8,6 +8,7 @@ time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import combinations
 
@@ -17,7 +18,6 @@ from torch import Tensor
 from opsmith.checking.diagnosis.evidence import Detection, Evidence, Pair, zeros_for
 from opsmith.checking.diagnosis.observation import Observation
 from opsmith.checking.numerics.compare import all_close, in_double, share_of_largest
-from opsmith.core.dataclass import dataclass
 
 CLOSE = 1e-12
 """Relative error up to which terms add up to the right gradient."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 
@@ -22,7 +23,6 @@ from opsmith.checking.numerics.compare import (
 from opsmith.checking.numerics.working_precision import working_precision
 from opsmith.checking.samples.grad_outputs import random_grad_output
 from opsmith.core.cached_property import cached_property
-from opsmith.core.dataclass import dataclass
 
 Backward = Callable[[Grads], Tensor | None]
 """Function from grad_outputs, one for each result, to the gradient of an input."""

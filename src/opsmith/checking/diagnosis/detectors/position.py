@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations, permutations, product
 from types import MappingProxyType
@@ -15,7 +15,6 @@ from torch import Tensor
 from opsmith.checking.diagnosis.evidence import Detection, Evidence, Pair
 from opsmith.checking.numerics.compare import in_double, largest_magnitude
 from opsmith.checking.samples.sample import is_inexact
-from opsmith.core.dataclass import dataclass
 
 FURTHEST = 8
 """Longest shift along one dimension; along two at once, `TOGETHER`."""

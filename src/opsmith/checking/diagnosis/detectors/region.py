@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice, product
 
@@ -13,7 +14,6 @@ from opsmith.checking.diagnosis.conditions import PLAIN, ElementTable, chances, 
 from opsmith.checking.diagnosis.detectors.scale import shown_factor
 from opsmith.checking.diagnosis.evidence import Detection, Evidence, Pair
 from opsmith.checking.numerics.compare import all_close
-from opsmith.core.dataclass import dataclass
 
 
 def region(evidence: Evidence) -> Iterator[Detection]:

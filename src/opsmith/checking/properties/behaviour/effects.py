@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,7 +24,6 @@ from opsmith.checking.side_effects.reachable_state import changes_since, short_r
 from opsmith.checking.side_effects.steady_runs import CHANGED
 from opsmith.checking.subject import Subject
 from opsmith.checking.subject_kinds import of_own_apply, through_apply
-from opsmith.core.dataclass import dataclass
 
 NAME = "effects"
 

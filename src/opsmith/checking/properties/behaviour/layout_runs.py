@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,7 +33,6 @@ from opsmith.checking.samples.sample import Sample, is_inexact, replica
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import PERTURBATIONS, Subject
 from opsmith.core.cached_property import cached_property
-from opsmith.core.dataclass import dataclass
 from opsmith.core.kernels import Kernel
 
 NAME = "layouts"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,7 +31,6 @@ from opsmith.checking.samples.grad_outputs import random_grad_outputs, results_w
 from opsmith.checking.samples.memory_layouts import CHUNK, layouts_for, plain
 from opsmith.checking.samples.sample import Sample, replica
 from opsmith.checking.subject import Subject, drawing_operations
-from opsmith.core.dataclass import dataclass
 from opsmith.core.kernels import choose
 from opsmith.torch_library.torch_messages import LAYOUT_REFUSED, LAZY_BIT, has_message
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -53,7 +53,6 @@ from opsmith.checking.property import (
 from opsmith.checking.samples.memory_layouts import CHUNK
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
-from opsmith.core.dataclass import dataclass
 from opsmith.core.kernels import choose
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,7 +21,6 @@ from opsmith.checking.samples.batches import replicas
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import without_logs
 from opsmith.checking.subject import Subject
-from opsmith.core.dataclass import dataclass
 from opsmith.core.operator import Operator
 
 NAME = "mutation"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -22,7 +22,6 @@ from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.side_effects.canaries import GuardedTensor
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
-from opsmith.core.dataclass import dataclass
 from opsmith.core.functional_form import all_results
 from opsmith.core.operator import Operator
 from opsmith.torch_library import capabilities

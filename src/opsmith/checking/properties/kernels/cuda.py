@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,7 +29,6 @@ from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, Case, 
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
 from opsmith.core.call_arguments import tensors_in
-from opsmith.core.dataclass import dataclass
 from opsmith.core.functional_form import copies_of_written, on_copies
 from opsmith.core.kernels import BuiltKernel, Kernel
 from opsmith.core.tensors import resolved

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -34,7 +34,6 @@ from opsmith.checking.samples.sample import CPU, Sample
 from opsmith.checking.samples.variations import variations
 from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
-from opsmith.core.dataclass import dataclass
 from opsmith.core.kernels import Kernel, Rejected
 from opsmith.kernels.common.result_layout import ResultLayout
 from opsmith.kernels.cpp.kernel import CppKernel

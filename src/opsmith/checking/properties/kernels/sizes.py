@@ -6,7 +6,7 @@ import math
 import mmap
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -26,7 +26,6 @@ from opsmith.checking.samples.sample import Sample
 from opsmith.checking.samples.variation_kinds import LARGE_SIZES, Variation, empties, may_vary, resized
 from opsmith.checking.samples.variations import form_of, refusal
 from opsmith.checking.subject import Subject
-from opsmith.core.dataclass import dataclass
 from opsmith.core.kernels import Kernel, choose
 from opsmith.core.specification import Specification
 from opsmith.kernels.cpp.kernel import CppKernel

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -28,7 +28,6 @@ from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import Case, dtype_name
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
-from opsmith.core.dataclass import dataclass
 from opsmith.core.functional_form import on_copies
 from opsmith.core.kernels import Kernel
 from opsmith.core.tensors import resolved

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -17,7 +17,6 @@ from opsmith.checking.report import Failure
 from opsmith.checking.samples.object_arguments import address_of, copied_object, tensors_of_object
 from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject
-from opsmith.core.dataclass import dataclass
 
 MOST = 8
 """Largest number of parameters that are frozen one by one."""

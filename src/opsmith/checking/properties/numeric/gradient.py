@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -35,7 +35,6 @@ from opsmith.checking.samples.cases import ALWAYS_CHECKED, Case, cases
 from opsmith.checking.samples.grad_outputs import GradOutputs, grad_outputs_to_try
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
-from opsmith.core.dataclass import dataclass
 from opsmith.core.formula import Formula
 
 

@@ -8,7 +8,7 @@ trusted if finite differences do not contradict it; otherwise finite differences
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,6 @@ from opsmith.checking.samples.grad_outputs import GradOutputs
 from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
-from opsmith.core.dataclass import dataclass
 
 Grads = Sequence[Tensor | None]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -23,7 +23,6 @@ from opsmith.checking.property import Findings, Note, innermost, raised
 from opsmith.checking.report import Failure, ordered
 from opsmith.checking.samples.cases import case_name, dtype_name
 from opsmith.checking.samples.grad_outputs import GradOutputs
-from opsmith.core.dataclass import dataclass
 from opsmith.core.formula import Formula
 
 NAME = "gradient"

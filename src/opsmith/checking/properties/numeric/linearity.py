@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,6 @@ from opsmith.checking.report import Failure
 from opsmith.checking.samples.grad_outputs import plain_grad_outputs
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
-from opsmith.core.dataclass import dataclass
 
 NAME = "linearity"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,7 +29,6 @@ from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.side_effects.liveness import nodes
 from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
-from opsmith.core.dataclass import dataclass
 from opsmith.torch_library import capabilities
 
 NAME = "second_order"

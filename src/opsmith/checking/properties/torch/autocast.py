@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,7 +27,6 @@ from opsmith.checking.samples.sample import Sample, replica
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
-from opsmith.core.dataclass import dataclass
 
 WIDE = torch.float32
 """dtype of the inputs: autocast leaves float64 alone."""

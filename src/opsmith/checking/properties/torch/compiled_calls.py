@@ -6,6 +6,7 @@ import itertools
 import time
 import types
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -27,7 +28,6 @@ from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
 from opsmith.core.collector import importing_without_garbage_collection
-from opsmith.core.dataclass import dataclass
 
 Flats = list[tuple[Sample, list[Any]]]
 """Samples, each with its flat arguments."""

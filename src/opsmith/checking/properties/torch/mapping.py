@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,7 +26,6 @@ from opsmith.checking.samples.sample import Sample, is_inexact, replica
 from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import tensors_in
-from opsmith.core.dataclass import dataclass
 from opsmith.core.location import where
 from opsmith.torch_library.torch_messages import NO_BATCHING_RULE, has_message
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -56,7 +56,6 @@ from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject, drawing_operations
 from opsmith.core.cached_property import cached_property
-from opsmith.core.dataclass import dataclass
 
 NAME = "vmap"
 

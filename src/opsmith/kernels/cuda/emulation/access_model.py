@@ -7,6 +7,7 @@ wavefronts that take a word from each of 32 banks. How requests of warps are fou
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ import torch
 
 from opsmith import errors
 from opsmith.core.call_arguments import tensors_in
-from opsmith.core.dataclass import dataclass
 from opsmith.core.tensors import resolved
 from opsmith.kernels.common.dtypes import CPP_TYPES, dtype_name
 from opsmith.kernels.cuda.emulation.call import EmulatedCall, KernelEmulation, fault_error

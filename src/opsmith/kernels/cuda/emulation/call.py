@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.core.call_arguments import call_error, tensors_in
-from opsmith.core.dataclass import dataclass
 from opsmith.core.operator import Operator
 from opsmith.core.schema import Schema
 from opsmith.core.tensors import resolved

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +19,6 @@ from opsmith import errors
 from opsmith.build.cache import CacheEntry, cache_on_disk
 from opsmith.build.elf import defined_thread_locals, undefined_thread_locals
 from opsmith.build.toolchain import Toolchain, compiler_variables, processors
-from opsmith.core.dataclass import dataclass
 from opsmith.kernels.cpp.codegen import cpp_path
 from opsmith.kernels.cpp.compiler import kernel_toolchain
 from opsmith.kernels.cuda.compiler import HEADER, Instance, header, name_expression, obtain_with_headers

@@ -6,13 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from opsmith import errors
-from opsmith.core.dataclass import dataclass
 from opsmith.core.kernels import BuiltKernel, choose
 from opsmith.kernels.common.call_cache import call_signature, is_symbolic
 from opsmith.kernels.common.parameters import dtype_refusal

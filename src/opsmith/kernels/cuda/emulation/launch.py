@@ -10,6 +10,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +19,6 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.core.dataclass import dataclass
 from opsmith.core.forked_child import end_with_parent
 from opsmith.core.forked_locks import lock_of
 from opsmith.kernels.cuda.emulation.compiler import EmulatedLibrary

@@ -6,8 +6,8 @@ import os
 import re
 import signal
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from opsmith.core.dataclass import dataclass
 from opsmith.kernels.cuda.emulation.launch import IN_SHARED, Kind, Report
 from opsmith.kernels.cuda.emulation.places import ReportReader, index_of, thread_words, verb
 from opsmith.kernels.cuda.emulation.source_lines import SourceLine

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from opsmith.build.symbols import Line, lines_at
-from opsmith.core.dataclass import dataclass
 from opsmith.kernels.cpp.diagnostics import own_headers, quoted_from
 from opsmith.kernels.cuda.source import CudaSource
 

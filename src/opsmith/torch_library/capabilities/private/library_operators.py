@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch._library.custom_ops import CustomOpDef, _maybe_get_opdef
 from torch._library.simple_registry import singleton
 from torch._ops import OpOverload, OpOverloadPacket
-
-from opsmith.core.dataclass import dataclass
 
 _C: Any = torch._C
 
