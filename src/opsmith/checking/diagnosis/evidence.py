@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -97,11 +98,11 @@ class Pair:
         make = self.observation.paths
         return None if make is None else make()
 
-    def with_grads(self, changed: Mapping[str, Tensor | None]) -> Tensor | None:
-        """Compute the right gradient with some grad_outputs changed; None where it cannot be computed."""
-        compute = self.observation.expected_for
-        grads = {**self.observation.grads, **changed}
-        return None if compute is None else in_double(compute(list(grads.values())))
+    def with_grads(self, change: Callable[[str, Tensor], Tensor]) -> Tensor | None:
+        """Compute the right gradient with each grad_output changed; None where it cannot be computed."""
+        compute, grads = self.observation.expected_for, self.observation.grads.items()
+        changed = [None if grad is None else change(name, grad) for name, grad in grads]
+        return None if compute is None else in_double(compute(changed))
 
     def with_inputs(self, changed: Mapping[str, Any]) -> Tensor | None:
         """Compute the right gradient with some inputs changed; None where it cannot be computed."""
@@ -120,6 +121,9 @@ class Pair:
         close = is_close(self.got, in_double(candidate).to(self.got.dtype), self.slack)
         return close | ~self.expected.isfinite() if self.same_shape else close
 
+
+Prediction = Callable[[Pair], Tensor | None]
+"""Computes what the computed tensor of a pair is if a hypothesis holds; None where it says nothing."""
 
 SIZES = 8
 """Largest number of other sizes."""
@@ -175,6 +179,14 @@ class Evidence:
         """Return True if a statement holds for the first pair and for every fresh one."""
         return holds(self.first) and all(holds(pair) for pair in self.fresh)
 
+    def fits(self, predicted: Prediction) -> bool:
+        """Return True if the computed tensor is the predicted one in every pair."""
+        return self.everywhere(lambda pair: pair.equals(predicted(pair)))
+
+    def first_fitting(self, hypotheses: Iterable[tuple[Detection, Prediction]]) -> Iterator[Detection]:
+        """Yield the first detection whose prediction every pair confirms."""
+        yield from islice((found for found, predicted in hypotheses if self.fits(predicted)), 1)
+
 
 @dataclass(frozen=True)
 class Detection:
@@ -191,8 +203,3 @@ class Detection:
     reason: str
     evidence: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     weak: bool = False
-
-
-def zeros_for(grad: Tensor | None) -> Tensor | None:
-    """Return zeros like a grad_output; None for none."""
-    return None if grad is None else torch.zeros_like(grad)

@@ -12,6 +12,7 @@ import linecache
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from types import FrameType
@@ -282,6 +283,7 @@ def _segment(frame: FrameType) -> str:
     return " ".join(b"".join(encoded).decode(errors="replace").split())
 
 
+@cache
 def _operands(text: str) -> list[str]:
     """Return the operands of an operator or of a call, the receiver of a method first."""
     try:

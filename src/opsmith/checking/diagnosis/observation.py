@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -74,6 +74,15 @@ class Observation:
     at_other_sizes: Callable[[], Sequence[Callable[[int], Observation | None]]] | None = None
     fresh_count: int = 3
     more_count: int = MORE
+
+    def grads_of_element(self, name: str, at: int, value: float) -> Grads:
+        """Return grad_outputs of zeros, but for one element of one result."""
+        zeros = partial(torch.zeros_like, memory_format=torch.contiguous_format)
+        grads = {each: None if grad is None else zeros(grad) for each, grad in self.grads.items()}
+        alone = grads[name]
+        assert alone is not None
+        alone.view(-1)[at] = value
+        return list(grads.values())
 
 
 ExpectedGradients = Callable[[Sample, Sequence[Any], Sequence[int], Grads], list[Tensor | None] | None]
@@ -226,6 +235,7 @@ class Observer:
             results = self.subject.plain(self.sample)([replica(value) for value in flat])
         names = [result.name for result in self.subject.results(self.sample)]
 
+        @cache
         def others() -> dict[str, tuple[Tensor | None, Tensor]]:
             every = tuple(argnum for argnum in self.sample.inexact if argnum != self.argnum)
             rights = right(every, grads) if every else []
