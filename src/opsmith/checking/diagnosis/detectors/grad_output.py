@@ -227,13 +227,14 @@ def jacobian_sparsity(evidence: Evidence) -> Iterator[Detection]:
             tables.append(table)
         if len(tables) < len(evidence.pairs):
             continue
-        counts = [sum(int(each.sum()) for each in some) for some in _kinds(tables)]
-        if min(counts) < FEW:
+        missing, there = (
+            sum(int(getattr(table, kind).sum()) for table in tables) for kind in ("missing", "there")
+        )
+        if min(missing, there) < FEW:
             continue
         of = f" of `{name}`" if len(names) > 1 else " of the result"
         for words, related in _relations(tables[0], of):
             if all(_separates(table, related) for table in tables):
-                missing, there = counts
                 measured = {"weights missing": f"{missing} of {missing + there}"}
                 yield Detection("missing-term", words, measured)
                 return
@@ -312,11 +313,6 @@ def _either(got: Tensor, expected: Tensor) -> bool:
     """Return True if each weight is roughly right or zero, so that the other rows are worth computing."""
     bound = share_of_largest(ROUGH_WEIGHT, got, expected)
     return bool((is_close(got, torch.zeros_like(got), bound) | is_close(got, expected, bound)).all())
-
-
-def _kinds(tables: list[JacobianRows]) -> Iterator[list[Tensor]]:
-    yield [table.missing for table in tables]
-    yield [table.there for table in tables]
 
 
 Related = Callable[[JacobianRows], Tensor]
