@@ -72,11 +72,13 @@ class Pair:
     @cached_property
     def slack(self) -> Tensor:
         """Bound of each element's distance from the prediction of a hypothesis."""
-        slack = torch.tensor(
-            max(EXPLAINED * largest_magnitude(self.error), self.rounding), dtype=torch.float64
-        )
+        return self._bound(EXPLAINED)
+
+    def _bound(self, share: float) -> Tensor:
+        """Return the allowed error of each element, at least a share of the largest error."""
+        least = torch.tensor(max(share * largest_magnitude(self.error), self.rounding), dtype=torch.float64)
         tolerance = self.observation.tolerance
-        return slack if tolerance is None else torch.maximum(slack, tolerance.cpu().to(torch.float64))
+        return least if tolerance is None else torch.maximum(least, tolerance.cpu().to(torch.float64))
 
     @cached_property
     def is_small(self) -> bool:
@@ -86,11 +88,7 @@ class Pair:
     @cached_property
     def wrong(self) -> Tensor:
         """Mask of the wrong elements, however small their error is relative to the worst."""
-        least = torch.tensor(max(SHOWS * largest_magnitude(self.error), self.rounding), dtype=torch.float64)
-        tolerance = self.observation.tolerance
-        if tolerance is not None:
-            least = torch.maximum(least, tolerance.cpu().to(torch.float64))
-        return self.error.nan_to_num(float("inf")) > least
+        return self.error.nan_to_num(float("inf")) > self._bound(SHOWS)
 
     @cached_property
     def paths(self) -> GradientPaths | None:
@@ -147,20 +145,17 @@ class Evidence:
     @cached_property
     def fresh(self) -> tuple[Pair, ...]:
         """Pairs of the same shapes, from fresh inputs; none where nothing can be drawn again."""
-        again = self.observation.redraw
-        if again is None:
-            return ()
-        drawn = [again(seed) for seed in range(1, self.observation.fresh_count + 1)]
-        return tuple(Pair(each) for each in drawn if each is not None)
+        return self._drawn(1, self.observation.fresh_count)
 
     @cached_property
     def more(self) -> tuple[Pair, ...]:
         """Further pairs of the same shapes, where the first ones fit several conditions."""
+        return self._drawn(self.observation.fresh_count + 1, self.observation.more_count)
+
+    def _drawn(self, first: int, count: int) -> tuple[Pair, ...]:
+        """Draw pairs with some seeds; where nothing can be drawn again, none."""
         again = self.observation.redraw
-        if again is None:
-            return ()
-        start = self.observation.fresh_count + 1
-        drawn = [again(seed) for seed in range(start, start + self.observation.more_count)]
+        drawn = [] if again is None else [again(seed) for seed in range(first, first + count)]
         return tuple(Pair(each) for each in drawn if each is not None)
 
     @cached_property

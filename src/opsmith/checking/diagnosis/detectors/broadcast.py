@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import combinations
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -151,23 +150,21 @@ def broadcast(evidence: Evidence) -> Iterator[Detection]:
         return None if found is None else candidate(pair, found)
 
     yield from evidence.first_fitting(
-        (Detection("unreduced-broadcast", words, measured, weak), partial(predicted, candidate=candidate))
-        for words, measured, candidate, weak in _candidates(evidence, terms)
+        (found, partial(predicted, candidate=each)) for found, each in _candidates(evidence, terms)
     )
 
 
-def _candidates(
-    evidence: Evidence, terms: BroadcastTerms
-) -> Iterator[tuple[str, dict[str, Any], Candidate, bool]]:
-    """Yield gradients that are made of the right one's terms, and True for those that other causes make."""
+def _candidates(evidence: Evidence, terms: BroadcastTerms) -> Iterator[tuple[Detection, Candidate]]:
+    """Yield gradients that are made of the right one's terms."""
+    made = partial(Detection, "unreduced-broadcast")
     about, shape = evidence.observation.argument, list(evidence.first.got.shape)
     words = f"it has the shape {shape}, which `{about}` was broadcast to"
-    yield words, {}, lambda pair, terms: terms.values, False
+    yield made(words), lambda pair, terms: terms.values
     words = (
         f"it is summed over other dimensions than the {_listed(terms.dims)} that `{about}` was broadcast "
         "along: those that autograd sums where it is given a gradient that is not summed"
     )
-    yield words, {"dimensions": list(terms.dims)}, lambda pair, terms: terms.by_torch(), False
+    yield made(words, {"dimensions": list(terms.dims)}), lambda pair, terms: terms.by_torch()
     dims = [dim for dim in terms.dims if terms.values.shape[dim] > 1]
     for dim in dims:
         size = terms.values.shape[dim]
@@ -175,22 +172,22 @@ def _candidates(
         for index in [*range(min(size - 1, MOST_SLICES)), -1]:
             which = {0: "the first", -1: "the last"}.get(index, f"number {index}")
             words = f"it is {which} of {whole}, and not their sum"
-            yield words, {"slice": index, "dimension": dim}, _slice((dim,), index), False
+            yield made(words, {"slice": index, "dimension": dim}), _slice((dim,), index)
         for kept, left in ((slice(1, None), "first"), (slice(None, -1), "last")) if size > 2 else ():
             words = f"it lacks the {left} of {whole} in its sum"
-            part = partial(_part, dims=(dim,), kept=kept)
-            yield words, {"left out": left, "dimension": dim}, part, False
+            found = made(words, {"left out": left, "dimension": dim})
+            yield found, partial(_part, dims=(dim,), kept=kept)
     for several in [some for count in range(2, len(dims) + 1) for some in combinations(dims, count)]:
         for index, which in ((0, "the first"), (-1, "the last")):
             along = f"broadcasting `{about}` along {_listed(several)}"
             words = f"it is {which} of what {along} made, and not their sum"
-            yield words, {"slice": index, "dimensions": [*several]}, _slice(several, index), False
+            yield made(words, {"slice": index, "dimensions": [*several]}), _slice(several, index)
     for some in dims if len(dims) > 1 else ():
         words = f"it is the mean, and not the sum, of what broadcasting along dimension {some} made"
-        yield words, {"dimension": some}, partial(_mean, dim=some), True
+        yield made(words, {"dimension": some}, weak=True), partial(_mean, dim=some)
     count = terms.count(None)
     words = f"it is the mean, and not the sum, of the {count:.0f} elements that broadcasting made of each"
-    yield words, {"factor": 1 / count}, partial(_mean, dim=None), True
+    yield made(words, {"factor": 1 / count}, weak=True), partial(_mean, dim=None)
 
 
 def _listed(dims: tuple[int, ...]) -> str:
