@@ -14,8 +14,9 @@ from opsmith.checking.numerics.compare import agree_to_share
 from opsmith.checking.property import first_line
 from opsmith.checking.report import Report
 from opsmith.core.operator import Operator
+from opsmith.core.tensors import nested_tensors
 from opsmith.surveying.guesses import Guess
-from opsmith.surveying.trials import leaves, seeded
+from opsmith.surveying.trials import seeded
 
 COARSE = 1e-8
 
@@ -94,7 +95,7 @@ def _call(function: Callable[..., Any], guess: Guess, tensors: Sequence[Tensor])
     values = list(guess.values)
     for index, tensor in zip(_floating(guess), tensors, strict=True):
         values[index] = tensor.clone()
-    results = [each for each in leaves(function(*values)) if isinstance(each, Tensor)]
+    results = nested_tensors(function(*values))
     return torch.cat([each.flatten() for each in results if each.is_floating_point()])
 
 
@@ -158,8 +159,8 @@ def _vmap(function: Callable[..., Any], guess: Guess) -> None:
         return _call(function, guess, tensors).square().sum()
 
     for mapped in (lambda *tensors: _call(function, guess, tensors), torch.func.grad(total, argnums)):
-        together = list(leaves(torch.func.vmap(mapped)(*batch)))
-        alone = [list(leaves(mapped(*(each[row] for each in batch)))) for row in range(2)]
+        together = nested_tensors(torch.func.vmap(mapped)(*batch))
+        alone = [nested_tensors(mapped(*(each[row] for each in batch))) for row in range(2)]
         for got, *rows in zip(together, *alone, strict=True):
             if not agree_to_share(got, torch.stack(rows), COARSE):
                 raise ArithmeticError("vmap gives other numbers than a loop")

@@ -17,8 +17,9 @@ from opsmith.checking.report import Failure, Report
 from opsmith.checking.subject_kinds import throwaway_name
 from opsmith.core.call_arguments import CallArguments
 from opsmith.core.operator import Operator
+from opsmith.core.tensors import map_tensors, nested_tensors
 from opsmith.surveying.guesses import ClassSource, Guess, argument_names
-from opsmith.surveying.trials import fresh_inputs, leaves, run, seeded
+from opsmith.surveying.trials import fresh_inputs, run, seeded
 
 NAMESPACE = "surveyed"
 
@@ -71,17 +72,15 @@ class Declaration:
             opaque=False,
             module=__name__,
         )
-        copies = [value.clone() if isinstance(value, Tensor) else value for value in self.guess.values]
         with seeded(self.seed):
-            operator(*copies)
+            operator(*map_tensors(torch.clone, self.guess.values))
         return operator
 
     def given(self, operator: Operator[..., Any], guess: Guess) -> list[Any]:
         """Return the arguments of a guess in the form of the operator's."""
         adopted = operator.specification.adopted
         assert adopted is not None
-        copies = [value.clone() if isinstance(value, Tensor) else value for value in guess.values]
-        return list(adopted.completed(tuple(copies), {})[0])
+        return list(adopted.completed(tuple(map_tensors(torch.clone, guess.values)), {})[0])
 
     def check(self, operator: Operator[..., Any]) -> Report:
         """Check the operator on the guess with little effort, and trace it once."""
@@ -149,14 +148,14 @@ def returns_float32(function_class: Class, guess: Guess, seed: int) -> bool:
 def _results(function_class: Class, values: tuple[Any, ...], seed: int) -> list[Tensor]:
     apply: Callable[..., Any] = function_class.apply
     with seeded(seed), torch.no_grad():
-        return [each for each in leaves(apply(*fresh_inputs(values)[1])) if isinstance(each, Tensor)]
+        return list(nested_tensors(apply(*fresh_inputs(values)[1])))
 
 
 def _gradients(function_class: Class, guess: Guess, seed: int, factor: float) -> list[Tensor]:
     apply: Callable[..., Any] = function_class.apply
     with seeded(seed):
         inputs, given = fresh_inputs(guess.values)
-        results = [each for each in leaves(apply(*given)) if isinstance(each, Tensor) and each.requires_grad]
+        results = [each for each in nested_tensors(apply(*given)) if each.requires_grad]
         grads = [factor * torch.randn_like(result) for result in results]
         found: tuple[Tensor | None, ...] = torch.autograd.grad(results, inputs, grads, allow_unused=True)
     return [each for each in found if each is not None]
@@ -205,9 +204,10 @@ def _deliberate_gradient(declaration: Declaration, failures: list[Failure]) -> s
     if set(declaration.kinds) & {"surrogate", "nonlinear", "approximate"}:
         return None
     for failure in failures:
-        index = _argument_index(declaration, failure)
-        if failure.property not in ("gradient", "linearity") or failure.cause in OTHER or index is None:
+        derivative = failure.property in ("gradient", "linearity") and failure.cause not in OTHER
+        if not derivative or failure.input not in declaration.names:
             continue
+        index = declaration.names.index(failure.input)
         function_class = declaration.source.function_class
         if is_nonlinear(function_class, declaration.guess, declaration.seed):
             declaration.kinds.append("nonlinear")
@@ -230,8 +230,3 @@ def _deliberate_gradient(declaration: Declaration, failures: list[Failure]) -> s
                 "otherwise its backward is wrong"
             )
     return None
-
-
-def _argument_index(declaration: Declaration, failure: Failure) -> int | None:
-    """Return the index of the argument that a failure names."""
-    return declaration.names.index(failure.input) if failure.input in declaration.names else None

@@ -48,30 +48,27 @@ class ClassSource:
         """Read a class; without source, as of C++, there is its signature alone."""
         parameters = tuple(forward_signature(function_class).parameters.values())
         names = {parameter.name for parameter in parameters}
-        trees = list(_trees(function_class))
+        nodes = [node for tree in _trees(function_class) for node in ast.walk(tree)]
         attributes = {
             target.attr: node.value.id
-            for tree in trees
-            for node in ast.walk(tree)
+            for node in nodes
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and node.value.id in names
             for target in node.targets
             if isinstance(target, ast.Attribute)
         }
         asked = {
             node.attr
-            for tree in trees
-            for node in ast.walk(tree)
+            for node in nodes
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in names
         }
         called: set[str] = set()
         compared: dict[str, dict[Any, None]] = {}
-        for tree in trees:
-            for node in ast.walk(tree):
-                if isinstance(node, ast.Call):
-                    called.add(_name(node.func, attributes))
-                elif isinstance(node, ast.Compare):
-                    constants = [value for each in node.comparators for value in _constants(each)]
-                    compared.setdefault(_name(node.left, attributes), {}).update(dict.fromkeys(constants))
+        for node in nodes:
+            if isinstance(node, ast.Call):
+                called.add(_name(node.func, attributes))
+            elif isinstance(node, ast.Compare):
+                constants = [value for each in node.comparators for value in _constants(each)]
+                compared.setdefault(_name(node.left, attributes), {}).update(dict.fromkeys(constants))
         return cls(
             function_class,
             name or function_class.__qualname__,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from dataclasses import replace
 
 import torch
 
@@ -218,17 +219,7 @@ def _wrong_for_some(wrong: Finding, right: Finding) -> Finding:
         f"it is right for {right.tried}: if only such arguments are meant, let forward refuse the others",
         *right.reasons,
     )
-    return Finding(
-        right.name,
-        right.where,
-        "needs a declaration",
-        reasons,
-        right.tried,
-        right.line,
-        right.abilities,
-        wrong.report,
-        right.mends,
-    )
+    return replace(right, verdict="needs a declaration", reasons=reasons, report=wrong.report)
 
 
 def _where(function_class: type) -> str:

@@ -19,6 +19,7 @@ from opsmith import errors
 from opsmith.checking.side_effects.global_settings import thread_count
 from opsmith.core.adopted import overrides
 from opsmith.core.location import where
+from opsmith.core.tensors import nested_tensors
 from opsmith.surveying.guesses import ClassSource, Guess, argument_names, guesses, unguessable
 
 SECONDS = 10.0
@@ -178,7 +179,7 @@ def run(function_class: type[torch.autograd.Function], guess: Guess, seed: int) 
         method = "forward"
         try:
             inputs, given = fresh_inputs(guess.values)
-            results = [each for each in leaves(apply(*given)) if isinstance(each, Tensor)]
+            results = list(nested_tensors(apply(*given)))
             if not results:
                 return Stop(method, TypeError(NO_TENSOR), guess)
             differentiable = [result for result in results if result.requires_grad]
@@ -212,15 +213,6 @@ def fresh_inputs(values: Sequence[Any]) -> tuple[list[Tensor], list[Any]]:
         else:
             given.append(value.clone() if isinstance(value, Tensor) else value)
     return inputs, given
-
-
-def leaves(value: Any) -> Iterator[Any]:
-    """Yield the leaves of a structure of tuples and lists."""
-    if isinstance(value, tuple | list):
-        for item in value:
-            yield from leaves(item)
-    else:
-        yield value
 
 
 @contextmanager

@@ -321,24 +321,20 @@ def marks(pair: Pair) -> dict[str, Tensor]:
     for (name, how), aligned in values_beside(pair).items():
         if how or aligned.dtype == torch.bool or aligned.is_complex() or not aligned.numel() or not shape:
             continue
-        found[f"where {name} is largest"] = aligned == aligned.max()
-        found[f"where {name} is smallest"] = aligned == aligned.min()
+        for which, extreme in EXTREMES.items():
+            found[f"where {name} is {which}"] = aligned == extreme(aligned)
         found[f"where {name} occurs more than once"] = _repeated(aligned.flatten()).reshape(shape)
         for dim in range(len(shape)) if len(shape) > 1 else ():
-            found[f"where {name} is largest along dimension {dim}"] = aligned == aligned.amax(
-                dim, keepdim=True
-            )
-            found[f"where {name} is smallest along dimension {dim}"] = aligned == aligned.amin(
-                dim, keepdim=True
-            )
-            same = (
-                (aligned.unsqueeze(dim) == aligned.unsqueeze(dim + 1)).sum(dim + 1)
-                if _small(aligned)
-                else None
-            )
-            if same is not None:
-                found[f"where {name} occurs more than once along dimension {dim}"] = same > 1
+            along = f"along dimension {dim}"
+            for which, extreme in EXTREMES.items():
+                found[f"where {name} is {which} {along}"] = aligned == extreme(aligned, dim, keepdim=True)
+            if _small(aligned):
+                same = (aligned.unsqueeze(dim) == aligned.unsqueeze(dim + 1)).sum(dim + 1)
+                found[f"where {name} occurs more than once {along}"] = same > 1
     return found
+
+
+EXTREMES = {"largest": torch.amax, "smallest": torch.amin}
 
 
 def _small(tensor: Tensor) -> bool:

@@ -118,11 +118,9 @@ def _patterns(evidence: Evidence) -> Iterator[str]:
     ):
         yield CONSTANT
         return
-    for dim in dims:
-        if evidence.everywhere(lambda pair, dim=dim: pair.equals(pair.expected.flip(dim))):  # type: ignore[misc]
-            yield f"it is the right one in the reverse order along dimension {dim}"
-    if evidence.everywhere(lambda pair: pair.equals(pair.expected.flip(tuple(dims)))):
-        yield "it is the right one in the reverse order along all dimensions"
+    for words, some in (*((f"dimension {dim}", (dim,)) for dim in dims), ("all dimensions", tuple(dims))):
+        if evidence.fits(partial(_reversed, dims=some)):
+            yield f"it is the right one in the reverse order along {words}"
     if evidence.everywhere(_constant_off):
         off = (evidence.first.got - evidence.first.expected).flatten()[0].item()
         yield f"it is the right one plus the same number everywhere ({off:.6g})"
@@ -145,6 +143,10 @@ CONSTANT = (
     'straight-through estimator, declare it: `opsmith.adopt(..., kind="surrogate")` of a class, '
     "`.surrogate_gradients(...)` of an operator"
 )
+
+
+def _reversed(pair: Pair, dims: tuple[int, ...]) -> Tensor:
+    return pair.expected.flip(dims)
 
 
 def _constant_off(pair: Pair) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -71,11 +72,13 @@ class Pair:
     @cached_property
     def slack(self) -> Tensor:
         """Bound of each element's distance from the prediction of a hypothesis."""
-        slack = torch.tensor(
-            max(EXPLAINED * largest_magnitude(self.error), self.rounding), dtype=torch.float64
-        )
+        return self._bound(EXPLAINED)
+
+    def _bound(self, share: float) -> Tensor:
+        """Return the allowed error of each element, at least a share of the largest error."""
+        least = torch.tensor(max(share * largest_magnitude(self.error), self.rounding), dtype=torch.float64)
         tolerance = self.observation.tolerance
-        return slack if tolerance is None else torch.maximum(slack, tolerance.cpu().to(torch.float64))
+        return least if tolerance is None else torch.maximum(least, tolerance.cpu().to(torch.float64))
 
     @cached_property
     def is_small(self) -> bool:
@@ -85,11 +88,7 @@ class Pair:
     @cached_property
     def wrong(self) -> Tensor:
         """Mask of the wrong elements, however small their error is relative to the worst."""
-        least = torch.tensor(max(SHOWS * largest_magnitude(self.error), self.rounding), dtype=torch.float64)
-        tolerance = self.observation.tolerance
-        if tolerance is not None:
-            least = torch.maximum(least, tolerance.cpu().to(torch.float64))
-        return self.error.nan_to_num(float("inf")) > least
+        return self.error.nan_to_num(float("inf")) > self._bound(SHOWS)
 
     @cached_property
     def paths(self) -> GradientPaths | None:
@@ -97,11 +96,11 @@ class Pair:
         make = self.observation.paths
         return None if make is None else make()
 
-    def with_grads(self, changed: Mapping[str, Tensor | None]) -> Tensor | None:
-        """Compute the right gradient with some grad_outputs changed; None where it cannot be computed."""
-        compute = self.observation.expected_for
-        grads = {**self.observation.grads, **changed}
-        return None if compute is None else in_double(compute(list(grads.values())))
+    def with_grads(self, change: Callable[[str, Tensor], Tensor]) -> Tensor | None:
+        """Compute the right gradient with each grad_output changed; None where it cannot be computed."""
+        compute, grads = self.observation.expected_for, self.observation.grads.items()
+        changed = [None if grad is None else change(name, grad) for name, grad in grads]
+        return None if compute is None else in_double(compute(changed))
 
     def with_inputs(self, changed: Mapping[str, Any]) -> Tensor | None:
         """Compute the right gradient with some inputs changed; None where it cannot be computed."""
@@ -120,6 +119,9 @@ class Pair:
         close = is_close(self.got, in_double(candidate).to(self.got.dtype), self.slack)
         return close | ~self.expected.isfinite() if self.same_shape else close
 
+
+Prediction = Callable[[Pair], Tensor | None]
+"""Computes what the computed tensor of a pair is if a hypothesis holds; None where it says nothing."""
 
 SIZES = 8
 """Largest number of other sizes."""
@@ -143,20 +145,17 @@ class Evidence:
     @cached_property
     def fresh(self) -> tuple[Pair, ...]:
         """Pairs of the same shapes, from fresh inputs; none where nothing can be drawn again."""
-        again = self.observation.redraw
-        if again is None:
-            return ()
-        drawn = [again(seed) for seed in range(1, self.observation.fresh_count + 1)]
-        return tuple(Pair(each) for each in drawn if each is not None)
+        return self._drawn(1, self.observation.fresh_count)
 
     @cached_property
     def more(self) -> tuple[Pair, ...]:
         """Further pairs of the same shapes, where the first ones fit several conditions."""
+        return self._drawn(self.observation.fresh_count + 1, self.observation.more_count)
+
+    def _drawn(self, first: int, count: int) -> tuple[Pair, ...]:
+        """Draw pairs with some seeds; where nothing can be drawn again, none."""
         again = self.observation.redraw
-        if again is None:
-            return ()
-        start = self.observation.fresh_count + 1
-        drawn = [again(seed) for seed in range(start, start + self.observation.more_count)]
+        drawn = [] if again is None else [again(seed) for seed in range(first, first + count)]
         return tuple(Pair(each) for each in drawn if each is not None)
 
     @cached_property
@@ -175,6 +174,14 @@ class Evidence:
         """Return True if a statement holds for the first pair and for every fresh one."""
         return holds(self.first) and all(holds(pair) for pair in self.fresh)
 
+    def fits(self, predicted: Prediction) -> bool:
+        """Return True if the computed tensor is the predicted one in every pair."""
+        return self.everywhere(lambda pair: pair.equals(predicted(pair)))
+
+    def first_fitting(self, hypotheses: Iterable[tuple[Detection, Prediction]]) -> Iterator[Detection]:
+        """Yield the first detection whose prediction every pair confirms."""
+        yield from islice((found for found, predicted in hypotheses if self.fits(predicted)), 1)
+
 
 @dataclass(frozen=True)
 class Detection:
@@ -191,8 +198,3 @@ class Detection:
     reason: str
     evidence: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     weak: bool = False
-
-
-def zeros_for(grad: Tensor | None) -> Tensor | None:
-    """Return zeros like a grad_output; None for none."""
-    return None if grad is None else torch.zeros_like(grad)

@@ -12,6 +12,7 @@ import linecache
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from types import FrameType
@@ -26,7 +27,7 @@ from opsmith.checking.exceptions import Overlooking, calls_operator
 from opsmith.checking.numerics.autodiff import Results, vjp
 from opsmith.checking.samples.sample import is_inexact
 from opsmith.core.cached_property import cached_property
-from opsmith.core.tensors import sequence_like
+from opsmith.core.tensors import nested_tensors, replace_tensors
 
 MOST_EDGES = 200
 """Largest number of edges."""
@@ -167,7 +168,11 @@ class _Cutting(TorchFunctionMode):
 
         result = func(*_mapped(args, cut), **_mapped(given, cut))
         followed = [at for at in argnums if every[at].requires_grad and not (written and at == 0)]
-        if followed and torch.is_grad_enabled() and (self.cuts or _followed(result)):
+        if (
+            followed
+            and torch.is_grad_enabled()
+            and (self.cuts or any(each.requires_grad for each in nested_tensors(result)))
+        ):
             source = source_of()
             self.edges += [OperandEdge(call, at, name, source, len(followed) == 1) for at in followed]
             if len(followed) > 1 and not written:
@@ -191,10 +196,6 @@ def _writes(name: str) -> bool:
     )
 
 
-def _followed(result: Any) -> bool:
-    return any(isinstance(each, Tensor) and each.requires_grad for each in _leaves(result))
-
-
 def _leaves(values: Any) -> Iterator[Any]:
     """Yield the items of nested lists, tuples and dictionaries."""
     if isinstance(values, Mapping):
@@ -208,13 +209,8 @@ def _leaves(values: Any) -> Iterator[Any]:
 
 def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """Apply a function to every floating tensor of a nested value."""
-    if isinstance(value, Tensor):
-        return change(value) if is_inexact(value) else value
-    if isinstance(value, Mapping):
-        return {name: _mapped(each, change) for name, each in value.items()}
-    if type(value) is list or isinstance(value, tuple):  # also a named tuple, as of `torch.max(x, 0)`
-        return sequence_like(value, (_mapped(each, change) for each in value))
-    return value
+    tensors = nested_tensors(value)
+    return replace_tensors(value, (change(each) if is_inexact(each) else each for each in tensors))
 
 
 WIDTH = 60
@@ -282,6 +278,7 @@ def _segment(frame: FrameType) -> str:
     return " ".join(b"".join(encoded).decode(errors="replace").split())
 
 
+@cache
 def _operands(text: str) -> list[str]:
     """Return the operands of an operator or of a call, the receiver of a method first."""
     try:

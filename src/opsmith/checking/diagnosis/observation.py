@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from opsmith.checking.diagnosis.fresh_inputs import METHODS, draw_fresh
 from opsmith.checking.diagnosis.gradient_paths import GradientPaths
-from opsmith.checking.exceptions import refuse_own
+from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.numerics.autodiff import vjp
 from opsmith.checking.numerics.compare import largest_magnitude
 from opsmith.checking.samples.batches import all_finite
@@ -75,6 +75,15 @@ class Observation:
     fresh_count: int = 3
     more_count: int = MORE
 
+    def grads_of_element(self, name: str, at: int, value: float) -> Grads:
+        """Return grad_outputs of zeros, but for one element of one result."""
+        zeros = partial(torch.zeros_like, memory_format=torch.contiguous_format)
+        grads = {each: None if grad is None else zeros(grad) for each, grad in self.grads.items()}
+        alone = grads[name]
+        assert alone is not None
+        alone.view(-1)[at] = value
+        return list(grads.values())
+
 
 ExpectedGradients = Callable[[Sample, Sequence[Any], Sequence[int], Grads], list[Tensor | None] | None]
 """Right gradients of some arguments, for flat arguments in float64 and grad_outputs."""
@@ -123,16 +132,18 @@ class Observer:
             flat: Flat arguments.
             grads: grad_output of each visible result; nothing for a result.
         """
-        observation = self._gradient(flat, grads) if self.subset else self._result(flat)
-        if self.subset:
-            observation = self._without_kinks(observation, flat, grads)
         return replace(
-            observation,
+            self._seen(flat, grads),
             redraw=lambda seed: self.draw(flat, grads, seed),
             at_other_sizes=lambda: [partial(self._at, sample, grads) for sample in self._others()],
             fresh_count=self.subject.effort.fresh,
             more_count=0 if self.right else MORE,
         )
+
+    def _seen(self, flat: Sequence[Any], grads: Grads) -> Observation:
+        if not self.subset:
+            return self._result(flat)
+        return self._without_kinks(self._gradient(flat, grads), flat, grads)
 
     def _others(self) -> list[Sample]:
         """Collect samples of other sizes: the author's, and derived ones."""
@@ -145,14 +156,11 @@ class Observer:
 
     def _elsewhere(self, sample: Sample) -> bool:
         """Return True if another sample has the same arguments at other sizes."""
-        empty = any(isinstance(value, Tensor) and not value.numel() for value in sample.flat)
-        if empty or sample is self.sample or sample.labels != self.sample.labels:
+        shapes, own = _shapes(sample.flat), _shapes(self.sample.flat)
+        empty = any(shape is not None and 0 in shape for shape in shapes)
+        if empty or shapes == own or sample.labels != self.sample.labels:
             return False
-        alike = all(
-            isinstance(own, Tensor) == isinstance(rights, Tensor)
-            for own, rights in zip(self.sample.flat, sample.flat, strict=True)
-        )
-        return alike and _shapes(sample.flat) != _shapes(self.sample.flat)
+        return [each is None for each in shapes] == [each is None for each in own]
 
     def _at(self, sample: Sample, grads: Grads, seed: int) -> Observation | None:
         """Observe another sample."""
@@ -165,7 +173,7 @@ class Observer:
         for method in METHODS if seed % 2 else ("mixed", "like", "scaled"):
             generator = torch.Generator().manual_seed(APART + self.subject.seed * 1000 + seed)
             values = relinked(links, self.sample.labels, draw_fresh(flat, generator, method))
-            try:
+            with Overlooking():  # rejected inputs are drawn again by the next method
                 results = self.subject.plain(self.sample)([replica(value) for value in values])
                 if not all_finite(results):
                     continue
@@ -173,14 +181,9 @@ class Observer:
                     None if grad is None else _like(result, generator)
                     for grad, result in zip(grads, results, strict=True)
                 ]
-                observation = self._gradient(values, fresh) if self.subset else self._result(values)
-                if self.subset:
-                    observation = self._without_kinks(observation, values, fresh)
-            except Exception as error:
-                refuse_own(error)  # rejected inputs are drawn again by the next method
-                continue
-            if self.right is not None or all_finite([observation.expected]):
-                return observation
+                observation = self._seen(values, fresh)
+                if self.right is not None or all_finite([observation.expected]):
+                    return observation
         return None
 
     def _without_kinks(self, observation: Observation, flat: Sequence[Any], grads: Grads) -> Observation:
@@ -226,6 +229,7 @@ class Observer:
             results = self.subject.plain(self.sample)([replica(value) for value in flat])
         names = [result.name for result in self.subject.results(self.sample)]
 
+        @cache
         def others() -> dict[str, tuple[Tensor | None, Tensor]]:
             every = tuple(argnum for argnum in self.sample.inexact if argnum != self.argnum)
             rights = right(every, grads) if every else []
@@ -233,10 +237,8 @@ class Observer:
             for argnum, expected in zip(every, rights, strict=True):
                 got = answers.get(argnum)
                 if argnum not in answers:
-                    try:
+                    with Overlooking():  # reported by a failure of its own
                         (got,) = backward((argnum,), grads)
-                    except Exception as error:
-                        refuse_own(error)  # reported by a failure of its own
                 found[self.sample.labels[argnum]] = (got, expected)
             return found
 
@@ -269,43 +271,34 @@ class Observer:
         """Compute the right gradient with some inputs changed; None where the reference rejects them."""
         pairs = zip(self.sample.labels, flat, strict=True)
         values = [changed.get(label, value) for label, value in pairs]
-        try:
+        with Overlooking():  # changed inputs need not be valid
             return self._right(values, (self.argnum,), grads)[0]
-        except Exception as error:
-            refuse_own(error)  # changed inputs need not be valid
-            return None
+        return None
 
     def _near(self, flat: Sequence[Any], grads: Grads, step: float, seed: int) -> Observation | None:
         generator = torch.Generator().manual_seed(seed)
         values, fresh = ([_moved(each, step, generator) for each in some] for some in (flat, grads))
-        try:
+        with Overlooking():  # the perturbed input may be outside of the domain
             return self._gradient(values, fresh) if self.subset else self._result(values)
-        except Exception as error:
-            refuse_own(error)  # the perturbed input may be outside of the domain
-            return None
+        return None
 
     def _backward(self, flat: Sequence[Any], argnums: Sequence[int], grads: Grads) -> list[Tensor | None]:
         """Compute the operator's gradients."""
         own = [replica(value, self.dtype, self.device) for value in flat]
         grad_outputs = [replica(grad, self.dtype, self.device) for grad in grads]
-        call = partial(self.subject.call, self.sample)
-        return vjp(call, own, argnums, grad_outputs) or [None] * len(argnums)
+        return vjp(partial(self.subject.call, self.sample), own, argnums, grad_outputs)
 
     def _right(self, flat: Sequence[Any], argnums: Sequence[int], grads: Grads) -> list[Tensor]:
         """Compute the right gradients; zeros where autograd has none."""
-        compute = self.right or self._through_the_reference
-        found = compute(self.sample, [replica(value) for value in flat], argnums, grads) or [None] * len(
-            argnums
-        )
+        values = [replica(value) for value in flat]
+        if self.right is None:
+            found = vjp(self.subject.plain(self.sample), values, argnums, grads)
+        else:
+            found = self.right(self.sample, values, argnums, grads) or [None] * len(argnums)
         return [
             torch.zeros_like(flat[argnum]) if gradient is None else gradient
             for argnum, gradient in zip(argnums, found, strict=True)
         ]
-
-    def _through_the_reference(
-        self, sample: Sample, flat: Sequence[Any], argnums: Sequence[int], grads: Grads
-    ) -> list[Tensor | None] | None:
-        return vjp(self.subject.plain(sample), flat, argnums, grads)
 
     def _result(self, flat: Sequence[Any]) -> Observation:
         run = self.run or self.subject.call

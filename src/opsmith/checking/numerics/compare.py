@@ -360,11 +360,7 @@ def unravel(position: int, shape: Sequence[int]) -> tuple[int, ...]:
         >>> unravel(5, [2, 3])
         (1, 2)
     """
-    index: list[int] = []
-    for size in reversed(shape):
-        position, along = divmod(position, size)
-        index.insert(0, along)
-    return tuple(index)
+    return tuple(int(each) for each in torch.unravel_index(torch.tensor(position), tuple(shape)))
 
 
 def distinct_texts(one: complex | float | int | bool, other: complex | float | int | bool) -> tuple[str, str]:

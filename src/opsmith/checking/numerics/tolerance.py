@@ -67,47 +67,6 @@ PROBES = 3
 Function = Callable[[list[Any]], Sequence[Tensor | None]]
 
 
-@dataclass(frozen=True)
-class Conditioning:
-    """Sensitivity of results to their inputs, independent of the dtype.
-
-    Args:
-        sensitivity: For each result the change of each element per unit of relative change of the inputs.
-        accumulated: For each result the number of input elements that one of its elements depends on.
-    """
-
-    sensitivity: tuple[Tensor | None, ...]
-    accumulated: tuple[int, ...]
-
-    @classmethod
-    def unknown(cls, flat: Sequence[Any], count: int) -> Conditioning:
-        """Conditioning of a function without a truth in float64: only the sizes of its inputs are known."""
-        largest = _largest([value for value in flat if is_inexact(value)])
-        return cls((None,) * count, (largest,) * count)
-
-
-def conditioning(
-    function: Function,
-    flat: list[Any],
-    truth: Sequence[Tensor | None],
-    generator: torch.Generator,
-    computed_in: torch.dtype = torch.float64,
-) -> Conditioning:
-    """Measure the conditioning, by running a float64 function on perturbed inputs.
-
-    Args:
-        function: Function of flat arguments.
-        flat: Arguments, floating ones in float64.
-        truth: Results of the function for them.
-        generator: Source of the signs.
-        computed_in: dtype that the function computes in.
-    """
-    step = max(_step(truth), math.sqrt(torch.finfo(computed_in).eps))
-    moves = farthest_moves(function, flat, truth, step, DRAWS, generator)
-    accumulated = tuple(fan_in(function, flat, position) for position in range(len(truth)))
-    return Conditioning(tuple(None if each is None else each / step for each in moves), accumulated)
-
-
 def farthest_moves(
     function: Function,
     flat: list[Any],
@@ -216,8 +175,8 @@ def rounding_bound(
         truth: Right result, in float64 or complex128.
         ordinary: The reference's result in the dtype under test, if that is not the truth itself.
         dtype: dtype under test, or the coarser one that is computed in.
-        sensitivity: From `conditioning`; None where there is no truth in float64.
-        accumulated: From `conditioning`.
+        sensitivity: As of `MeasuredFunction`; None where there is no truth in float64.
+        accumulated: As of `MeasuredFunction`.
         noise: Measured rounding error of each element in that.
     """
     coarse = max(unit_roundoff(dtype), unit_roundoff(ordinary.dtype) if ordinary is not None else 0.0)
@@ -389,12 +348,20 @@ class MeasuredFunction:
         return cls(function, wide, results, generator, has_truth, computed_in)
 
     @cached_property
-    def conditioning(self) -> Conditioning:
-        """Sensitivity of the results to the inputs."""
+    def sensitivity(self) -> tuple[Tensor | None, ...]:
+        """For each result the change of each element per unit of relative change of the inputs."""
         if not self.has_truth:
-            return Conditioning.unknown(self.wide, len(self.results))
-        wide, dtype = [*self.wide], self.precision.dtype
-        return conditioning(self.function, wide, self.results, self.generator, dtype)
+            return (None,) * len(self.results)
+        step = max(_step(self.results), math.sqrt(torch.finfo(self.precision.dtype).eps))
+        moves = farthest_moves(self.function, [*self.wide], self.results, step, DRAWS, self.generator)
+        return tuple(None if each is None else each / step for each in moves)
+
+    @cached_property
+    def accumulated(self) -> tuple[int, ...]:
+        """For each result the number of input elements that one of its elements depends on, at most."""
+        if not self.has_truth:
+            return (_largest([value for value in self.wide if is_inexact(value)]),) * len(self.results)
+        return tuple(fan_in(self.function, [*self.wide], position) for position in range(len(self.results)))
 
     @cached_property
     def own_errors(self) -> tuple[float, ...]:
@@ -402,16 +369,12 @@ class MeasuredFunction:
         errors = blank = (0.0,) * len(self.results)
         if not self.has_truth:
             return blank
-        sensitive = self.conditioning  # drawn first
         try:
             for near in neighbours(self.wide, self.generator):
                 narrow = [replica(value, torch.float32) for value in near]
-                own = tuple(self.function(narrow)), self._in_double(narrow)
-                found = [
-                    bound.own_error if bound else 0.0
-                    for bound in self._bounds(*own, torch.float32, sensitive, blank)
-                ]
-                errors = tuple(max(pair) for pair in zip(errors, found, strict=True))
+                bounds = self.bounds(self.function(narrow), self._in_double(narrow), torch.float32, blank)
+                found = [bound.own_error if bound else 0.0 for bound in bounds]
+                errors = tuple(map(max, errors, found))
         except (RuntimeError, TypeError, ValueError) as error:
             refuse_own(error)  # the property reports that it does not run in float32
             return blank
@@ -449,7 +412,11 @@ class MeasuredFunction:
         return all(map(_same_argument, flat, self.wide))
 
     def bounds(
-        self, ordinary: Sequence[Tensor | None], right: Sequence[Tensor | None], dtype: torch.dtype
+        self,
+        ordinary: Sequence[Tensor | None],
+        right: Sequence[Tensor | None],
+        dtype: torch.dtype,
+        own_errors: Sequence[float] | None = None,
     ) -> tuple[RoundingBound | None, ...]:
         """Measure the bound of each floating result.
 
@@ -457,18 +424,9 @@ class MeasuredFunction:
             ordinary: Results of the function in a dtype.
             right: Results in float64.
             dtype: The dtype.
+            own_errors: Errors of the function itself that its bounds allow at least; measured by default.
         """
-        sensitive = self.conditioning
-        return self._bounds(ordinary, right, dtype, sensitive, self.own_errors)
-
-    def _bounds(
-        self,
-        ordinary: Sequence[Tensor | None],
-        right: Sequence[Tensor | None],
-        dtype: torch.dtype,
-        sensitive: Conditioning,
-        own_errors: Sequence[float],
-    ) -> tuple[RoundingBound | None, ...]:
+        errors = self.own_errors if own_errors is None else own_errors
         bounds: list[RoundingBound | None] = []
         single = dtype == torch.float64 and self.precision.dtype == torch.float32
         for position, (result, value) in enumerate(zip(ordinary, right, strict=True)):
@@ -479,11 +437,11 @@ class MeasuredFunction:
                 replica(value, torch.float64),
                 result.detach().cpu() if self.has_truth else None,
                 torch.float32 if single else dtype,
-                sensitive.sensitivity[position],
-                sensitive.accumulated[position],
+                self.sensitivity[position],
+                self.accumulated[position],
                 self.precision.noise[position] if single else None,
             )
-            bounds.append(replace(found, own_error=max(found.own_error, own_errors[position])))
+            bounds.append(replace(found, own_error=max(found.own_error, errors[position])))
         return tuple(bounds)
 
 
@@ -527,11 +485,8 @@ class RoundedFunction:
     def _bounds(self) -> list[RoundingBound | None]:
         measure = MeasuredFunction.of(self.function, self.flat, self.generator, has_truth=self.has_truth)
         bounds = measure.truth(self.flat, self.dtype).bounds
-        truth, wide = (
-            [None if bound is None else bound.truth for bound in bounds],
-            in_double_on_cpu(self.flat),
-        )
-        step = unit_roundoff(self.dtype)
+        truth = [None if bound is None else bound.truth for bound in bounds]
+        wide, step = in_double_on_cpu(self.flat), unit_roundoff(self.dtype)
         moves = farthest_moves(self.function, wide, truth, step, ROUNDED_DRAWS, self.generator)
         return [
             None if bound is None or move is None else replace(bound, unit=bound.unit + move)

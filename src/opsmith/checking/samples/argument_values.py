@@ -19,7 +19,7 @@ from opsmith.checking.samples.compared_values import (
 )
 from opsmith.checking.samples.index_values import index_values
 from opsmith.checking.samples.linked_sizes import sizes_of
-from opsmith.checking.samples.sample import Sample
+from opsmith.checking.samples.sample import Sample, places_of
 from opsmith.checking.samples.variation_kinds import Variation
 from opsmith.checking.subject import Subject
 from opsmith.core.argument_types import FLOAT, INT, NUMBER, OBJECT
@@ -58,11 +58,7 @@ def _values_of(
     subject: Subject, argument: Argument, comparisons: Sequence[Comparison]
 ) -> Iterator[tuple[Any, tuple[Variation, ...]]]:
     """Yield each value, with its variations."""
-    places = [
-        (sample, sample.names.index(argument.name))
-        for sample in subject.samples
-        if argument.name in sample.names
-    ]
+    places = places_of(subject.samples, argument.name)
     values_shown = [sample.flat[argnum] for sample, argnum in places if is_single(sample.flat[argnum])]
     shown = {repr(value) for value in values_shown}
     values: dict[str, Any] = {}
@@ -73,12 +69,13 @@ def _values_of(
             continue
         for other in _others(subject, argument, comparisons, value, values_shown):
             if repr(other) not in (shown if not subject.effort.exhaustive else {repr(value)}):
-                flat = (*sample.flat[:argnum], other, *sample.flat[argnum + 1 :])
                 words = f"`{argument.name}={other!r}`"
                 words += "" if isinstance(value, Tensor) else f" where it had {value!r}"
                 silent = not isinstance(value, bool | Enum)
                 invented = not _is_meant(argument, other)
-                change = Variation(sample, words, flat, silent=silent, invented=invented)
+                change = Variation(
+                    sample, words, sample.with_value(argnum, other), silent=silent, invented=invented
+                )
                 values[repr(other)] = other
                 tried.setdefault(repr(other), []).append(change)
     yield from ((values[text], tuple(several)) for text, several in tried.items())

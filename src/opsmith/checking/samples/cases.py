@@ -146,18 +146,9 @@ def refuse_unfit(
         >>> refuse_unfit(0, ["x"], [torch.ones(2)], "demo::twice", "")
     """
     for label, value in zip(labels, values, strict=True):
-        found = _unfit(value, COMPUTED) if isinstance(value, Tensor) else None
-        if found is not None:
-            got, hint = found
-            raise errors.SampleError(
-                f"`{label}` of sample {position} cannot be checked on",
-                operator=operator,
-                argument=label,
-                expected="a strided dense tensor that holds numbers",
-                got=got,
-                where=location,
-                hint=hint.format(label),
-            )
+        problem = f"`{label}` of sample {position} cannot be checked on"
+        place = {"operator": operator, "argument": label, "where": location}
+        _refuse(value, COMPUTED, problem, label, place)
 
 
 def refuse_unfit_results(subject: Subject) -> None:
@@ -177,17 +168,19 @@ def refuse_unfit_results(subject: Subject) -> None:
         with Overlooking(), torch.no_grad():  # reported by the properties
             results = subject.reference(sample, sample.at())
         for value in results:
-            found = _unfit(value, COMPARED) if isinstance(value, Tensor) else None
-            if found is not None:
-                got, hint = found
-                raise errors.SampleError(
-                    f"a result for {sample.brief} cannot be checked",
-                    operator=subject.name,
-                    expected="a strided dense tensor that holds numbers",
-                    got=got,
-                    where=subject.specification.where,
-                    hint=hint.format("result"),
-                )
+            place = {"operator": subject.name, "where": subject.specification.where}
+            _refuse(value, COMPARED, f"a result for {sample.brief} cannot be checked", "result", place)
+
+
+def _refuse(
+    value: Any, dtypes: frozenset[torch.dtype], problem: str, name: str, place: dict[str, str]
+) -> None:
+    found = _unfit(value, dtypes) if isinstance(value, Tensor) else None
+    if found is not None:
+        expected = "a strided dense tensor that holds numbers"
+        raise errors.SampleError(
+            problem, expected=expected, got=found[0], hint=found[1].format(name), **place
+        )
 
 
 def _unfit(value: Tensor, dtypes: frozenset[torch.dtype]) -> tuple[str, str] | None:

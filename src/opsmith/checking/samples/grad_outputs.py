@@ -63,11 +63,7 @@ def grad_outputs_to_try(subject: Subject, sample: Sample, results: Sequence[Tens
 
 def contiguous_grad_outputs(subject: Subject, sample: Sample, results: Sequence[Tensor]) -> GradOutputs:
     """Return contiguous grad_outputs for all results."""
-    return next(
-        grad_outputs
-        for grad_outputs in grad_outputs_to_try(subject, sample, results)
-        if grad_outputs.name == PLAIN
-    )
+    return grad_outputs_to_try(subject, sample, results)[-1]
 
 
 def plain_grad_outputs(subject: Subject, sample: Sample) -> GradOutputs:

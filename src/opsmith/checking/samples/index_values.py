@@ -15,7 +15,7 @@ from torch import Tensor
 from opsmith.checking.calls import differentiated, live_call
 from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.samples.linked_values import links_of
-from opsmith.checking.samples.sample import Sample
+from opsmith.checking.samples.sample import Sample, places_of
 from opsmith.checking.samples.variation_kinds import Variation
 from opsmith.checking.subject import Subject
 from opsmith.core.call_arguments import tensors_in
@@ -25,11 +25,7 @@ from opsmith.core.schema import Argument
 
 def index_values(subject: Subject, argument: Argument) -> Iterator[tuple[Any, tuple[Variation, ...]]]:
     """Yield other values of an integer tensor that no sample shows, each with a variation for each sample."""
-    places = [
-        (sample, sample.names.index(argument.name))
-        for sample in subject.samples
-        if argument.name in sample.names
-    ]
+    places = places_of(subject.samples, argument.name)
     given = [(sample, argnum) for sample, argnum in places if _may_index(sample.flat[argnum])]
     tensors = [sample.flat[argnum] for sample, argnum in given]
     linked = {label for link in links_of(subject.samples) for label in (link.source, link.target)}
@@ -65,7 +61,7 @@ def _varied(
     for sample, argnum in given:
         made = change(sample, sample.flat[argnum])
         if made is not None:
-            flat = (*sample.flat[:argnum], made, *sample.flat[argnum + 1 :])
+            flat = sample.with_value(argnum, made)
             what = f"{words} in `{sample.labels[argnum]}`"
             found.append(Variation(sample, what, flat, True, silent=True, invented=True, repeats=repeats))
     return tuple(found)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -243,16 +244,13 @@ def is_batch_like(subject: Subject, sizes: Sizes, symbol: Symbol) -> bool:
     # Suppressed: if it raises for a slice, the size has a meaning.
     with Overlooking(), torch.no_grad():
         whole = subject.reference(sizes.sample, sizes.sample.in_double())
-        return all(
-            _is_part(
-                whole,
-                subject.reference(sizes.sample, _part(sizes.sample.in_double(), dimensions, start, length)),
-                symbol.size,
-                start,
-                length,
-            )
-            for start, length in ((0, symbol.size - 1), (symbol.size - 1, 1))
-        )
+        for start, length in ((0, symbol.size - 1), (symbol.size - 1, 1)):
+            flat = _part(sizes.sample.in_double(), dimensions, start, length)
+            part = subject.reference(sizes.sample, flat)
+            is_part = partial(_is_part, size=symbol.size, start=start, length=length)
+            if len(whole) != len(part) or not all(map(is_part, whole, part)):
+                return False
+        return True
     return False
 
 
@@ -265,16 +263,7 @@ def _part(flat: list[object], dimensions: dict[int, int], start: int, length: in
     ]
 
 
-def _is_part(
-    whole: Sequence[Tensor | None], part: Sequence[Tensor | None], size: int, start: int, length: int
-) -> bool:
-    pairs = zip(whole, part, strict=False)
-    return len(whole) == len(part) and all(
-        _one_is_part(one, other, size, start, length) for one, other in pairs
-    )
-
-
-def _one_is_part(whole: Tensor | None, part: Tensor | None, size: int, start: int, length: int) -> bool:
+def _is_part(whole: Tensor | None, part: Tensor | None, size: int, start: int, length: int) -> bool:
     if whole is None or part is None:
         return whole is part
     if whole.dim() != part.dim() or whole.dtype != part.dtype:

@@ -157,6 +157,10 @@ class Sample:
         """Return positional and keyword arguments for a call with these flat values."""
         return self.flattening.schema.split(self.flattening.pack(flat))
 
+    def with_value(self, argnum: int, value: Any) -> tuple[Any, ...]:
+        """Return the flat arguments with another value at one position."""
+        return (*self.flat[:argnum], value, *self.flat[argnum + 1 :])
+
     @property
     def brief(self) -> str:
         """Name in messages, without the arguments."""
@@ -183,6 +187,11 @@ def _shown(value: Any) -> str:
     if isinstance(value, Tensor):
         return f" {list(value.shape)}"
     return "" if isinstance(value, torch.Generator) else f"={value!r}"
+
+
+def places_of(samples: Iterable[Sample], name: str) -> list[tuple[Sample, int]]:
+    """Return the samples that have an argument, each with the position of its first value."""
+    return [(sample, sample.names.index(name)) for sample in samples if name in sample.names]
 
 
 def is_inexact(value: Any) -> bool:

@@ -168,28 +168,8 @@ class SpecialCall:
             yield [perturbed(value, step, generator) for value in self.fresh()]
 
 
-GRID = (
-    -12.0,
-    -7.3,
-    -5.2,
-    -3.7,
-    -2.6,
-    -1.7,
-    -1.2,
-    -0.8,
-    -0.4,
-    -0.1,
-    0.1,
-    0.4,
-    0.8,
-    1.2,
-    1.7,
-    2.6,
-    3.7,
-    5.2,
-    7.3,
-    12.0,
-)
+_POSITIVE = (0.1, 0.4, 0.8, 1.2, 1.7, 2.6, 3.7, 5.2, 7.3, 12.0)
+GRID = (*(-point for point in reversed(_POSITIVE)), *_POSITIVE)
 """Points at which the function is evaluated."""
 STEPS = 50
 """Number of bisections: enough for the last bit of a float64."""

@@ -6,13 +6,21 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from opsmith.checking.samples.linked_sizes import Sizes, Symbol, broadcast_shapes, is_batch_like, sizes_of
-from opsmith.checking.samples.sample import Sample
+from opsmith.checking.samples.linked_sizes import (
+    SizeLocation,
+    Sizes,
+    Symbol,
+    broadcast_shapes,
+    is_batch_like,
+    sizes_of,
+)
+from opsmith.checking.samples.sample import Sample, places_of
 from opsmith.checking.subject import Subject
 from opsmith.core.generate_like import (
     LARGER,
@@ -59,6 +67,7 @@ class Variation:
         return replace(made, invented=self.invented, repeats=self.repeats, change=self)
 
 
+T = TypeVar("T")
 VariationKind = Callable[[Subject, Sample, torch.Generator], Iterator[Variation]]
 
 PRIMES = (5, 7, 3, 11, 13)
@@ -77,20 +86,14 @@ def _sizes(subject: Subject, sample: Sample, generator: torch.Generator) -> Iter
         yield from resized(sizes, {symbol.name: 7}, generator, silent=len(varied) > 1)
 
 
-def _ones(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Variation]:
-    """Set one size that may vary to 1."""
+def _one_size(
+    subject: Subject, sample: Sample, generator: torch.Generator, to: Sequence[int]
+) -> Iterator[Variation]:
+    """Set one size that may vary to each of some numbers."""
     sizes = sizes_of(subject, sample)
     for symbol in _from_another(sizes.symbols, sample):
         if may_vary(subject, sizes, symbol):
-            yield from resized(sizes, {symbol.name: 1}, generator, silent=True)
-
-
-def _large_sizes(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Variation]:
-    sizes = sizes_of(subject, sample)
-    for symbol in _from_another(sizes.symbols, sample):
-        if may_vary(subject, sizes, symbol):
-            first = sample.position % len(LARGE_SIZES)
-            for size in (*LARGE_SIZES[first:], *LARGE_SIZES[:first]):
+            for size in _from_another(to, sample):
                 yield from resized(sizes, {symbol.name: size}, generator, silent=True)
 
 
@@ -102,10 +105,10 @@ def empties(subject: Subject, sample: Sample, generator: torch.Generator) -> Ite
             yield replace(change, without=symbol)
 
 
-def _from_another(symbols: Sequence[Symbol], sample: Sample) -> Sequence[Symbol]:
-    """Return the symbols from another one on for each sample: few variations reach every dimension then."""
-    first = sample.position % max(len(symbols), 1)
-    return (*symbols[first:], *symbols[:first])
+def _from_another(some: Sequence[T], sample: Sample) -> Sequence[T]:
+    """Return them from another one on for each sample: few variations reach every dimension then."""
+    first = sample.position % max(len(some), 1)
+    return (*some[first:], *some[:first])
 
 
 def may_vary(subject: Subject, sizes: Sizes, symbol: Symbol) -> bool:
@@ -225,7 +228,7 @@ def _numbers(subject: Subject, sample: Sample, generator: torch.Generator) -> It
         if argument.kind.is_tensor or argnum in tied or isinstance(value, torch.Generator):
             continue
         for other in _shown(subject, argument, value):
-            flat = tuple(other if at == argnum else each for at, each in enumerate(sample.flat))
+            flat = sample.with_value(argnum, other)
             few = isinstance(value, bool | Enum)
             words = f"`{name}={other!r}` where it had {value!r}"
             # A forward that does not use a number, such as a dimension, takes one that does not fit, too.
@@ -239,16 +242,10 @@ def is_number(value: Any) -> bool:
 
 
 def _shown(subject: Subject, argument: Argument, value: Any) -> list[Any]:
-    shown = [
-        sample.flat[sample.names.index(argument.name)]
-        for sample in subject.samples
-        if argument.name in sample.names
-    ]
-    found: list[Any] = []
-    for other in shown:
-        if repr(other) != repr(value) and repr(other) not in map(repr, found):
-            found.append(other)
-    return found
+    found: dict[str, Any] = {}
+    for sample, argnum in places_of(subject.samples, argument.name):
+        found.setdefault(repr(sample.flat[argnum]), sample.flat[argnum])
+    return [other for text, other in found.items() if text != repr(value)]
 
 
 def _optional(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Variation]:
@@ -259,22 +256,19 @@ def _optional(subject: Subject, sample: Sample, generator: torch.Generator) -> I
         kind = schema.by_name[name].kind
         if value is not None or not kind.is_tensor or kind.sequence:
             continue
-        for other in subject.samples:
-            given = other.flat[other.names.index(name)] if name in other.names else None
-            if not isinstance(given, Tensor):
+        for other, place in places_of(subject.samples, name):
+            if not isinstance(other.flat[place], Tensor):
                 continue
-            shape = _shape_here(subject, sizes, other, name)
+            shape = _shape_here(subject, sizes, other, place)
             if shape is not None:
-                made = generate_like(given, shape, generator)
-                flat = tuple(made if at == argnum else each for at, each in enumerate(sample.flat))
+                flat = sample.with_value(argnum, generate_like(other.flat[place], shape, generator))
                 yield Variation(sample, f"`{name}` as sample {other.position} has it", flat)
                 break
 
 
-def _shape_here(subject: Subject, sizes: Sizes, other: Sample, name: str) -> list[int] | None:
+def _shape_here(subject: Subject, sizes: Sizes, other: Sample, argnum: int) -> list[int] | None:
     """Return the shape of another sample's argument at the sizes of this one; None where one is unknown."""
     sizes_there = sizes_of(subject, other)
-    argnum = other.names.index(name)
     here = {
         (sizes.sample.labels[location.argnum], location.index, location.number): symbol.size
         for symbol in sizes.symbols
@@ -282,7 +276,8 @@ def _shape_here(subject: Subject, sizes: Sizes, other: Sample, name: str) -> lis
     }
     shape: list[int] = []
     for index in range(other.flat[argnum].dim()):
-        symbol = next((each for each in sizes_there.symbols if _stands(each, argnum, index)), None)
+        place = SizeLocation(argnum, index)
+        symbol = next((each for each in sizes_there.symbols if place in each.locations), None)
         known = [
             here[label]
             for location in (symbol.locations if symbol else ())
@@ -294,18 +289,10 @@ def _shape_here(subject: Subject, sizes: Sizes, other: Sample, name: str) -> lis
     return shape
 
 
-def _stands(symbol: Symbol, argnum: int, index: int) -> bool:
-    return any(
-        (location.argnum, location.index, location.number) == (argnum, index, False)
-        for location in symbol.locations
-    )
-
-
 def _broadcasts(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Variation]:
     for argnum, shape in broadcast_shapes(subject, sample):
         value = sample.flat[argnum]
-        made = generate_like(value, shape, generator)
-        flat = tuple(made if at == argnum else each for at, each in enumerate(sample.flat))
+        flat = sample.with_value(argnum, generate_like(value, shape, generator))
         words = f"`{sample.labels[argnum]}` of the shape {list(shape)} where it had {list(value.shape)}"
         yield Variation(sample, words, flat, silent=True)
 
@@ -316,9 +303,9 @@ KINDS: tuple[VariationKind, ...] = (
     _values,
     _numbers,
     _optional,
-    _ones,
+    partial(_one_size, to=(1,)),
     _broadcasts,
     _magnitudes,
-    _large_sizes,
+    partial(_one_size, to=LARGE_SIZES),
 )
 """Every kind of variation, the most revealing first."""

@@ -15,7 +15,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from opsmith.checking.diagnosis.evidence import Detection, Evidence, Pair, zeros_for
+from opsmith.checking.diagnosis.evidence import Detection, Evidence, Pair
 from opsmith.checking.diagnosis.observation import Observation
 from opsmith.checking.numerics.compare import all_close, in_double, share_of_largest
 
@@ -102,13 +102,8 @@ def _put_together(observation: Observation, name: str, right: Tensor) -> Broadca
         return None
     values = torch.zeros(grad.numel(), dtype=torch.float64)
     for at in range(grad.numel()):
-        alone = torch.zeros_like(grad).flatten()
-        alone[at] = grad.flatten()[at]
-        only = alone.reshape(grad.shape)
-        given = {
-            each: only if each == name else zeros_for(other) for each, other in observation.grads.items()
-        }
-        share = in_double(observation.expected_for(list(given.values())))
+        given = observation.grads_of_element(name, at, float(grad.flatten()[at]))
+        share = in_double(observation.expected_for(given))
         if int(share.count_nonzero()) > 1:
             return None  # not broadcast: it depends on several elements
         values[at] = share.sum()
@@ -136,68 +131,63 @@ def _confirmed_terms(values: Tensor, dims: tuple[int, ...], right: Tensor) -> Br
     )
 
 
+Candidate = Callable[[Pair, BroadcastTerms], Tensor | None]
+"""Makes a gradient of the right one, or of its terms."""
+
 MOST_SLICES = 64
 """Largest number of slices along one dimension that are tried one by one."""
 
 
 def broadcast(evidence: Evidence) -> Iterator[Detection]:
     """Detect a gradient that is not summed over broadcast dimensions, or only in part; or their mean."""
-    about, known = evidence.observation.argument, cache(terms_of)
+    known = cache(terms_of)
     terms = known(evidence.first)
     if terms is None:
         return
 
-    def holds(candidate: Callable[[Pair, BroadcastTerms], Tensor | None]) -> bool:
-        """Test a candidate, made of the right gradient's terms, on every pair."""
+    def predicted(pair: Pair, candidate: Candidate) -> Tensor | None:
+        found = known(pair)
+        return None if found is None else candidate(pair, found)
 
-        def on(pair: Pair) -> bool:
-            found = known(pair)
-            return found is not None and pair.equals(candidate(pair, found))
+    yield from evidence.first_fitting(
+        (found, partial(predicted, candidate=each)) for found, each in _candidates(evidence, terms)
+    )
 
-        return evidence.everywhere(on)
 
-    if holds(lambda pair, terms: terms.values):
-        shape = list(evidence.first.got.shape)
-        yield Detection("unreduced-broadcast", f"it has the shape {shape}, which `{about}` was broadcast to")
-        return
-    if holds(lambda pair, terms: terms.by_torch()):
-        words = (
-            f"it is summed over other dimensions than the {_listed(terms.dims)} that `{about}` was broadcast "
-            "along: those that autograd sums where it is given a gradient that is not summed"
-        )
-        yield Detection("unreduced-broadcast", words, {"dimensions": list(terms.dims)})
-        return
+def _candidates(evidence: Evidence, terms: BroadcastTerms) -> Iterator[tuple[Detection, Candidate]]:
+    """Yield gradients that are made of the right one's terms."""
+    made = partial(Detection, "unreduced-broadcast")
+    about, shape = evidence.observation.argument, list(evidence.first.got.shape)
+    words = f"it has the shape {shape}, which `{about}` was broadcast to"
+    yield made(words), lambda pair, terms: terms.values
+    words = (
+        f"it is summed over other dimensions than the {_listed(terms.dims)} that `{about}` was broadcast "
+        "along: those that autograd sums where it is given a gradient that is not summed"
+    )
+    yield made(words, {"dimensions": list(terms.dims)}), lambda pair, terms: terms.by_torch()
     dims = [dim for dim in terms.dims if terms.values.shape[dim] > 1]
     for dim in dims:
         size = terms.values.shape[dim]
         whole = f"the {size} slices that broadcasting `{about}` along dimension {dim} made"
         for index in [*range(min(size - 1, MOST_SLICES)), -1]:
-            if holds(partial(_part, dims=(dim,), kept=slice(index, index + 1 or None))):
-                which = {0: "the first", -1: "the last"}.get(index, f"number {index}")
-                words = f"it is {which} of {whole}, and not their sum"
-                yield Detection("unreduced-broadcast", words, {"slice": index, "dimension": dim})
-                return
-        for kept, left in ((slice(1, None), "first"), (slice(None, -1), "last")):
-            if size > 2 and holds(partial(_part, dims=(dim,), kept=kept)):
-                words = f"it lacks the {left} of {whole} in its sum"
-                yield Detection("unreduced-broadcast", words, {"left out": left, "dimension": dim})
-                return
+            which = {0: "the first", -1: "the last"}.get(index, f"number {index}")
+            words = f"it is {which} of {whole}, and not their sum"
+            yield made(words, {"slice": index, "dimension": dim}), _slice((dim,), index)
+        for kept, left in ((slice(1, None), "first"), (slice(None, -1), "last")) if size > 2 else ():
+            words = f"it lacks the {left} of {whole} in its sum"
+            found = made(words, {"left out": left, "dimension": dim})
+            yield found, partial(_part, dims=(dim,), kept=kept)
     for several in [some for count in range(2, len(dims) + 1) for some in combinations(dims, count)]:
         for index, which in ((0, "the first"), (-1, "the last")):
-            if holds(partial(_part, dims=several, kept=slice(index, index + 1 or None))):
-                along = f"broadcasting `{about}` along {_listed(several)}"
-                words = f"it is {which} of what {along} made, and not their sum"
-                yield Detection("unreduced-broadcast", words, {"slice": index, "dimensions": [*several]})
-                return
+            along = f"broadcasting `{about}` along {_listed(several)}"
+            words = f"it is {which} of what {along} made, and not their sum"
+            yield made(words, {"slice": index, "dimensions": [*several]}), _slice(several, index)
     for some in dims if len(dims) > 1 else ():
-        if holds(partial(_mean, dim=some)):
-            words = f"it is the mean, and not the sum, of what broadcasting along dimension {some} made"
-            yield Detection("unreduced-broadcast", words, {"dimension": some}, weak=True)
-            return
-    if holds(partial(_mean, dim=None)):
-        count = terms.count(None)
-        words = f"it is the mean, and not the sum, of the {count:.0f} elements that broadcasting made of each"
-        yield Detection("unreduced-broadcast", words, {"factor": 1 / count}, weak=True)
+        words = f"it is the mean, and not the sum, of what broadcasting along dimension {some} made"
+        yield made(words, {"dimension": some}, weak=True), partial(_mean, dim=some)
+    count = terms.count(None)
+    words = f"it is the mean, and not the sum, of the {count:.0f} elements that broadcasting made of each"
+    yield made(words, {"factor": 1 / count}, weak=True), partial(_mean, dim=None)
 
 
 def _listed(dims: tuple[int, ...]) -> str:
@@ -207,6 +197,10 @@ def _listed(dims: tuple[int, ...]) -> str:
 def _part(pair: Pair, terms: BroadcastTerms, dims: Sequence[int], kept: slice) -> Tensor | None:
     """Sum over a slice of some dimensions, and over all of the others."""
     return terms.part(dims, kept) if {*dims} <= {*terms.dims} else None
+
+
+def _slice(dims: Sequence[int], index: int) -> Candidate:
+    return partial(_part, dims=dims, kept=slice(index, index + 1 or None))
 
 
 def _mean(pair: Pair, terms: BroadcastTerms, dim: int | None) -> Tensor:

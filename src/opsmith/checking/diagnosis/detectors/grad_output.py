@@ -64,10 +64,13 @@ def grad_output_dependence(evidence: Evidence) -> Iterator[Detection]:
             cause, reason = reasons[0]
             yield Detection(cause, reason + _right_for_ones(evidence, cause))
             return
-    for words, take in UNIFORM.items():
-        if evidence.everywhere(partial(_as_if, take=take)):
-            yield Detection("ignores-grad-output", f"it takes the grad_output to be {words}")
-            return
+    yield from evidence.first_fitting(
+        (
+            Detection("ignores-grad-output", f"it takes the grad_output to be {words}"),
+            partial(_as_if, take=take),
+        )
+        for words, take in UNIFORM.items()
+    )
 
 
 def ignores_grad(backward: Backward, grads: Grads) -> tuple[str, str] | None:
@@ -159,26 +162,20 @@ def _reason(a: float, b: float, off: float) -> str:
     )
 
 
-def _as_if(pair: Pair, take: Callable[[Tensor], Tensor]) -> bool:
-    """Return True if a gradient is right for a grad_output that is made uniform."""
-    grads = pair.observation.grads
-    if not any(grad is not None and grad.numel() > 1 and grad.dim() for grad in grads.values()):
-        return False
-    return pair.equals(pair.with_grads({name: _made(grad, take) for name, grad in grads.items()}))
-
-
-def _made(grad: Tensor | None, take: Callable[[Tensor], Tensor]) -> Tensor | None:
-    if grad is None or not grad.dim() or not grad.numel():
-        return grad
-    return take(grad).expand(grad.shape).clone()
+def _as_if(pair: Pair, take: Callable[[Tensor], Tensor]) -> Tensor | None:
+    """Compute the right gradient for grad_outputs that are made uniform."""
+    if not any(grad is not None and grad.numel() > 1 for grad in pair.observation.grads.values()):
+        return None
+    return pair.with_grads(
+        lambda _, grad: take(grad).expand(grad.shape).clone() if grad.dim() and grad.numel() else grad
+    )
 
 
 def _right_for_ones(evidence: Evidence, cause: str) -> str:
     if cause != "ignores-grad-output":
         return ""
-    grads = evidence.observation.grads.items()
-    ones = {name: None if grad is None else torch.ones_like(grad) for name, grad in grads}
-    return ", and is right for ones alone" if evidence.first.equals(evidence.first.with_grads(ones)) else ""
+    for_ones = evidence.first.with_grads(lambda _, grad: torch.ones_like(grad))
+    return ", and is right for ones alone" if evidence.first.equals(for_ones) else ""
 
 
 def _or_zeros(gradient: Tensor | None, like: Tensor | None) -> Tensor:
@@ -230,13 +227,14 @@ def jacobian_sparsity(evidence: Evidence) -> Iterator[Detection]:
             tables.append(table)
         if len(tables) < len(evidence.pairs):
             continue
-        counts = [sum(int(each.sum()) for each in some) for some in _kinds(tables)]
-        if min(counts) < FEW:
+        missing, there = (
+            sum(int(getattr(table, kind).sum()) for table in tables) for kind in ("missing", "there")
+        )
+        if min(missing, there) < FEW:
             continue
         of = f" of `{name}`" if len(names) > 1 else " of the result"
         for words, related in _relations(tables[0], of):
             if all(_separates(table, related) for table in tables):
-                missing, there = counts
                 measured = {"weights missing": f"{missing} of {missing + there}"}
                 yield Detection("missing-term", words, measured)
                 return
@@ -300,12 +298,7 @@ def _table(pair: Pair, name: str) -> JacobianRows | None:
         return None
     weights: list[tuple[Tensor, Tensor]] = []
     for at in chosen.tolist():
-        one = torch.zeros_like(grad, memory_format=torch.contiguous_format)
-        one.view(-1)[at] = 1
-        grads = [
-            one if each == name else None if other is None else torch.zeros_like(other)
-            for each, other in pair.observation.grads.items()
-        ]
+        grads = pair.observation.grads_of_element(name, at, 1.0)
         got, expected = backward(grads), right(grads)
         got = torch.zeros_like(expected) if got is None else got
         if got.shape != expected.shape or not _either(in_double(got), in_double(expected)):
@@ -320,11 +313,6 @@ def _either(got: Tensor, expected: Tensor) -> bool:
     """Return True if each weight is roughly right or zero, so that the other rows are worth computing."""
     bound = share_of_largest(ROUGH_WEIGHT, got, expected)
     return bool((is_close(got, torch.zeros_like(got), bound) | is_close(got, expected, bound)).all())
-
-
-def _kinds(tables: list[JacobianRows]) -> Iterator[list[Tensor]]:
-    yield [table.missing for table in tables]
-    yield [table.there for table in tables]
 
 
 Related = Callable[[JacobianRows], Tensor]

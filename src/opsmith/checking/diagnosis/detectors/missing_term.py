@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import combinations
+from itertools import chain, combinations
 
 import torch
 from torch import Tensor
@@ -18,8 +18,8 @@ from torch import Tensor
 from opsmith.checking.diagnosis.conditions import RELATIONS
 from opsmith.checking.diagnosis.detectors.region import index_rules
 from opsmith.checking.diagnosis.detectors.scale import factor_of, shown_factor
-from opsmith.checking.diagnosis.evidence import Detection, Evidence, Pair, zeros_for
-from opsmith.checking.diagnosis.gradient_paths import OperandEdge
+from opsmith.checking.diagnosis.evidence import Detection, Evidence, Pair, Prediction
+from opsmith.checking.diagnosis.gradient_paths import GradientPaths, OperandEdge
 from opsmith.checking.numerics.compare import in_double, largest_magnitude
 
 PAIRS = 30
@@ -31,7 +31,7 @@ Term = Callable[[Pair], Tensor | None]
 
 def missing_term(evidence: Evidence) -> Iterator[Detection]:
     """Detect a wrong weight of a term: of a result, of some elements, of an edge, of two edges."""
-    if not evidence.first.same_shape or not bool(evidence.first.got.isfinite().all()):
+    if not bool(evidence.first.got.isfinite().all()):
         return
     for missing in (True, False):
         for terms in (_of_results, _of_elements, _of_edges):
@@ -41,10 +41,10 @@ def missing_term(evidence: Evidence) -> Iterator[Detection]:
                     yield found
                     return
         if missing:
-            for detector in (_of_two_edges, _of_a_summand):
-                for each in detector(evidence):
-                    yield each
-                    return
+            hypotheses = chain(_of_two_edges(evidence), _of_a_summand(evidence))
+            for each in evidence.first_fitting(hypotheses):
+                yield each
+                return
 
 
 def _tested(evidence: Evidence, words: str, term: Term, *, missing: bool) -> Detection | None:
@@ -90,13 +90,7 @@ def _of_results(evidence: Evidence) -> Iterator[tuple[str, Term]]:
     """Yield the term of each of several results."""
     names = [name for name, grad in evidence.observation.grads.items() if grad is not None]
     for name in names if len(names) > 1 else ():
-        yield f"the grad_output of `{name}`", partial(_for_result, name=name)
-
-
-def _for_result(pair: Pair, name: str) -> Tensor | None:
-    return pair.with_grads(
-        {each: zeros_for(grad) for each, grad in pair.observation.grads.items() if each != name}
-    )
+        yield f"the grad_output of `{name}`", partial(_masked, name=name, selected=torch.tensor(True))
 
 
 def _of_elements(evidence: Evidence) -> Iterator[tuple[str, Term]]:
@@ -171,100 +165,75 @@ def _for_mask(pair: Pair, name: str, label: str, test: Callable[[Tensor], Tensor
 
 def _masked(pair: Pair, name: str, selected: Tensor) -> Tensor | None:
     return pair.with_grads(
-        {
-            each: grad * selected.to(grad.device) if each == name and grad is not None else zeros_for(grad)
-            for each, grad in pair.observation.grads.items()
-        }
+        lambda each, grad: grad * selected.to(grad.device) if each == name else torch.zeros_like(grad)
     )
 
 
 def _of_edges(evidence: Evidence) -> Iterator[tuple[str, Term]]:
     """Yield the term that flows through each edge of the reference."""
+    for edge in _edges(evidence):
+        yield f"what flows through {edge}", partial(_along, compute=GradientPaths.through, edges=(edge,))
+
+
+def _edges(evidence: Evidence) -> tuple[OperandEdge, ...]:
     paths = evidence.first.paths
-    for edge in paths.edges if paths is not None else ():
-        yield f"what flows through {edge}", partial(_through, edge=edge)
+    return () if paths is None else paths.edges
 
 
-def _through(pair: Pair, edge: OperandEdge) -> Tensor | None:
-    paths = pair.paths
-    found = None if paths is None else paths.through(edge)
+def _along(
+    pair: Pair, compute: Callable[..., Tensor | None], edges: tuple[OperandEdge, ...]
+) -> Tensor | None:
+    """Compute a gradient from the paths of a pair, apart from some edges or through them."""
+    found = None if pair.paths is None else compute(pair.paths, *edges)
     return None if found is None else in_double(found)
 
 
-def _of_two_edges(evidence: Evidence) -> Iterator[Detection]:
-    """Detect two edges that are missing together: those of one operation first."""
-    paths = evidence.first.paths
-    if paths is None:
-        return
-    distinct: list[OperandEdge] = []
-    for edge in paths.edges:
-        through = _through(evidence.first, edge)
+def _of_two_edges(evidence: Evidence) -> Iterator[tuple[Detection, Prediction]]:
+    """Yield that two edges are missing together: those of one operation first."""
+    distinct: dict[OperandEdge, Tensor] = {}
+    for edge in _edges(evidence):
+        through = _along(evidence.first, GradientPaths.through, (edge,))
         if through is None or _trivial(evidence.first, through):
             continue
-        known = [_through(evidence.first, other) for other in distinct]
-        if not any(
-            largest_magnitude(through - other) <= evidence.first.rounding
-            for other in known
-            if other is not None
-        ):
-            distinct.append(edge)
-    pairs = sorted(combinations(distinct[:PAIRS], 2), key=lambda two: two[0].call != two[1].call)
-    for one, other in pairs:
-        if evidence.everywhere(partial(_without, one=one, other=other)):
-            words = f"it lacks what flows through {one} and through {other}"
-            yield Detection("missing-term", words, {"term": f"{one} and {other}", "times": 0.0})
-            return
-
-
-def _without(pair: Pair, one: OperandEdge, other: OperandEdge) -> bool:
-    paths = pair.paths
-    left = None if paths is None else paths.without(one, other)
-    return left is not None and pair.equals(in_double(left))
+        if all(largest_magnitude(through - other) > evidence.first.rounding for other in distinct.values()):
+            distinct[edge] = through
+    pairs = combinations([*distinct][:PAIRS], 2)
+    for one, other in sorted(pairs, key=lambda two: two[0].call != two[1].call):
+        words = f"it lacks what flows through {one} and through {other}"
+        found = Detection("missing-term", words, {"term": f"{one} and {other}", "times": 0.0})
+        yield found, partial(_along, compute=GradientPaths.without, edges=(one, other))
 
 
 SUMS = frozenset({"add", "sub", "rsub", "__radd__", "__rsub__", "add_", "sub_", "__iadd__", "__isub__"})
 
 
-def _of_a_summand(evidence: Evidence) -> Iterator[Detection]:
-    """Detect a gradient of the reference without a summand, as of a variance about zero."""
-    paths = evidence.first.paths
-    for edge in paths.edges if paths is not None else ():
-        if edge.operation in SUMS and edge.slot >= 0 and evidence.everywhere(partial(_left_out, edge=edge)):
+def _of_a_summand(evidence: Evidence) -> Iterator[tuple[Detection, Prediction]]:
+    """Yield that it is the gradient of the reference without a summand, as of a variance about zero."""
+    for edge in _edges(evidence):
+        if edge.operation in SUMS and edge.slot >= 0:
             words = f"it is right for the reference without {edge}"
-            yield Detection("missing-term", words, {"term": str(edge)})
-            return
-
-
-def _left_out(pair: Pair, edge: OperandEdge) -> bool:
-    paths = pair.paths
-    left = None if paths is None else paths.leaving_out(edge)
-    return left is not None and pair.equals(in_double(left))
+            found = Detection("missing-term", words, {"term": str(edge)})
+            yield found, partial(_along, compute=GradientPaths.leaving_out, edges=(edge,))
 
 
 def forgotten_number(evidence: Evidence) -> Iterator[Detection]:
     """Detect a number argument whose value 0 makes the gradient right, on every fresh input."""
-    if not evidence.first.same_shape:
-        return
+    yield from evidence.first_fitting(_of_numbers(evidence))
+
+
+def _of_numbers(evidence: Evidence) -> Iterator[tuple[Detection, Prediction]]:
     for label, value in evidence.observation.inputs.items():
-        if isinstance(value, float) and value and evidence.everywhere(partial(_without_number, label=label)):
+        if isinstance(value, float) and value:
             words = f"it is right for `{label}` = 0, and not for {value:g}: as if it were not there"
-            yield Detection("missing-term", words, {"term": f"`{label}`", "times": 0.0})
-            return
-
-
-def _without_number(pair: Pair, label: str) -> bool:
-    return pair.equals(pair.with_inputs({label: 0.0}))
+            found = Detection("missing-term", words, {"term": f"`{label}`", "times": 0.0})
+            yield found, partial(Pair.with_inputs, changed={label: 0.0})
 
 
 def missing(evidence: Evidence) -> Iterator[Detection]:
     """Detect a gradient that is None, or zero everywhere, on every input."""
-    if not evidence.everywhere(_nothing):
+    if not evidence.everywhere(lambda pair: not pair.got.any()):
         return
     absent = evidence.observation.got is None
     what = "it is None" if absent else "it is zero everywhere"
     size = largest_magnitude(evidence.first.expected)
     yield Detection("missing-gradient", f"{what}, where the right one goes up to {size:.3g}", {"right": size})
-
-
-def _nothing(pair: Pair) -> bool:
-    return not bool(pair.got.any())

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.diagnosis.evidence import Detection, Evidence, Pair
+from opsmith.checking.diagnosis.evidence import Detection, Evidence, Pair, Prediction
 from opsmith.checking.numerics.compare import in_double, largest_magnitude
 from opsmith.checking.samples.sample import is_inexact
 
@@ -65,8 +65,6 @@ class Shift:
 
 def shifted(evidence: Evidence) -> Iterator[Detection]:
     """Detect shifted elements, or a gradient that is right for a shifted input or grad_output."""
-    if not evidence.first.same_shape:
-        return
     bare: Detection | None = None
     for shift in _shifts(evidence.first.expected.shape):
         if not evidence.everywhere(partial(_inside, shift=shift)):
@@ -85,8 +83,8 @@ def shifted(evidence: Evidence) -> Iterator[Detection]:
     if bare is not None:
         yield bare
         return
-    yield from _of_shifted_grads(evidence)
-    yield from _of_shifted_inputs(evidence)
+    yield from evidence.first_fitting(_of_shifted_grads(evidence))
+    yield from evidence.first_fitting(_of_shifted_inputs(evidence))
 
 
 def _shifts(shape: torch.Size) -> Iterator[Shift]:
@@ -146,50 +144,38 @@ EDGES: Mapping[str, Callable[..., bool]] = MappingProxyType(
 )
 
 
-def _of_shifted_grads(evidence: Evidence) -> Iterator[Detection]:
+def _of_shifted_grads(evidence: Evidence) -> Iterator[tuple[Detection, Prediction]]:
     for label, grad in evidence.observation.grads.items():
-        if grad is None:
-            continue
-        for shift in _shifts(grad.shape):
+        for shift in () if grad is None else _shifts(grad.shape):
             if len(shift.steps) > 1 or abs(shift.steps[0][1]) > TOGETHER:
                 continue
-            for padded in (False, True):
-                come = partial(_for_grad, label=label, shift=shift, padded=padded)
-                if evidence.everywhere(come):
-                    edge = "zeros at the edge" if padded else "wrap-around"
-                    words = f"it is right for the grad_output of `{label}` shifted {shift}, with {edge}"
-                    yield Detection("shifted", words, {"shift": str(shift)})
-                    return
+            for edge, padded in (("wrap-around", False), ("zeros at the edge", True)):
+                words = f"it is right for the grad_output of `{label}` shifted {shift}, with {edge}"
+                found = Detection("shifted", words, {"shift": str(shift)})
+                yield found, partial(_for_grad, label=label, shift=shift, padded=padded)
 
 
-def _for_grad(pair: Pair, label: str, shift: Shift, padded: bool) -> bool:
+def _for_grad(pair: Pair, label: str, shift: Shift, padded: bool) -> Tensor | None:
     grad = pair.observation.grads[label]
     if grad is None or not shift.fits(grad.shape) or not _enough(pair):
-        return False
-    return pair.equals(pair.with_grads({label: _moved(grad, shift, padded=padded)}))
+        return None
+    kept = shift.inside(grad.shape) if padded else 1
+    return pair.with_grads(lambda name, each: shift.of(each) * kept if name == label else each)
 
 
-def _of_shifted_inputs(evidence: Evidence) -> Iterator[Detection]:
+def _of_shifted_inputs(evidence: Evidence) -> Iterator[tuple[Detection, Prediction]]:
     for label, value in evidence.observation.inputs.items():
-        if not is_inexact(value):
-            continue
-        for dim, size in enumerate(value.shape):
-            for by in _steps(size, 1):
+        for dim, size in enumerate(value.shape if is_inexact(value) else ()):
+            for by in _steps(size, 1) if size > 2 else ():
                 shift = Shift(((dim, by),))
-                if size > 2 and evidence.everywhere(partial(_for_input, label=label, shift=shift)):
-                    words = f"it is right for `{label}` shifted {shift}, with wrap-around"
-                    yield Detection("shifted", words, {"shift": str(shift)})
-                    return
+                words = f"it is right for `{label}` shifted {shift}, with wrap-around"
+                found = Detection("shifted", words, {"shift": str(shift)})
+                yield found, partial(_for_input, label=label, shift=shift)
 
 
-def _for_input(pair: Pair, label: str, shift: Shift) -> bool:
-    moved = _moved(pair.observation.inputs[label], shift, padded=False)
-    return _enough(pair) and pair.equals(pair.with_inputs({label: moved}))
-
-
-def _moved(tensor: Tensor, shift: Shift, *, padded: bool) -> Tensor:
-    rolled = shift.of(tensor)
-    return rolled * shift.inside(tensor.shape) if padded else rolled
+def _for_input(pair: Pair, label: str, shift: Shift) -> Tensor | None:
+    moved = shift.of(pair.observation.inputs[label])
+    return pair.with_inputs({label: moved}) if _enough(pair) else None
 
 
 def _enough(pair: Pair) -> bool:
@@ -203,33 +189,20 @@ MOST_INPUTS = 15
 def swapped(evidence: Evidence) -> Iterator[Detection]:
     """Detect the gradient of another input, or exchanged inputs or grad_outputs."""
     others = evidence.observation.other_gradients
-    if others is not None:
-        for label, (_, right) in others().items():
-            if right.shape != evidence.first.got.shape:
-                continue
-            if evidence.everywhere(partial(_is_of, label=label)):
-                back = evidence.everywhere(partial(_is_exchanged, label=label))
-                own = evidence.observation.argument
-                more = f", and that of `{label}` is the right one of `{own}`" if back else ""
-                reason = f"it is the right one of `{label}`{more}"
-                yield Detection("swapped-inputs", reason, {"that of": label}, weak=not back)
-                return
-    for first, second in list(_exchangeable(evidence))[:MOST_INPUTS]:
-        if evidence.everywhere(partial(_is_with, first=first, second=second)):
-            words = f"it is the right one if `{first}` and `{second}` are exchanged"
-            yield Detection("swapped-inputs", words, {"swapped": f"{first}, {second}"}, weak=True)
+    for label in () if others is None else others():
+        if evidence.fits(partial(_of_another, label=label)):
+            back = evidence.everywhere(partial(_is_exchanged, label=label))
+            own = evidence.observation.argument
+            more = f", and that of `{label}` is the right one of `{own}`" if back else ""
+            reason = f"it is the right one of `{label}`{more}"
+            yield Detection("swapped-inputs", reason, {"that of": label}, weak=not back)
             return
-    names = [name for name, grad in evidence.observation.grads.items() if grad is not None]
-    for first, second in combinations(names, 2):
-        if evidence.everywhere(partial(_is_for, first=first, second=second)):
-            words = f"it is the right one if the grad_outputs of `{first}` and `{second}` are exchanged"
-            yield Detection("swapped-inputs", words, {"swapped": f"{first}, {second}"})
-            return
+    yield from evidence.first_fitting(_exchanges(evidence))
 
 
-def _is_of(pair: Pair, label: str) -> bool:
+def _of_another(pair: Pair, label: str) -> Tensor | None:
     others = pair.observation.other_gradients
-    return others is not None and pair.equals(in_double(others()[label][1]))
+    return None if others is None else in_double(others()[label][1])
 
 
 def _is_exchanged(pair: Pair, label: str) -> bool:
@@ -238,6 +211,18 @@ def _is_exchanged(pair: Pair, label: str) -> bool:
         return False
     got, right = others()[label]
     return got is not None and Pair(replace(pair.observation, got=got, expected=right)).equals(pair.expected)
+
+
+def _exchanges(evidence: Evidence) -> Iterator[tuple[Detection, Prediction]]:
+    for first, second in _exchangeable(evidence)[:MOST_INPUTS]:
+        words = f"it is the right one if `{first}` and `{second}` are exchanged"
+        found = Detection("swapped-inputs", words, {"swapped": f"{first}, {second}"}, weak=True)
+        yield found, partial(_with_exchanged_inputs, first=first, second=second)
+    names = [name for name, grad in evidence.observation.grads.items() if grad is not None]
+    for first, second in combinations(names, 2):
+        words = f"it is the right one if the grad_outputs of `{first}` and `{second}` are exchanged"
+        found = Detection("swapped-inputs", words, {"swapped": f"{first}, {second}"})
+        yield found, partial(_for_exchanged_grads, first=first, second=second)
 
 
 def _exchangeable(evidence: Evidence) -> list[tuple[str, str]]:
@@ -256,16 +241,17 @@ def _form(value: Any) -> Any:
     return type(value) if isinstance(value, int | float) else None
 
 
-def _is_with(pair: Pair, first: str, second: str) -> bool:
+def _with_exchanged_inputs(pair: Pair, first: str, second: str) -> Tensor | None:
     inputs = pair.observation.inputs
-    return pair.equals(pair.with_inputs({first: inputs[second], second: inputs[first]}))
+    return pair.with_inputs({first: inputs[second], second: inputs[first]})
 
 
-def _is_for(pair: Pair, first: str, second: str) -> bool:
+def _for_exchanged_grads(pair: Pair, first: str, second: str) -> Tensor | None:
     one, other = pair.observation.grads[first], pair.observation.grads[second]
     if one is None or other is None or one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    return pair.equals(pair.with_grads({first: other, second: one}))
+        return None
+    exchanged = {first: other, second: one}
+    return pair.with_grads(lambda name, grad: exchanged.get(name, grad))
 
 
 MOST_TURNS = 4
@@ -275,24 +261,21 @@ MOST_TURNS = 4
 def transposed(evidence: Evidence) -> Iterator[Detection]:
     """Detect exchanged dimensions, dimensions in another order, or the memory order of the transpose."""
     for words, turn in _turns(evidence.first.expected.dim()):
-        if evidence.everywhere(lambda pair, turn=turn: pair.equals(turn(pair.expected))):  # type: ignore[misc]
+        if evidence.fits(partial(_turned, turn=turn)):
             yield Detection("transposed", _reason(evidence.first, words, turn))
             return
-    for first, second in combinations(range(evidence.first.expected.dim()), 2):
-        lay = partial(_laid, first=first, second=second)
-        if evidence.everywhere(lambda pair, lay=lay: pair.equals(lay(pair.expected))):  # type: ignore[misc]
-            words = f"it is laid out as if dimensions {first} and {second} were swapped"
-            yield Detection("transposed", _reason(evidence.first, words, lay))
-            return
+    yield from evidence.first_fitting(_of_turned_grads(evidence))
+
+
+def _turned(pair: Pair, turn: Callable[[Tensor], Tensor]) -> Tensor:
+    return turn(pair.expected)
+
+
+def _of_turned_grads(evidence: Evidence) -> Iterator[tuple[Detection, Prediction]]:
     for label, grad in evidence.observation.grads.items():
-        if grad is None:
-            continue
-        for first, second in combinations(range(grad.dim()), 2):
-            come = partial(_of_turned, label=label, first=first, second=second)
-            if evidence.everywhere(lambda pair, come=come: pair.equals(come(pair))):  # type: ignore[misc]
-                words = f"it is right with dimensions {first} and {second} of `{label}`'s gradient swapped"
-                yield Detection("transposed", words)
-                return
+        for first, second in combinations(range(0 if grad is None else grad.dim()), 2):
+            words = f"it is right with dimensions {first} and {second} of `{label}`'s gradient swapped"
+            yield Detection("transposed", words), partial(_of_turned, label=label, dims=(first, second))
 
 
 def _turns(dims: int) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
@@ -304,6 +287,9 @@ def _turns(dims: int) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
         for order in permutations(range(dims)):
             if sum(at != dim for at, dim in enumerate(order)) > 2:
                 yield f"it has its dimensions in the order {list(order)}", partial(torch.permute, dims=order)
+    for first, second in combinations(range(dims), 2):
+        words = f"it is laid out as if dimensions {first} and {second} were swapped"
+        yield words, partial(_laid, first=first, second=second)
 
 
 def _laid(right: Tensor, first: int, second: int) -> Tensor:
@@ -312,11 +298,11 @@ def _laid(right: Tensor, first: int, second: int) -> Tensor:
     return turned.reshape(right.shape)
 
 
-def _of_turned(pair: Pair, label: str, first: int, second: int) -> Tensor | None:
+def _of_turned(pair: Pair, label: str, dims: tuple[int, int]) -> Tensor | None:
     grad = pair.observation.grads[label]
-    if grad is None or grad.shape[first] != grad.shape[second]:
+    if grad is None or grad.shape[dims[0]] != grad.shape[dims[1]]:
         return None
-    return pair.with_grads({label: grad.transpose(first, second).contiguous()})
+    return pair.with_grads(lambda name, each: each.transpose(*dims).contiguous() if name == label else each)
 
 
 def _reason(pair: Pair, words: str, turn: Callable[[Tensor], Tensor]) -> str:

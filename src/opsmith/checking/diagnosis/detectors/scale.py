@@ -5,18 +5,15 @@ from __future__ import annotations
 import cmath
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from fractions import Fraction
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from opsmith.checking.diagnosis.evidence import Detection, Evidence, Pair
 from opsmith.checking.diagnosis.observation import Observation
-
-if TYPE_CHECKING:
-    from opsmith.checking.diagnosis.evidence import Evidence
 
 STEADY = 1e-6
 """Relative difference below which factors of different inputs are the same."""
@@ -197,7 +194,7 @@ def named_factors(evidence: Evidence, factors: Sequence[complex], close: float) 
         if plain and name[1] == "size" and name[0].removeprefix("minus ") not in _JUST_A_SIZE:
             continue
         if all(_close(factor.real, _value(name, each), close) for each, factor in cases):
-            names.append(_factor_words(name))
+            names.append(name[0].format(name[2]))
     # A size is likelier than 1/12.
     if names and names[0] == first and len(names) > 1 and not plain:
         names = [*names[1:MOST], first]
@@ -224,35 +221,23 @@ def _value(name: Name, observation: Observation) -> float | None:
     quantities = sizes(observation) if kind == "size" else arguments(observation)
     if which not in quantities:
         return None
-    sign = -1 if form.startswith("minus ") else 1
-    try:
-        measure: Measure = {**FORMS, **OF_ARGUMENTS}[form.removeprefix("minus ")]
-        value = sign * measure(quantities[which])
-    except (ValueError, ZeroDivisionError, OverflowError):
-        return None
-    return value
-
-
-def _factor_words(name: Name) -> str:
-    form, _, which = name
-    return form.format(which)
+    measure: Measure = {**FORMS, **OF_ARGUMENTS}[form.removeprefix("minus ")]
+    with suppress(ValueError, ZeroDivisionError, OverflowError):
+        return (-1 if form.startswith("minus ") else 1) * measure(quantities[which])
+    return None
 
 
 def sizes(observation: Observation) -> dict[str, float]:
     """Return numbers of elements and sizes of dimensions, by name; the input's own first."""
-    tensors = {**observation.inputs, **observation.results}
+    every = {**observation.inputs, **observation.results}
+    tensors = {label: each for label, each in every.items() if isinstance(each, Tensor) and each.numel()}
     order = sorted(tensors, key=lambda label: label != observation.argument)
-    found: dict[str, float] = {}
+    found: dict[str, float] = {
+        f"the number of elements of `{label}`": tensors[label].numel() for label in order
+    }
     for label in order:
-        tensor = tensors[label]
-        if not isinstance(tensor, Tensor) or not tensor.numel():
-            continue
-        found[f"the number of elements of `{label}`"] = tensor.numel()
-    for label in order:
-        tensor = tensors[label]
-        if isinstance(tensor, Tensor) and tensor.numel() and tensor.dim() > 1:
-            for dim, size in enumerate(tensor.shape):
-                found[f"the size of dimension {dim} of `{label}`"] = size
+        for dim, size in enumerate(tensors[label].shape if tensors[label].dim() > 1 else ()):
+            found[f"the size of dimension {dim} of `{label}`"] = size
     result = next((value for value in observation.results.values() if value.numel()), None)
     own = observation.inputs.get(observation.argument or "")
     if result is not None and isinstance(own, Tensor) and own.numel() and result.numel() != own.numel():
