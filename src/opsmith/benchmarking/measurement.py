@@ -30,7 +30,7 @@ from opsmith.benchmarking.cost import bytes_of, count_operations, peak_bytes, sa
 from opsmith.benchmarking.effort import BenchmarkEffort, TimeBudget
 from opsmith.benchmarking.result import BenchmarkCase, Contender, MemoryUse, Timing, Work
 from opsmith.benchmarking.sizes import SizedCall, argument_texts, arguments_on
-from opsmith.benchmarking.timing import Clock, TimedCall, clock_of, time_in_turns
+from opsmith.benchmarking.timing import TimedCall, clock_of, time_in_turns
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.core.collector import without_garbage_collection
 from opsmith.core.operator import Operator
@@ -111,20 +111,18 @@ def _measure(
     if backward and not answer.grad_outputs:
         notes.append("no result of the reference has a gradient: forward alone is timed")
     directions = tuple(each for each in request.directions if each == "forward" or answer.grad_outputs)
+    measured = _MeasuredCase(request, reference, arguments, answer, device, directions)
     every = candidates(request.operator, arguments, request.baselines, compiled=request.compiled)
-    present, contenders = _admitted(every, arguments, answer, request.seed, random=specification.random)
-    flops = _given_flops(request, arguments)
-    controls = _control_calls(arguments, answer, device)
-    calls = {
-        direction: {each.about.name: _timed_call(each, arguments, answer, direction) for each in present}
-        for direction in directions
-    }
-    timings, slowest = _timings(request, calls, controls, clock_of(device), budget)
+    present, contenders = measured.admitted(every)
+    flops = measured.given_flops()
+    timings, slowest = measured.timings(present, budget)
     # The bytes that the operator saves belong to its backward, also if memory is not measured.
-    operator_saved = next(
-        (_saved(each, arguments, answer) for each in present if each.about.kind == "operator"), None
-    )
-    saved = {each.about.name: _saved(each, arguments, answer) for each in present} if request.memory else {}
+    saved = {
+        each.about.name: measured.saved(each)
+        for each in present
+        if request.memory or each.about.kind == "operator"
+    }
+    operator_saved = next((saved[each.about.name] for each in present if each.about.kind == "operator"), None)
     case = BenchmarkCase(
         label=size.label,
         sizes=dict(size.sizes),
@@ -135,49 +133,183 @@ def _measure(
         role=size.role,
         contenders=contenders,
         timings=timings,
-        work=tuple(_work(request, arguments, answer, directions, operator_saved, flops)),
-        memory=_memory(present, arguments, answer, saved, device) if request.memory else (),
+        work=tuple(measured.work(operator_saved, flops)),
+        memory=measured.memory(present, saved) if request.memory else (),
         notes=tuple(notes),
     )
     return case, slowest
 
 
-def _admitted(
-    every: Sequence[Candidate],
-    arguments: ContenderArguments,
-    answer: ReferenceAnswer,
-    seed: int,
-    *,
-    random: bool,
-) -> tuple[list[Candidate], tuple[Contender, ...]]:
-    """Return the candidates that agree with the reference, and the description of all."""
-    present, descriptions = [], []
-    before = [each.clone() for each in arguments.tensors]
-    for each in every:
-        about = each.about
+@dataclass(frozen=True)
+class _MeasuredCase:
+    """Measurements of the contenders in one size.
+
+    Args:
+        request: Options of the benchmark.
+        reference: The reference, without hidden results.
+        arguments: The arguments of all contenders.
+        answer: Results and gradients of the reference.
+        device: The device.
+        directions: Directions to time.
+    """
+
+    request: Request
+    reference: Callable[..., Any]
+    arguments: ContenderArguments
+    answer: ReferenceAnswer
+    device: torch.device
+    directions: tuple[str, ...]
+
+    @property
+    def moved(self) -> int:
+        """Bytes of the arguments and results."""
+        return bytes_of([*self.arguments.tensors, *self.answer.results])
+
+    def admitted(self, every: Sequence[Candidate]) -> tuple[list[Candidate], tuple[Contender, ...]]:
+        """Return the candidates that agree with the reference, and the description of all."""
+        arguments, answer, seed = self.arguments, self.answer, self.request.seed
+        present, descriptions = [], []
+        before = [each.clone() for each in arguments.tensors]
+        for each in every:
+            about = each.about
+            try:
+                (results, gradients), seconds = first_call(
+                    partial(run_contender, each.function, arguments, answer, seed)
+                )
+            except (Exception, SystemExit) as error:
+                reason = f"it raises {type(error).__name__}: {_line(error)}"
+                descriptions.append(
+                    replace(about, left_out=WRITES if _restore(arguments, before) else reason)
+                )
+                continue
+            # Random implementations may draw different numbers; `check` covers that.
+            random = self.request.operator.specification.random
+            may_differ = about.kind == "reference" or (random and about.kind != "baseline")
+            fault = None if may_differ else answer.fault(results, gradients)
+            if fault is not None:
+                fault = f"it computes something else: {fault}"
+            if _restore(arguments, before):
+                fault = WRITES
+            if about.kind == "compiled":
+                about = replace(about, compile_s=round(seconds, 3))
+            descriptions.append(replace(about, left_out=fault or ""))
+            if fault is None:
+                present.append(each)
+        return present, tuple(descriptions)
+
+    def timings(self, present: Sequence[Candidate], budget: TimeBudget) -> tuple[tuple[Timing, ...], float]:
+        """Time each direction, and return the seconds of the slowest call, too.
+
+        The controls are a copy of as many bytes as the forward moves, and a product of matrices.
+        """
+        side = CONTROL_SIDES.get(self.device.type, 128)
+        controls = {
+            "copy": TimedCall(machine.copy(self.device, self.moved)),
+            "multiply": TimedCall(machine.multiply(self.device, torch.float32, side)),
+        }
+        clock, found, slowest = clock_of(self.device), [], 0.0
+        for at, direction in enumerate(self.directions):
+            calls = {each.about.name: self.timed_call(each, direction) for each in present}
+            effort = replace(self.request.effort, budget_s=budget.share(len(self.directions) - at))
+            begun = time.perf_counter()
+            with _mode(direction), without_warnings():
+                times = time_in_turns({**calls, **controls}, clock, effort, self.request.seed + at)
+            budget.spend(time.perf_counter() - begun)
+            for name, taken in times.items():
+                seconds = tuple(float(f"{one:.{DIGITS}g}") for one in taken.seconds)
+                found.append(Timing(name, direction, taken.calls, seconds))
+            slowest = max([slowest, *(min(times[name].seconds) for name in calls)])
+        return tuple(found), slowest
+
+    def timed_call(self, each: Candidate, direction: str) -> TimedCall:
+        """Return the timed part of a contender; to be called in the direction's `_mode`."""
+        if direction == "forward":
+            return TimedCall(self.arguments.call(each.function))
+        call = self.arguments.call(each.function, leaves=True)
+        both = partial(gradients_of, call, self.arguments.sought, self.answer.grad_outputs)
+        if direction == "both":
+            return TimedCall(both)
+        # As many graphs are prepared as fit, if each keeps all arguments and results twice.
+        room = max(1, GRAPH_ROOM // max(2 * self.moved, 1 << 12))
+        return TimedCall(both, lambda: self.backward_of(results_of(call())), room)
+
+    def backward_of(self, results: Sequence[torch.Tensor]) -> Callable[[], Any]:
+        """Return a backward of results, which frees their graph, as in training."""
+        roots = [each for each in results if each.requires_grad]
+        sought, given = self.arguments.sought, self.answer.grad_outputs
+        return partial(torch.autograd.grad, roots, sought, given, allow_unused=True)
+
+    def saved(self, each: Candidate) -> tuple[int, int] | None:
+        """Return the bytes that a contender saves, in total and without the arguments; None if nothing."""
+        if not self.answer.grad_outputs:
+            return None
+        call = self.arguments.call(each.function, leaves=True)
+        with without_warnings():
+            return saved_bytes(lambda: results_of(call()), self.arguments.tensors)
+
+    def memory(
+        self, present: Sequence[Candidate], saved: Mapping[str, tuple[int, int] | None]
+    ) -> tuple[MemoryUse, ...]:
+        """Measure the peak of each contender, forward and backward if there is one."""
+        direction, found = "both" if self.answer.grad_outputs else "forward", []
+        gc.collect()  # garbage that a call frees would hide what it allocates
+        with _mode(direction), without_warnings(), without_garbage_collection():
+            for each in present:
+                most, remark = peak_bytes(self.timed_call(each, direction).call, self.device)
+                whole, beyond = saved[each.about.name] or (None, None)
+                found.append(MemoryUse(each.about.name, whole, beyond, most, remark))
+        return tuple(found)
+
+    def work(self, saved: tuple[int, int] | None, given: int | None) -> Iterator[Work]:
+        """Yield the work of each direction; `given` are the operations by the author's formula."""
+        backward = bytes_of([*self.answer.grad_outputs, *self.answer.gradients])
+        backward += saved[0] if saved else 0
+        moved = {"forward": self.moved, "backward": backward, "both": self.moved + backward}
+        operations = self.operations(given)
+        for direction in self.directions:
+            yield Work(direction, moved[direction], *operations[direction])
+
+    def given_flops(self) -> int | None:
+        """Return the operations of a forward by the author's formula; None if there is none.
+
+        Raises:
+            UsageError: If it raises, or does not return a number.
+        """
+        given = self.request.flops or self.request.operator.specification.flops
+        if given is None:
+            return None
+        args, kwargs = self.arguments.sample.arguments(self.arguments.flat)
         try:
-            (results, gradients), seconds = first_call(
-                partial(run_contender, each.function, arguments, answer, seed)
-            )
-        except (Exception, SystemExit) as error:
-            reason = f"it raises {type(error).__name__}: {_line(error)}"
-            descriptions.append(replace(about, left_out=WRITES if _restore(arguments, before) else reason))
-            continue
-        # Random implementations may draw different numbers; `check` covers that.
-        may_differ = about.kind == "reference" or (random and about.kind != "baseline")
-        fault = None if may_differ else answer.fault(results, gradients)
-        if _restore(arguments, before):
-            fault = WRITES
-        if about.kind == "compiled":
-            about = replace(about, compile_s=round(seconds, 3))
-        descriptions.append(about if fault is None else replace(about, left_out=_exclusion(fault)))
-        if fault is None:
-            present.append(each)
-    return present, tuple(descriptions)
+            return int(given(*args, **kwargs))
+        except Exception as error:
+            raise errors.UsageError(
+                "`flops` must count the operations of a call",
+                operator=self.request.operator.name,
+                argument="flops",
+                expected="a function with the operator's arguments that returns a whole number",
+                got=f"{type(error).__name__}: {_line(error)}",
+                hint="write `flops=lambda x, weight: 2 * x.shape[0] * weight.numel()`, or leave it out",
+            ) from error
 
-
-def _exclusion(fault: str) -> str:
-    return fault if fault == WRITES else f"it computes something else: {fault}"
+    def operations(self, given: int | None) -> dict[str, tuple[int | None, str]]:
+        """Return the floating-point operations by direction, and the method of counting."""
+        forward: int | None
+        backward: int | None = None
+        call = self.arguments.call(self.reference, leaves=bool(self.answer.grad_outputs))
+        try:
+            results, forward, words = _counted(call)
+            if self.answer.grad_outputs:
+                _, backward, more = _counted(self.backward_of(results))
+                words = more if len(more) > len(words) else words
+        except Exception as error:
+            forward = backward = None
+            words = f"not counted: the reference does not run under torch's counter: {_line(error)}"
+        of_forward = words
+        if given is not None:
+            forward, of_forward = given, "by the author's formula"
+            words = f"{of_forward}; the backward {words}"
+        both = None if forward is None or backward is None else forward + backward
+        return {"forward": (forward, of_forward), "backward": (backward, words), "both": (both, words)}
 
 
 def _restore(arguments: ContenderArguments, before: Sequence[torch.Tensor]) -> bool:
@@ -197,167 +329,9 @@ def _line(error: BaseException) -> str:
     return text.splitlines()[0] if text else "without a message"
 
 
-def _control_calls(
-    arguments: ContenderArguments, answer: ReferenceAnswer, device: torch.device
-) -> dict[str, TimedCall]:
-    """Return the controls: a copy of as many bytes as the forward moves, and a product of matrices."""
-    moved = bytes_of([*arguments.tensors, *answer.results])
-    side = CONTROL_SIDES.get(device.type, 128)
-    return {
-        "copy": TimedCall(machine.copy(device, moved)),
-        "multiply": TimedCall(machine.multiply(device, torch.float32, side)),
-    }
-
-
-def _timings(
-    request: Request,
-    calls_by_direction: Mapping[str, Mapping[str, TimedCall]],
-    controls: Mapping[str, TimedCall],
-    clock: Clock,
-    budget: TimeBudget,
-) -> tuple[tuple[Timing, ...], float]:
-    """Time each direction, and return the seconds of the slowest call, too."""
-    found, slowest = [], 0.0
-    for at, (direction, calls) in enumerate(calls_by_direction.items()):
-        effort = replace(request.effort, budget_s=budget.share(len(calls_by_direction) - at))
-        begun = time.perf_counter()
-        with _mode(direction), without_warnings():
-            times = time_in_turns({**calls, **controls}, clock, effort, request.seed + at)
-        budget.spend(time.perf_counter() - begun)
-        for name, taken in times.items():
-            seconds = tuple(float(f"{one:.{DIGITS}g}") for one in taken.seconds)
-            found.append(Timing(name, direction, taken.calls, seconds))
-        slowest = max([slowest, *(min(times[name].seconds) for name in calls)])
-    return tuple(found), slowest
-
-
 def _mode(direction: str) -> Any:
     """Set the mode for all calls of a direction: setting it in each would cost more than a small call."""
     return torch.set_grad_enabled(direction != "forward")
-
-
-def _timed_call(
-    each: Candidate, arguments: ContenderArguments, answer: ReferenceAnswer, direction: str
-) -> TimedCall:
-    """Return the timed part of a contender; to be called in the direction's `_mode`."""
-    if direction == "forward":
-        return TimedCall(arguments.call(each.function))
-    call = arguments.call(each.function, leaves=True)
-    both = partial(gradients_of, call, arguments.sought, answer.grad_outputs)
-    if direction == "both":
-        return TimedCall(both)
-    return TimedCall(both, partial(_prepared, call, arguments, answer), _graph_room(arguments, answer))
-
-
-def _prepared(
-    call: Callable[[], Any], arguments: ContenderArguments, answer: ReferenceAnswer
-) -> Callable[[], Any]:
-    """Return a backward with its graph, which it frees, as in training."""
-    results = [each for each in results_of(call()) if each.requires_grad]
-    return partial(torch.autograd.grad, results, arguments.sought, answer.grad_outputs, allow_unused=True)
-
-
-def _graph_room(arguments: ContenderArguments, answer: ReferenceAnswer) -> int:
-    """Return the number of graphs to prepare, if each keeps all arguments and results twice."""
-    graph = 2 * bytes_of([*arguments.tensors, *answer.results])
-    return max(1, GRAPH_ROOM // max(graph, 1 << 12))
-
-
-def _saved(each: Candidate, arguments: ContenderArguments, answer: ReferenceAnswer) -> tuple[int, int] | None:
-    if not answer.grad_outputs:
-        return None
-    call = arguments.call(each.function, leaves=True)
-    with without_warnings():
-        return saved_bytes(lambda: results_of(call()), arguments.tensors)
-
-
-def _memory(
-    present: Sequence[Candidate],
-    arguments: ContenderArguments,
-    answer: ReferenceAnswer,
-    saved: Mapping[str, tuple[int, int] | None],
-    device: torch.device,
-) -> tuple[MemoryUse, ...]:
-    """Measure the peak of each contender, forward and backward if there is one."""
-    direction, found = "both" if answer.grad_outputs else "forward", []
-    gc.collect()  # garbage that a call frees would hide what it allocates
-    with _mode(direction), without_warnings(), without_garbage_collection():
-        for each in present:
-            most, remark = peak_bytes(_timed_call(each, arguments, answer, direction).call, device)
-            whole, beyond = saved[each.about.name] or (None, None)
-            found.append(MemoryUse(each.about.name, whole, beyond, most, remark))
-    return tuple(found)
-
-
-def _work(
-    request: Request,
-    arguments: ContenderArguments,
-    answer: ReferenceAnswer,
-    directions: Sequence[str],
-    saved_sizes: tuple[int, int] | None,
-    flops: int | None,
-) -> Iterator[Work]:
-    """Yield the work of each direction."""
-    forward = bytes_of([*arguments.tensors, *answer.results])
-    backward = bytes_of([*answer.grad_outputs, *answer.gradients]) + (saved_sizes[0] if saved_sizes else 0)
-    moved = {"forward": forward, "backward": backward, "both": forward + backward}
-    operations = dict(_operations(request, arguments, answer, flops))
-    for direction in directions:
-        count, words = operations.get(direction, (None, "not counted: there is no backward"))
-        yield Work(direction, moved[direction], count, words)
-
-
-def _given_flops(request: Request, arguments: ContenderArguments) -> int | None:
-    """Return the operations of a forward by the author's formula; None if there is none.
-
-    Raises:
-        UsageError: If it raises, or does not return a number.
-    """
-    given = request.flops or request.operator.specification.flops
-    if given is None:
-        return None
-    args, kwargs = arguments.sample.arguments(arguments.flat)
-    try:
-        return int(given(*args, **kwargs))
-    except Exception as error:
-        raise errors.UsageError(
-            "`flops` must count the operations of a call",
-            operator=request.operator.name,
-            argument="flops",
-            expected="a function with the operator's arguments that returns a whole number",
-            got=f"{type(error).__name__}: {_line(error)}",
-            hint="write `flops=lambda x, weight: 2 * x.shape[0] * weight.numel()`, or leave it out",
-        ) from error
-
-
-def _operations(
-    request: Request, arguments: ContenderArguments, answer: ReferenceAnswer, given: int | None
-) -> Iterator[tuple[str, tuple[int | None, str]]]:
-    """Yield the floating-point operations by direction, and the method of counting."""
-    specification = request.operator.specification
-    reference = without_hidden_results(specification.reference, specification.schema)
-    forward: int | None
-    backward: int | None = None
-    try:
-        results, forward, words = _counted(arguments.call(reference, leaves=bool(answer.grad_outputs)))
-        if answer.grad_outputs:
-            differentiable = [each for each in results if each.requires_grad]
-            run = partial(
-                torch.autograd.grad, differentiable, arguments.sought, answer.grad_outputs, allow_unused=True
-            )
-            _, backward, more = _counted(run)
-            words = more if len(more) > len(words) else words
-    except Exception as error:
-        forward = backward = None
-        words = f"not counted: the reference does not run under torch's counter: {_line(error)}"
-    if given is not None:
-        forward, counted_by = given, "by the author's formula"
-        yield "forward", (forward, counted_by)
-        words = f"{counted_by}; the backward {words}"
-    else:
-        yield "forward", (forward, words)
-    yield "backward", (backward, words)
-    yield "both", (None if forward is None or backward is None else forward + backward, words)
 
 
 def _counted(run: Callable[[], Any]) -> tuple[list[Any], int, str]:

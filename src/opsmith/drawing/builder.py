@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Literal
@@ -32,6 +32,14 @@ class TensorNames:
             self.add(name, parameter, "parameter")
         for name, buffer in module.named_buffers(prefix):
             self.add(name, buffer, "buffer")
+
+    def add_values(self, values: Iterable[tuple[str, Any]]) -> None:
+        """Name the tensors among some values, and the parameters and buffers of the modules among them."""
+        for name, value in values:
+            if isinstance(value, Tensor):
+                self.add(name, value)
+            elif isinstance(value, torch.nn.Module):
+                self.add_module(value, name)
 
     def of(self, tensor: Tensor) -> Owner:
         """The name and role of a tensor; an unnamed one is an input or a parameter."""
@@ -83,24 +91,11 @@ def given_names(given: Any) -> TensorNames:
             got=type(given).__name__,
             hint='write `names=model`, or `names={"x": x, "model": model}`',
         )
-    for name, value in given.items():
-        if isinstance(value, Tensor):
-            names.add(name, value)
-        else:
-            names.add_module(value, name)
+    names.add_values(given.items())
     return names
 
 
-def add_variables(names: TensorNames, frame: FrameType | None) -> None:
-    """Add the names of a frame's variables for tensors, and for the parameters of modules."""
-    for name, value in _variables(frame):
-        if isinstance(value, Tensor):
-            names.add(name, value)
-        elif isinstance(value, torch.nn.Module):
-            names.add_module(value, name)
-
-
-def _variables(frame: FrameType | None) -> Iterator[tuple[str, Any]]:
+def variables(frame: FrameType | None) -> Iterator[tuple[str, Any]]:
     """The local and global variables of a frame."""
     if frame is None:
         return

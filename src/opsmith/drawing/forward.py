@@ -47,7 +47,7 @@ def record_call(subject: DrawnCall, names: TensorNames) -> CallRecord:
         names.add(name, tensor, "input")
     recording = Recording()
     for tensor in nested_tensors((subject.args, subject.kwargs)):
-        recording.ignore(tensor.grad_fn)
+        recording.claim(tensor.grad_fn, None)
     regions = module_regions(recording, subject.module) if subject.module is not None else nullcontext()
     with preserved_state(subject.module), eager():
         if subject.module is not None:

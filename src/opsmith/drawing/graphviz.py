@@ -6,9 +6,9 @@ import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+from xml.sax.saxutils import escape
 
 from opsmith import errors
 from opsmith.drawing.captions import WORDS, heading, kinds_of, lines, readable, tooltip
@@ -180,9 +180,7 @@ def _quoted(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    for letter, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ('"', "&quot;")):
-        text = text.replace(letter, entity)
-    return readable(text)
+    return readable(escape(text, {'"': "&quot;"}))
 
 
 Format = Literal["svg", "png", "pdf"]
@@ -214,20 +212,7 @@ sys.stdout.buffer.write(graph.draw(format=sys.argv[2], prog="dot"))
 """
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A picture.
-
-    Args:
-        data: The file.
-        note: A remark about the picture; empty for none.
-    """
-
-    data: bytes
-    note: str = ""
-
-
-def render(dot: str, form: Format, *, seconds: float = SECONDS) -> Picture:
+def render(dot: str, form: Format, *, seconds: float = SECONDS) -> tuple[bytes, str]:
     """Render DOT with Graphviz.
 
     Args:
@@ -235,11 +220,14 @@ def render(dot: str, form: Format, *, seconds: float = SECONDS) -> Picture:
         form: The format.
         seconds: Time limit of each of two attempts, the second one with less optimisation.
 
+    Returns:
+        The file, and a remark about the picture; empty for none.
+
     Raises:
         MissingExtraError: If pygraphviz is not installed.
         DrawingError: If Graphviz fails, or takes too long.
     """
-    folder = _package()
+    folder = pygraphviz_folder()
     more = {"dpi": "144"} if form == "png" else {}
     for note, attributes in ATTEMPTS:
         pairs = [f"{name}={value}" for name, value in {**attributes, **more}.items()]
@@ -260,7 +248,7 @@ def render(dot: str, form: Format, *, seconds: float = SECONDS) -> Picture:
             )
         small = b"too large for cairo-renderer" in done.stderr
         scaled = "made smaller, since it had too many points for a picture" if small else ""
-        return Picture(done.stdout, "; ".join(filter(None, (note, scaled))))
+        return done.stdout, "; ".join(filter(None, (note, scaled)))
     raise errors.DrawingError(
         "Graphviz took too long to lay the graph out",
         expected=f"a picture in {seconds:g} seconds, or in as many with less care",
@@ -268,16 +256,7 @@ def render(dot: str, form: Format, *, seconds: float = SECONDS) -> Picture:
     )
 
 
-def require_pygraphviz() -> None:
-    """Refuse to continue without pygraphviz.
-
-    Raises:
-        MissingExtraError: If it is not installed.
-    """
-    _package()
-
-
-def _package() -> str:
+def pygraphviz_folder() -> str:
     """The folder that pygraphviz is in.
 
     Raises:

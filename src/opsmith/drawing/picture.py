@@ -14,7 +14,7 @@ from typing import Any, cast
 from opsmith import errors
 from opsmith.core.output_file import replace_file, writable_file
 from opsmith.drawing.graph import Graph
-from opsmith.drawing.graphviz import SECONDS, Format, render, require_pygraphviz, to_dot
+from opsmith.drawing.graphviz import SECONDS, Format, pygraphviz_folder, render, to_dot
 from opsmith.drawing.grouping import fitting
 from opsmith.drawing.page import to_page
 from opsmith.drawing.tracer import Options, trace
@@ -130,7 +130,7 @@ def output_file(path: Any, depth: Any) -> Path:
             hint="leave it out, and as much is unfolded as can be looked at",
         )
     if form in PICTURES:
-        require_pygraphviz()
+        pygraphviz_folder()
     return file
 
 
@@ -174,5 +174,4 @@ def encoded(
     shown = fitting(graph, depth)
     if form == "dot":
         return to_dot(shown, show_attrs=show_attrs).encode(), ""
-    picture = render(to_dot(shown, show_attrs=show_attrs), cast("Format", form), seconds=seconds)
-    return picture.data, picture.note
+    return render(to_dot(shown, show_attrs=show_attrs), cast("Format", form), seconds=seconds)

@@ -157,7 +157,7 @@ class Recording(TorchFunctionMode):
         self.calls.append(call)
         for tensor in results:
             self._made[id(tensor)] = (weakref.ref(tensor), call)
-            self._claim(tensor.grad_fn, call)
+            self.claim(tensor.grad_fn, call)
 
     def _record(
         self,
@@ -198,15 +198,19 @@ class Recording(TorchFunctionMode):
             if storage is not None:
                 self._written[id(storage)] = (storage, call)
 
-    def _claim(self, node: Any, call: RecordedCall) -> None:
-        """Assign a node of autograd, and the unassigned ones behind it, to a call."""
+    def claim(self, node: Any, call: RecordedCall | None) -> None:
+        """Assign a node of autograd, and the unassigned ones behind it, to a call.
+
+        None is for those that existed before the recording.
+        """
         pending = [node]
         while pending:
             each = pending.pop()
             if each is None or id(each) in self._nodes or leaf_of(each) is not None:
                 continue
             self._nodes[id(each)] = (each, call)  # holding it keeps its id unique
-            call.recorded.append(each)
+            if call is not None:
+                call.recorded.append(each)
             pending.extend(behind for behind, _ in each.next_functions)
 
     def see(self, tensors: Iterable[Tensor]) -> None:
@@ -214,16 +218,7 @@ class Recording(TorchFunctionMode):
         for tensor in tensors:
             source = self.source_of(tensor)
             if isinstance(source, RecordedCall):
-                self._claim(tensor.grad_fn, source)
-
-    def ignore(self, node: Any) -> None:
-        """Exclude a node, and all behind it, which existed before the recording."""
-        pending = [node]
-        while pending:
-            each = pending.pop()
-            if each is not None and id(each) not in self._nodes:
-                self._nodes[id(each)] = (each, None)
-                pending.extend(behind for behind, _ in each.next_functions)
+                self.claim(tensor.grad_fn, source)
 
 
 def _name(function: Any) -> str:
@@ -345,7 +340,10 @@ def preserved_state(module: torch.nn.Module | None) -> Iterator[None]:
     buffers = [(part, name, buffer) for part in parts for name, buffer in part.named_buffers(recurse=False)]
     copies: dict[int, Tensor] = {}
     training = [(part, part.training) for part in parts]
-    with torch.random.fork_rng(devices=_devices(), device_type=_kind()):
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    devices = [] if accelerator is None else list(range(torch.accelerator.device_count()))
+    kind = "cuda" if accelerator is None else accelerator.type
+    with torch.random.fork_rng(devices=devices, device_type=kind):
         try:
             for part, name, buffer in buffers:
                 setattr(part, name, copies.setdefault(id(buffer), buffer.detach().clone()))
@@ -355,13 +353,3 @@ def preserved_state(module: torch.nn.Module | None) -> Iterator[None]:
                 setattr(part, name, buffer)
             for part, mode in training:
                 part.training = mode
-
-
-def _kind() -> str:
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    return "cuda" if accelerator is None else accelerator.type
-
-
-def _devices() -> list[int]:
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    return [] if accelerator is None else list(range(torch.accelerator.device_count()))

@@ -14,7 +14,7 @@ from opsmith import errors
 from opsmith.core.operator import Operator
 from opsmith.core.tensors import named_tensors
 from opsmith.drawing.autograd import autograd_graph
-from opsmith.drawing.builder import TensorNames, add_variables, given_names
+from opsmith.drawing.builder import TensorNames, given_names, variables
 from opsmith.drawing.forward import forward_graph, record_call
 from opsmith.drawing.graph import Graph
 from opsmith.drawing.operators import operator_graph
@@ -60,7 +60,13 @@ def trace(subject: Any, options: Options | None = None, frame: FrameType | None 
     options = options or Options()
     if isinstance(subject, Operator):
         if options.training:
-            raise _no_training(subject.name)
+            raise errors.UsageError(
+                "an operator is drawn with its gradient formulas, and has no training graph",
+                operator=subject.name,
+                argument="training",
+                expected="a module or a function",
+                hint="leave `training` out, or draw a function that calls it",
+            )
         graph = operator_graph(subject, operator_call(subject, options.inputs, options.kwargs))
         return graph if options.title is None else replace(graph, title=options.title)
     names = given_names(options.names)
@@ -80,7 +86,7 @@ def trace(subject: Any, options: Options | None = None, frame: FrameType | None 
             got=type(subject).__name__,
             hint="leave it out, or draw what computes them",
         )
-    add_variables(names, frame)
+    names.add_values(variables(frame))
     named = {_named(name, tensor, names): tensor for name, tensor in outputs.items()}
     return autograd_graph(
         named,
@@ -148,13 +154,3 @@ def _named(name: str, tensor: Tensor, names: TensorNames) -> str:
     if tensor in names and (name == "output" or name.startswith("output[")):
         return names.of(tensor).name
     return name
-
-
-def _no_training(name: str) -> errors.UsageError:
-    return errors.UsageError(
-        "an operator is drawn with its gradient formulas, and has no training graph",
-        operator=name,
-        argument="training",
-        expected="a module or a function",
-        hint="leave `training` out, or draw a function that calls it",
-    )
