@@ -17,7 +17,7 @@ from opsmith.core.formula import Formula, zero
 from opsmith.core.forward_arguments import take_apart
 from opsmith.core.gradients import AUTOCAST, NEEDED
 from opsmith.core.location import where
-from opsmith.torch_library.adopted.context import Context
+from opsmith.torch_library.adopted.context import Context, SavedTensors
 from opsmith.torch_library.adopted.fallback import (
     SECOND,
     cannot_run,
@@ -218,10 +218,11 @@ def run_as_applied(
             return run_forward(adopted, values, needs)
         with torch.no_grad():
             run = run_forward(adopted, values, needs)
-        kept, _ = run.context.pack()
-        if not (torch.is_grad_enabled() and run.keeps(kept, ())):
+        kept = SavedTensors(())
+        run.context.each_tensor(lambda value: kept.place(value) if isinstance(value, Tensor) else value)
+        if not (torch.is_grad_enabled() and run.keeps(kept.tensors, ())):
             return run
-        if run.keeps(kept, run.results) or adopted.schema.new_values:
+        if run.keeps(kept.tensors, run.results) or adopted.schema.new_values:
             return run_forward(adopted, values, needs)
         args, kwargs = adopted.schema.dispatched([*values])
         results = _operator(adopted)(*args, **kwargs)
