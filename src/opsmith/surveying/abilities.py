@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,26 +20,13 @@ from opsmith.surveying.trials import seeded
 COARSE = 1e-8
 
 
-@dataclass
-class Abilities:
-    """Abilities of an operator.
-
-    Args:
-        states: Each ability `new`, `mended` if `apply` has it, and is wrong, or `kept` if both have it.
-        mends: A sentence on each that is mended.
-    """
-
-    states: dict[str, str] = field(default_factory=dict)
-    mends: list[str] = field(default_factory=list)
-
-
 def abilities(
     function_class: type[torch.autograd.Function],
     operator: Operator[..., Any],
     report: Report,
     guess: Guess,
     names: Sequence[str],
-) -> Abilities:
+) -> tuple[dict[str, str], list[str]]:
     """Compare the abilities of the operator with those of `apply` of the class.
 
     Args:
@@ -49,23 +35,27 @@ def abilities(
         report: Report of its check.
         guess: The arguments to try on.
         names: Their names.
+
+    Returns:
+        Each ability `new`, `mended` if `apply` has it, and is wrong, or `kept` if both have it; and a
+        sentence on each that is mended.
     """
     passed = {outcome.property for outcome in report.outcomes if outcome.word() == "passed"}
     complete = {
         outcome.property for outcome in report.outcomes if outcome.property in passed and not outcome.notes
     }
     apply: Callable[..., Any] = function_class.apply
-    every = Abilities()
-    found = every.states
+    found: dict[str, str] = {}
+    mends: list[str] = []
     if "second_order" in passed:
-        found["second order"], every.mends = _compared_second_order(apply, operator, guess, names)
+        found["second order"], mends = _compared_second_order(apply, operator, guess, names)
     if "forward_mode" in passed:
         found["jvp"] = _new_or_kept(lambda: _jvp(apply, guess))
     if not operator.specification.random and _succeeds(lambda: _vmap(operator, guess)):
         found["vmap"] = _new_or_kept(lambda: _vmap(apply, guess))
     if "opcheck" in complete:
         found["torch.compile"] = "kept"
-    return every
+    return found, mends
 
 
 def _new_or_kept(attempt: Callable[[], None]) -> str:

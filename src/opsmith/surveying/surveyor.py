@@ -16,7 +16,7 @@ from opsmith.checking.side_effects.global_settings import thread_count
 from opsmith.core.adopted import overrides
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
-from opsmith.surveying.abilities import Abilities, abilities
+from opsmith.surveying.abilities import abilities
 from opsmith.surveying.declarations import Declaration, add_declaration
 from opsmith.surveying.finding import Finding, Verdict, adopting_line
 from opsmith.surveying.guesses import ClassSource, argument_names, placeholder_code, unguessable
@@ -27,9 +27,6 @@ FLOAT32 = 1e-4
 
 ROUNDS = 4
 """Most declarations that are tried for one class, one after the other."""
-
-
-NO_ABILITIES = Abilities()
 
 
 def survey(
@@ -126,8 +123,9 @@ def _check_and_declare(declaration: Declaration) -> Finding:
     if not has_backward(function_class):
         reasons.append("it has no backward: its gradient is the derivative of its forward")
     reasons += _missing_abilities(operator, report)
-    found = abilities(function_class, operator, report, declaration.guess, declaration.names)
-    return _finding(declaration, verdict, reasons, operator, report, found)
+    found, mends = abilities(function_class, operator, report, declaration.guess, declaration.names)
+    finding = _finding(declaration, verdict, reasons, operator, report)
+    return replace(finding, abilities=found, mends=tuple(mends))
 
 
 def _finding(
@@ -136,7 +134,6 @@ def _finding(
     reasons: list[str],
     operator: Operator[..., object] | None,
     report: Report | None,
-    found: Abilities = NO_ABILITIES,
 ) -> Finding:
     name = declaration.source.name
     return Finding(
@@ -146,9 +143,7 @@ def _finding(
         tuple(dict.fromkeys(reasons)),
         declaration.guess.named(declaration.names),
         None if operator is None else adopting_line(name, declaration.options()),
-        found.states,
-        report,
-        tuple(found.mends),
+        report=report,
     )
 
 

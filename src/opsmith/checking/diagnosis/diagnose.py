@@ -124,14 +124,12 @@ def _patterns(evidence: Evidence) -> Iterator[str]:
     if evidence.everywhere(_constant_off):
         off = (evidence.first.got - evidence.first.expected).flatten()[0].item()
         yield f"it is the right one plus the same number everywhere ({off:.6g})"
-    for (name, _), each in values_beside(evidence.first).items():
-        if each.dtype == torch.bool:
-            continue
+    for name, _ in values_beside(evidence.first):
         for words, times in (("once too often", True), ("once too few", False)):
             factor = _factor(evidence.first, name, times=times)
-            if factor is None:
-                continue
-            if evidence.everywhere(partial(_has_factor, name=name, times=times, factor=factor)):
+            if factor is not None and evidence.everywhere(
+                partial(_has_factor, name=name, times=times, factor=factor)
+            ):
                 more = "" if abs(factor - 1) < CLOSE else f", and times {shown_factor(factor)}"
                 yield f"it is the right one with the factor {name} {words}{more}"
     if evidence.everywhere(_other_order):

@@ -123,7 +123,8 @@ class _Trial:
         sample = change.sample(self._first + len(self.accepted))
         sample = replace(sample, flat=tuple(relinked(self._links, sample.labels, sample.flat)))
         form = form_of(sample)
-        if _too_large(sample, change.of) or (form in self._seen and not change.fresh_numbers):
+        too_large = sample.elements > max(MOST_ELEMENTS, change.of.elements)
+        if too_large or (form in self._seen and not change.fresh_numbers):
             return False
         self._attempts -= 1
         reason = refusal(self.subject, sample, change)
@@ -164,10 +165,6 @@ def form_of(sample: Sample) -> tuple[Any, ...]:
         (tuple(value.shape), value.dtype) if isinstance(value, Tensor) else repr(value)
         for value in sample.flat
     )
-
-
-def _too_large(sample: Sample, of: Sample) -> bool:
-    return sample.elements > max(MOST_ELEMENTS, of.elements)
 
 
 def refusal(subject: Subject, sample: Sample, change: Variation) -> str | UnhandledEmptyInput | None:
