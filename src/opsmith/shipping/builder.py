@@ -209,17 +209,8 @@ def build_runtime(directory: Path) -> BuiltFile:
     Args:
         directory: Folder that gets the file.
     """
-    built = BuiltFile(
-        operator="",
-        language=RUNTIME,
-        digest=runtime_digest(),
-        abi=CPP_VERSION,
-        target=ANY_TARGET,
-        machine=machine(),
-    )
-    return write_named_by_content(
-        built, (compile_runtime().directory / LIBRARY).read_bytes(), directory, "so"
-    )
+    library = compile_runtime().directory / LIBRARY
+    return _own_library(library, directory, RUNTIME, runtime_digest(), CPP_VERSION, ANY_TARGET)
 
 
 def build_calls(directory: Path) -> BuiltFile:
@@ -228,16 +219,18 @@ def build_calls(directory: Path) -> BuiltFile:
     Args:
         directory: Folder that gets the file.
     """
+    library = compile_calls().directory / CALLS_LIBRARY
+    return _own_library(library, directory, CALLS, source_digest(), CALLS_VERSION, calls_target())
+
+
+def _own_library(
+    library: Path, directory: Path, language: str, digest: str, abi: int, target: str
+) -> BuiltFile:
+    """Write a library that belongs to no operator, but to opsmith itself."""
     built = BuiltFile(
-        operator="",
-        language=CALLS,
-        digest=source_digest(),
-        abi=CALLS_VERSION,
-        target=calls_target(),
-        machine=machine(),
+        operator="", language=language, digest=digest, abi=abi, target=target, machine=machine()
     )
-    content = (compile_calls().directory / CALLS_LIBRARY).read_bytes()
-    return write_named_by_content(built, content, directory, "so")
+    return write_named_by_content(built, library.read_bytes(), directory, "so")
 
 
 def _build_cpp(kernel: CppKernel, level: str, root: Path, directory: Path) -> BuiltFile:
