@@ -141,7 +141,7 @@ NO_SIZES = "`sizes` must map names to sizes"
 )
 def test_sizes_that_are_none_are_refused(operator: Any, sizes: Any, problem: str, part: str) -> None:
     with pytest.raises(errors.UsageError) as raised:
-        found(operator, sizes=sizes)
+        opsmith.benchmark(operator, sizes=sizes, effort=BRIEF)
     assert problem in raised.value.problem
     assert part in (raised.value.got or "")
     assert (raised.value.argument, raised.value.operator) == ("sizes", operator.name)

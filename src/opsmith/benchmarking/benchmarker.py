@@ -89,31 +89,32 @@ def benchmark(
     level = effort if isinstance(effort, BenchmarkEffort) else effort_named(effort)
     if not isinstance(operator, Operator):
         raise _not_an_operator(operator)
-    given = dict(baselines) if isinstance(baselines, Mapping) else baselines
-    if operator.specification.schema.written:
-        raise operator.specification.error(
-            errors.UsageError,
-            "an operator that writes in place cannot be benchmarked yet: its calls would not be alike",
-            hint=f"benchmark `{operator.specification.short_name}.functional`",
-        )
-    refuse_baselines({} if given is None else given, operator.name)
-    wanted = _directions(directions, operator.name)
-    types = _dtypes(dtypes, operator.name)
-    target = _device(device, operator.name)
-    count = _threads(threads, operator.name)
-    calls, remarks = sizes_of(operator, samples, sizes, seed, level)
-    before_check = time.perf_counter()
-    checked = _passed(operator, report, calls[0], seed)
-    spent = {"check": time.perf_counter() - before_check}
-    if not _was_checked(checked, ("gradient", "surrogate")) and set(wanted) != {"forward"}:
-        wanted = ("forward",)
-        remarks.append("its gradients could not be checked: forward alone is timed")
-    request = Request(operator, given or {}, wanted, compiled, memory, flops, level, seed)
-    budget = TimeBudget(level, len(calls) * len(types), len(wanted), begun)
-    measured = _run(request, calls, types, target, count, remarks, progress, budget)
-    compilation = sum(each.compile_s or 0.0 for case in measured.cases for each in case.contenders)
-    spent |= {"compilation": compilation, "rounds": budget.rounds_s, "total": time.perf_counter() - begun}
-    return replace(measured, spent={name: round(seconds, 2) for name, seconds in spent.items()})
+    with errors.about(operator.name):
+        given = dict(baselines) if isinstance(baselines, Mapping) else baselines
+        if operator.specification.schema.written:
+            raise operator.specification.error(
+                errors.UsageError,
+                "an operator that writes in place cannot be benchmarked yet: its calls would not be alike",
+                hint=f"benchmark `{operator.specification.short_name}.functional`",
+            )
+        refuse_baselines({} if given is None else given)
+        wanted = _directions(directions)
+        types = _dtypes(dtypes)
+        target = _device(device, operator.name)
+        count = _threads(threads)
+        calls, remarks = sizes_of(operator, samples, sizes, seed, level)
+        before_check = time.perf_counter()
+        checked = _passed(operator, report, calls[0], seed)
+        spent = {"check": time.perf_counter() - before_check}
+        if not _was_checked(checked, ("gradient", "surrogate")) and set(wanted) != {"forward"}:
+            wanted = ("forward",)
+            remarks.append("its gradients could not be checked: forward alone is timed")
+        request = Request(operator, given or {}, wanted, compiled, memory, flops, level, seed)
+        budget = TimeBudget(level, len(calls) * len(types), len(wanted), begun)
+        measured = _run(request, calls, types, target, count, remarks, progress, budget)
+        compilation = sum(each.compile_s or 0.0 for case in measured.cases for each in case.contenders)
+        spent |= {"compilation": compilation, "rounds": budget.rounds_s, "total": time.perf_counter() - begun}
+        return replace(measured, spent={name: round(seconds, 2) for name, seconds in spent.items()})
 
 
 def _run(
@@ -232,12 +233,11 @@ def _not_an_operator(given: object) -> errors.UsageError:
     )
 
 
-def _directions(given: Any, operator: str) -> tuple[str, ...]:
+def _directions(given: Any) -> tuple[str, ...]:
     wanted = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else []
     if not wanted or any(each not in DIRECTIONS for each in wanted):
         raise errors.UsageError(
             "`directions` must be directions",
-            operator=operator,
             argument="directions",
             expected=", ".join(f"`{each}`" for each in DIRECTIONS),
             got=shown(given),
@@ -246,12 +246,11 @@ def _directions(given: Any, operator: str) -> tuple[str, ...]:
     return tuple(each for each in DIRECTIONS if each in wanted)
 
 
-def _dtypes(given: Any, operator: str) -> list[torch.dtype]:
+def _dtypes(given: Any) -> list[torch.dtype]:
     types = [given] if isinstance(given, torch.dtype) else list(given) if isinstance(given, Iterable) else []
     if not types or not all(isinstance(each, torch.dtype) and each.is_floating_point for each in types):
         raise errors.UsageError(
             "`dtypes` must be floating dtypes",
-            operator=operator,
             argument="dtypes",
             expected="floating dtypes of torch; complex inputs get the complex dtype of the same precision",
             got=shown(given),
@@ -275,7 +274,6 @@ def _device(given: Any, operator: str) -> torch.device:
     if not available:
         raise errors.UsageError(
             f"nothing can be timed on the device `{kind}` here",
-            operator=operator,
             argument="device",
             expected="`cpu`, or `cuda` where there is a GPU",
             got=repr(given),
@@ -284,13 +282,12 @@ def _device(given: Any, operator: str) -> torch.device:
     return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
 
 
-def _threads(given: Any, operator: str) -> int:
+def _threads(given: Any) -> int:
     if given is None:
         return torch.get_num_threads()
     if type(given) is not int or given < 1:
         raise errors.UsageError(
             "the number of threads must be positive",
-            operator=operator,
             argument="threads",
             expected="a whole number from 1 on",
             got=shown(given),
@@ -314,7 +311,6 @@ def _passed(operator: Operator[..., Any], report: Any, smallest: SizedCall, seed
     elif not isinstance(report, Report) or report.operator != operator.name:
         raise errors.UsageError(
             "the report must be one on the operator",
-            operator=operator.name,
             argument="report",
             expected=f"the report of `check` for `{operator.name}`",
             got=f"a report on `{report.operator}`" if isinstance(report, Report) else shown(report),
@@ -324,7 +320,6 @@ def _passed(operator: Operator[..., Any], report: Any, smallest: SizedCall, seed
         failed = "\n".join(f"    {failure.heading()}" for failure in report.errors)
         raise errors.NotPassedError(
             "it fails its check, and the speed of a wrong result means nothing",
-            operator=operator.name,
             got=f"{report.verdict().removeprefix(f'{operator.name}: ')}\n{failed}".rstrip(),
             where=operator.specification.where,
             hint="see `opsmith check`, fix it, and measure then",

@@ -89,7 +89,7 @@ class ContenderArguments:
         return lambda: function(*args, **kwargs)
 
 
-def refuse_baselines(baselines: object, operator: str) -> None:
+def refuse_baselines(baselines: object) -> None:
     """Refuse baselines that are not functions, or have a reserved name.
 
     Raises:
@@ -102,7 +102,6 @@ def refuse_baselines(baselines: object, operator: str) -> None:
     if not fits or taken:
         raise errors.UsageError(
             f"a baseline must not be named `{taken[0]}`" if taken else "baselines must be functions by name",
-            operator=operator,
             argument="baselines",
             expected="functions by name, which take what the operator takes"
             + (f"; not {', '.join(f'`{name}`' for name in RESERVED_NAMES)}" if taken else ""),

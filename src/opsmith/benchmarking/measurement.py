@@ -103,7 +103,6 @@ def _measure(
     except (Exception, SystemExit) as error:
         raise errors.SampleError(
             f"its reference raises {type(error).__name__} at {size.label} in {dtype}: {_line(error)}",
-            operator=specification.name,
             where=specification.where,
             hint="give calls that it takes: `samples=[(x, weight)]`, or other `sizes=` or `dtypes=`",
         ) from error
@@ -284,7 +283,6 @@ class _MeasuredCase:
         except Exception as error:
             raise errors.UsageError(
                 "`flops` must count the operations of a call",
-                operator=self.request.operator.name,
                 argument="flops",
                 expected="a function with the operator's arguments that returns a whole number",
                 got=f"{type(error).__name__}: {_line(error)}",

@@ -15,6 +15,7 @@ from opsmith import errors
 from opsmith.benchmarking.effort import BenchmarkEffort
 from opsmith.benchmarking.templates import (
     Letters,
+    RefusedSizesError,
     Template,
     elements,
     grow,
@@ -74,7 +75,6 @@ def samples_of_operator(operator: Operator[..., Any], samples: Samples, seed: in
         (failure,) = error.outcome.failures
         raise errors.NotPassedError(
             "it does not run on its samples",
-            operator=operator.name,
             got=failure.message,
             where=failure.where,
             hint="see `opsmith check`, fix it, and measure then",
@@ -82,7 +82,6 @@ def samples_of_operator(operator: Operator[..., Any], samples: Samples, seed: in
     except errors.MissingSamplesError as error:
         raise errors.MissingSamplesError(
             "there are no samples to measure it on",
-            operator=operator.name,
             where=error.where,
             hint=f"write `@{operator.specification.short_name}.samples` over a function of `make` that "
             "yields tuples of arguments, or call `benchmark(..., samples=[(x, weight)])`",
@@ -106,7 +105,7 @@ def sizes_of(
         SampleError: If one does not fit.
         UsageError: If `sizes` is invalid.
     """
-    points = [] if sizes is None else _points(operator, sizes)
+    points = [] if sizes is None else _points(sizes)
     if points and callable(samples):
         parameters = _required(samples)
         if not set(parameters).isdisjoint(points[0]):
@@ -130,7 +129,7 @@ def _required(samples: Callable[..., Any]) -> list[str]:
     return [each.name for each in parameters if each.default is each.empty and each.kind not in variable]
 
 
-def _points(operator: Operator[..., Any], sizes: Sizes) -> list[dict[str, int]]:
+def _points(sizes: Sizes) -> list[dict[str, int]]:
     """Split `sizes` into one mapping for each size; lists go together, number by number."""
     fits = isinstance(sizes, Mapping) and bool(sizes) and all(isinstance(name, str) for name in sizes)
     given: dict[str, list[Any]] = {}
@@ -146,7 +145,6 @@ def _points(operator: Operator[..., Any], sizes: Sizes) -> list[dict[str, int]]:
         given |= dict.fromkeys(names.split(), numbers)
     if not fits:
         raise no_such_size(
-            operator.name,
             "`sizes` must map names to sizes",
             "a mapping from names, each of them once, to a whole number, or a list of them",
             shown(sizes),
@@ -155,7 +153,6 @@ def _points(operator: Operator[..., Any], sizes: Sizes) -> list[dict[str, int]]:
     lengths = {len(numbers) for numbers in given.values() if len(numbers) > 1}
     if len(lengths) > 1:
         raise no_such_size(
-            operator.name,
             "the lists of `sizes` go together, number by number",
             "lists of one length",
             ", ".join(f"{len(numbers)} for `{name}`" for name, numbers in given.items()),
@@ -180,7 +177,6 @@ def _of_function(
     unknown = [name for name in points[0] if name not in parameters]
     if unknown or len(left) > 1:
         raise no_such_size(
-            operator.name,
             "`sizes` does not fit the parameters of `samples`",
             f"a size for each of {listed([name for name in parameters if name != 'make'])}",
             f"sizes for {listed(list(points[0]))}",
@@ -198,7 +194,6 @@ def _of_function(
         except errors.SampleError as error:
             raise errors.SampleError(
                 f"at {_shown_sizes(point)}: {error.problem}",
-                operator=operator.name,
                 argument=error.argument,
                 expected=error.expected,
                 got=error.got,
@@ -225,15 +220,17 @@ def _given(
     for point in points:
         refusals: list[str] = []
         for sample in filter(usable, own):
-            made = _resized(Template.of(specification, sample), point, refusals, operator.name)
-            if made is not None:
-                template, values, letters = made
-                again = _sample(template, values, generator)
-                found.append(SizedCall(_label(point, again), shown_letters(letters), again))
-                break
+            template = Template.of(specification, sample)
+            try:
+                values, letters = _resized(template, point)
+            except RefusedSizesError as error:
+                refusals.append(str(error))
+                continue
+            again = _sample(template, values, generator)
+            found.append(SizedCall(_label(point, again), shown_letters(letters), again))
+            break
         else:
             raise no_such_size(
-                operator.name,
                 f"no sample takes the sizes {_shown_sizes(point)}",
                 "sizes that the reference takes together",
                 refusals[0] if refusals else "no sample with floating tensors that are not empty",
@@ -242,17 +239,19 @@ def _given(
     return [*_tiny(own), *_numbered(found)], []
 
 
-def _resized(
-    template: Template, point: Mapping[str, int], refusals: list[str], operator: str
-) -> tuple[Template, list[Any], Letters] | None:
-    """Return a template, its arguments and letters in these sizes; None if the operator refuses them."""
+def _resized(template: Template, point: Mapping[str, int]) -> tuple[list[Any], Letters]:
+    """Return the arguments and letters of a template in these sizes.
+
+    Raises:
+        RefusedSizesError: If the operator refuses them.
+        UsageError: If it has no such sizes, or tensors of them cannot be made.
+    """
     schema = template.specification.schema
     plain = [each.name for each in schema.arguments if not each.kind.is_tensor]
-    known = [*(template.letters if template.named else ()), *plain]
+    known = [*(() if template.shapes is None else template.letters), *plain]
     unknown = [name for name in point if name not in known]
     if unknown:
         raise no_such_size(
-            operator,
             f"there is no size `{unknown[0]}`",
             f"one of {listed(known)}" if known else "letters of `shapes=`, which it is not declared with",
             listed(list(point)),
@@ -262,22 +261,14 @@ def _resized(
     letters = {**template.letters, **{name: size for name, size in point.items() if name in template.letters}}
     try:
         values = template.values(letters)
-    except ValueError as error:
-        refusals.append(str(error))
-        return None
     except (RuntimeError, TypeError) as error:  # as torch raises where bytes, or a size, are beyond 64 bits
-        raise _too_large(
-            template, ", ".join(f"{name}={size}" for name, size in point.items()), error
-        ) from error
+        raise _too_large(", ".join(f"{name}={size}" for name, size in point.items()), error) from error
     names = template.sample.names
     values = [
         point.get(name, value) if name in plain else value for name, value in zip(names, values, strict=True)
     ]
-    refusal = template.refusal(values)
-    if refusal is not None:
-        refusals.append(refusal)
-        return None
-    return template, values, letters | dict(point)
+    template.attempt(values)
+    return values, letters | dict(point)
 
 
 def _found(
@@ -301,7 +292,7 @@ def _grown(template: Template, targets: Sequence[int], generator: torch.Generato
     """Yield calls of a sample with about each number of elements."""
     for letters in grow(template, targets):
         again = _sample(template, template.values(letters), generator)
-        sizes = shown_letters(letters) if template.named else {}
+        sizes = {} if template.shapes is None else shown_letters(letters)
         smaller = partial(_smaller, template, generator, elements(again.flat))
         yield SizedCall(_label(sizes, again), sizes, again, smaller=smaller)
 
@@ -317,14 +308,13 @@ def _sample(template: Template, values: Sequence[Any], generator: torch.Generato
         filled = tuple(template.filled(values, generator))
     except (RuntimeError, MemoryError) as error:  # as torch's allocator raises
         shapes = [list(each.shape) for each in values if isinstance(each, Tensor)]
-        raise _too_large(template, ", ".join(map(str, shapes)), error) from error
+        raise _too_large(", ".join(map(str, shapes)), error) from error
     return Sample(template.sample.position, template.sample.flattening, filled)
 
 
-def _too_large(template: Template, sizes: str, error: Exception) -> errors.UsageError:
+def _too_large(sizes: str, error: Exception) -> errors.UsageError:
     return errors.UsageError(
         "the arguments of a size cannot be made",
-        operator=template.specification.name,
         argument="sizes",
         expected="sizes whose tensors fit into memory",
         got=f"{sizes}: {str(error).strip().partition(chr(10))[0]}",

@@ -26,6 +26,10 @@ Letters = dict[str, Any]
 """Size of each letter; under `...` the leading sizes."""
 
 
+class RefusedSizesError(Exception):
+    """Sizes that an operator does not take."""
+
+
 @dataclass(frozen=True)
 class Template:
     """A sample whose tensors can be made anew in other sizes.
@@ -34,13 +38,13 @@ class Template:
         specification: The operator.
         sample: The sample.
         letters: Sizes of its letters: those of `shapes=`, else one for each distinct size.
-        named: The letters are those of `shapes=`.
+        shapes: The operator's `shapes=`; None if the letters are not of it.
     """
 
     specification: Specification
     sample: Sample
     letters: Letters
-    named: bool
+    shapes: Shapes | None
 
     @classmethod
     def of(cls, specification: Specification, sample: Sample) -> Template:
@@ -49,52 +53,48 @@ class Template:
         if shapes is not None:
             sizes, fault = shapes.bind(specification.schema, sample.flattening.pack(sample.flat))
             if fault is None:
-                return cls(specification, sample, sizes, True)
+                return cls(specification, sample, sizes, shapes)
         every = {size for value in sample.flat if isinstance(value, Tensor) for size in value.shape}
-        return cls(specification, sample, {f"{size}": size for size in sorted(every)}, False)
+        return cls(specification, sample, {f"{size}": size for size in sorted(every)}, None)
 
     def values(self, letters: Letters) -> list[Any]:
         """Return the flat arguments in these sizes, tensors on `meta`.
 
         Raises:
-            ValueError: If an expression of letters is not a valid size.
+            RefusedSizesError: If an expression of letters is not a valid size.
         """
+        integers = frozenset() if self.shapes is None else self.shapes.integers
         found = []
         for name, value in zip(self.sample.names, self.sample.flat, strict=True):
             if isinstance(value, Tensor):
                 found.append(torch.empty(self._shape(name, value, letters), dtype=value.dtype, device="meta"))
             else:
-                found.append(letters[name] if self._is_size(name) and name in letters else value)
+                found.append(letters.get(name, value) if name in integers else value)
         return found
 
-    def _is_size(self, name: str) -> bool:
-        shapes = self.specification.shapes
-        return self.named and shapes is not None and name in shapes.integers
-
     def _shape(self, name: str, value: Tensor, letters: Letters) -> tuple[int, ...]:
-        shapes = self.specification.shapes
-        if not self.named or shapes is None:
+        if self.shapes is None:
             return tuple(letters[f"{size}"] for size in value.shape)
-        return _evaluated(shapes, name, value, letters)
+        return _evaluated(self.shapes, name, value, letters)
 
-    def refusal(self, values: Sequence[Any]) -> str | None:
-        """Return the reason that the operator refuses these arguments on `meta`; None if it accepts them."""
-        found = self.attempt(values)
-        return found if isinstance(found, str) else None
+    def attempt(self, values: Sequence[Any]) -> int:
+        """Return the number of elements of the results for these arguments on `meta`.
 
-    def attempt(self, values: Sequence[Any]) -> int | str:
-        """Return the number of elements of the results, or the reason that the operator refuses them."""
+        Raises:
+            RefusedSizesError: If the operator refuses them.
+        """
         args, kwargs = self.sample.arguments(list(values))
         shapes = self.specification.shapes
         if shapes is not None:
             fault = shapes.bind(self.specification.schema, self.sample.flattening.pack(list(values)))[1]
             if fault is not None:
-                return f"`{fault[0]}` must be {fault[1]}, and is {fault[2]}"
+                raise RefusedSizesError(f"`{fault[0]}` must be {fault[1]}, and is {fault[2]}")
         try:
             with torch.no_grad(), torch.device("meta"):
                 returned = self.specification.reference(*args, **kwargs)
         except Exception as error:
-            return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            raise RefusedSizesError(reason) from error
         results = returned if isinstance(returned, tuple) else (returned,)
         return sum(each.numel() for each in tensors_in(list(results)))
 
@@ -122,7 +122,7 @@ def _evaluated(shapes: Shapes, name: str, value: Tensor, letters: Letters) -> tu
         )
     )
     if not all(isinstance(size, int) and size >= 0 for size in shape):
-        raise ValueError(f"`{dims.text}` of `{name}` is not a valid shape with these sizes")
+        raise RefusedSizesError(f"`{dims.text}` of `{name}` is not a valid shape with these sizes")
     return shape
 
 
@@ -167,11 +167,9 @@ def shown_letters(letters: Mapping[str, Any]) -> dict[str, int]:
     return found
 
 
-def no_such_size(operator: str, problem: str, expected: str, got: str, hint: str) -> errors.UsageError:
+def no_such_size(problem: str, expected: str, got: str, hint: str) -> errors.UsageError:
     """Make the error for invalid `sizes=`."""
-    return errors.UsageError(
-        problem, operator=operator, argument="sizes", expected=expected, got=got, hint=hint
-    )
+    return errors.UsageError(problem, argument="sizes", expected=expected, got=got, hint=hint)
 
 
 MAX_LETTERS = 12
@@ -219,7 +217,7 @@ def _groups(template: Template) -> list[tuple[str, ...]]:
     alone = [(name,) for name in names if _fits(template, _doubled(letters, (name,)))]
     rest = [name for name in names if (name,) not in alone]
     tried = {pair: _attempt(template, _doubled(letters, pair)) for pair in combinations(rest, 2)}
-    results = {pair: size for pair, size in tried.items() if isinstance(size, int)}
+    results = {pair: size for pair, size in tried.items() if size is not None}
     pairs: list[tuple[str, ...]] = []
     for pair in sorted(results, key=lambda each: -results[each]):
         if {name for other in pairs for name in other}.isdisjoint(pair):
@@ -227,16 +225,16 @@ def _groups(template: Template) -> list[tuple[str, ...]]:
     return [*alone, *pairs]
 
 
-def _attempt(template: Template, letters: Letters) -> int | str:
+def _attempt(template: Template, letters: Letters) -> int | None:
+    """Return the number of elements of the results in these sizes; None if the operator refuses them."""
     try:
-        values = template.values(letters)
-    except ValueError as error:
-        return str(error)
-    return template.attempt(values)
+        return template.attempt(template.values(letters))
+    except RefusedSizesError:
+        return None
 
 
 def _fits(template: Template, letters: Letters) -> bool:
-    return isinstance(_attempt(template, letters), int)
+    return _attempt(template, letters) is not None
 
 
 def _letter_elements(template: Template, letters: Letters) -> int:

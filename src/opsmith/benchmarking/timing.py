@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -31,22 +31,6 @@ GLANCE_S = 0.001
 """Seconds between two looks at the threads."""
 THREADS = Path("/proc/self/task")
 """Folder of the threads of this process, on Linux."""
-
-
-class Clock(Protocol):
-    """Clock for calls on one device."""
-
-    def seconds(self, calls: list[Call]) -> float:
-        """Time the calls, one after the other."""
-        ...
-
-    def interruptions(self) -> int:
-        """Return the number of times that the system preempted the calling thread."""
-        ...
-
-    def settle(self) -> None:
-        """Wait for the end of all work that was started before."""
-        ...
 
 
 class ProcessorClock:
@@ -120,6 +104,9 @@ class CudaClock:
     def settle(self) -> None:
         """Wait for all queued work."""
         torch.cuda.synchronize(self._device)
+
+
+Clock = ProcessorClock | CudaClock
 
 
 def clock_of(device: torch.device) -> Clock:

@@ -5,7 +5,8 @@ from opsmith.drawing.graphviz import to_dot
 from opsmith.drawing.grouping import fitting, folded
 from opsmith.drawing.page import Figure, figure, to_page
 from opsmith.drawing.picture import draw, encoded
-from opsmith.drawing.tracer import Options, trace
+from opsmith.drawing.subject import Options
+from opsmith.drawing.tracer import trace
 
 __all__ = [
     "Edge",

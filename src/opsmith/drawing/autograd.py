@@ -15,6 +15,7 @@ from opsmith.drawing.graph import Form, Graph, Group, Kind, Saved
 from opsmith.drawing.grouping import nested
 from opsmith.drawing.node_attributes import context_tensors, leaf_of, recorded_attributes, saved_values
 from opsmith.drawing.recording import RecordedCall, Recording
+from opsmith.drawing.subject import Options
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.node import RecordedOperator, recorded_operator
 
@@ -22,10 +23,8 @@ from opsmith.torch_library.autograd.node import RecordedOperator, recorded_opera
 def autograd_graph(
     outputs: Mapping[str, Tensor],
     names: TensorNames,
-    *,
+    options: Options,
     title: str,
-    show_saved: bool = False,
-    memory: bool = True,
     recording: Recording | None = None,
 ) -> Graph:
     """The graph behind some tensors.
@@ -33,10 +32,8 @@ def autograd_graph(
     Args:
         outputs: The tensors, by name.
         names: Names of other tensors.
-        title: The title.
-        show_saved: Add a node for each tensor that torch's own nodes save; tensors that operators and
-            Functions save always have one.
-        memory: Record saved tensors.
+        options: The options; tensors that operators and Functions save always have a node.
+        title: The title if the options have none.
         recording: The calls that made the graph; None if they were not recorded.
 
     Raises:
@@ -45,7 +42,7 @@ def autograd_graph(
     """
     for name, tensor in outputs.items():
         refuse_without_graph(tensor, name)
-    builder = _AutogradGraphBuilder(names, show_saved=show_saved, memory=memory, recording=recording)
+    builder = _AutogradGraphBuilder(names, options, recording)
     for name, tensor in outputs.items():
         names.add(name, tensor, "output")
     order = ordered([tensor.grad_fn for tensor in outputs.values()])
@@ -56,7 +53,7 @@ def autograd_graph(
         builder.add(node)
     for name, tensor in outputs.items():
         builder.add_output(name, tensor)
-    return nested(builder.graph(title, "autograd", builder.notes()))
+    return nested(builder.graph(options.title or title, "autograd", builder.notes()))
 
 
 def refuse_without_graph(tensor: Tensor, name: str) -> None:
@@ -104,11 +101,9 @@ def ordered(roots: Sequence[Any]) -> list[Any]:
 class _AutogradGraphBuilder(GraphBuilder):
     """Builder of an autograd graph. The caller holds autograd's nodes, so that their `id` stays unique."""
 
-    def __init__(
-        self, names: TensorNames, *, show_saved: bool, memory: bool, recording: Recording | None
-    ) -> None:
-        super().__init__(names, memory=memory)
-        self._show_saved, self._recording = show_saved, recording
+    def __init__(self, names: TensorNames, options: Options, recording: Recording | None) -> None:
+        super().__init__(names, memory=options.memory)
+        self._show_saved, self._recording = options.show_saved, recording
         self.groups += recording.groups if recording is not None else []
         self._ids: dict[int, str] = {}
         self._tensors: dict[Any, str] = {}

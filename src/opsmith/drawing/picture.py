@@ -17,7 +17,8 @@ from opsmith.drawing.graph import Graph
 from opsmith.drawing.graphviz import SECONDS, Format, pygraphviz_folder, render, to_dot
 from opsmith.drawing.grouping import fitting
 from opsmith.drawing.page import to_page
-from opsmith.drawing.tracer import Options, trace
+from opsmith.drawing.subject import Options
+from opsmith.drawing.tracer import trace
 
 FORMATS = {
     ".svg": "svg",

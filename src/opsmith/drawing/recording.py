@@ -69,8 +69,8 @@ class RecordedCall:
     sources: list[tuple[RecordedCall | Tensor, str]]
     forms: tuple[Form, ...]
     attributes: tuple[tuple[str, str], ...]
-    where: str
-    source: str
+    where: str = ""
+    source: str = ""
     reads: bool = False
     recorded: list[Any] = field(default_factory=list)
     number: int = 0
@@ -105,7 +105,7 @@ class Recording(TorchFunctionMode):
         results = list(nested_tensors(result))
         written = [each for each, old in zip(given, before, strict=True) if _version(each) != old]
         if results or written or name in READS:
-            self._record(function, name, args, kwargs, results, written)
+            self._record(function, args, kwargs, results, written)
         return result
 
     @property
@@ -160,15 +160,9 @@ class Recording(TorchFunctionMode):
             self.claim(tensor.grad_fn, call)
 
     def _record(
-        self,
-        function: Any,
-        name: str,
-        args: Any,
-        kwargs: Any,
-        results: list[Tensor],
-        written: list[Tensor],
+        self, function: Any, args: Any, kwargs: Any, results: list[Tensor], written: list[Tensor]
     ) -> None:
-        operator = self._operators.get(function)
+        name, operator = _name(function), self._operators.get(function)
         passed, attributes = arguments_of(function, operator, args, kwargs)
         given = {id(tensor) for _, tensor in passed}
         made = [each for each in results if id(each) not in given]  # others are arguments, returned unchanged
@@ -322,8 +316,6 @@ def _claim_unseen(recording: Recording, module: torch.nn.Module, given: Any, out
             [(recording.source_of(each), "") for each in passed],
             tuple(form_of(each) for each in unseen),
             (("inside", "not seen: it does not run in Python"),),
-            "",
-            "",
         ),
         unseen,
     )

@@ -1,4 +1,4 @@
-"""The call to draw: a function with its arguments, the names of its tensors, an operator's first sample."""
+"""The call to draw, and the options: a function with its arguments, or an operator with its first sample."""
 
 from __future__ import annotations
 
@@ -15,6 +15,29 @@ from opsmith.core.call_arguments import call_error
 from opsmith.core.operator import Operator
 from opsmith.core.samples import first_call
 from opsmith.core.tensors import named_tensors
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of a trace.
+
+    Args:
+        inputs: Arguments for a module, a function or an operator.
+        kwargs: Further keyword arguments.
+        names: Names of tensors: a module, or a dict of tensors and modules.
+        training: Draw the graph of the backward instead of the calls.
+        show_saved: Add a node for each tensor that torch's own nodes save.
+        memory: Record saved tensors.
+        title: The title of the graph.
+    """
+
+    inputs: Any = None
+    kwargs: Any = None
+    names: Any = None
+    training: bool = False
+    show_saved: bool = False
+    memory: bool = True
+    title: str | None = None
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -18,30 +18,7 @@ from opsmith.drawing.builder import TensorNames, given_names, variables
 from opsmith.drawing.forward import forward_graph, record_call
 from opsmith.drawing.graph import Graph
 from opsmith.drawing.operators import operator_graph
-from opsmith.drawing.subject import function_call, operator_call
-
-
-@dataclass(frozen=True)
-class Options:
-    """Options of a trace.
-
-    Args:
-        inputs: Arguments for a module, a function or an operator.
-        kwargs: Further keyword arguments.
-        names: Names of tensors: a module, or a dict of tensors and modules.
-        training: Draw the graph of the backward instead of the calls.
-        show_saved: Add a node for each tensor that torch's own nodes save.
-        memory: Record saved tensors.
-        title: The title of the graph.
-    """
-
-    inputs: Any = None
-    kwargs: Any = None
-    names: Any = None
-    training: bool = False
-    show_saved: bool = False
-    memory: bool = True
-    title: str | None = None
+from opsmith.drawing.subject import Options, function_call, operator_call
 
 
 def trace(subject: Any, options: Options | None = None, frame: FrameType | None = None) -> Graph:
@@ -88,13 +65,7 @@ def trace(subject: Any, options: Options | None = None, frame: FrameType | None 
         )
     names.add_values(variables(frame))
     named = {_named(name, tensor, names): tensor for name, tensor in outputs.items()}
-    return autograd_graph(
-        named,
-        names,
-        title=options.title or f"autograd graph of {', '.join(named)}",
-        show_saved=options.show_saved,
-        memory=options.memory,
-    )
+    return autograd_graph(named, names, options, f"autograd graph of {', '.join(named)}")
 
 
 def _is_called(subject: Any) -> bool:
@@ -116,14 +87,8 @@ def _of_call(subject: Any, options: Options, names: TensorNames) -> Graph:
     if not options.training:
         return forward_graph(found, title, memory=options.memory)
     behind = {name: tensor for name, tensor in found.outputs.items() if tensor.grad_fn is not None}
-    return autograd_graph(
-        behind or found.outputs,
-        names,
-        title=options.title or f"training graph of {title}",
-        show_saved=options.show_saved,
-        memory=options.memory,
-        recording=found.recording,
-    )
+    described = f"training graph of {title}"
+    return autograd_graph(behind or found.outputs, names, options, described, found.recording)
 
 
 def _outputs(subject: Any) -> dict[str, Tensor]:

@@ -313,36 +313,34 @@ def refuse_lost(kind: type[Any], plan: ModulePlan) -> None:
         )
 
 
-class InfersSizes(LazyModuleMixin):
+class InfersSizes(LazyModuleMixin, OperatorModule[Any]):
     """Mixin of a lazy module, which becomes its eager class in the first call."""
 
     def _is_inferred(self, name: str) -> bool:
         """Return True if a size may be None."""
-        this: Any = self
-        return name in this.plan.inferred
+        return name in self.plan.inferred
 
     def _new(self, owned: OwnedTensor, device: Any, dtype: torch.dtype | None) -> Tensor:
         """Return an uninitialised tensor if a size of its shape is not known."""
-        this: Any = self
-        if all(getattr(this, name) is not None for each in owned.shape for name in each.names):
-            return new_tensor(this, owned, device, dtype)
+        if all(getattr(self, name) is not None for each in owned.shape for name in each.names):
+            return new_tensor(self, owned, device, dtype)
         kind: Any = UninitializedBuffer if owned.buffer else UninitializedParameter
         unknown: Tensor = kind(device=device, dtype=dtype)
         return unknown
 
     def initialize_parameters(self, *args: Any, **kwargs: Any) -> None:
         """Infer sizes from the arguments of a call, and make the tensors that depend on them."""
-        this: Any = self
-        plan = this.plan
+        plan = self.plan
         specification = plan.operator.specification
-        given = inspect.signature(this.forward).bind(*args, **kwargs).arguments
-        values = [given.get(name, getattr(this, name, None)) for name in specification.schema.names]
+        assert specification.shapes is not None  # sizes are inferred by them
+        given = inspect.signature(self.forward).bind(*args, **kwargs).arguments
+        values = [given.get(name, getattr(self, name, None)) for name in specification.schema.names]
         values = [None if isinstance(value, Tensor) and is_lazy(value) else value for value in values]
         sizes, _ = specification.shapes.bind(specification.schema, values)
         for letter, name in plan.letters.items():
-            if getattr(this, name) is None and sizes.get(letter) is not None:
-                setattr(this, name, int(sizes[letter]))
-        unknown = [name for name in plan.sizes if getattr(this, name) is None]
+            if getattr(self, name) is None and sizes.get(letter) is not None:
+                setattr(self, name, int(sizes[letter]))
+        unknown = [name for name in plan.sizes if getattr(self, name) is None]
         if unknown:
             raise errors.SizeError(
                 f"`{unknown[0]}` does not follow from this call",
@@ -352,18 +350,17 @@ class InfersSizes(LazyModuleMixin):
                 where=plan.where,
                 hint=f"give `{unknown[0]}` when the module is made",
             )
-        lazy = [each for each in plan.owned if is_lazy(getattr(this, each.name))]
+        lazy = [each for each in plan.owned if is_lazy(getattr(self, each.name))]
         for each in lazy:
-            getattr(this, each.name).materialize(shape_of(this, each))
+            getattr(self, each.name).materialize(shape_of(self, each))
         if lazy:
-            this.reset_parameters()
+            self.reset_parameters()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        this: Any = self
         raise errors.ModulePicklingError(
             "its parameters have no shape yet, and a pickle of it would lose their dtype and device",
-            operator=f"{this.plan.name} ({this.plan.operator.name})",
-            where=this.plan.where,
+            operator=f"{self.plan.name} ({self.plan.operator.name})",
+            where=self.plan.where,
             hint="call it once before it is pickled",
         )
 

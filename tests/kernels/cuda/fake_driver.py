@@ -112,17 +112,10 @@ class FakeDriver(Driver):
                 self._instances[kernel, instance] = library, entry
 
     def launch(
-        self,
-        function: int,
-        grid: Sequence[int],
-        block: Sequence[int],
-        shared: int,
-        stream: int,
-        packed: bytearray,
-        offsets: Sequence[int],
+        self, function: int, geometry: Geometry, stream: int, packed: bytearray, offsets: Sequence[int]
     ) -> None:
         """Launch a kernel by the driver, and then run it on the CPU, with what a GPU would get."""
-        super().launch(function, grid, block, shared, stream, packed, offsets)
+        super().launch(function, geometry, stream, packed, offsets)
         if self.dry:
             return
         kernel, instance = next(
@@ -134,7 +127,6 @@ class FakeDriver(Driver):
         if (kernel, instance) not in self._instances:
             self.emulate(kernel, [instance])
         library, entry = self._instances[kernel, instance]
-        geometry = Geometry((grid[0], grid[1], grid[2]), (block[0], block[1], block[2]), shared)
         emulate_launch(kernel, library, entry, geometry, packed, offsets)
 
 

@@ -14,10 +14,11 @@ from torch import Tensor
 
 import opsmith
 from opsmith import errors
+from opsmith.kernels.common.result_layout import extent_of
 from opsmith.kernels.cuda.compiler import Instance
 from opsmith.kernels.cuda.emulation import compiler
 from opsmith.kernels.cuda.emulation.call import KernelEmulation
-from opsmith.kernels.cuda.emulation.launch import Order, extent_of, guarded
+from opsmith.kernels.cuda.emulation.launch import Order, guarded
 from opsmith.kernels.cuda.kernel import CudaKernel
 from opsmith.kernels.cuda.nvrtc import include_directories
 from opsmith.kernels.gpu_usage import gpu_kernels

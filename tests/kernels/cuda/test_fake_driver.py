@@ -13,6 +13,7 @@ import opsmith
 from opsmith import errors
 from opsmith.kernels.cuda.compiler import Cubin
 from opsmith.kernels.cuda.driver import DriverError
+from opsmith.kernels.cuda.launch import Geometry
 
 INVALID, RESOURCES = "CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"
 
@@ -37,7 +38,8 @@ def status(cubin: Cubin, *, block: int = 32, shared: int = 0, allowed: int | Non
         try:
             if allowed is not None:
                 driver().allow_shared(function, allowed)
-            driver().launch(function, (1, 1, 1), (block, 1, 1), shared, STREAM, bytearray(1024), [0] * 8)
+            geometry = Geometry((1, 1, 1), (block, 1, 1), shared)
+            driver().launch(function, geometry, STREAM, bytearray(1024), [0] * 8)
         except DriverError as error:
             assert record().launches == 0
             return str(error).partition(" returns ")[2].partition(":")[0]

@@ -36,6 +36,13 @@ def memory_format(layout: str, dim: int) -> torch.memory_format:
     return torch.contiguous_format if layout == "contiguous" else CHANNELS_LAST[dim]
 
 
+def extent_of(tensor: Tensor) -> int:
+    """Return the number of elements that a tensor spans in memory."""
+    if not tensor.numel():
+        return 0
+    return 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
 def has_layout(tensor: Tensor, layout: str) -> bool:
     """Return True if a tensor has one of `LAYOUTS`."""
     return layout == "any" or tensor.is_contiguous(memory_format=memory_format(layout, tensor.dim()))

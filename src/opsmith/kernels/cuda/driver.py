@@ -13,6 +13,7 @@ import torch
 
 from opsmith import errors
 from opsmith.core.forked_locks import lock_of
+from opsmith.kernels.cuda.launch import Geometry
 
 LIBRARIES = ("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1", "libcuda.so")
 MAX_DYNAMIC_SHARED = 8
@@ -108,22 +109,13 @@ class Driver:
         self._do("cuFuncSetAttribute", ctypes.c_void_p(function), MAX_DYNAMIC_SHARED, shared)
 
     def launch(
-        self,
-        function: int,
-        grid: Sequence[int],
-        block: Sequence[int],
-        shared: int,
-        stream: int,
-        packed: bytearray,
-        offsets: Sequence[int],
+        self, function: int, geometry: Geometry, stream: int, packed: bytearray, offsets: Sequence[int]
     ) -> None:
         """Launch a kernel in the current context, asynchronously.
 
         Args:
             function: Handle of the kernel.
-            grid: Number of blocks, in three dimensions.
-            block: Number of threads of a block, in three dimensions.
-            shared: Bytes of dynamic shared memory.
+            geometry: Grid, block and dynamic shared memory.
             stream: Handle of the stream.
             packed: Bytes of the parameters; the driver copies them before it returns.
             offsets: Offset of each parameter.
@@ -134,6 +126,7 @@ class Driver:
         held = (ctypes.c_char * len(packed)).from_buffer(packed)
         base = ctypes.addressof(held)
         parameters = (ctypes.c_void_p * max(len(offsets), 1))(*(base + offset for offset in offsets))
+        grid, block, shared = geometry.grid, geometry.block, geometry.shared
         self._do("cuLaunchKernel", function, *grid, *block, shared, stream, parameters, None)
 
     def _do(self, name: str, *arguments: Any) -> None:

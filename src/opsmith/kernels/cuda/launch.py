@@ -216,7 +216,7 @@ def launch_rules(
     entry, chosen = "", tuple(passed)
     before = "" if number is None else f"launches[{number}]."
     if number is not None:
-        entry, chosen = _kernel_call(launch.kernel, operator, passed, number)
+        entry, chosen = _kernel_call(launch.kernel, passed, number)
     names = tuple(dict.fromkeys((*arguments, *passed)))
     return LaunchRules(
         entry,
@@ -231,7 +231,7 @@ def launch_rules(
     )
 
 
-def _kernel_call(text: Any, operator: str, passed: Sequence[str], number: int) -> tuple[str, tuple[str, ...]]:
+def _kernel_call(text: Any, passed: Sequence[str], number: int) -> tuple[str, tuple[str, ...]]:
     """Return the kernel that a launch names, and the names of what it gets."""
     match = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*(?:\(([^()]*)\)\s*)?", text if isinstance(text, str) else "")
     named = [] if match is None or match[2] is None else [each.strip() for each in match[2].split(",")]
@@ -239,7 +239,6 @@ def _kernel_call(text: Any, operator: str, passed: Sequence[str], number: int) -
     if match is None or unknown:
         raise errors.LaunchError(
             f"`launches[{number}]` of a CUDA kernel does not name a kernel and what it gets",
-            operator=operator,
             argument=f"launches[{number}]",
             expected=f"a kernel, and in parentheses some of {', '.join(f'`{each}`' for each in passed)}",
             got=repr(text) if match is None else f"`{text}`, which names `{unknown[0]}`",

@@ -74,15 +74,9 @@ class Launcher:
                     functions.append(self._function(launch.instance, launch.geometry, index))
                 stream = machine.stream(index)
                 for launch, function in zip(plan.launches, functions, strict=True):
-                    driver.launch(
-                        function.handle,
-                        launch.geometry.grid,
-                        launch.geometry.block,
-                        launch.geometry.shared,
-                        stream,
-                        launch.packed.with_addresses([tensors[at].data_ptr() for at in launch.tensors]),
-                        launch.packed.offsets,
-                    )
+                    addresses = [tensors[at].data_ptr() for at in launch.tensors]
+                    packed = launch.packed.with_addresses(addresses)
+                    driver.launch(function.handle, launch.geometry, stream, packed, launch.packed.offsets)
         except DriverError as error:
             geometry = launch.geometry
             named = f" `{launch.instance.entry}`" if launch.instance.entry else ""

@@ -177,22 +177,23 @@ def kernel_rules(specification: Specification, options: Mapping[str, Any]) -> Ke
         LaunchError: If a part is not valid.
     """
     operator, schema = specification.name, specification.schema
-    results = tuple(result.name for result in schema.results)
-    scratch = tuple(_scratch_rules(specification, options.get("scratch", {}), (*schema.names, *results)))
-    made = (*results, *(each.name for each in scratch))
-    passed = (*passed_arguments(schema), *made)
-    initial = _initial_rules(operator, options.get("initial", {}), made, (*schema.names, *made))
-    launches = options.get("launches")
-    if launches is None:
-        only = Launch("", **{name: options[name] for name in CUDA_LAUNCH if name in options})
-        rules: tuple[LaunchRules, ...] = (launch_rules(only, operator, schema.names, passed),)
-    else:
-        rules = tuple(
-            launch_rules(launch, operator, schema.names, passed, number)
-            for number, launch in enumerate(_checked_launches(operator, launches))
-        )
-        _check_passed(operator, rules, made)
-    return KernelRules(rules, scratch, initial, options.get("max_spills"), options.get("max_registers"))
+    with errors.about(operator):
+        results = tuple(result.name for result in schema.results)
+        scratch = tuple(_scratch_rules(specification, options.get("scratch", {}), (*schema.names, *results)))
+        made = (*results, *(each.name for each in scratch))
+        passed = (*passed_arguments(schema), *made)
+        initial = _initial_rules(operator, options.get("initial", {}), made, (*schema.names, *made))
+        launches = options.get("launches")
+        if launches is None:
+            only = Launch("", **{name: options[name] for name in CUDA_LAUNCH if name in options})
+            rules: tuple[LaunchRules, ...] = (launch_rules(only, operator, schema.names, passed),)
+        else:
+            rules = tuple(
+                launch_rules(launch, operator, schema.names, passed, number)
+                for number, launch in enumerate(_checked_launches(launches))
+            )
+            _check_passed(rules, made)
+        return KernelRules(rules, scratch, initial, options.get("max_spills"), options.get("max_registers"))
 
 
 def passed_arguments(schema: Schema) -> tuple[str, ...]:
@@ -202,13 +203,12 @@ def passed_arguments(schema: Schema) -> tuple[str, ...]:
     )
 
 
-def _checked_launches(operator: str, launches: Any) -> Sequence[Launch]:
+def _checked_launches(launches: Any) -> Sequence[Launch]:
     listed = [*launches] if isinstance(launches, list | tuple) else [launches]
     wrong = [each for each in listed if not isinstance(each, Launch)]
     if wrong or not listed:
         raise errors.LaunchError(
             "`launches=` of a CUDA kernel is not a list of launches",
-            operator=operator,
             argument="launches",
             expected="a list of `opsmith.Launch(...)`, with one at least",
             got=repr(wrong[0]) if wrong else "an empty list",
@@ -217,13 +217,12 @@ def _checked_launches(operator: str, launches: Any) -> Sequence[Launch]:
     return listed
 
 
-def _check_passed(operator: str, launches: Sequence[LaunchRules], made: Sequence[str]) -> None:
+def _check_passed(launches: Sequence[LaunchRules], made: Sequence[str]) -> None:
     """Refuse a result or a scratch buffer that no launch gets."""
     missing = [name for name in made if all(name not in each.passed for each in launches)]
     if missing:
         raise errors.LaunchError(
             f"no launch of the CUDA kernel gets `{missing[0]}`",
-            operator=operator,
             argument="launches",
             expected=f"`{missing[0]}` among what one of them gets",
             got=", ".join(f"`{each.call}`" for each in launches),
@@ -233,13 +232,12 @@ def _check_passed(operator: str, launches: Sequence[LaunchRules], made: Sequence
 
 def _scratch_rules(specification: Specification, declared: Any, names: Sequence[str]) -> list[ScratchRule]:
     operator = specification.name
-    _check_names(operator, "scratch", declared, '{"s": ("x.shape[0]", torch.float32)}')
+    _check_names("scratch", declared, '{"s": ("x.shape[0]", torch.float32)}')
     rules = []
     for name, parts in declared.items():
         if name in names or not (isinstance(name, str) and name.isidentifier()):
             raise errors.LaunchError(
                 f"`scratch=` of a CUDA kernel has a buffer with the name {name!r}",
-                operator=operator,
                 argument="scratch",
                 expected="a name that no argument and no result has",
                 got=repr(name),
@@ -252,7 +250,6 @@ def _scratch_rules(specification: Specification, declared: Any, names: Sequence[
         if not isinstance(dtype, torch.dtype | str) or dtype not in (*CPP_TYPES, *tensors):
             raise errors.LaunchError(
                 f"`scratch[{name!r}]` of a CUDA kernel does not end with its dtype",
-                operator=operator,
                 argument="scratch",
                 expected="sizes, and last one of "
                 f"{', '.join(map(dtype_name, CPP_TYPES))}, or the name of a tensor",
@@ -268,14 +265,13 @@ def _scratch_rules(specification: Specification, declared: Any, names: Sequence[
 def _initial_rules(
     operator: str, declared: Any, made: Sequence[str], names: Sequence[str]
 ) -> dict[str, LaunchRule]:
-    _check_names(operator, "initial", declared, f"{{{made[0]!r}: 0}}" if made else "{}")
+    _check_names("initial", declared, f"{{{made[0]!r}: 0}}" if made else "{}")
     unknown = [name for name in declared if name not in made]
     if unknown:
         is_argument = unknown[0] in names
         raise errors.LaunchError(
             f"`initial=` of a CUDA kernel names {unknown[0]!r}, which is "
             f"{'an argument' if is_argument else 'neither a result nor a scratch buffer'}",
-            operator=operator,
             argument="initial",
             expected=f"names among {', '.join(f'`{name}`' for name in made)}" if made else "nothing",
             got=", ".join(map(repr, declared)),
@@ -289,11 +285,10 @@ def _initial_rules(
     }
 
 
-def _check_names(operator: str, option: str, declared: Any, example: str) -> None:
+def _check_names(option: str, declared: Any, example: str) -> None:
     if not isinstance(declared, Mapping):
         raise errors.LaunchError(
             f"`{option}=` of a CUDA kernel is not a dict by name",
-            operator=operator,
             argument=option,
             expected=f"a dict, as {example}",
             got=repr(declared),

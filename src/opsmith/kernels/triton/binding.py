@@ -15,7 +15,7 @@ from opsmith import errors
 from opsmith.core.kernels import BuiltKernel
 from opsmith.core.schema import Schema
 from opsmith.kernels.common.parameters import check_results, unsupported_argument
-from opsmith.kernels.common.result_layout import CHANNELS_LAST, has_layout, memory_format
+from opsmith.kernels.common.result_layout import CHANNELS_LAST, extent_of, has_layout, memory_format
 from opsmith.kernels.triton.source import LAUNCH_OPTIONS, TritonParameter, TritonSource
 
 BoundKind = Literal["pointer", "value", "numel", "size", "stride", "given"]
@@ -63,9 +63,7 @@ class TritonTensor:
             >>> TritonTensor(None, "any").extent(torch.ones(10)[::3])
             10
         """
-        if self.layout != "any" or not value.numel():
-            return value.numel()
-        return 1 + sum((size - 1) * step for size, step in zip(value.shape, value.stride(), strict=True))
+        return extent_of(value) if self.layout == "any" else value.numel()
 
 
 @dataclass(frozen=True, slots=True)

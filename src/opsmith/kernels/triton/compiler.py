@@ -187,7 +187,7 @@ def compile_specialization(
     options = {**compiler_options(), **wanted.options}
 
     def build(directory: Path) -> None:
-        cubin, used = _compile(triton, function, source, operator, wanted, options, number)
+        cubin, used = _compile(source, operator, wanted, options, number)
         (directory / CUBIN).write_bytes(cubin)
         (directory / USED).write_text(json.dumps(used))
 
@@ -208,25 +208,23 @@ def compile_specialization(
 
 
 def _compile(
-    triton: Any,
-    function: Any,
-    source: TritonSource,
-    operator: str,
-    wanted: Specialization,
-    options: dict[str, Any],
-    number: int,
+    source: TritonSource, operator: str, wanted: Specialization, options: dict[str, Any], number: int
 ) -> tuple[bytes, dict[str, Any]]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
     from triton.errors import TritonError
 
+    triton = triton_module()
     attributes = {
         (index,): [["tt.divisibility", 16]]
         for index, name in enumerate(wanted.signature)
         if name in wanted.divisible
     }
     ast = ASTSource(
-        fn=function, signature=dict(wanted.signature), constexprs=dict(wanted.constants), attrs=attributes
+        fn=source.compiled_by(),
+        signature=dict(wanted.signature),
+        constexprs=dict(wanted.constants),
+        attrs=attributes,
     )
     printed = io.StringIO()
     knobs = triton.knobs

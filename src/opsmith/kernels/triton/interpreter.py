@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
+from opsmith.kernels.common.result_layout import extent_of
 from opsmith.kernels.triton.compiler import compile_specialization, specialization_of
 from opsmith.kernels.triton.interpreted_language import interpreted_language
 from opsmith.kernels.triton.source import TritonSource, language_lock, triton_module
@@ -158,10 +159,7 @@ class _Memory:
 def _extent(tensor: Tensor) -> tuple[int, int]:
     """Return the first address of a tensor's elements, and the one behind their end."""
     start = tensor.data_ptr()
-    if not tensor.numel():
-        return start, start
-    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return start, start + (last + 1) * tensor.element_size()
+    return start, start + extent_of(tensor) * tensor.element_size()
 
 
 def _as_float32(address: int, size: int) -> tuple[Any, Any, Any]:

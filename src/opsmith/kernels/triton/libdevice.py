@@ -13,19 +13,16 @@ SAME = (
     *("abs", "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "ceil", "copysign", "cos", "cosh"),
     *("erf", "erfc", "erfinv", "exp", "exp2", "expm1", "floor", "fmod", "hypot", "isfinite", "isinf"),
     *("isnan", "lgamma", "log", "log10", "log1p", "log2", "pow", "rsqrt", "signbit", "sin", "sinh", "sqrt"),
-    *("tan", "tanh", "trunc"),
+    *("tan", "tanh", "trunc", "add", "div", "divide", "mul", "sub"),
 )
 """Functions that torch has under the same name."""
 
 FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     **{name: getattr(torch, name) for name in SAME},
-    "add": torch.add,
     "cbrt": lambda x: torch.copysign(x.abs() ** (1 / 3), x),
     "cospi": lambda x: torch.cos(torch.pi * x),
     "cyl_bessel_i0": torch.special.i0,
     "cyl_bessel_i1": torch.special.i1,
-    "div": torch.div,
-    "divide": torch.div,
     "erfcx": torch.special.erfcx,
     "exp10": lambda x: 10**x,
     "fdim": lambda x, y: (x - y).clamp_min(0),
@@ -33,7 +30,6 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "fma": lambda x, y, z: x * y + z,
     "j0": torch.special.bessel_j0,
     "j1": torch.special.bessel_j1,
-    "mul": torch.mul,
     "nearbyint": torch.round,
     "normcdf": torch.special.ndtr,
     "normcdfinv": torch.special.ndtri,
@@ -44,7 +40,6 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "round": lambda x: torch.copysign((x.abs() + 0.5).floor(), x),
     "saturate": lambda x: x.nan_to_num(0.0).clamp(0, 1),
     "sinpi": lambda x: torch.sin(torch.pi * x),
-    "sub": torch.sub,
     "y0": torch.special.bessel_y0,
     "y1": torch.special.bessel_y1,
 }

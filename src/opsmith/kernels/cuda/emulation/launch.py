@@ -21,6 +21,7 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.core.forked_child import end_with_parent
 from opsmith.core.forked_locks import lock_of
+from opsmith.kernels.common.result_layout import extent_of
 from opsmith.kernels.cuda.emulation.compiler import EmulatedLibrary
 from opsmith.kernels.cuda.launch import Geometry
 from opsmith.kernels.cuda.parameters import PackedParameters
@@ -284,13 +285,6 @@ def guarded(tensor: Tensor, *, filled: bool = True) -> Tensor:
     if filled:
         elements.copy_(tensor.as_strided((extent,), (1,)))
     return elements.as_strided(tensor.shape, tensor.stride())
-
-
-def extent_of(tensor: Tensor) -> int:
-    """Return the number of elements that a tensor spans in memory."""
-    if not tensor.numel():
-        return 0
-    return 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def run_launches(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from opsmith.kernels.common.result_layout import extent_of
 from opsmith.kernels.cuda.emulation.compiler import SharedVariable
 from opsmith.kernels.cuda.emulation.launch import (
     IN_GLOBAL_VARIABLE,
@@ -13,7 +14,6 @@ from opsmith.kernels.cuda.emulation.launch import (
     EmulatedLaunch,
     LaunchTensor,
     Report,
-    extent_of,
 )
 from opsmith.kernels.cuda.emulation.source_lines import SourceLine, SourceLines
 from opsmith.kernels.cuda.source import CudaSource
