@@ -109,7 +109,7 @@ def kind_of(annotation: Any) -> ArgumentType | None:
 
     Example:
         >>> kind_of(int | tuple[int, int]).schema()
-        'int[2]'
+        'SymInt[2]'
         >>> kind_of(torch.Tensor | None).schema()
         'Tensor?'
     """

@@ -418,7 +418,8 @@ def test_a_call_on_a_gpu_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
         x, whole = torch.empty(3, 2, device="cuda"), torch.empty(2, device="cuda", dtype=torch.int64)
     said = operator.explain(x.mT)
     assert said.forward.startswith(f"kernel for cuda, {HERE}:")
-    assert said.copies == ("`x`, which is not contiguous",)
+    copied = "`x`, which is not contiguous", "`result`, which the reference does not give contiguous"
+    assert said.copies == copied
     (reason,) = operator.explain(whole).rejected
     assert reason.endswith(": `x` is int64, and it takes float32 or float64")
 
