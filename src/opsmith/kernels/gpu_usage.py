@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -88,9 +87,17 @@ def _cuda_usage(
             f"no block of {threads} threads, {used.registers} registers each, and {shared} "
             "bytes of shared memory fits on a multiprocessor"
         )
-    usage = KernelUsage.of(kernel, str(instance), architecture, used, dynamic, threads, estimate, faults)
-    source = kernel.source.kernel(instance.entry)
-    return replace(usage, kernel=source.entry, where=source.where)
+    return KernelUsage.of(
+        kernel.operator.name,
+        kernel.source.kernel(instance.entry),
+        used,
+        instance=str(instance),
+        architecture=architecture,
+        dynamic_shared=dynamic,
+        threads=threads,
+        occupancy=estimate,
+        faults=tuple(faults),
+    )
 
 
 def needed_instances(
@@ -168,15 +175,20 @@ def triton_usage(kernel: TritonKernel, architectures: Sequence[str] = ARCHITECTU
     wanted = specializations(kernel)
     for architecture in architectures:
         for each in wanted:
-            yield _triton_usage(kernel, each, architecture)
-
-
-def _triton_usage(kernel: TritonKernel, wanted: Specialization, architecture: str) -> KernelUsage:
-    cubin = compile_specialization(kernel.source, kernel.operator.name, wanted, architecture)
-    used = cubin.resources
-    # The assembler's static shared memory includes what every block of the architecture reserves.
-    estimate = occupancy(architecture, cubin.threads, used.registers, cubin.shared)
-    return KernelUsage.of(kernel, str(wanted), architecture, used, cubin.shared, cubin.threads, estimate)
+            cubin = compile_specialization(kernel.source, kernel.operator.name, each, architecture)
+            used = cubin.resources
+            yield KernelUsage.of(
+                kernel.operator.name,
+                kernel.source,
+                used,
+                instance=str(each),
+                architecture=architecture,
+                dynamic_shared=cubin.shared,
+                threads=cubin.threads,
+                # Its static shared memory includes what every block of the architecture reserves.
+                occupancy=occupancy(architecture, cubin.threads, used.registers, cubin.shared),
+                faults=(),
+            )
 
 
 def specializations(kernel: TritonKernel) -> list[Specialization]:

@@ -7,11 +7,10 @@ Compute Capability" (CUDA 13.0). The arithmetic is that of NVIDIA's `cuda_occupa
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from opsmith.core.kernels import BuiltKernel
+from opsmith.core.kernels import KernelSource
 
 ARCHITECTURES = ("sm_80", "sm_90")
 """Default architectures of reports."""
@@ -96,30 +95,10 @@ class KernelUsage(Resources):
     faults: tuple[str, ...]
 
     @classmethod
-    def of(
-        cls,
-        kernel: BuiltKernel[Any],
-        instance: str,
-        architecture: str,
-        resources: Resources,
-        dynamic_shared: int,
-        threads: int | None,
-        occupancy: float | None,
-        faults: Sequence[str] = (),
-    ) -> KernelUsage:
-        """Return the usage of an instance of a kernel."""
-        return cls(
-            **asdict(resources),
-            operator=kernel.operator.name,
-            where=kernel.where,
-            kernel=kernel.source.entry,
-            instance=instance,
-            architecture=architecture,
-            dynamic_shared=dynamic_shared,
-            threads=threads,
-            occupancy=occupancy,
-            faults=tuple(faults),
-        )
+    def of(cls, operator: str, source: KernelSource, resources: Resources, **others: Any) -> KernelUsage:
+        """Return the usage of an instance of a kernel, with the other fields by name."""
+        named: dict[str, Any] = {"operator": operator, "where": source.where, "kernel": source.entry}
+        return cls(**asdict(resources), **named, **others)
 
 
 @dataclass(frozen=True, slots=True)
