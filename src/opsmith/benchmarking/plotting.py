@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
@@ -49,7 +49,7 @@ ROOT = f'role="img" font-size="{TEXT_SIZE}" stroke-linejoin="round" stroke-linec
 def roofline(benchmark: Benchmark) -> Figure:
     """Draw operations in a second over operations for each byte, below the ceilings of the same run."""
     cases = _sized(benchmark)
-    figure, panels = _panels(cases)
+    figure, panels = _panels(cases, "operations for each byte", lambda value: amount(value, "FLOP/s"))
     names = _names(cases)
     points = [
         (work.flops / work.bytes, work.flops / timing.spread.median, timing, case)
@@ -61,7 +61,6 @@ def roofline(benchmark: Benchmark) -> Figure:
     reached = [x for x, *_ in points] + (list(knee[:2]) if knee else [])
     heights = [y for _, y, *_ in points] + ([knee[2]] if knee else [])
     for direction, axes in panels.items():
-        axes.set(xscale="log", yscale="log")
         if reached:
             axes.set(xlim=(min(reached) / 3, max(reached) * 3), ylim=(min(heights) / 3, max(heights) * 3))
             _roofs(axes, benchmark)
@@ -72,10 +71,6 @@ def roofline(benchmark: Benchmark) -> Figure:
         for name in names:
             colour, marker = _style(names, name)
             axes.plot([], [], marker, color=colour, label=name)
-        axes.set_title(DIRECTION_WORDS[direction])
-        axes.set_xlabel("operations for each byte")
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(amount(value, ""))))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(amount(value, "FLOP/s"))))
     _finish(figure, panels, f"{benchmark.operator}: larger signs are larger inputs")
     return figure
 
@@ -83,7 +78,7 @@ def roofline(benchmark: Benchmark) -> Figure:
 def scaling(benchmark: Benchmark) -> Figure:
     """Draw the time of a call over the elements of its inputs, with the middle half of the rounds."""
     cases = _sized(benchmark)
-    figure, panels = _panels(cases)
+    figure, panels = _panels(cases, "elements of the inputs", duration)
     names = _names(cases)
     kinds = list(dict.fromkeys((case.dtype, case.device) for case in cases))
     for direction, axes in panels.items():
@@ -100,11 +95,6 @@ def scaling(benchmark: Benchmark) -> Figure:
                 axes.plot(x, middles, LINES[at % len(LINES)], marker=marker, color=colour, label=label)
                 low, high = [each.low for _, each in line], [each.high for _, each in line]
                 axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
-        axes.set(xscale="log", yscale="log")
-        axes.set_title(DIRECTION_WORDS[direction])
-        axes.set_xlabel("elements of the inputs")
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(amount(value, ""))))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(duration(value))))
     _finish(figure, panels, f"{benchmark.operator}: time of a call, and the middle half of the rounds")
     return figure
 
@@ -311,13 +301,25 @@ def _tick(text: str) -> str:
     return re.sub(r"\.0+(?= )", "", text).strip()
 
 
-def _panels(cases: Sequence[BenchmarkCase]) -> tuple[Figure, dict[str, Axes]]:
-    """Make a figure with a panel for each direction."""
+def _panels(
+    cases: Sequence[BenchmarkCase], across: str, height: Callable[[float], str]
+) -> tuple[Figure, dict[str, Axes]]:
+    """Make a figure with a panel for each direction, logarithmic both ways.
+
+    Args:
+        cases: The cases.
+        across: Label of the horizontal axis.
+        height: Formats a number of the vertical axis.
+    """
     directions = [each for each in DIRECTIONS if any(each in case.directions for case in cases)] or [
         "forward"
     ]
     figure = Figure(figsize=(2.4 + 3.2 * len(directions), 4.8), layout="constrained")
     row = figure.subplots(1, len(directions), sharex=True, sharey=True, squeeze=False)[0]
+    for direction, axes in zip(directions, row, strict=True):
+        axes.set(xscale="log", yscale="log", title=DIRECTION_WORDS[direction], xlabel=across)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(amount(value, ""))))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(height(value))))
     return figure, dict(zip(directions, row, strict=True))
 
 
