@@ -224,7 +224,7 @@ def test_a_compiler_that_writes_nothing(
 def test_a_source_that_the_compiler_refuses(fails: Fails, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(kernel: CppKernel) -> Any:
         source = replace(kernel.source, text=kernel.source.text.replace("+ 1;", "+ one;"))
-        return packaging.kernel_object(source, kernel.operator.name, ())
+        return packaging.kernel_object(source, kernel.operator.name, (), "", "native")
 
     monkeypatch.setattr(CppKernel, "library_object", broken)
     message = fails(errors.CompileError, of.single, verify=False)
@@ -236,7 +236,7 @@ def test_a_source_that_the_compiler_refuses(fails: Fails, monkeypatch: pytest.Mo
 def test_a_library_that_computes_something_else(fails: Fails, monkeypatch: pytest.MonkeyPatch) -> None:
     def other(kernel: CppKernel) -> Any:
         source = replace(kernel.source, text=kernel.source.text.replace("+ 1;", "+ 3;"))
-        return packaging.kernel_object(source, kernel.operator.name, ())
+        return packaging.kernel_object(source, kernel.operator.name, (), "", "native")
 
     monkeypatch.setattr(CppKernel, "library_object", other)
     assert fails(errors.ExportMismatchError, of.single, dynamic={"x": {0: "n"}}) == (

@@ -88,7 +88,13 @@ def benchmark(
     begun = time.perf_counter()
     level = effort if isinstance(effort, BenchmarkEffort) else effort_named(effort)
     if not isinstance(operator, Operator):
-        raise _not_an_operator(operator)
+        raise errors.UsageError(
+            "only an operator of opsmith can be benchmarked",
+            expected="an operator",
+            got=shown(operator),
+            hint='declare it with `@opsmith.operator("mylib::name")`, or adopt it with `opsmith.adopt`; '
+            "functions to compare it with are `baselines=`",
+        )
     with errors.about(operator.name):
         given = dict(baselines) if isinstance(baselines, Mapping) else baselines
         if operator.specification.schema.written:
@@ -221,16 +227,6 @@ def _note_load(load: dict[str, float], when: str, remarks: list[str]) -> None:
         remarks.append(
             f"the machine was busy: a load of {found:g} on {load['processors']:g} processors before it began"
         )
-
-
-def _not_an_operator(given: object) -> errors.UsageError:
-    return errors.UsageError(
-        "only an operator of opsmith can be benchmarked",
-        expected="an operator",
-        got=shown(given),
-        hint='declare it with `@opsmith.operator("mylib::name")`, or adopt it with `opsmith.adopt`; '
-        "functions to compare it with are `baselines=`",
-    )
 
 
 def _directions(given: Any) -> tuple[str, ...]:

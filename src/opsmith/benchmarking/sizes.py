@@ -106,10 +106,8 @@ def sizes_of(
         UsageError: If `sizes` is invalid.
     """
     points = [] if sizes is None else _points(sizes)
-    if points and callable(samples):
-        parameters = _required(samples)
-        if not set(parameters).isdisjoint(points[0]):
-            return _of_function(operator, samples, parameters, points, seed), []
+    if points and callable(samples) and not points[0].keys().isdisjoint(_required(samples)):
+        return _of_function(operator, samples, points, seed), []
     own = samples_of_operator(operator, samples, seed)
     if sizes is not None:
         return _given(operator, own, points, seed)
@@ -166,13 +164,10 @@ def _points(sizes: Sizes) -> list[dict[str, int]]:
 
 
 def _of_function(
-    operator: Operator[..., Any],
-    samples: Callable[..., Any],
-    parameters: Sequence[str],
-    points: Sequence[Mapping[str, int]],
-    seed: int,
+    operator: Operator[..., Any], samples: Callable[..., Any], points: Sequence[Mapping[str, int]], seed: int
 ) -> list[SizedCall]:
     """Call a function of sizes at every point; a parameter that is not a size gets `make`."""
+    parameters = _required(samples)
     left = [name for name in parameters if name not in points[0]]
     unknown = [name for name in points[0] if name not in parameters]
     if unknown or len(left) > 1:

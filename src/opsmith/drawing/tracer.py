@@ -47,7 +47,7 @@ def trace(subject: Any, options: Options | None = None, frame: FrameType | None 
         graph = operator_graph(subject, operator_call(subject, options.inputs, options.kwargs))
         return graph if options.title is None else replace(graph, title=options.title)
     names = given_names(options.names)
-    if _is_called(subject):
+    if callable(subject) and not isinstance(subject, type | Tensor):
         return _of_call(subject, options, names)
     outputs = _outputs(subject)
     given_options = {
@@ -66,12 +66,6 @@ def trace(subject: Any, options: Options | None = None, frame: FrameType | None 
     names.add_values(variables(frame))
     named = {_named(name, tensor, names): tensor for name, tensor in outputs.items()}
     return autograd_graph(named, names, options, f"autograd graph of {', '.join(named)}")
-
-
-def _is_called(subject: Any) -> bool:
-    if isinstance(subject, type):
-        return False
-    return isinstance(subject, torch.nn.Module) or (callable(subject) and not isinstance(subject, Tensor))
 
 
 def _of_call(subject: Any, options: Options, names: TensorNames) -> Graph:

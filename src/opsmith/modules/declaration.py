@@ -27,12 +27,6 @@ def _refusal(
     return errors.ModuleDeclarationError(problem, argument=argument, expected=expected, got=got, hint=hint)
 
 
-def _ownable(specification: Specification) -> list[str]:
-    """Return the arguments that a module may own: single tensors."""
-    arguments = specification.schema.arguments
-    return [each.name for each in arguments if each.kind.is_tensor and not each.kind.sequence]
-
-
 def _pattern_letters(specification: Specification) -> list[str]:
     """Return the letters of `shapes=` that stand for a size."""
     shapes = specification.shapes
@@ -81,103 +75,155 @@ def is_name(name: Any) -> bool:
     return isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name)
 
 
-def _read_shapes(
-    specification: Specification,
-    argument: str,
-    given: Any,
-    known: tuple[str, ...],
-    letters: Mapping[str, str],
-) -> dict[str, tuple[Expression, ...]]:
-    """Return the shape of each parameter, or of each buffer."""
-    derived = None if isinstance(given, Mapping) else dict.fromkeys(_names(argument, given))
-    found = {}
-    for name, shape in (given if derived is None else derived).items():
-        if name not in _ownable(specification):
-            raise _refusal(
-                f"`{argument}` names `{name}`, which is not a tensor argument of the operator",
-                argument,
-                "name an argument of the reference; for a list of tensors write a module by hand",
-                expected=f"one of {listed(_ownable(specification))}"
-                if _ownable(specification)
-                else "no name",
+class _PlanReader:
+    """Reader of shapes: what they may name, and what they must agree with.
+
+    Args:
+        specification: The operator.
+        sizes, forward: As `module` takes them.
+    """
+
+    def __init__(self, specification: Specification, sizes: Any, forward: Any) -> None:
+        arguments = specification.schema.arguments
+        self.specification = specification
+        self.pattern = {} if specification.shapes is None else specification.shapes.arguments
+        self.ownable = [each.name for each in arguments if each.kind.is_tensor and not each.kind.sequence]
+        self.names, self.letters = _sizes(specification, sizes)
+        self.options = _options(specification, forward)
+        numbers = [
+            each for each in self.options if each.kind.base.annotation == INT and not each.kind.sequence
+        ]
+        self.known = (*self.names, *(each.name for each in numbers if not each.kind.optional))
+
+    def shapes(self, argument: str, given: Any) -> dict[str, tuple[Expression, ...]]:
+        """Return the shape of each parameter, or of each buffer."""
+        derived = None if isinstance(given, Mapping) else dict.fromkeys(_names(argument, given))
+        found = {}
+        for name, shape in (given if derived is None else derived).items():
+            if name not in self.ownable:
+                raise _refusal(
+                    f"`{argument}` names `{name}`, which is not a tensor argument of the operator",
+                    argument,
+                    "name an argument of the reference; for a list of tensors write a module by hand",
+                    expected=f"one of {listed(self.ownable)}" if self.ownable else "no name",
+                )
+            found[name] = (
+                self._derived_shape(name) if derived is not None else self._written_shape(name, shape)
             )
-        found[name] = (
-            _derived_shape(specification, name, letters)
-            if derived is not None
-            else _written_shape(specification, name, shape)
-        )
-        for dimension in found[name]:
-            _refuse_unknown(specification, name, dimension, known)
-    return found
+            for dimension in found[name]:
+                self._refuse_unknown(name, dimension)
+        return found
 
-
-def _written_shape(specification: Specification, name: str, shape: Any) -> tuple[Expression, ...]:
-    """Return a shape that the author wrote."""
-    if isinstance(shape, str) or not isinstance(shape, Iterable):
-        raise _refusal(
-            f"the shape of `{name}` is a list of dimensions",
-            name,
-            f'write `"{name}": ("{shape}",)`, with a comma; `()` for a single number',
-            got=shown(shape),
-        )
-    dimensions = []
-    for dimension in shape:
-        read = read_dimension(dimension)
-        if read is None:
+    def _written_shape(self, name: str, shape: Any) -> tuple[Expression, ...]:
+        """Return a shape that the author wrote."""
+        if isinstance(shape, str) or not isinstance(shape, Iterable):
             raise _refusal(
-                f"the shape of `{name}` has a dimension that cannot be read",
+                f"the shape of `{name}` is a list of dimensions",
                 name,
-                'write a size, a number, or `"channels // groups"`',
-                expected=SIZES.description,
-                got=shown(dimension),
+                f'write `"{name}": ("{shape}",)`, with a comma; `()` for a single number',
+                got=shown(shape),
             )
-        dimensions.append(read)
-    pattern = specification.shapes
-    dims = None if pattern is None else pattern.arguments.get(name)
-    if dims is not None and not dims.leading and len(dims.sizes) != len(dimensions):
-        raise _refusal(
-            f"the shape of `{name}` does not fit the operator's `shapes=`",
-            name,
-            "write as many dimensions, or leave the shapes to `shapes=`: give names alone",
-            expected=f"`{dims.text}`",
-            got=f"{len(dimensions)} dimension{'s' * (len(dimensions) != 1)}",
-        )
-    return tuple(dimensions)
+        dimensions = []
+        for dimension in shape:
+            read = read_dimension(dimension)
+            if read is None:
+                raise _refusal(
+                    f"the shape of `{name}` has a dimension that cannot be read",
+                    name,
+                    'write a size, a number, or `"channels // groups"`',
+                    expected=SIZES.description,
+                    got=shown(dimension),
+                )
+            dimensions.append(read)
+        dims = self.pattern.get(name)
+        if dims is not None and not dims.leading and len(dims.sizes) != len(dimensions):
+            raise _refusal(
+                f"the shape of `{name}` does not fit the operator's `shapes=`",
+                name,
+                "write as many dimensions, or leave the shapes to `shapes=`: give names alone",
+                expected=f"`{dims.text}`",
+                got=f"{len(dimensions)} dimension{'s' * (len(dimensions) != 1)}",
+            )
+        return tuple(dimensions)
 
+    def _derived_shape(self, name: str) -> tuple[Expression, ...]:
+        """Return a shape that follows from `shapes=`."""
+        dims, pattern = self.pattern.get(name), self.specification.shapes
+        read = [] if dims is None else [read_dimension(size) for size in dims.sizes]
+        if dims is None or dims.leading or ANY in dims.sizes or None in read:
+            raise _refusal(
+                f"the operator's `shapes=` does not declare the shape of `{name}`",
+                name,
+                f'write it: `{{"{name}": ("features",)}}`',
+                expected="a dimension for each of its sizes",
+                got="no `shapes=`" if pattern is None else f"`{dims.text if dims else pattern.text}`",
+            )
+        return tuple(each.renamed(self.letters) for each in read if each is not None)
 
-def _derived_shape(
-    specification: Specification, name: str, letters: Mapping[str, str]
-) -> tuple[Expression, ...]:
-    """Return a shape that follows from `shapes=`."""
-    pattern = specification.shapes
-    dims = None if pattern is None else pattern.arguments.get(name)
-    read = [] if dims is None else [read_dimension(size) for size in dims.sizes]
-    if dims is None or dims.leading or ANY in dims.sizes or None in read:
-        raise _refusal(
-            f"the operator's `shapes=` does not declare the shape of `{name}`",
-            name,
-            f'write it: `{{"{name}": ("features",)}}`',
-            expected="a dimension for each of its sizes",
-            got="no `shapes=`" if pattern is None else f"`{dims.text if dims else pattern.text}`",
-        )
-    return tuple(each.renamed(letters) for each in read if each is not None)
+    def _refuse_unknown(self, name: str, dimension: Expression) -> None:
+        """Refuse a name in a shape that the constructor does not take."""
+        unknown = [each for each in dimension.names if each not in self.known]
+        if unknown:
+            raise _refusal(
+                f"the shape of `{name}` names `{unknown[0]}`, which is not a size",
+                name,
+                f"add it to `sizes`, or give the letter `{unknown[0]}` a name there"
+                if unknown[0] in _pattern_letters(self.specification)
+                else "add it to `sizes`",
+                expected=f"one of {listed(list(self.known))}"
+                if self.known
+                else "numbers: there are no `sizes`",
+                got=repr(dimension.text),
+            )
 
+    def letters_of(self, owned: tuple[OwnedTensor, ...]) -> dict[str, str]:
+        """Return the name of each letter of `shapes=`, inferred from the shapes that the author wrote."""
+        found: dict[str, str] = {}
+        for each in owned:
+            if each.name in self.pattern and len(self.pattern[each.name].sizes) == len(each.shape):
+                for letter, dimension in zip(self.pattern[each.name].sizes, each.shape, strict=True):
+                    if letter.isidentifier() and letter != ANY and dimension.names == (dimension.text,):
+                        found.setdefault(letter, dimension.text)
+        return found
 
-def _refuse_unknown(
-    specification: Specification, name: str, dimension: Expression, known: tuple[str, ...]
-) -> None:
-    """Refuse a name in a shape that the constructor does not take."""
-    unknown = [each for each in dimension.names if each not in known]
-    if unknown:
-        raise _refusal(
-            f"the shape of `{name}` names `{unknown[0]}`, which is not a size",
-            name,
-            f"add it to `sizes`, or give the letter `{unknown[0]}` a name there"
-            if unknown[0] in _pattern_letters(specification)
-            else "add it to `sizes`",
-            expected=f"one of {listed(list(known))}" if known else "numbers: there are no `sizes`",
-            got=repr(dimension.text),
-        )
+    def inferred_sizes(self, forward: tuple[Argument, ...], letters: Mapping[str, str]) -> frozenset[str]:
+        """Return the sizes that can be inferred from the tensors of a call."""
+        brought = {
+            size for each in forward if each.name in self.pattern for size in self.pattern[each.name].sizes
+        }
+        return frozenset(name for letter, name in letters.items() if letter in brought)
+
+    def refuse_clashes(self, shapes: Mapping[str, Mapping[str, Any]]) -> None:
+        """Refuse a name that is used twice, or that `torch.nn.Module` uses itself."""
+        both = [name for name in shapes["parameters"] if name in shapes["buffers"]]
+        if both:
+            raise _refusal(
+                f"`{both[0]}` is a parameter and a buffer",
+                both[0],
+                "keep it in `parameters` if it is trained, in `buffers` if not",
+            )
+        owned, plain = {**shapes["parameters"], **shapes["buffers"]}, [each.name for each in self.options]
+        for name in self.names:
+            if name in owned or name in plain:
+                raise _refusal(
+                    f"`{name}` is a size and an argument of the operator",
+                    name,
+                    "give the size another name"
+                    if name in owned
+                    else "leave it out of `sizes`: shapes may name whole numbers that the operator takes",
+                )
+        taken = {*dir(OperatorModule), *vars(nn.Module()), "device", "dtype", "self"}
+        for name in (*self.names, *owned, *plain):
+            if name in taken:
+                raise _refusal(
+                    f"`{name}` is what modules call something of their own",
+                    name,
+                    f'give it in each call, `forward=("{name}",)`, or rename the argument'
+                    if name in plain
+                    else "rename it",
+                )
+        if any(each.name == "self" for each in self.specification.schema.arguments):
+            raise _refusal("`self` is what `forward` calls the module", "self", "rename the argument")
 
 
 def read_dimension(dimension: Any) -> Expression | None:
@@ -223,15 +269,13 @@ def read_plan(
     """
     specification = operator.specification
     title = _class_name(name, specification.short_name)
-    names, letters = _sizes(specification, sizes)
-    options = _options(specification, forward)
-    numbers = [each for each in options if each.kind.base.annotation == INT and not each.kind.sequence]
-    known = (*names, *(each.name for each in numbers if not each.kind.optional))
+    reader = _PlanReader(specification, sizes, forward)
+    names, options = reader.names, reader.options
     shapes = {
-        keyword: _read_shapes(specification, keyword, given, known, letters)
-        for keyword, given in (("parameters", parameters), ("buffers", buffers))
+        "parameters": reader.shapes("parameters", parameters),
+        "buffers": reader.shapes("buffers", buffers),
     }
-    _refuse_clashes(specification, names, shapes, options)
+    reader.refuse_clashes(shapes)
     _refuse_unused(names, shapes)
     left_out = _non_persistent(non_persistent, shapes["buffers"])
     fills = _fills(init, [*shapes["parameters"], *shapes["buffers"]])
@@ -245,30 +289,9 @@ def read_plan(
     )
     fixed = {*(each.name for each in options), *(each.name for each in owned)}
     rest = tuple(each for each in specification.schema.arguments if each.name not in fixed)
-    letters = {**_letters_of(specification, owned), **letters}
-    inferred = _inferred_sizes(specification, rest, letters)
+    letters = {**reader.letters_of(owned), **reader.letters}
+    inferred = reader.inferred_sizes(rest, letters)
     return ModulePlan(operator, title, where, names, letters, inferred, owned, options, rest)
-
-
-def _letters_of(specification: Specification, owned: tuple[OwnedTensor, ...]) -> dict[str, str]:
-    """Return the name of each letter of `shapes=`, inferred from the shapes that the author wrote."""
-    pattern = {} if specification.shapes is None else specification.shapes.arguments
-    found: dict[str, str] = {}
-    for each in owned:
-        if each.name in pattern and len(pattern[each.name].sizes) == len(each.shape):
-            for letter, dimension in zip(pattern[each.name].sizes, each.shape, strict=True):
-                if letter.isidentifier() and letter != ANY and dimension.names == (dimension.text,):
-                    found.setdefault(letter, dimension.text)
-    return found
-
-
-def _inferred_sizes(
-    specification: Specification, forward: tuple[Argument, ...], letters: Mapping[str, str]
-) -> frozenset[str]:
-    """Return the sizes that can be inferred from the tensors of a call."""
-    pattern = {} if specification.shapes is None else specification.shapes.arguments
-    brought = {size for each in forward if each.name in pattern for size in pattern[each.name].sizes}
-    return frozenset(name for letter, name in letters.items() if letter in brought)
 
 
 def _sizes(specification: Specification, given: Any) -> tuple[tuple[str, ...], dict[str, str]]:
@@ -322,44 +345,6 @@ def _options(specification: Specification, forward: Any) -> tuple[Argument, ...]
         for name, each in plain.items()
         if name not in per_call and each.kind.base.annotation != GENERATOR
     )
-
-
-def _refuse_clashes(
-    specification: Specification,
-    sizes: tuple[str, ...],
-    shapes: Mapping[str, Mapping[str, Any]],
-    options: tuple[Argument, ...],
-) -> None:
-    """Refuse a name that is used twice, or that `torch.nn.Module` uses itself."""
-    both = [name for name in shapes["parameters"] if name in shapes["buffers"]]
-    if both:
-        raise _refusal(
-            f"`{both[0]}` is a parameter and a buffer",
-            both[0],
-            "keep it in `parameters` if it is trained, in `buffers` if not",
-        )
-    owned, plain = {**shapes["parameters"], **shapes["buffers"]}, [each.name for each in options]
-    for name in sizes:
-        if name in owned or name in plain:
-            raise _refusal(
-                f"`{name}` is a size and an argument of the operator",
-                name,
-                "give the size another name"
-                if name in owned
-                else "leave it out of `sizes`: shapes may name whole numbers that the operator takes",
-            )
-    taken = {*dir(OperatorModule), *vars(nn.Module()), "device", "dtype", "self"}
-    for name in (*sizes, *owned, *plain):
-        if name in taken:
-            raise _refusal(
-                f"`{name}` is what modules call something of their own",
-                name,
-                f'give it in each call, `forward=("{name}",)`, or rename the argument'
-                if name in plain
-                else "rename it",
-            )
-    if any(each.name == "self" for each in specification.schema.arguments):
-        raise _refusal("`self` is what `forward` calls the module", "self", "rename the argument")
 
 
 def _refuse_unused(sizes: tuple[str, ...], shapes: Mapping[str, Mapping[str, Any]]) -> None:

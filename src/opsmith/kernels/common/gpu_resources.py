@@ -97,7 +97,7 @@ class KernelUsage(Resources):
     @classmethod
     def of(cls, operator: str, source: KernelSource, resources: Resources, **others: Any) -> KernelUsage:
         """Return the usage of an instance of a kernel, with the other fields by name."""
-        named = {"operator": operator, "where": source.where, "kernel": source.entry}
+        named: dict[str, Any] = {"operator": operator, "where": source.where, "kernel": source.entry}
         return cls(**asdict(resources), **named, **others)
 
 

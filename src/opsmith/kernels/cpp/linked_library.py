@@ -191,11 +191,7 @@ def flags_for(processor: str) -> tuple[str, ...]:
 
 
 def kernel_object(
-    source: CppSource,
-    operator: str,
-    dtypes: tuple[torch.dtype, ...],
-    shapes: str = "",
-    processor: str = "native",
+    source: CppSource, operator: str, dtypes: tuple[torch.dtype, ...], shapes: str, processor: str
 ) -> KernelObject:
     """Compile a kernel for a library, or find it in the cache.
 

@@ -36,15 +36,7 @@ class DecodeBuffers:
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Return all buffers."""
-        return (
-            self.x,
-            self.residual,
-            self.qkv,
-            self.attention,
-            self.hidden,
-            self.slots,
-            self.positions,
-        )
+        return tuple(vars(self).values())
 
 
 class PagedCache:

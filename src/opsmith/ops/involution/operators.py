@@ -204,7 +204,7 @@ for _operator, _file, _problem, _more in (
     _operator.kernel("cuda", cuda_file=f"cuda/{_file}.cu", dtypes=_DTYPES, max_spills=0, **_launch)
 
 
-_CASES = [  # B, C, G, (H, W), (Kh, Kw), stride, padding, dilation
+_CASES: list[Any] = [  # B, C, G, (H, W), (Kh, Kw), stride, padding, dilation
     (1, 4, 2, (3, 3), (3, 3), 1, 1, 1),
     (1, 3, 1, (4, 5), (3, 3), 2, 1, 1),
     (2, 2, 2, (3, 4), (1, 2), (1, 2), (0, 1), 1),
@@ -213,31 +213,29 @@ _CASES = [  # B, C, G, (H, W), (Kh, Kw), stride, padding, dilation
 ]
 
 
-def _output(case: Any) -> tuple[int, int]:
-    *_, size, kernel, stride, padding, dilation = case
-    return _output_size(FORWARD, size, kernel, stride, padding, dilation)
+def _cases() -> Iterator[Any]:
+    """Yield B, C, G, (H, W), (Kh, Kw), (Ho, Wo), and the steps of each case."""
+    for B, C, G, size, kernel, *steps in _CASES:
+        yield B, C, G, size, kernel, _output_size(FORWARD, size, kernel, *steps), steps
 
 
 @involution.samples
 def _(make: opsmith.Make) -> Iterator[Any]:
-    for case in _CASES:
-        B, C, G, size, kernel, *steps = case
-        yield make(B, C, *size), make(B, G, *kernel, *_output(case)), *steps
+    for B, C, G, size, kernel, output, steps in _cases():
+        yield make(B, C, *size), make(B, G, *kernel, *output), *steps
     yield make(1, 4, 3, 4).movedim(-1, 1), make(1, 2, 3, 3, 1, 2).movedim(-1, 1)
 
 
 @involution_input_gradient.samples
 def _(make: opsmith.Make) -> Iterator[Any]:
-    for case in _CASES:
-        B, C, G, size, kernel, *steps = case
-        yield make(B, C, *_output(case)), make(B, G, *kernel, *_output(case)), size, *steps
+    for B, C, G, size, kernel, output, steps in _cases():
+        yield make(B, C, *output), make(B, G, *kernel, *output), size, *steps
 
 
 @involution_weight_gradient.samples
 def _(make: opsmith.Make) -> Iterator[Any]:
-    for case in _CASES:
-        B, C, G, size, kernel, *steps = case
-        yield make(B, C, *_output(case)), make(B, C, *size), G, kernel, *steps
+    for B, C, G, size, kernel, output, steps in _cases():
+        yield make(B, C, *output), make(B, C, *size), G, kernel, *steps
 
 
 def _windows(input: Tensor, kernel: Sequence[int], stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
