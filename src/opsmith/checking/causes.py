@@ -50,6 +50,7 @@ _TABLE = (
     Cause(
         "out-of-bounds",
         "It reads or writes memory that is not its own: beyond a tensor or an array, or that is gone.",
+        "The same call with other numbers in memory before and after each tensor that it is given; "
         "AddressSanitizer, with each argument between fences; of a kernel in Triton each pointer that the "
         "interpreter uses; of one in CUDA C++ each access, on the CPU; of a call in place the bits of the "
         "memory around its arguments.",

@@ -128,6 +128,8 @@ def check(
         if subject.samples:
             loading = load_compiler() if only is None else 0.0  # a single property may need no compiler
             inputs = tried_inputs(subject, refused, limit_s)
+            if inputs.read_outside:
+                schedule.skip(READ_OUTSIDE)
         else:
             schedule.skip(NOT_RUN)
             inputs = without_calls(subject, refused)
@@ -161,6 +163,8 @@ def check(
         unverified=unverified_kernels(outcomes),
     )
 
+
+READ_OUTSIDE = "not run: what it gives depends on memory that is not its own (see `forward`)"
 
 NOT_RUN = "it could not be run at all: see `forward`"
 

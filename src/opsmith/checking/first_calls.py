@@ -8,6 +8,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,16 +19,17 @@ from opsmith.checking.effort import Effort
 from opsmith.checking.exceptions import refuse_own, watched_calls
 from opsmith.checking.processes.fork import run_isolated
 from opsmith.checking.processes.watchdog import EndlessCallError
-from opsmith.checking.properties.kernels.sizes import DeadlySizes, deadly_sizes
-from opsmith.checking.property import Property, endless, raised
+from opsmith.checking.properties.kernels.sizes import DeadlySizes, deadly_sizes, kernel_sizes
+from opsmith.checking.property import Property, each_sample, endless, raised
 from opsmith.checking.report import Failure, Outcome
-from opsmith.checking.run_property import few_threads, in_child_process, merged
+from opsmith.checking.run_property import few_threads, in_child_process, merged, run
 from opsmith.checking.samples.given import GivenSamples
 from opsmith.checking.samples.sample import CPU, Sample
 from opsmith.checking.samples.selection import sample_subset
 from opsmith.checking.samples.symmetric import among_symmetric
 from opsmith.checking.samples.variations import Variations, failure_of, variations
 from opsmith.checking.side_effects.global_settings import without_warnings
+from opsmith.checking.side_effects.margins import read_outside
 from opsmith.checking.subject import Subject
 from opsmith.checking.subject_kinds import subject_of
 from opsmith.core.location import where
@@ -138,6 +140,11 @@ def _without(subject: Subject, failures: tuple[Failure, ...]) -> Subject:
     return replace(subject, samples=left, dropped=subject.dropped | dropped)
 
 
+OUTSIDE = "out-of-bounds"
+
+READS = Property(PROPERTY, "", partial(each_sample, PROPERTY, partial(read_outside, PROPERTY)))
+"""Calls between margins, whose failures are those of results."""
+
 NO_VARIATIONS = Variations((), ())
 
 
@@ -166,6 +173,11 @@ class Inputs:
         """The subject with all inputs."""
         return replace(self.subject, samples=(*self.subject.samples, *self.derived.samples))
 
+    @property
+    def read_outside(self) -> bool:
+        """True if a call depends on memory outside of what it is given: no two runs can be compared."""
+        return any(each.cause == OUTSIDE for each in self.refused)
+
     def of(self, known: Property) -> Subject:
         """The subject with the inputs that a property runs on."""
         subject = self.every if known.varied else self.subject
@@ -179,7 +191,8 @@ class Inputs:
         """The outcome of results, with what was found before any property ran."""
         if self.refused:  # also where results were not asked for: no property runs on these samples
             failures = merged((*self.refused, *outcome.failures))
-            outcome = replace(outcome, status="failed", failures=failures, left_out=False)
+            reason = "" if self.read_outside else outcome.reason
+            outcome = replace(outcome, status="failed", reason=reason, failures=failures, left_out=False)
         more = [failure_of(PROPERTY, self.subject, each) for each in self.derived.unserved]
         if not any(each.cause == "raises" for each in outcome.failures):
             more += self.deaths
@@ -214,7 +227,17 @@ def tried_inputs(subject: Subject, refused: tuple[Failure, ...], limit_s: float)
         derived, deaths = _derived(safe, limit_s)
         symmetric = safe if deaths else among_symmetric(safe)
         deadly = deadly_sizes(PROPERTY, subject, derived.samples)
-    return Inputs(subject, refused, replace(derived, samples=deadly.survived), symmetric, deaths, deadly)
+    inputs = Inputs(subject, refused, replace(derived, samples=deadly.survived), symmetric, deaths, deadly)
+    return replace(inputs, refused=(*refused, *_read_outside(inputs.every, limit_s)))
+
+
+def _read_outside(subject: Subject, limit_s: float) -> tuple[Failure, ...]:
+    """The failures of calls that depend on memory outside of what they are given."""
+    if not (subject.specification.kernels or subject.kind.in_library):  # torch holds its own code to bounds
+        return ()
+    more = replace(subject, samples=(*subject.samples, *kernel_sizes(subject)))
+    found = run(READS, more, limit_s).failures
+    return tuple(each for each in found if each.cause == OUTSIDE)  # the properties report what it raises
 
 
 def _derived(subject: Subject, limit_s: float) -> tuple[Variations, tuple[Failure, ...]]:

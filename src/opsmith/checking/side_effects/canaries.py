@@ -51,16 +51,16 @@ class GuardedTensor:
         plain = value.detach().resolve_conj().resolve_neg()
         shape, step = plain.shape, 2 if sliced else 1
         strides = [step * stride for stride in plain.stride()]
-        span = 1 + sum((n - 1) * stride for n, stride in zip(shape, plain.stride(), strict=True))
-        span = span if plain.numel() else 0
-        item = plain.element_size()
-        buffer = torch.full(((step * span + 2 * MARGIN) * item,), PATTERN, dtype=torch.uint8)
-        buffer = buffer.to(plain.device)
+        reach = sum((n - 1) * stride for n, stride in zip(shape, plain.stride(), strict=True))
+        span, item = 1 + reach if plain.numel() else 0, plain.element_size()
+        size = (step * span + 2 * MARGIN) * item
+        buffer = torch.full((size,), PATTERN, dtype=torch.uint8, device=plain.device)
         # Copied in memory order, so that expanded and overlapping tensors keep their strides.
         stored = plain.as_strided((span,), (1,), plain.storage_offset())
         offsets = _offsets(plain)
         if span:
-            buffer.view(plain.dtype)[MARGIN : MARGIN + step * span : step][offsets] = stored[offsets]
+            elements = stored.view(torch.uint8).view(-1, item)  # not each dtype can be indexed
+            buffer.view(-1, item)[MARGIN + step * offsets] = elements[offsets]
         tensor = torch.empty(0, dtype=plain.dtype, device=plain.device)
         tensor.set_(buffer.untyped_storage(), MARGIN, tuple(shape), tuple(strides))
         return cls(tensor, buffer, buffer.clone(), step * offsets)

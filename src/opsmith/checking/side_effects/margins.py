@@ -1,0 +1,107 @@
+"""Margins: memory before and after the tensors of a call, on which nothing that it gives may depend."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith.checking.calls import SampleRun, copies
+from opsmith.checking.exceptions import Overlooking
+from opsmith.checking.numerics.compare import differ_beyond_rounding
+from opsmith.checking.property import Findings
+from opsmith.checking.report import Failure
+from opsmith.checking.samples.sample import Sample, is_inexact
+from opsmith.checking.side_effects.canaries import GuardedTensor
+from opsmith.checking.subject import Subject
+from opsmith.core.call_arguments import tensors_in
+
+GRAD_OUTPUT, SAVED = "grad_output", "a saved tensor"
+
+
+def with_margins(flat: Sequence[Any], labels: Sequence[str], other: Collection[str] = ()) -> list[Any]:
+    """The arguments between margins.
+
+    Args:
+        flat: Flat arguments.
+        labels: Their labels.
+        other: Labels of the tensors whose margins hold the other numbers.
+
+    Example:
+        >>> (x,) = with_margins([torch.tensor([1, 4])], ["x"], ["x"])
+        >>> x.as_strided((4,), (1,))
+        tensor([1, 4, 4, 4])
+    """
+    return [_with_margins(value, label in other) for value, label in zip(flat, labels, strict=True)]
+
+
+def _with_margins(value: Any, other: bool) -> Any:
+    if type(value) is not Tensor or value.layout != torch.strided:
+        return value
+    guard, item = GuardedTensor.of(value), value.element_size()
+    number = torch.tensor([_number(value, other)], dtype=torch.float64).to(value.dtype)
+    guard.buffer.view(-1, item)[~guard.owned[::item]] = number.view(torch.uint8).to(value.device)
+    return guard.tensor
+
+
+def _number(tensor: Tensor, other: bool) -> float:
+    """One of two numbers beyond those of a tensor; of whole numbers, which may be indices, one like them."""
+    numbers, inexact = tensor.detach().to(torch.complex128), is_inexact(tensor)
+    numbers = numbers.abs() if inexact else numbers.real
+    largest = float(numbers[numbers.isfinite()].amax()) if numbers.isfinite().any() else 0.0
+    return (1 + largest) * (3 if other else -2) if inexact else other * max(largest, 1.0)
+
+
+def read_outside(property: str, subject: Subject, sample: Sample) -> Findings:
+    """Yield a failure where a call or its backward depends on memory outside of what it was given.
+
+    Args:
+        property: Name of the property that reports it.
+        subject: The subject of the check.
+        sample: The sample.
+    """
+    for run in SampleRun.of(subject, sample):
+        labels = [*sample.labels, *([GRAD_OUTPUT, SAVED] if run.argnums else [])]
+        one, other = _values(run, ()), _values(run, labels)
+        at = _differing(one, other)
+        if (
+            at is None or _differing(one, _values(run, ())) is not None
+        ):  # runs that differ anyway show nothing
+            continue
+        named = [label for label in labels if _differing(one, _values(run, [label])) is not None] or labels
+        words = " or ".join(label if label == SAVED else f"`{label}`" for label in named)
+        name, input = run.names()[at], None if named[0] == SAVED else named[0]
+        message = (
+            f"{name} depends on memory outside of {words}: it changes with the numbers that lie before and "
+            "after it. Hold each index to the sizes; `opsmith check --sanitize`, or "
+            "`check(..., sanitize=True)`, names the line of a kernel in C++"
+        )
+        yield Failure(property, input, "out-of-bounds", message, name.where, {"sample": str(sample)})
+
+
+def _values(run: SampleRun, other: Collection[str]) -> Sequence[Tensor | None]:
+    """The results and gradients of a call, or as many as there are before it raises."""
+    run.subject.restore_outside()
+    found: list[Tensor | None] = []
+    flat = with_margins(run.flat(), run.sample.labels, other)
+    memory = {tensor.untyped_storage().data_ptr() for tensor in tensors_in(flat)}
+
+    def pack(tensor: Tensor) -> Tensor:
+        own = tensor.layout != torch.strided or tensor.untyped_storage().data_ptr() in memory
+        return tensor.detach() if own else _with_margins(tensor.detach(), SAVED in other)
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved)
+    with Overlooking(), torch.set_grad_enabled(bool(run.argnums)), hooks:  # what it raises is reported
+        call = run.call(flat)
+        found += copies(call.results)
+        if run.argnums:
+            found += copies(call.backward([_with_margins(g, GRAD_OUTPUT in other) for g in call.grads()]))
+    return found
+
+
+def _differing(one: Sequence[Tensor | None], other: Sequence[Tensor | None]) -> int | None:
+    """Position of the first value that differs by more than rounding; None for none."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, pair in pairs if differ_beyond_rounding(*pair)), None)
