@@ -330,8 +330,9 @@ def _refuse_other_place(old: Specification, new: Specification) -> None:
     if not same or foreign != (new.library_operator is not None):
         problem = f"the name is taken by `{old.module}.{old.qualname}`"
         hint = "choose another name; the namespace is best the name of your package"
-        if old.module != new.module and old.qualname == new.qualname:
-            problem += ", which another copy of the same package declared, or another version"
+        last = old.module.rpartition(".")[2]
+        if old.qualname == new.qualname and old.module != new.module and new.module.endswith(f".{last}"):
+            problem += ", which looks like another copy of the same package"
             hint = (
                 "import one of the two; a copy that stays beside another has a namespace of its own: "
                 f"""`@opsmith.operator(__name__.replace(".", "_") + "::{new.short_name}")`"""

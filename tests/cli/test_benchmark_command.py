@@ -306,8 +306,8 @@ def test_samples_that_are_named(run: Run, file: Path) -> None:
         (("--samples", "absent"), "has nothing named `absent`"),
         (("--baseline", "absent"), "has nothing named `absent`"),
         (("--baseline", "SAMPLES"), "baselines must be functions by name"),
-        (("-o", "none/out.json"), "the benchmark cannot be written to `none/out.json`"),
-        (("--plot", "none/out.svg"), "the picture cannot be written to `none/out.svg`"),
+        (("-o", "none/out.json"), "no file can be written to `none/out.json`"),
+        (("--plot", "none/out.svg"), "no file can be written to `none/out.svg`"),
         (("--plot", "out.gif"), "the format of the picture is not supported"),
         (("--against", "none.json"), "`none.json` cannot be read"),
     ],
@@ -378,9 +378,9 @@ def test_the_file_that_was_full_keeps_what_was_printed(
     def full(self: Path, *args: Any, **kwargs: Any) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     done = run(f"{file}:twice", "-o", str(tmp_path / "out.json"))
     assert done.exit_code == 2
-    assert "the benchmark cannot be written to" in done.stderr
+    assert "no file can be written to" in done.stderr
     assert "No space left on device" in done.stderr
     assert "a call, x [4]" in done.stdout

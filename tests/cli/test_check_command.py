@@ -385,7 +385,7 @@ def test_effort_is_chosen_by_a_flag_and_told(opsmith: Run, write: Write) -> None
         (("--isolate", "--limit", "0"), "`--limit` takes a positive number of seconds"),
         (("--only", "gradient", "--skip", "gradient"), "nothing is left to check"),
         (("--only", "export", "--skip", "integration"), "nothing is left to check"),
-        (("--html", "no/such/folder/page.html"), "the page cannot be written to `no/such/folder/page.html`"),
+        (("--html", "no/such/folder/page.html"), "no file can be written to `no/such/folder/page.html`"),
         (("--html", "."), "got: a folder"),
     ],
 )

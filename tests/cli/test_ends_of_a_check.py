@@ -195,10 +195,11 @@ def test_a_page_that_cannot_be_written_loses_no_report(opsmith: Run, write: Writ
     assert done.exit_code == 2
     assert json.loads(done.stdout)["passed"] is True
     assert done.stderr == (
-        "opsmith: the page cannot be written to `/dev/full`\n"
+        "opsmith: no file can be written to `/dev/full`\n"
+        "  argument: path\n"
         "  expected: a file in a folder that is there, and can be written to\n"
         "  got: No space left on device\n"
-        "  hint: name another file; what was found is printed above\n"
+        "  hint: name another file\n"
     )
 
 
@@ -209,7 +210,7 @@ def test_a_page_that_can_never_be_written_is_told_before_anything_is_checked(
     file = f"{write(FUNCTIONS)}:Fine"
     done = opsmith("check", file, "--html", "/proc/x.html")
     assert (done.exit_code, done.stdout) == (2, "")
-    assert "the page cannot be written to `/proc/x.html`" in done.stderr
+    assert "no file can be written to `/proc/x.html`" in done.stderr
     opsmith("check", f"{file}x", "--html", str(tmp_path / "page.html"))
     assert not (tmp_path / "page.html").exists()
 

@@ -141,7 +141,7 @@ def test_two_versions_of_a_package(name: str, says: Any) -> None:
     with says(
         errors.NameTakenError,
         f"""
-        {name}: the name is taken by `scales.ops.scale`, which another copy of the same package declared, or another version
+        {name}: the name is taken by `scales.ops.scale`, which looks like another copy of the same package
           got: app.vendored.scales.ops.scale, app.vendored.scales.ops.py:5
           where: scales.ops.py:5
           hint: import one of the two; a copy that stays beside another has a namespace of its own: `@opsmith.operator(__name__.replace(".", "_") + "::{short}")`

@@ -167,7 +167,7 @@ def test_each_form_says_what_its_file_holds(tmp_path: Path) -> None:
         assert bool(made.comparisons) == loads == (not caught) == ("off by" in str(made))
     assert made.unverified == (
         "ONNX Runtime has no kernel for a node of `node.onnx`: Fatal error: verified:row_lse(-1) is not a "
-        "registered function/op; with bodies, which it does not hold, it computes what PyTorch does; a "
+        "registered function/op; with bodies it computes what PyTorch does, but the file has none; a "
         "`library=` has kernels"
     )
     assert f"  not verified: {made.unverified}" in str(made)

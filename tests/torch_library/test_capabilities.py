@@ -628,6 +628,22 @@ def test_single_level_function() -> None:
     assert issubclass(torch.autograd.Function, capabilities.SingleLevelFunction)
 
 
+def test_innermost_value() -> None:
+    seen: list[torch.Tensor] = []
+
+    def noted(x: torch.Tensor) -> torch.Tensor:
+        seen.append(capabilities.innermost_value(x * 2))
+        return (x * 3).sum()
+
+    torch.vmap(torch.func.grad(noted))(X)
+    capabilities.innermost_value(X)
+    if queries.on("torch_func"):
+        assert_close(seen[0], X * 2)
+        assert type(seen[0]) is torch.Tensor
+    else:
+        assert seen[0].is_meta
+
+
 def test_unwrap_dead() -> None:
     kept: list[Tensor] = []
     torch.func.grad(lambda x: (kept.append(x), x.sum())[1])(X)

@@ -248,11 +248,7 @@ def class_with(name: str, backward: Callable[[Tensor, Tensor], Tensor]) -> Any:
 
 ON_PURPOSE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "zeros": lambda grad, x: torch.zeros_like(grad),
-    "detached": lambda grad, x: (grad * x).detach(),
     "rounded": lambda grad, x: grad.round(),
-    "sign": lambda grad, x: (grad > 0).float() * 2 - 1,
-    "without_grad_mode": lambda grad, x: torch.no_grad()(torch.mul)(grad, x),
-    "data": lambda grad, x: grad.data * 3,
     "half_detached": lambda grad, x: grad * x.detach(),
 }
 
@@ -272,6 +268,37 @@ def test_constant_on_purpose_in_a_class(name: str) -> None:
         assert torch.equal(first(operator), first(function.apply))
     for power in (1, 2):
         assert torch.equal(penalised(operator, power), penalised(function.apply, power))
+
+
+def filled_by_numpy(grad: Tensor, x: Tensor) -> Tensor:
+    found = torch.zeros_like(x)
+    found.numpy()[:] = (grad * 3 * x**2).detach().numpy()
+    return found
+
+
+LOST: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "detached": lambda grad, x: (grad * 3 * x**2).detach(),
+    "filled zeros": filled_by_numpy,
+    "a new tensor": lambda grad, x: x.new_tensor((grad * 3 * x**2).detach().numpy()),
+}
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_class_that_loses_its_graph(name: str) -> None:
+    """Zeros may be meant, and what a surrogate says is; other numbers without a graph are not."""
+    operator = opsmith.adopt(
+        class_with(name.title().replace(" ", ""), LOST[name]), f"no_autograd_lost::{name.split()[-1]}"
+    )
+    assert torch.equal(FIRST["grad"](operator), 3 * X**2)
+    with pytest.raises(errors.GraphCutError, match="do not depend on `grad`"):
+        penalised(operator, 1)
+
+
+def test_zeros_of_a_class_are_meant() -> None:
+    function = class_with("Zeros", lambda grad, x: torch.zeros_like(grad))
+    operator = opsmith.adopt(function, "no_autograd_lost::meant")
+    for order in (FIRST["grad"], FIRST["vmap of grad"], SECOND["grad of grad"]):
+        assert torch.equal(order(operator), order(function.apply))
 
 
 def test_class_that_leaves_torch() -> None:

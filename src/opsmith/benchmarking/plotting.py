@@ -197,7 +197,7 @@ def save(benchmark: Benchmark, file: str | os.PathLike[str]) -> list[Path]:
                 figure, dated = _drawn(benchmark, name), {"CreationDate": None} if kind == "pdf" else {}
                 figure.savefig(target, format=kind, dpi=150, metadata=dated, facecolor="white")
         except OSError as error:
-            raise unwritable(target, error, argument=None, content="picture") from error
+            raise unwritable(target, error) from error
         written.append(target)
     return written
 

@@ -176,7 +176,7 @@ class Report:
         inputs: Every input that it was run on: the author's samples, and those that were derived from them.
         rejected: Derived inputs that the operator rejects by an error of its own, which is not a fault.
         loading: Seconds that torch took to load its compiler, which it does once in a process.
-        strict: True if warnings, and kernels that did not run, count as errors do.
+        strict: True if warnings, and kernels that ran on no sample, count as errors do.
         unverified: Kernels that ran on no sample, each with the reason: nothing is known of these.
 
     Example:

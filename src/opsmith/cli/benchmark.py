@@ -26,8 +26,9 @@ from opsmith.cli.options import (
     refuse_unrelated,
     value_named,
 )
-from opsmith.cli.output import Output, answering, progress_bar, refuse_unwritable, write_file
+from opsmith.cli.output import Output, answering, progress_bar
 from opsmith.core.operator import Operator
+from opsmith.core.output_file import replace_file, writable_file
 from opsmith.targets import Target
 
 SCHEMA = 2
@@ -144,8 +145,9 @@ def benchmark(
             from opsmith.benchmarking.plotting import format_of
 
             format_of(plot)
-        refuse_unwritable(output, "benchmark")
-        refuse_unwritable(plot, "picture")
+            writable_file(plot, "benchmark.svg", "--plot")
+        if output is not None:
+            writable_file(output, "benchmark.json", "--output")
         from opsmith.benchmarking.verdict import refuse_tolerance
 
         with named_as_options(benchmark):
@@ -189,7 +191,7 @@ def benchmark(
         if as_json:
             printer.write(written)
         if output is not None:
-            write_file(output, written, "benchmark")
+            replace_file(output, written.encode())
     raise typer.Exit(status)
 
 

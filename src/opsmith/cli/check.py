@@ -28,7 +28,8 @@ from opsmith.cli.options import (
     named_as_options,
     read_file,
 )
-from opsmith.cli.output import answering, refuse_unwritable, write_file
+from opsmith.cli.output import answering
+from opsmith.core.output_file import replace_file, writable_file
 from opsmith.targets import Target
 from opsmith.targets.definitions import is_function_class
 
@@ -152,7 +153,8 @@ def check(
         }
         if html is not None:
             from opsmith.checking.output.html import page  # a missing package is reported before the check
-        refuse_unwritable(html, "page")
+
+            writable_file(html, "page.html", "--html")
         _refuse_jobs(jobs)
         known: Mapping[str, Report] = {}
         if baseline is not None:
@@ -190,7 +192,7 @@ def check(
             output.write(f"\n{run.summary()}\n")
         if html is not None:
             unchecked = [(entry["operator"] or "", entry["message"]) for entry in run.unchecked_entries()]
-            write_file(html, page(run.reports, unchecked), "page")
+            replace_file(html, page(run.reports, unchecked).encode())
             typer.echo(f"opsmith: the page is in {html}", err=True)
         if run.interrupted:
             output.close()

@@ -10,7 +10,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any
 
@@ -46,13 +46,7 @@ class InventoryItem:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the item in JSON's types, with a hint only if it is missing."""
-        return {
-            "name": self.name,
-            "found": self.found,
-            "serves": self.serves,
-            "hint": None if self.found else self.hint,
-            "required": self.required,
-        }
+        return {**asdict(self), "hint": None if self.found else self.hint}
 
 
 def inventory() -> list[InventoryItem]:

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
-from pathlib import Path
 from typing import Any, TextIO
 
 from rich import box
@@ -26,7 +25,6 @@ from rich.table import Table
 from opsmith import errors
 from opsmith.cli.console import PrintableConsole
 from opsmith.cli.guard import guarded, raise_interruption
-from opsmith.core.output_file import try_to_write, unwritable
 
 
 class Output:
@@ -154,38 +152,6 @@ def _discard(stream: TextIO) -> None:
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         stream.flush()
-
-
-def refuse_unwritable(file: Path | None, content: str) -> None:
-    """Refuse a file that cannot be written, before anything is computed. No empty file is left behind.
-
-    Args:
-        file: The file; None for no file.
-        content: Kind of its content, for the message: `page`.
-
-    Raises:
-        UsageError: If it cannot be written.
-    """
-    if file is None:
-        return
-    try:
-        try_to_write(file)
-    except OSError as error:
-        hint = "make the folder first, or name another file"
-        raise unwritable(file, error, hint, None, content) from error
-
-
-def write_file(file: Path, text: str, content: str) -> None:
-    """Write a file.
-
-    Raises:
-        UsageError: If the system refuses it.
-    """
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        hint = "name another file; what was found is printed above"
-        raise unwritable(file, error, hint, None, content) from error
 
 
 Advance = Callable[[str, int, int], None]

@@ -29,14 +29,14 @@ class UnknownObject:
 
 
 class _Holder:
-    """An object that has no weak references, as one that has them."""
+    """A holder, which has weak references, of an object that has none."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
 
 class _HeldNumber(int):
-    """The number of an object in a holder: who has the number keeps the object alive."""
+    """The number of a held object: it keeps the holder alive, and so the object."""
 
     holder: _Holder
 
@@ -62,7 +62,8 @@ class Tokens:
         with self._lock:
             key = _key(value)
             token = self._tokens.get(key)
-            watched = None if token is None else self._watched[token]()
+            # A collection between the two look-ups may forget an equal value.
+            watched = None if token is None else self._watched.get(token, lambda: None)()
             if token is None or watched is None:
                 token, watched = self._next + 1, _watchable(value)
                 self._next = token

@@ -112,11 +112,10 @@ def unwritable(
     got: str | OSError,
     hint: str = "name another file",
     argument: str | None = "path",
-    content: str = "",
 ) -> errors.UsageError:
     """The error for a path that no file, or none with this content, can be written to."""
     return errors.UsageError(
-        f"the {content} cannot be written to `{path}`" if content else f"no file can be written to `{path}`",
+        f"no file can be written to `{path}`",
         argument=argument,
         expected="a file in a folder that is there, and can be written to",
         got=got if isinstance(got, str) else got.strerror or str(got),

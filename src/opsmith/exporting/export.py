@@ -294,7 +294,7 @@ def _without_bodies(export: Export, verification: Verification, file: Path) -> E
     try:
         runtime = Runtime(file, export.path.name)
     except errors.OnnxRuntimeError as error:
-        also = "with bodies, which it does not hold, it computes what PyTorch does; a `library=` has kernels"
+        also = "with bodies it computes what PyTorch does, but the file has none; a `library=` has kernels"
         return replace(export, unverified=f"{error.problem}; {also}")
     return verification.compare(export, runtime)
 

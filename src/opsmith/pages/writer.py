@@ -197,8 +197,4 @@ def write(file: Path, text: str) -> None:
     Raises:
         UsageError: If it cannot be written.
     """
-    try:
-        file.parent.mkdir(exist_ok=True)
-    except OSError as error:
-        raise unwritable(file, error) from error
     replace_file(file, text.encode("utf-8", errors="replace"))

@@ -85,7 +85,8 @@ class Declaration:
     def check(self, operator: Operator[..., Any]) -> Report:
         """Check the operator on the guess with little effort, and trace it once."""
         # A gradient that is assigned where it should be added is right for indices that do not repeat.
-        also = [each for each in self.guess.with_other_indices() if self._takes(each)]
+        guesses, function_class = self.guess.with_other_indices(), self.source.function_class
+        also = [each for each in guesses if run(function_class, each, self.seed) == "gradients"]
         samples = [CallArguments(tuple(self.given(operator, each))) for each in (self.guess, *also)]
         # A positive guess tests a restricted domain, which special values would leave.
         skip = ["values"] if self.guess.positive else None
@@ -97,10 +98,6 @@ class Declaration:
         instead = {outcome.property: outcome for outcome in traced.outcomes if not outcome.left_out}
         outcomes = tuple(instead.get(outcome.property, outcome) for outcome in report.outcomes)
         return replace(report, outcomes=outcomes)
-
-    def _takes(self, guess: Guess) -> bool:
-        """Return True if forward and backward run on a guess."""
-        return run(self.source.function_class, guess, self.seed) == "gradients"
 
 
 STEP = 1e-7

@@ -42,12 +42,8 @@ class Finding:
     def to_dict(self) -> dict[str, Any]:
         """The finding in JSON's types."""
         return {
-            "name": self.name,
-            "where": self.where,
-            "verdict": self.verdict,
+            **vars(self),
             "reasons": list(self.reasons),
-            "tried": self.tried,
-            "line": self.line,
             "abilities": dict(self.abilities),
             "mends": list(self.mends),
             "report": None if self.report is None else self.report.to_dict(),

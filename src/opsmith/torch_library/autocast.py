@@ -107,7 +107,7 @@ _call = threading.local()
 
 @contextmanager
 def noting_autocast(state: str | None) -> Iterator[None]:
-    """Context in which `autocast_of_call` is this: what was in force in a call, before a trace hid it."""
+    """Context in which `autocast_of_call` returns a state: the autocast of the call that is traced."""
     before = autocast_of_call()
     _call.autocast = state
     try:

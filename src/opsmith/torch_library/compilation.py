@@ -48,7 +48,7 @@ def inline_reference(
         values = received(args, kwargs) if now.kernels or now.schema.written else []
         inlined = is_inlined(now, values)
         if not inlined and (now.inline is False or not now.kernels) and not now.schema.written:
-            with noting_autocast(None):  # which is off where it will run
+            with noting_autocast(None):  # compiled code runs a kept operator without autocast
                 return mode.__torch_dispatch__(operator, types, args, kwargs)
         if not capabilities.only_stand_ins(types):
             return NotImplemented if inlined else mode.__torch_dispatch__(operator, types, args, kwargs)

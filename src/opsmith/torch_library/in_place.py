@@ -151,8 +151,7 @@ class InPlaceRegistration(DispatcherRegistration):
         ours = self.specification.library_operator is None
         if not (ours and is_watched([*args, *kwargs.values()])):
             return self.full_overload(*args, **kwargs)
-        while self._deregister:  # a kernel without Python does not tell that it has run
-            self._deregister.pop()()
+        self._stop_serving()  # a kernel without Python does not tell that it has run
         shown, results = self._watched(args, kwargs)
         storage: Any = None if self.specification.schema.returns is None else shown.untyped_storage()
         if results is None:

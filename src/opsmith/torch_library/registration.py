@@ -181,6 +181,12 @@ class DispatcherRegistration:
             if self.out_form is None:
                 self.out_form = out_variant.make_out_form(self.owner, self)
 
+    def _stop_serving(self) -> None:
+        """Deregister kernels that run without Python."""
+        with self._lock:
+            while self._deregister:
+                self._deregister.pop()()
+
     def remove(self) -> None:
         """Deregister the operator; kernels first, or torch would crash."""
         if self.out_form is not None:
@@ -188,8 +194,7 @@ class DispatcherRegistration:
             self.out_form = None
         _withdraw(self.specification)
         self._fast_calls.uninstall()
-        while self._deregister:
-            self._deregister.pop()()
+        self._stop_serving()
         for packet in self._packets:
             unregister_flops(packet)
         while self._announced:
@@ -326,7 +331,8 @@ class DispatcherRegistration:
         if results is not None and storage is not None:
             storage.hidden_results = [results[position] for position in self.specification.schema.hidden]
         elif results is None and not hasattr(storage, "hidden_results"):
-            return self.full_overload(*args, **kwargs)
+            with capabilities.without_modes():  # which have seen it
+                return self.full_overload(*args, **kwargs)
         schema = self.specification.schema
         whole = dict(zip(schema.visible, shown if isinstance(shown, tuple) else (shown,), strict=False))
         hidden = storage.hidden_results if results is None else [results[at] for at in schema.hidden]

@@ -45,7 +45,7 @@ def run_validated(
 def run_call(
     specification: Specification, function: Callable[..., Any], values: list[Any]
 ) -> tuple[Any, ...]:
-    """Compute a call by a reference or kernel, with all that holds of its results and of the moment.
+    """Compute a call by a reference or kernel, with the checks of its results and of determinism.
 
     Every call passes here once, or an adopted class's own code: also one that is inlined, mapped or traced.
 

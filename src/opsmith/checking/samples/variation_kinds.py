@@ -22,13 +22,7 @@ from opsmith.checking.samples.linked_sizes import (
 )
 from opsmith.checking.samples.sample import Sample, places_of
 from opsmith.checking.subject import Subject
-from opsmith.core.generate_like import (
-    LARGER,
-    SMALLER,
-    generate_like,
-    is_invented,
-    scale_factors,
-)
+from opsmith.core.generate_like import LARGER, SMALLER, generate_like, is_invented, scale_factors
 from opsmith.core.schema import Argument
 
 

@@ -66,16 +66,15 @@ def read_outside(property: str, subject: Subject, sample: Sample) -> Findings:
         labels = [*sample.labels, *([GRAD_OUTPUT, SAVED] if run.argnums else [])]
         one, other = _values(run, ()), _values(run, labels)
         at = _differing(one, other)
-        if (
-            at is None or _differing(one, _values(run, ())) is not None
-        ):  # runs that differ anyway show nothing
+        # Runs that differ anyway show nothing.
+        if at is None or _differing(one, _values(run, ())) is not None:
             continue
         named = [label for label in labels if _differing(one, _values(run, [label])) is not None] or labels
         words = " or ".join(label if label == SAVED else f"`{label}`" for label in named)
         name, input = run.names()[at], None if named[0] == SAVED else named[0]
         message = (
             f"{name} depends on memory outside of {words}: it changes with the numbers that lie before and "
-            "after it. Hold each index to the sizes; `opsmith check --sanitize`, or "
+            "after it. Compare each index with the sizes; `opsmith check --sanitize`, or "
             "`check(..., sanitize=True)`, names the line of a kernel in C++"
         )
         yield Failure(property, input, "out-of-bounds", message, name.where, {"sample": str(sample)})

@@ -31,7 +31,7 @@ from opsmith.torch_library.adopted.forward import ForwardRun, run_traceable
 from opsmith.torch_library.adopted.gradients import by_name, run_backward
 from opsmith.torch_library.autocast import autocast_in_force
 from opsmith.torch_library.autograd.gradient_values import CallMetadata, fit, has_gradient
-from opsmith.torch_library.autograd.graph_cuts import MadeByTorch, refuse_differentiation
+from opsmith.torch_library.autograd.graph_cuts import refuse_differentiation
 from opsmith.torch_library.autograd.node import (
     LEADING_ARGUMENTS,
     OperatorNode,
@@ -316,7 +316,8 @@ def _checked_graph(
 ) -> list[Any]:
     """Gradients under `create_graph`: those that lost the graph raise when they are differentiated."""
     sources = [tensor for tensor in (*saved, *grads) if tensor is not None and tensor.requires_grad]
-    cut = [isinstance(answer, Tensor) and not answer.requires_grad for answer in answers]
+    # A class may give zeros on purpose.
+    cut = [isinstance(each, Tensor) and not each.requires_grad and bool(each.any()) for each in answers]
     if not sources or not any(cut):
         return answers
     if adopted.once_differentiable:
@@ -328,13 +329,9 @@ def _checked_graph(
                 None if grad is None else grad.detach().requires_grad_(has_gradient(grad.dtype))
                 for grad in grads
             ]
-        made = MadeByTorch([*saved, *grads])
-        with made.watching():
-            again = run(grads)
-        # What operations of torch made of these, as `detach` does, is constant on purpose.
-        cut = [isinstance(each, Tensor) and not (each.requires_grad or each in made) for each in again]
+            cut = [lost and not each.requires_grad for lost, each in zip(cut, run(grads), strict=True)]
         error = graph_cut_error(adopted)
     return [
-        refuse_differentiation([answer], sources, error)[0] if lost and bool(answer.any()) else answer
+        refuse_differentiation([answer], sources, error)[0] if lost else answer
         for answer, lost in zip(answers, cut, strict=True)
     ]

@@ -32,21 +32,21 @@ def results_by_trial(
         run: Runs its forward on such values, and returns the flat results.
     """
     devices = {each.device for each in tensors_in(list(values))}
-    key = metadata_of(values)
-    if key not in adopted.facts.tried:
+    key, called = metadata_of(values), autocast_of_call() or autocast_in_force()
+    if (key, called) not in adopted.facts.tried:
         with capabilities.without_modes(), capabilities.above_autograd(), torch.random.fork_rng(devices=[]):
             real = [_filled(value) for value in values]
             found = {}
-            for state in (autocast_of_call(), ""):  # compiled code runs what it keeps without autocast
+            for state in {called, ""}:  # compiled code runs what it keeps without autocast
                 with torch.no_grad(), noting_autocast(state), autocasting(state):
-                    found[state or ""] = metadata_of(run(real))
-        if len(set(found.values())) > 1:
+                    found[state] = metadata_of(run(real))
+        if found[called] != found[""]:
             raise autocast_error(adopted)
-        adopted.facts.tried[key] = found[""]
+        adopted.facts.tried[key, called] = found[""]
     device = next(iter(devices), torch.device("cpu"))
     return tuple(
         None if each is None else torch.empty_strided(each[0], each[1], dtype=each[2], device=device)
-        for each in adopted.facts.tried[key]
+        for each in adopted.facts.tried[key, called]
     )
 
 
@@ -55,7 +55,7 @@ def autocast_error(adopted: AdoptedFunction) -> errors.TransformError:
     return adopted.error(
         errors.TransformError,
         f"`{adopted.name}.forward` gives another dtype under autocast, and compiled code, which keeps it "
-        "whole, runs it without",
+        "whole, runs it without autocast",
         hint="cast its arguments, and call it where autocast is off: "
         "`with torch.autocast(device, enabled=False)`",
     )
@@ -67,9 +67,9 @@ def refuse_other_metadata(adopted: AdoptedFunction, values: Sequence[Any], resul
     Raises:
         ShapeError: If they differ.
     """
-    expected = adopted.facts.tried.get(metadata_of(values))
+    expected = adopted.facts.tried.get((metadata_of(values), autocast_in_force()))
     found = metadata_of(results)
-    if expected is None or expected == found or autocast_in_force():
+    if expected is None or expected == found:
         return
     raise adopted.error(
         errors.ShapeError,

@@ -5,7 +5,6 @@ It is refused where it is asked for: by a node that passes on what has a graph, 
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
@@ -78,12 +77,16 @@ class _RefusingNode(torch.autograd.Function):
         return tangent.clone()
 
 
-_CUT: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()
+_CUT: set[int] = set()
+"""Functions that were seen to call an operator without a derivative, by `id`, since some have no hash.
+
+One that gets the `id` of another which has gone takes the slow path without need.
+"""
 
 
 def is_cut(function: Callable[..., Any]) -> bool:
     """Return True if a function was seen to call an operator without a derivative."""
-    return function in _CUT
+    return id(function) in _CUT
 
 
 def refusing_cuts(
@@ -111,7 +114,7 @@ def refusing_cuts(
         if differentiable is None or (differentiable and not forward_mode):
             return called(*args, **kwargs)
         if not differentiable:
-            _CUT.add(function)
+            _CUT.add(id(function))
         sources = list(filter(_is_inexact, tensors_in([*args, *kwargs.values()])))
         if transformed and not differentiable:
             args = tuple(map_tensors(Tensor.detach, args))
@@ -152,35 +155,6 @@ def _is_recorded(value: Tensor) -> bool:
     """Return True if autograd recorded what a kernel did, as it does with operations of torch in it."""
     name = "" if value.grad_fn is None else value.grad_fn.name()
     return name != "" and not name.startswith(_RAISING)
-
-
-class MadeByTorch:
-    """Tensors that operations of torch made of known ones alone.
-
-    Args:
-        known: Those that are known from the beginning.
-    """
-
-    def __init__(self, known: Sequence[Tensor | None]) -> None:
-        self._known = {id(tensor): tensor for tensor in known}
-
-    def __contains__(self, tensor: Tensor) -> bool:
-        return id(tensor) in self._known
-
-    def watching(self) -> AbstractContextManager[Any]:
-        """Context in which what torch makes is recorded; memory that other code fills is not known."""
-
-        def call(called: Any, overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            result = called(*args, **kwargs)
-            given = tensors_in([*args, *kwargs.values()])
-            filled = overload is None and "empty" not in getattr(called, "__name__", "")
-            # A gradient that a backward takes itself loses its graph by accident, as of a checkpoint.
-            filled = filled and called is not torch.autograd.grad
-            if given and filled and all(each in self for each in given):
-                self._known.update((id(each), each) for each in tensors_in([result]))
-            return result
-
-        return capabilities.around_operators(call)
 
 
 def refuse_graph_cut(

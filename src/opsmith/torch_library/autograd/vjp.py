@@ -156,9 +156,8 @@ class Vjp:
                     formula=formula,
                     mixed=self.metadata.mixed or self.specification.adopted is not None,
                 )
-                # A class says by `detach` or `zeros_like` that something is constant, as under `apply`.
-                constant = isinstance(items[item], Zero) or isinstance(formula, ClassFormula)
-                if torch.is_grad_enabled() and not constant:
+                constant = isinstance(formula, ClassFormula) and _may_be_zero(gradient)
+                if torch.is_grad_enabled() and not (constant or isinstance(items[item], Zero)):
                     find = partial(self._item, formula, name, item)
                     gradient = refuse_graph_cut(self.specification, formula, label, gradient, arguments, find)
                 gradients[index] = gradient
@@ -280,6 +279,12 @@ class Vjp:
 
     def _input_indices(self, names: Sequence[str]) -> list[int]:
         return [p for p in self.flattening.positions(names) if self.metadata.inputs[p] is not None]
+
+
+def _may_be_zero(gradient: Tensor) -> bool:
+    """Return True if all numbers of a gradient are zero, or not known yet."""
+    value = capabilities.innermost_value(gradient)
+    return type(value) is not Tensor or value.is_meta or not bool(value.any())
 
 
 def call_formula(

@@ -243,6 +243,7 @@ CAPABILITIES = {
                 "SingleLevelFunction",
                 "single_level_nodes",
                 "unwrap_dead",
+                "innermost_value",
                 "over_examples",
                 "reduce_to_dim",
                 "transform_kernel",

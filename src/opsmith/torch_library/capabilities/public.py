@@ -363,6 +363,11 @@ def unwrap_dead(value: Any) -> Any:
     return value.view_as(value) if isinstance(value, Tensor) else value
 
 
+def innermost_value(tensor: Tensor) -> Tensor:
+    """Return a tensor without numbers: those below a transform are not public."""
+    return tensor.new_empty(0, device="meta")
+
+
 def traced(tensors: Sequence[Tensor]) -> bool:
     """Return True if some tensors have a symbol for a size."""
     return any(torch.SymInt in map(type, each.shape) for each in tensors)

@@ -14,6 +14,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from opsmith.core.lowering import recording
+
 _C: Any = torch._C
 _KEYS = ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor")
 _AUTOGRAD = functools.reduce(
@@ -70,9 +72,7 @@ def without_data(tensors: Sequence[Tensor]) -> bool:
     """Return True if metadata alone are asked for: the tensors are fake or `meta`, and no trace records."""
     if not tensors or not all(isinstance(each, FakeTensor) or each.is_meta for each in tensors):
         return False
-    from torch.fx.experimental.proxy_tensor import get_proxy_mode  # a slow import, needed for fakes only
-
-    return get_proxy_mode() is None
+    return not recording()
 
 
 def fresh_symbols(tensors: Sequence[Tensor]) -> list[Any]:

@@ -100,6 +100,13 @@ def unwrap_dead(value: Any) -> Any:
     return _functorch.unwrap_if_dead(value) if isinstance(value, Tensor) else value
 
 
+def innermost_value(tensor: Tensor) -> Tensor:
+    """The tensor below all transforms, with the numbers of every example."""
+    while _functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = _functorch.get_unwrapped(tensor)
+    return tensor
+
+
 def over_examples(function: Callable[..., Any], dims: Any, size: int, randomness: str) -> Callable[..., Any]:
     """A function of one example as one of a batch: it returns the results and the batch dimension of each."""
     batched: Callable[..., Any] = _vmap.restore_vmap(function, dims, size, randomness)
@@ -133,6 +140,7 @@ def self_test() -> None:
     function = over_examples(lambda row, by: row * by, (0, None), 3, "error")
     result, dim = function(x, torch.tensor(2.0))
     assert (result.tolist(), dim) == ((x * 2).tolist(), 0)
+    assert torch.func.grad(lambda x: (x * innermost_value(x).item()).sum())(x[0, 0]).item() == 1.0
     assert reduce_to_dim(x, 0, 1, 3).tolist() == x.mT.tolist()
     assert reduce_to_dim(x, 0, None, 3).tolist() == [9.0, 12.0], "a shared gradient is not summed"
     assert innermost_transform() is None
