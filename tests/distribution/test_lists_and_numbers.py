@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import pytest
@@ -20,13 +21,15 @@ from opsmith import config, errors
 X = torch.tensor([[1.0, -1.0, 2.0], [0.5, 3.0, -2.0]])
 PLACEMENTS = [Replicate(), Shard(0), Shard(1), Partial()]
 runs: list[tuple[int, ...]] = []
+MESHES = count()
 
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Callable[..., DTensor]]:
     """Distribute a copy of `X` over a mesh of this process alone."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    mesh = init_device_mesh("cpu", (1,))
+    # torch keeps placements by equal meshes; compiled code fails with the mesh of another test.
+    mesh = init_device_mesh("cpu", (1,), mesh_dim_names=(f"lists_{next(MESHES)}",))
 
     def placed(placement: Placement, *, requires: bool = False) -> DTensor:
         return DTensor.from_local(X.clone(), mesh, [placement], run_check=False).requires_grad_(requires)

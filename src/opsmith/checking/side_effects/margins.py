@@ -19,6 +19,8 @@ from opsmith.checking.subject import Subject
 from opsmith.core.call_arguments import tensors_in
 
 GRAD_OUTPUT, SAVED = "grad_output", "a saved tensor"
+AGAIN = 3
+"""Runs that must agree with each of two: an operator that differs from run to run may agree by chance."""
 
 
 def with_margins(flat: Sequence[Any], labels: Sequence[str], other: Collection[str] = ()) -> list[Any]:
@@ -66,8 +68,9 @@ def read_outside(property: str, subject: Subject, sample: Sample) -> Findings:
         labels = [*sample.labels, *([GRAD_OUTPUT, SAVED] if run.argnums else [])]
         one, other = _values(run, ()), _values(run, labels)
         at = _differing(one, other)
+        again = [(one, ()), (other, labels)] * AGAIN if at is not None else []
         # Runs that differ anyway show nothing.
-        if at is None or _differing(one, _values(run, ())) is not None:
+        if at is None or any(_differing(each, _values(run, named)) is not None for each, named in again):
             continue
         named = [label for label in labels if _differing(one, _values(run, [label])) is not None] or labels
         words = " or ".join(label if label == SAVED else f"`{label}`" for label in named)
