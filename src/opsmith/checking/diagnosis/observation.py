@@ -184,7 +184,7 @@ class Observer:
         The seed 0 takes the integers that repeat least, if the sample's own repeat more.
         """
         links = links_of(self.subject.samples)
-        methods = METHODS if seed % 2 else ("mixed", "like", "scaled")
+        methods: Sequence[str] = METHODS if seed % 2 else ("mixed", "like", "scaled")
         if seed == 0:
             least = self._least_repeating()
             if least is self.sample:
