@@ -90,8 +90,7 @@ def _each_call(points: Points) -> Generator[None]:
     def profile(frame: FrameType, event: str, arg: Any) -> None:
         code = frame.f_code
         if code not in known:
-            ours = code.co_filename.startswith(SOURCES) or code.co_filename == "<string>"
-            known[code] = ours and code.co_name != "<genexpr>"  # one that is closed early raises to nobody
+            known[code] = code.co_filename.startswith(SOURCES) or code.co_filename == "<string>"
         if known[code]:
             points.pass_one()
 
@@ -100,6 +99,20 @@ def _each_call(points: Points) -> Generator[None]:
         yield
     finally:
         sys.setprofile(None)
+
+
+@contextmanager
+def _to_nobody(cause: type[BaseException]) -> Generator[None]:
+    """Context in which what Python raises to nobody is dropped, as of a generator that it closes.
+
+    A report of it would keep its frames.
+    """
+    report = sys.unraisablehook
+    sys.unraisablehook = lambda found: None if _led_to(found.exc_value, cause) else report(found)
+    try:
+        yield
+    finally:
+        sys.unraisablehook = report
 
 
 @contextmanager
@@ -146,17 +159,16 @@ def left_after(
     """
 
     def attempt(at: int) -> tuple[bool, tuple[int, int, int]]:
-        points.at, points.passed, raised = at, 0, False
+        points.at, points.passed = at, 0
         arguments = [points.watch(each) for each in make()]
         try:
-            with PLACES[place](points):
+            with _to_nobody(points.error), PLACES[place](points):
                 run(*arguments)
         except BaseException as error:
-            raised = True
             if not (at and _led_to(error, points.error)):
                 raise
         del arguments
-        return raised, _living(points)
+        return points.passed >= at, _living(points)
 
     def repeated(at: int, times: int) -> list[tuple[int, int, int]]:
         return [attempt(at)[1] for _ in range(times)]
@@ -170,10 +182,10 @@ def left_after(
         counts = repeated(0, 6)  # the first calls find the fast path, which has empty tensors as examples
         if counts[-1] != counts[-3] or any(held for held, _, _ in counts):
             found.append(f"without an exception: {counts}")
-        at, raised = 0, True
-        while raised:
+        at, reached = 0, True
+        while reached:
             at += 1
-            raised, count = attempt(at)
+            reached, count = attempt(at)
             if count > counts[-1]:  # something is there more, once or each time
                 tensors, counts = counts[-1][1], [count, *repeated(at, 3)]
                 if counts[-1] > counts[1] or any(held for held, _, _ in counts) or counts[-1][1] > tensors:

@@ -12,8 +12,12 @@ import torch
 from torch import Tensor
 
 import opsmith
+from opsmith import errors
 from opsmith.checking import Failure, Outcome, Report
-from opsmith.checking.severity import RULES
+from opsmith.checking.effort import EFFORTS
+from opsmith.checking.property import raised
+from opsmith.checking.severity import RULES, graded
+from opsmith.checking.subject_kinds import subject_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -238,6 +242,22 @@ def test_severity_of_a_failure(function_class: type, property: str, cause: str, 
 def test_a_second_order_that_a_class_refuses_in_its_own_words_is_a_limit() -> None:
     (failure,) = report_on(RefusedSecondOrder, "second_order").failures
     assert (failure.property, failure.cause, failure.severity) == ("second_order", "raises", "limit")
+
+
+def test_the_evidence_says_that_a_kernel_cannot_be_compiled_and_no_name_of_an_exception() -> None:
+    class CompileError(RuntimeError):
+        """An exception of somebody else, of that name."""
+
+    subject = subject_of(never_reached, [(torch.randn(3, 4), torch.arange(4))], 0, EFFORTS["quick"])
+
+    def severity(error: Exception) -> str:
+        failure = raised("vmap", subject, error, "sample 0")
+        assert failure.evidence["exception"] == type(error).__name__
+        return graded(Outcome("vmap", "failed", failures=(failure,)), subject).failures[0].severity
+
+    assert severity(CompileError("no such word")) == "limit"
+    assert severity(errors.CompileError("no such word")) == "error"
+    assert severity(errors.KernelSignatureError("no such parameter")) == "error"
 
 
 def test_a_formula_that_no_sample_reaches_is_a_limit() -> None:

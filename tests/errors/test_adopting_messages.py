@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 
 import opsmith
 from opsmith import errors
+from opsmith.core.location import where
 
 
 class Square(Function):
@@ -212,6 +213,49 @@ class ByNumpy(Function):
         return torch.from_numpy(2 * x.detach().numpy() * grad.detach().numpy())
 
 
+class BackByNumpy(Square):
+    backward = staticmethod(ByNumpy.backward)
+
+
+def forward_by(computed: Callable[[Tensor], Any]) -> type[Function]:
+    """A class whose forward leaves torch, and whose backward does not."""
+
+    class Leaving(Square):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return torch.from_numpy(np.square(computed(x)))
+
+    return Leaving
+
+
+LEAVING: dict[str, Callable[[Tensor], Any]] = {
+    "numpy": lambda x: x.numpy(),
+    "detached": lambda x: x.detach().numpy(),
+    "data": lambda x: x.data.numpy(),
+}
+
+
+@pytest.mark.parametrize("how", LEAVING)
+def test_a_forward_that_leaves_torch_is_named_and_not_its_backward(how: str) -> None:
+    function_class = forward_by(LEAVING[how])
+    operator = adopted(function_class)
+    for _ in range(2):
+        with pytest.raises(errors.TransformError, match=r"Leaving\.forward` runs on real tensors") as caught:
+            torch.func.hessian(lambda v: operator(v).sum())(torch.ones(3))
+        assert caught.value.where == where(function_class.forward)
+    assert torch.equal(torch.func.grad(lambda v: operator(v).sum())(torch.ones(3)), torch.full((3,), 2.0))
+    right = adopted(function_class, reference=lambda x: x * x)  # as the hint says
+    assert torch.equal(torch.func.hessian(lambda v: right(v).sum())(torch.ones(3)), 2 * torch.eye(3))
+
+
+def test_the_check_names_the_forward_that_leaves_torch() -> None:
+    operator, only = adopted(forward_by(Tensor.numpy)), ["vmap", "batched_gradients"]
+    report = opsmith.check(operator, samples=[(torch.randn(3, 4),)], only=only, effort="quick")
+    (reason,) = (each.reason for each in report.outcomes if each.property == "batched_gradients")
+    assert "Leaving.forward` cannot be run under vmap" in reason
+
+
 class TwoTangents(Square):
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor) -> Any:
@@ -339,7 +383,12 @@ CALLING: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
     "NumPy twice by transforms": (
         lambda: torch.func.hessian(lambda v: adopted(ByNumpy)(v).sum())(torch.ones(3)),
         errors.TransformError,
-        ["`ByNumpy.backward` runs on real tensors only", "no derivative", "reference=..."],
+        ["`ByNumpy.forward` runs on real tensors only", "no derivative", "reference=..."],
+    ),
+    "NumPy in the backward alone, twice by transforms": (
+        lambda: torch.func.hessian(lambda v: adopted(BackByNumpy)(v).sum())(torch.ones(3)),
+        errors.TransformError,
+        ["`BackByNumpy.backward` runs on real tensors only", "no derivative", "reference=..."],
     ),
     "results that depend on data, compiled": (
         lambda: torch.compile(adopted(Positive), backend="eager", fullgraph=True)(torch.tensor([1.0, -1.0])),

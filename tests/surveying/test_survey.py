@@ -419,6 +419,7 @@ class ScatteredElements(Function):
 def test_a_backward_that_overwrites_where_an_index_repeats_is_wrong(function_class: Any) -> None:
     found = survey(function_class)
     assert found.verdict == "wrong"
+    assert "wrong where an index in `index` occurs more than once, and nowhere else" in found.reasons[0]
     assert found.line is None
 
 

@@ -294,6 +294,83 @@ def test_class_that_loses_its_graph(name: str) -> None:
         penalised(operator, 1)
 
 
+def keeping(backward: Callable[[Tensor, Tensor], Tensor]) -> Any:
+    """A class that keeps a value on the way, for which its forward runs again in a second order."""
+
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(square := x * x)
+        return square * x
+
+    methods = {
+        "forward": staticmethod(forward),
+        "backward": staticmethod(lambda ctx, grad: backward(grad, *ctx.saved_tensors)),
+    }
+    return type("Keeping", (torch.autograd.Function,), methods)
+
+
+KEPT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "detached": lambda grad, square: (grad * 3 * square).detach(),
+    "NumPy": lambda grad, square: torch.from_numpy((grad * 3 * square).detach().numpy()),
+    "data": lambda grad, square: grad.data * 3 * square.data,
+}
+
+
+@pytest.mark.parametrize("constant", [True, False], ids=["a constant grad_output", "one with a graph"])
+@pytest.mark.parametrize("name", KEPT)
+def test_class_that_keeps_a_value_and_loses_its_graph(name: str, constant: bool) -> None:
+    def second_order(operator: Any) -> Tensor:
+        x = X.clone().requires_grad_()
+        result = operator(x).sum() if constant else operator(x).square().sum()
+        (first,) = torch.autograd.grad(result, x, create_graph=True)
+        return torch.autograd.grad((first.square() + 0 * x).sum(), x)[0]
+
+    for kind in ("true", "surrogate"):
+        operator = opsmith.adopt(keeping(KEPT[name]), "no_autograd_lost::keeping", kind=kind)
+        for _ in range(2):
+            with pytest.raises(errors.GraphCutError, match="do not depend on `grad`"):
+                second_order(operator)
+    # As the hint says.
+    operator = opsmith.adopt(keeping(KEPT[name]), "no_autograd_lost::keeping", reference=lambda x: x**3)
+    torch.testing.assert_close(second_order(operator), second_order(lambda x: x**3))
+
+
+class ByNumpy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return torch.from_numpy(3 * x.detach().numpy() ** 2 * grad.detach().numpy())
+
+
+def test_a_reference_gives_a_second_order_with_a_constant_grad_output() -> None:
+    """Nothing else shows that a gradient without a graph is no constant."""
+    operator = opsmith.adopt(ByNumpy, "no_autograd_lost::by_numpy", reference=lambda x: x**3)
+    for _ in range(2):
+        x = X.clone().requires_grad_()
+        (first,) = torch.autograd.grad(operator(x).sum(), x, create_graph=True)
+        torch.testing.assert_close(torch.autograd.grad(first.sum(), x)[0], 6 * X)
+
+
+def test_out_of_memory_is_no_reason_to_refuse_a_second_order() -> None:
+    left = [2]
+
+    def backward(grad: Tensor, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled() and left[0]:
+            left[0] -= 1
+            raise torch.OutOfMemoryError("out of memory")
+        return grad * 3 * x**2
+
+    operator = opsmith.adopt(class_with("OutOfMemory", backward), "no_autograd_lost::out_of_memory")
+    for _ in range(2):
+        with pytest.raises(torch.OutOfMemoryError):
+            penalised(operator, 1)
+    torch.testing.assert_close(penalised(operator, 1), penalised(lambda x: x**3, 1))
+
+
 def test_zeros_of_a_class_are_meant() -> None:
     function = class_with("Zeros", lambda grad, x: torch.zeros_like(grad))
     operator = opsmith.adopt(function, "no_autograd_lost::meant")

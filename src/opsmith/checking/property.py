@@ -229,7 +229,7 @@ def raised_at(
         input = error.argument or input
     named = named_by(error)
     notes = [note for note in getattr(error, "__notes__", ()) if note not in str(error)]
-    evidence: dict[str, Any] = {"sample": when, "exception": type(error).__name__}
+    evidence = of_exception(error, when)
     if notes:
         evidence["notes"] = " ".join(notes)
     if isinstance(error, Exception) and raised_within(error) and by_statement(error):
@@ -249,6 +249,22 @@ def raised_at(
         severity="limit" if lacks else "error",
     )
 
+
+def of_exception(error: BaseException, when: str) -> dict[str, Any]:
+    """Evidence of an exception.
+
+    Args:
+        error: The exception.
+        when: Action in which it was raised.
+    """
+    evidence = {"sample": when, "exception": type(error).__name__}
+    if isinstance(error, errors.CompileError | errors.KernelSignatureError):
+        evidence[UNCOMPILED] = str(error.where)
+    return evidence
+
+
+UNCOMPILED = "kernel that cannot be compiled"
+"""Evidence of a kernel that does not compile, or that takes other parameters than its operator."""
 
 BY_ITSELF = "raised by"
 """Evidence of a `raise` or an `assert` in the operator's own code: its author refuses something."""

@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from opsmith import errors
 from opsmith.checking.calls import leaves_out
 from opsmith.checking.causes import CAUSES
 from opsmith.checking.properties import PROPERTIES
-from opsmith.checking.property import BY_ITSELF, REFUSED
+from opsmith.checking.property import BY_ITSELF, REFUSED, UNCOMPILED
 from opsmith.checking.report import SEVERITIES, WIDEST, Failure, Outcome, Severity
 from opsmith.checking.subject import Subject
 
@@ -36,17 +35,15 @@ class Rule:
 
 
 def _damages(failure: Failure, subject: Subject) -> bool:
-    if failure.cause == "raises":
-        return failure.ends_process()
-    return CAUSES[failure.cause].damaging
+    return failure.ends_process() if failure.cause == "raises" else CAUSES[failure.cause].damaging
 
 
 def _limits(failure: Failure, subject: Subject) -> bool:
     return CAUSES[failure.cause].limits
 
 
-def _frozen(failure: Failure, subject: Subject) -> bool:
-    return failure.cause == "frozen-size"
+def _caused_by(cause: str) -> Callable[[Failure, Subject], bool]:
+    return lambda failure, subject: failure.cause == cause
 
 
 def _on_an_invented_value(failure: Failure, subject: Subject) -> bool:
@@ -87,10 +84,6 @@ def _float32_in_float64(failure: Failure, subject: Subject) -> bool:
         and _seen_only_in(WIDEST, failure)
         and narrower.isdisjoint(failure.evidence)
     )
-
-
-def _half_written(failure: Failure, subject: Subject) -> bool:
-    return failure.cause == "half-written"
 
 
 def _unpromised(failure: Failure, subject: Subject) -> bool:
@@ -138,11 +131,7 @@ def _any(failure: Failure, subject: Subject) -> bool:
 
 
 def _uncompiled(failure: Failure, subject: Subject) -> bool:
-    return failure.evidence.get("exception") in UNCOMPILED
-
-
-UNCOMPILED = (errors.CompileError.__name__, errors.KernelSignatureError.__name__)
-"""Exceptions for a kernel that cannot be compiled, or not for its operator."""
+    return UNCOMPILED in failure.evidence
 
 
 RULES: tuple[Rule, ...] = (
@@ -174,10 +163,10 @@ RULES: tuple[Rule, ...] = (
         "limit",
         _refused,
     ),
-    Rule("a line makes a number of a size (`frozen-size`)", "warning", _frozen),
+    Rule("a line makes a number of a size (`frozen-size`)", "warning", _caused_by("frozen-size")),
     Rule("wrong at special values alone (`values`)", "warning", _at_special_values),
     Rule("wrong in low-precision dtypes alone: bfloat16, float16, complex32", "warning", _in_low_precision),
-    Rule("a call that raises has written before (`half-written`)", "warning", _half_written),
+    Rule("a call that raises has written before (`half-written`)", "warning", _caused_by("half-written")),
     Rule("computed in float32 where float64 comes in (`precision`)", "warning", _float32_in_float64),
     Rule(
         "no gradient by an input for which a class's backward returns None in every return statement",

@@ -176,7 +176,7 @@ class ObservedFacts:
         copied: Results that are copied because they were inputs, views of inputs or of one another, each
             with the reason.
         grads_written: True if its backward writes into its grad_outputs; None before the first run.
-        instead: Tasks that its own code cannot do, each with torch's reason.
+        instead: Tasks that its own code cannot do, each with what is in the way.
         suspected: Tasks at which its own code raised, and nothing else has done them.
         tried: Metadata of the results of trials, by that of the arguments.
     """
@@ -189,9 +189,26 @@ class ObservedFacts:
     keeps_under: dict[tuple[Any, ...], bool] = field(default_factory=dict)
     copied: dict[int, str] = field(default_factory=dict)
     grads_written: bool | None = None
-    instead: dict[str, str] = field(default_factory=dict)
-    suspected: dict[str, str] = field(default_factory=dict)
+    instead: dict[str, Obstacle] = field(default_factory=dict)
+    suspected: dict[str, Obstacle] = field(default_factory=dict)
     tried: dict[tuple[Any, ...], tuple[Any, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """Code of a class that is in the way of a task.
+
+    Args:
+        method: `forward` or `backward`: a gradient may need both.
+        reason: The reason that torch gives.
+    """
+
+    method: str
+    reason: str
+
+    def of(self, task: str) -> str:
+        """Return it in words, for a task that begins with a method's name."""
+        return self.reason if task.startswith(self.method) else f"{self.method} raises {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -424,7 +441,7 @@ class AdoptedFunction(errors.ErrorSubject):
             ),
             *(f"`{name}` is copied first: forward writes into it" for name in written),
             *(f"`{self.schema.results[i].name}` is a copy: {why}" for i, why in sorted(facts.copied.items())),
-            *(f"{what}, {self._stand_in(what)}: {why}" for what, why in sorted(facts.instead.items())),
+            *(f"{at}, {self._stand_in(at)}: {facts.instead[at].of(at)}" for at in sorted(facts.instead)),
         ]
 
     def _stand_in(self, what: str) -> str:

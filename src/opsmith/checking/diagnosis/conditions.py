@@ -18,6 +18,7 @@ from torch import Tensor
 
 from opsmith.checking.diagnosis.evidence import Pair
 from opsmith.checking.numerics.compare import in_double, largest_magnitude
+from opsmith.core.generate_like import WHOLE
 
 PLAIN, THRESHOLD, BAND = 10.0, 16.0, 22.0
 """Bits of a condition: without a threshold, with one, with two."""
@@ -80,11 +81,6 @@ class ElementTable:
             for name in known
             if len({each[name].dtype for each in every}) == 1
         }
-        counts = [pair.expected.numel() for pair in pairs]
-        plain = [numbers(pair) for pair in pairs]
-        for name in plain[0]:
-            values = [torch.full((count,), each[name]) for count, each in zip(counts, plain, strict=True)]
-            columns[name] = torch.cat(values).to(torch.float64)
         marked = [marks(pair) for pair in pairs]
         found = {
             words: torch.cat([each[words].flatten() for each in marked])
@@ -266,7 +262,8 @@ def values_beside(pair: Pair) -> dict[Source, Tensor]:
     """Return tensors that align with each element of a pair, by name; the input's own first.
 
     A tensor of fewer dimensions aligns with the last ones, as in broadcasting, or with the first ones. An
-    integer tensor that may hold indices gives the number of occurrences of each index.
+    integer tensor that may hold indices gives the number of occurrences of each index, and of its own values.
+    A number stands beside every element.
     """
     observation, shape = pair.observation, pair.expected.shape
     named: dict[str, Tensor] = {}
@@ -287,8 +284,14 @@ def values_beside(pair: Pair) -> dict[Source, Tensor]:
     for name, value in named.items():
         for how, aligned in _aligned(value.detach().cpu(), shape):
             found[name, how] = aligned
-        for how, times in _times(value, shape):
-            found[f"an index in {name}", how] = times
+        if value.dtype in WHOLE and value.numel():
+            for how, times in _times(value.cpu(), shape):
+                found[f"an index in {name}", how] = times
+            for how, times in _aligned(_own_times(value.cpu()), shape):
+                found[f"its value in {name}", f"times {how}"] = times
+    for label, value in observation.inputs.items():
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            found[f"`{label}`", "number"] = torch.full(shape, float(value), dtype=torch.float64)
     return found
 
 
@@ -302,16 +305,16 @@ def _aligned(value: Tensor, shape: torch.Size) -> Iterator[tuple[str, Tensor]]:
 
 
 def _times(value: Tensor, shape: torch.Size) -> Iterator[tuple[str, Tensor]]:
-    """Count the occurrences of each index of a dimension in a tensor of indices."""
-    if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool or not value.numel():
-        return
+    """Count the occurrences of each index of a dimension in a tensor of indices, or in a row of it."""
     for dim, size in enumerate(shape):
-        low, high = int(value.min()), int(value.max())
-        if low < -size or high >= size:
+        if int(value.min()) < -size or int(value.max()) >= size:
             continue
-        counts = torch.bincount(value.detach().cpu().flatten().long() % size, minlength=size)
-        aligned = counts.to(torch.float64).reshape(-1, *[1] * (len(shape) - dim - 1))
-        yield f"times along {dim}", aligned.expand(shape)
+        index = value.long() % size
+        counts = torch.bincount(index.flatten(), minlength=size).to(torch.float64)
+        yield f"times along {dim}", counts.reshape(-1, *[1] * (len(shape) - dim - 1)).expand(shape)
+        if 1 < value.dim() == len(shape) and shape == (*value.shape[:dim], size, *value.shape[dim + 1 :]):
+            ones = torch.ones(value.shape, dtype=torch.float64)
+            yield f"times within {dim}", torch.zeros(shape, dtype=torch.float64).scatter_add(dim, index, ones)
 
 
 def marks(pair: Pair) -> dict[str, Tensor]:
@@ -323,12 +326,12 @@ def marks(pair: Pair) -> dict[str, Tensor]:
             continue
         for which, extreme in EXTREMES.items():
             found[f"where {name} is {which}"] = aligned == extreme(aligned)
-        found[f"where {name} occurs more than once"] = _repeated(aligned.flatten()).reshape(shape)
+        found[f"where {name} occurs more than once"] = _own_times(aligned) > 1
         for dim in range(len(shape)) if len(shape) > 1 else ():
             along = f"along dimension {dim}"
             for which, extreme in EXTREMES.items():
                 found[f"where {name} is {which} {along}"] = aligned == extreme(aligned, dim, keepdim=True)
-            if _small(aligned):
+            if aligned.numel() <= 4096 and max(shape) <= 128:
                 same = (aligned.unsqueeze(dim) == aligned.unsqueeze(dim + 1)).sum(dim + 1)
                 found[f"where {name} occurs more than once {along}"] = same > 1
     return found
@@ -337,20 +340,8 @@ def marks(pair: Pair) -> dict[str, Tensor]:
 EXTREMES = {"largest": torch.amax, "smallest": torch.amin}
 
 
-def _small(tensor: Tensor) -> bool:
-    return tensor.numel() <= 4096 and max(tensor.shape) <= 128
-
-
-def _repeated(values: Tensor) -> Tensor:
+def _own_times(values: Tensor) -> Tensor:
+    """Count how often each value occurs."""
     _, inverse, counts = values.unique(return_inverse=True, return_counts=True)
-    repeated: Tensor = counts[inverse] > 1
-    return repeated
-
-
-def numbers(pair: Pair) -> dict[Source, float]:
-    """Return the numbers among the arguments."""
-    return {
-        (f"`{label}`", "number"): float(value)
-        for label, value in pair.observation.inputs.items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    }
+    times: Tensor = counts[inverse]
+    return times

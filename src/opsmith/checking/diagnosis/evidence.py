@@ -145,7 +145,7 @@ class Evidence:
     @cached_property
     def fresh(self) -> tuple[Pair, ...]:
         """Pairs of the same shapes, from fresh inputs; none where nothing can be drawn again."""
-        return self._drawn(1, self.observation.fresh_count)
+        return self._drawn(0, self.observation.fresh_count + 1)
 
     @cached_property
     def more(self) -> tuple[Pair, ...]:

@@ -19,8 +19,9 @@ from opsmith.checking.numerics.compare import largest_magnitude
 from opsmith.checking.samples.batches import all_finite
 from opsmith.checking.samples.linked_values import links_of, relinked
 from opsmith.checking.samples.sample import Sample, is_inexact, replica
-from opsmith.checking.samples.variations import variations
+from opsmith.checking.samples.variations import form_of, variations
 from opsmith.checking.subject import Subject
+from opsmith.core.generate_like import WHOLE
 
 Grads = Sequence[Tensor | None]
 """grad_output of each result; None where there is none."""
@@ -51,7 +52,7 @@ class Observation:
         perturb: Returns the observation with every number moved by a relative step, for a seed.
         tolerance: Allowed error of each element.
         redraw: Returns the observation on fresh inputs of the same shapes with fresh grad_outputs, for a
-            seed; None where nothing can be drawn again.
+            seed, and for 0 with integers of another sample; None where nothing can be drawn again.
         at_other_sizes: Returns functions of a seed, each for the observation at another size.
         fresh_count: Number of fresh inputs on which a hypothesis must hold.
         more_count: Number of further ones that may be drawn to narrow down a condition.
@@ -167,10 +168,29 @@ class Observer:
         observer = replace(self, sample=sample)
         return observer.draw(sample.in_double(), grads, seed)
 
+    def _least_repeating(self) -> Sample:
+        """Return the sample whose integers repeat least, where the others are like those of the wrong one.
+
+        Fresh indices are like the given ones: where these are all the same, a gradient that is wrong where
+        an index repeats looks like a shifted one.
+        """
+        samples = (*self.subject.samples, *variations(self.subject).samples) if _distinct(self.sample) else ()
+        alike = [each for each in samples if form_of(each) == form_of(self.sample)]
+        return max((self.sample, *alike), key=_distinct)
+
     def draw(self, flat: Sequence[Any], grads: Grads, seed: int) -> Observation | None:
-        """Observe on fresh inputs, drawn closer to the sample's where the operator rejects them."""
+        """Observe on fresh inputs, drawn closer to the sample's where the operator rejects them.
+
+        The seed 0 takes the integers that repeat least, if the sample's own repeat more.
+        """
         links = links_of(self.subject.samples)
-        for method in METHODS if seed % 2 else ("mixed", "like", "scaled"):
+        methods: Sequence[str] = METHODS if seed % 2 else ("mixed", "like", "scaled")
+        if seed == 0:
+            least = self._least_repeating()
+            if least is self.sample:
+                return None
+            flat, methods = least.in_double(), ("scaled",)  # which keeps integers
+        for method in methods:
             generator = torch.Generator().manual_seed(APART + self.subject.seed * 1000 + seed)
             values = relinked(links, self.sample.labels, draw_fresh(flat, generator, method))
             with Overlooking():  # rejected inputs are drawn again by the next method
@@ -310,6 +330,12 @@ class Observer:
             inputs=dict(zip(self.sample.labels, flat, strict=True)),
             perturb=partial(self._near, flat, ()),
         )
+
+
+def _distinct(sample: Sample) -> int:
+    """Count the distinct numbers in tensors of integers."""
+    tensors = (value for value in sample.flat if isinstance(value, Tensor) and value.dtype in WHOLE)
+    return sum(len(each.unique()) for each in tensors)
 
 
 def _like(result: Tensor, generator: torch.Generator) -> Tensor:

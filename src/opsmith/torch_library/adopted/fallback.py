@@ -13,13 +13,14 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from opsmith import errors
-from opsmith.core.adopted import AdoptedFunction
+from opsmith.core.adopted import AdoptedFunction, Obstacle
 from opsmith.core.call_arguments import requires_gradient, tensors_in
 from opsmith.torch_library import capabilities
 
 T = TypeVar("T")
 
 _EAGER = (torch.Tensor, torch.nn.Parameter)
+_TORCH = os.path.dirname(torch.__file__)
 
 
 def run_or_fall_back(
@@ -49,31 +50,33 @@ def run_or_fall_back(
     key, known = f"{method} {circumstance}", adopted.facts.instead
     if key in known:
         if instead is None:
-            raise cannot_run(adopted, method, circumstance, known[key])
+            raise cannot_run(adopted, circumstance, known[key])
         return instead()
     symbols = capabilities.fresh_symbols(tensors_in(list(values)))
     count = len(symbols)
     try:
         with _RefusingAddresses() if circumstance == TRACED else nullcontext():
             return own()
-    except errors.OpsmithError:
+    except (errors.OpsmithError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         del symbols[count:]
+        codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
         raised_by_torch = isinstance(error, RuntimeError | TypeError | NotImplementedError) or (
-            isinstance(error, AssertionError) and _inside_torch(error)
+            isinstance(error, AssertionError) and codes[-1].co_filename.startswith(_TORCH)
         )
         real = circumstance == SECOND
         if not raised_by_torch and (real or instead is None or adopted.has_stand_in(method)):
             raise  # the code's own exception; on real tensors it is raised again
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        in_forward = adopted.where in [f"{code.co_filename}:{code.co_firstlineno}" for code in codes]
+        found = Obstacle("forward" if in_forward else method, reason)
+        again, adopted.facts.suspected[key] = key in adopted.facts.suspected, found
         if instead is None:
-            adopted.facts.suspected[key] = reason
-            raise cannot_run(adopted, method, circumstance, reason) from error
+            raise cannot_run(adopted, circumstance, found) from error
         answer = instead()
-        # What raises once on real tensors may be out of memory: it counts if it raises again.
-        noted = known if not real or key in adopted.facts.suspected else adopted.facts.suspected
-        noted[key] = reason
+        if not real or again:  # what raises once on real tensors may be out of memory
+            known[key] = adopted.facts.suspected.pop(key)
         return answer
 
 
@@ -86,22 +89,11 @@ class _RefusingAddresses(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _inside_torch(error: BaseException) -> bool:
-    """Return True if an error was raised in torch's code, not in the class's."""
-    frames = list(traceback.walk_tb(error.__traceback__))
-    return frames[-1][0].f_code.co_filename.startswith(os.path.dirname(torch.__file__))
-
-
-def confirm(adopted: AdoptedFunction, task: str) -> None:
-    """Record that the class's own code cannot do a task, after something else did it."""
-    adopted.facts.instead.setdefault(task, adopted.facts.suspected[task])
-
-
 def declare_opaque(adopted: AdoptedFunction) -> None:
     """Record the author's declaration that neither method runs on proxy tensors."""
     for method in ("forward", "backward"):
         for circumstance in (TRACED, TRANSFORMED, MAPPED):
-            adopted.facts.instead[f"{method} {circumstance}"] = "declared with opaque=True"
+            adopted.facts.instead[f"{method} {circumstance}"] = Obstacle(method, "declared with opaque=True")
 
 
 TRACED = "while tracing"
@@ -118,9 +110,7 @@ def proxy_reason(values: Sequence[Any]) -> str | None:
     return None if all(type(each) in _EAGER and not each.is_meta for each in tensors) else TRACED
 
 
-def cannot_run(
-    adopted: AdoptedFunction, method: str, circumstance: str, reason: str
-) -> errors.TransformError:
+def cannot_run(adopted: AdoptedFunction, circumstance: str, found: Obstacle) -> errors.TransformError:
     """The error for code that does not run on proxy tensors."""
     if circumstance in (TRANSFORMED, MAPPED) and not capabilities.on("torch_func"):
         why = "to run it on real tensors there needs the capability `torch_func`, which is off"
@@ -131,29 +121,27 @@ def cannot_run(
         why = f"the derivative of the reference must not take its place, since its kind is {kinds}"
     else:
         why = "what the reference needs was not kept: mark it with `once_differentiable`"
+    what = f"cannot be run {circumstance}, where only operations of torch take what stands for a tensor"
+    return _error_of(adopted, found, f"{what}, and {why}")
+
+
+def _error_of(adopted: AdoptedFunction, found: Obstacle, problem: str) -> errors.TransformError:
     return adopted.error(
         errors.TransformError,
-        f"`{adopted.name}.{method}` cannot be run {circumstance}, where only operations of torch take what "
-        f"stands for a tensor, and {why}",
-        got=reason,
-        where=adopted.where if method == "forward" else adopted.backward_where,
+        f"`{adopted.name}.{found.method}` {problem}",
+        got=found.reason,
+        where=adopted.where if found.method == "forward" else adopted.backward_where,
         hint="write it with torch operations that torch can do there, or give the same mathematics in plain "
         "PyTorch: `adopt(..., reference=...)`",
     )
 
 
 def no_derivative_error(adopted: AdoptedFunction) -> errors.TransformError:
-    """The error for differentiating a backward that runs on real tensors only."""
-    tasks = adopted.facts.instead.items()
-    return adopted.error(
-        errors.TransformError,
-        f"`{adopted.name}.backward` runs on real tensors only, so that it has no derivative: no second order "
-        "and no forward mode",
-        got=next((reason for task, reason in tasks if task.startswith("backward")), None),
-        where=adopted.backward_where,
-        hint="write it with torch operations that torch can do there, or give the same mathematics in plain "
-        "PyTorch: `adopt(..., reference=...)`",
-    )
+    """The error for differentiating a gradient that is computed on real tensors only."""
+    tasks = adopted.facts.instead | adopted.facts.suspected
+    found = next(each for task, each in tasks.items() if task.startswith("backward"))
+    what = "so that the gradient has no derivative: no second order and no forward mode"
+    return _error_of(adopted, found, f"runs on real tensors only, {what}")
 
 
 def graph_cut_error(adopted: AdoptedFunction) -> errors.GraphCutError:

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.core.adopted import AdoptedFunction, ClassFormula, side_by_side
-from opsmith.core.call_arguments import requires_gradient, shown, tensors_in
+from opsmith.core.call_arguments import requires_gradient, shown
 from opsmith.core.formula import Formula, zero
 from opsmith.core.forward_arguments import take_apart
 from opsmith.core.gradients import AUTOCAST, NEEDED
 from opsmith.core.location import where
+from opsmith.core.tensors import map_tensors
 from opsmith.torch_library.adopted.context import Context, SavedTensors
 from opsmith.torch_library.adopted.fallback import (
     SECOND,
@@ -189,14 +190,10 @@ def _on_real_tensors(
         return gradients_on_real_tensors(adopted, values, grads, needs, autocast)
     with torch.no_grad():
         found = gradients_by_class(adopted, values, grads, needs, autocast)
-    sources = [tensor for tensor in tensors_in(given) if tensor.requires_grad]
-    error = cannot_run(adopted, "backward", SECOND, "it has no derivative there")
-    return {
-        name: refuse_differentiation(answer, sources, error)
-        if isinstance(answer, list)
-        else refuse_differentiation([answer], sources, error)[0]
-        for name, answer in found.items()
-    }
+    facts, task = adopted.facts, f"backward {SECOND}"
+    error = cannot_run(adopted, SECOND, facts.instead.get(task) or facts.suspected[task])
+    refused = map_tensors(lambda each: refuse_differentiation([each], given, error)[0], found.values())
+    return dict(zip(found, refused, strict=True))
 
 
 def run_as_applied(
@@ -255,11 +252,10 @@ def gradients_by_class(
     grads = [None if position in run.constant else grad for position, grad in enumerate(grads)]
     answers = run_backward(adopted, run.context, grads, metadata, run.given)
     lost = any(isinstance(answer, Tensor) and not answer.requires_grad for answer in answers)
-    if derived and lost and requires_gradient(grads):
+    if derived and lost:
         return by_reference(adopted, values, grads, needs)
     if watched and adopted.once_differentiable:
-        sources = [tensor for tensor in tensors_in([*values, *grads]) if tensor.requires_grad]
-        answers = refuse_differentiation(answers, sources, once_differentiable_error(adopted))
+        answers = refuse_differentiation(answers, [*values, *grads], once_differentiable_error(adopted))
     return by_name(adopted, answers, run.given, needs)
 
 

@@ -16,7 +16,7 @@ from opsmith import errors
 from opsmith.core.adopted import AdoptedFunction, ClassFormula
 from opsmith.core.formula import zero
 from opsmith.core.gradients import AUTOCAST, NEEDED
-from opsmith.core.tensors import replace_tensors
+from opsmith.core.tensors import map_tensors, replace_tensors
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.adopted.context import Context, SavedTensors
 from opsmith.torch_library.adopted.fallback import (
@@ -234,21 +234,20 @@ def class_gradients(
         answers = _checked_graph(adopted, run, answers, saved, grads) if higher else answers
         return _flat(primitive, by_name(adopted, answers, state.given, frozenset(schema.names)))
 
-    recompute = (
-        None if state.inputs is None else partial(_recomputed, primitive, state, formula, saved, grads)
-    )
-    if higher and state.for_second and recompute is not None:
-        answers = recompute()
+    recompute = partial(_recomputed, primitive, state, formula, saved)
+    if higher and state.for_second and state.inputs is not None:
+        answers = recompute(grads)
         if adopted.reference is None or adopted.surrogate:
             with torch.no_grad():
                 first = _flat(primitive, by_name(adopted, run(grads), state.given, frozenset(schema.names)))
             answers = _if_reproducible(adopted, answers, first, [*saved, *grads])
+            answers = _checked_graph(adopted, recompute, answers, saved, grads)
     elif higher and state.for_second:
-        sources = [tensor for tensor in (*saved, *grads) if tensor is not None and tensor.requires_grad]
         lost = torch.empty(0, requires_grad=True)  # stands for the history of the value before the call
-        answers = refuse_differentiation(own(), [*sources, lost], overwritten_error(adopted))
+        answers = refuse_differentiation(own(), [*saved, *grads, lost], overwritten_error(adopted))
     else:
-        answers = run_or_fall_back(adopted, "backward", [*saved, *grads], own, recompute)
+        instead = None if state.inputs is None else partial(recompute, grads)
+        answers = run_or_fall_back(adopted, "backward", [*saved, *grads], own, instead)
     return [
         None
         if expected is None or answer is None or answer is zero
@@ -264,7 +263,6 @@ def _if_reproducible(
 
     A forward that draws random numbers, or keeps state, gives other results when it runs again.
     """
-    sources = [tensor for tensor in around if tensor is not None and tensor.requires_grad]
     held: list[Any] = []
     for again, once in zip(answers, first, strict=True):
         same = not isinstance(once, Tensor) or (
@@ -273,7 +271,7 @@ def _if_reproducible(
             and torch.allclose(again.detach(), once, rtol=torch.finfo(once.dtype).eps ** 0.5, equal_nan=True)
         )
         held.append(
-            again if same else refuse_differentiation([once], sources, rerun_differs_error(adopted))[0]
+            again if same else refuse_differentiation([once], around, rerun_differs_error(adopted))[0]
         )
     return held
 
@@ -325,10 +323,7 @@ def _checked_graph(
     else:
         if not any(grad is not None and grad.requires_grad for grad in grads):
             # A gradient is linear in `grad`: if it depends on it, it has a graph where `grad` has one.
-            grads = [
-                None if grad is None else grad.detach().requires_grad_(has_gradient(grad.dtype))
-                for grad in grads
-            ]
+            grads = map_tensors(lambda each: each.detach().requires_grad_(has_gradient(each.dtype)), grads)
             cut = [lost and not each.requires_grad for lost, each in zip(cut, run(grads), strict=True)]
         error = graph_cut_error(adopted)
     return [

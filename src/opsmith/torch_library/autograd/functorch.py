@@ -11,7 +11,7 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.adopted.fallback import MAPPED, confirm
+from opsmith.torch_library.adopted.fallback import MAPPED
 from opsmith.torch_library.autograd.gradient_values import CallMetadata, constant_results
 from opsmith.torch_library.autograd.node import (
     LEADING_ARGUMENTS,
@@ -170,7 +170,8 @@ def _vmap(primitive: Primitive, flat: Sequence[Any], transform: capabilities.Tra
                 raise
             looped = _loop_over_examples(primitive, values, dims, transform)
             assert primitive.specification.adopted is not None
-            confirm(primitive.specification.adopted, _FORWARD)
+            facts = primitive.specification.adopted.facts
+            facts.instead.setdefault(_FORWARD, facts.suspected[_FORWARD])
             return looped
     return _wrap_batched(transform, results, batched.result_dims)
 

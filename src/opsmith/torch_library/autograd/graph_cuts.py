@@ -24,11 +24,12 @@ from opsmith.torch_library.autograd.pullback import pull_back
 
 
 def refuse_differentiation(
-    answers: Sequence[Any], sources: Sequence[Tensor], error: errors.OpsmithError
+    answers: Sequence[Any], sources: Sequence[Any], error: errors.OpsmithError
 ) -> list[Any]:
-    """Return the values; a derivative of the tensors among them raises `error`."""
+    """Return the values; a derivative of the tensors among them by one of the sources raises `error`."""
+    tensors = tensors_in(list(sources))
     return [
-        _attached(answer.detach(), sources, error) if isinstance(answer, Tensor) else answer
+        _attached(answer.detach(), tensors, error) if isinstance(answer, Tensor) else answer
         for answer in answers
     ]
 

@@ -63,19 +63,20 @@ Mask = Callable[[Pair], Tensor]
 
 def describe_elements(evidence: Evidence, mask: Mask) -> str | None:
     """Describe the elements of a mask, as every pair confirms it; None if there is no description."""
-    return by_index(evidence, mask) or by_condition(evidence, mask)
+    words, everywhere = by_index(evidence, mask)
+    return words if everywhere else by_condition(evidence, mask) or words
 
 
-def by_index(evidence: Evidence, mask: Mask) -> str | None:
-    """Describe elements by their indices: the same on fresh inputs, and by the same rule at other sizes."""
+def by_index(evidence: Evidence, mask: Mask) -> tuple[str | None, bool]:
+    """Describe elements by their indices, as on fresh inputs, and say if the rule holds at other sizes."""
     masks = [mask(pair) for pair in evidence.pairs]
     union = torch.stack(masks).any(0)
     for pair, each in zip(evidence.pairs, masks, strict=True):
         if bool((union & ~each & ~negligible(pair, each)).any()):
-            return None
+            return None, False
     total = union.numel()
     if not evidence.fresh and chances(total, int(union.sum())) < PLAIN:
-        return None
+        return None, False
     at_other_sizes = [(pair, mask(pair)) for pair in evidence.other_sizes if pair.same_shape]
     fitting: list[str] = []
     fallback = None
@@ -87,8 +88,9 @@ def by_index(evidence: Evidence, mask: Mask) -> str | None:
         if all(_predicts(rule.mask(pair.expected.shape), found, pair) for pair, found in at_other_sizes):
             fitting.append(rule.words)
     if fitting:
-        return " or ".join(fitting[:MOST_WORDS]) if len(fitting[0]) + len(fitting[-1]) < 80 else fitting[0]
-    return fallback
+        short = len(fitting[0]) + len(fitting[-1]) < 80
+        return " or ".join(fitting[:MOST_WORDS]) if short else fitting[0], True
+    return fallback, False
 
 
 def _predicts(predicted: Tensor, found: Tensor, pair: Pair) -> bool:

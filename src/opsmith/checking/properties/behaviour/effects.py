@@ -24,6 +24,7 @@ from opsmith.checking.side_effects.reachable_state import changes_since, short_r
 from opsmith.checking.side_effects.steady_runs import CHANGED
 from opsmith.checking.subject import Subject
 from opsmith.checking.subject_kinds import of_own_apply, through_apply
+from opsmith.core.formula import listed
 
 NAME = "effects"
 
@@ -382,17 +383,13 @@ def _objects_written(observed: EffectsRun, call: LiveCall, what: str, where: str
         meant = [name for name, tensor in written.items() if id(tensor) in state.statistics]
         if meant:
             yield Note(
-                f"{what} changes {_listed(meant)} of `{label}`, which is in training: each call began with a "
+                f"{what} changes {listed(meant)} of `{label}`, which is in training: each call began with a "
                 "fresh copy"
             )
         others = [name for name in written if name not in meant]
         if others:
-            message = f"{what} wrote into {_listed(others)} of `{label}`; work on a copy, `.clone()`"
+            message = f"{what} wrote into {listed(others)} of `{label}`; work on a copy, `.clone()`"
             yield observed.failure(label, "mutates-input", message, where)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
 
 
 def _objects_changed(observed: EffectsRun, call: LiveCall, where: str) -> Findings:
@@ -404,7 +401,7 @@ def _objects_changed(observed: EffectsRun, call: LiveCall, where: str) -> Findin
             yield observed.failure(label, "side-effect", message, where)
         if names := state.with_gradients():
             message = (
-                f"a backward adds to the `.grad` of {_listed(names)} of `{label}`, "
+                f"a backward adds to the `.grad` of {listed(names)} of `{label}`, "
                 "for which `torch.autograd.grad` did not ask, and which has none where no other input "
                 "requires a gradient: pass parameters as arguments of their own, and return their gradients"
             )

@@ -202,10 +202,9 @@ def _has_other_shapes(subject: Subject, sample: Sample, results: list[Tensor]) -
     with subject.seeded(), torch.no_grad():
         right = subject.reference(sample, sample.in_double())
     expected = [right[position] for position in subject.visible_positions(sample)]
-    return [getattr(each, "shape", None) for each in results] != [
-        getattr(each, "shape", None)
-        for each in expected  # None for an optional result
-    ]
+    # An optional result may be None.
+    got, wanted = ([getattr(each, "shape", None) for each in some] for some in (results, expected))
+    return got != wanted
 
 
 def _about_reference(right: RightGradient, grad_outputs: GradOutputs) -> Findings:

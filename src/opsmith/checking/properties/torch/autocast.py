@@ -20,7 +20,7 @@ from opsmith.checking.numerics.autodiff import differentiate, has_gradient, vjp
 from opsmith.checking.numerics.compare import Difference, exact_difference, metadata_difference
 from opsmith.checking.numerics.tolerance import Function, RoundedFunction
 from opsmith.checking.properties.torch.batched_gradients import gradients_of
-from opsmith.checking.property import Coverage, Findings, Property, covered_samples, first_line
+from opsmith.checking.property import Coverage, Findings, Property, covered_samples, first_line, of_exception
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import dtype_name
 from opsmith.checking.samples.sample import Sample, replica
@@ -276,8 +276,7 @@ def _backward(
         cause = "dtype" if re.search(_DTYPE, str(error)) else "raises"
         message += "The dtypes that the forward saves and that come in are not the same there"
         where = rule_location(subject, sample.names[argnums[0]])
-        evidence = {"sample": str(casting), "exception": type(error).__name__}
-        yield Failure(NAME, labels, cause, message, where, evidence)
+        yield Failure(NAME, labels, cause, message, where, of_exception(error, str(casting)))
         return
     if not subject.has_truth:
         return
@@ -333,8 +332,8 @@ def _mixed(casting: Casting, coverage: Coverage) -> Findings:
             words = f"under autocast, with `{label}` alone in {dtype_name(casting.dtype)}, it raises "
             message = f"{words}{type(error).__name__}: {first_line(error)}"
             if casting.promised and not isinstance(error, NotImplementedError):
-                evidence = {"sample": str(casting), "exception": type(error).__name__}
-                yield Failure(NAME, label, "raises", message, subject.specification.where, evidence)
+                where, evidence = subject.specification.where, of_exception(error, str(casting))
+                yield Failure(NAME, label, "raises", message, where, evidence)
             else:
                 coverage.refused[message] = None
 

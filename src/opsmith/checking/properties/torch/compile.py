@@ -23,7 +23,7 @@ from opsmith.checking.properties.torch.compiled_calls import (
     step_of,
 )
 from opsmith.checking.properties.torch.mapping import ResultFault
-from opsmith.checking.property import Findings, Note, Property, Skipped, raised
+from opsmith.checking.property import Findings, Note, Property, Skipped, of_exception, raised
 from opsmith.checking.report import Failure
 from opsmith.checking.side_effects.global_settings import without_logs, without_warnings
 from opsmith.checking.subject import Subject
@@ -135,7 +135,7 @@ class Compilation:
             "raises",
             f"{self} raises where a call does not: {type(error).__name__}: {reason_of(error)}",
             self.subject.specification.where,
-            {"sample": str(flats[0][0]), "exception": type(error).__name__},
+            of_exception(error, str(flats[0][0])),
         )
 
     def _judged(

@@ -23,7 +23,7 @@ from opsmith.checking.properties.torch.compiled_calls import (
     step_of,
     tensors_inside,
 )
-from opsmith.checking.property import Findings, Note, Property, Skipped
+from opsmith.checking.property import Findings, Note, Property, Skipped, of_exception
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.batches import replicas
 from opsmith.checking.samples.sample import Sample
@@ -195,7 +195,7 @@ def _refused(subject: Subject, flats: Sequence[tuple[Sample, Any]], error: Excep
         f"torch.export.export(..., strict=False) raises where a call does not: {type(error).__name__}: "
         f"{reason_of(error)}",
         subject.specification.where,
-        {"sample": str(sample), "exception": type(error).__name__},
+        of_exception(error, str(sample)),
     )
 
 

@@ -14,7 +14,7 @@ from opsmith.checking.numerics.autodiff import vjp
 from opsmith.checking.numerics.compare import SavedBits
 from opsmith.checking.properties.torch.compiled_calls import chain
 from opsmith.checking.properties.torch.fake import has_own_fake
-from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, first_line
+from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, first_line, of_exception
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.side_effects.global_settings import without_warnings
@@ -95,7 +95,7 @@ def _sample(subject: Subject, sample: Sample) -> Findings:
             cause,
             f"opcheck's {test} fails ({promise}): {error}",
             subject.specification.where,
-            {"sample": str(sample), "test": test, "exception": type(error).__name__},
+            {**of_exception(error, str(sample)), "test": test},
         )
 
 
