@@ -331,7 +331,11 @@ def _refuse_other_place(old: Specification, new: Specification) -> None:
         problem = f"the name is taken by `{old.module}.{old.qualname}`"
         hint = "choose another name; the namespace is best the name of your package"
         last = old.module.rpartition(".")[2]
-        if old.qualname == new.qualname and old.module != new.module and new.module.endswith(f".{last}"):
+        if (
+            old.qualname == new.qualname
+            and old.module != new.module
+            and f".{new.module}".endswith(f".{last}")
+        ):
             problem += ", which looks like another copy of the same package"
             hint = (
                 "import one of the two; a copy that stays beside another has a namespace of its own: "

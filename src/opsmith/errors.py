@@ -69,10 +69,10 @@ class OpsmithError(Exception):
             lines += [] if text is None else [f"  {label}: {text}"]
         return printable("\n".join(lines))
 
-    def of(self, operator: str, where: str | None = None) -> Self:
-        """Name the operator, and a location, in an error that names none yet; return the error."""
+    def of(self, operator: str, where: str | None = None, hint: str | None = None) -> Self:
+        """Name operator, location and hint in an error that names no operator yet; return the error."""
         if self.operator is None:
-            self.operator, self.where = operator, self.where or where
+            self.operator, self.where, self.hint = operator, self.where or where, self.hint or hint
             self.args = (self._message(),)
         return self
 

@@ -36,6 +36,10 @@ def program(directory: Path, name: str, script: str) -> Path:
     return path
 
 
+TRIED = 'case "$*" in *trial.cpp*) exec g++ "$@";; esac; '
+"""Script of a compiler that compiles the file of one line."""
+
+
 def test_the_first_that_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -86,6 +90,44 @@ def test_one_that_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert str(caught.value).splitlines()[0] == "the C++ compiler does not run"
     assert f"got: {path}: " in str(caught.value)
     assert f"hint: see that `{path} --version` works" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("named", "got"),
+    [
+        ("ls", "the C++ compiler does not compile a file of one line"),
+        ("true", "the C++ compiler reports success, and wrote no complete file"),
+        ("g++ -no-such-option", "the C++ compiler does not compile a file of one line"),
+    ],
+)
+def test_a_program_that_is_no_compiler_is_named_where_it_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str, got: str
+) -> None:
+    (tmp_path / "kernel.cpp").write_text("int right;")
+    arguments = ["-shared", "-fPIC", "kernel.cpp", "-o", "kernel.so"]
+    monkeypatch.setenv("CXX", named)
+    with pytest.raises(errors.ToolchainError) as caught:
+        find_toolchain().run(arguments, tmp_path)
+    assert caught.value.problem == got
+    assert "or unset it" in str(caught.value.hint) or named == "true"
+    monkeypatch.delenv("CXX")  # as the hint says
+    assert find_toolchain().run(arguments, tmp_path).status == 0
+
+
+@pytest.mark.parametrize(
+    ("named", "got"),
+    [
+        ("g++-none", "no `g++-none` in PATH"),
+        ("/nowhere/g++ -O1", "there is no file `/nowhere/g++`"),
+        ("./none", "there is no file `./none`"),
+        ("/usr", "`/usr` cannot be run"),
+    ],
+)
+def test_a_path_is_not_looked_for_in_path(monkeypatch: pytest.MonkeyPatch, named: str, got: str) -> None:
+    monkeypatch.setenv("CXX", named)
+    with pytest.raises(errors.ToolchainError) as caught:
+        find_toolchain()
+    assert caught.value.got == got
 
 
 def test_one_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +206,7 @@ def test_the_runtime_that_no_compiler_takes(tmp_path: Path, monkeypatch: pytest.
     from opsmith.build.cache import Cache
     from opsmith.kernels.cpp import runtime
 
-    monkeypatch.setenv("CXX", str(program(tmp_path, "old", "echo 'no C++17 here'; exit 1")))
+    monkeypatch.setenv("CXX", str(program(tmp_path, "old", TRIED + "echo 'no C++17 here'; exit 1")))
     monkeypatch.setattr(runtime, "cache_on_disk", lambda: Cache(tmp_path / "cache"))
     with pytest.raises(errors.ToolchainError) as caught:
         runtime.compile_runtime()
@@ -313,7 +355,8 @@ def test_an_exit_status_that_nobody_can_know_is_that_of_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A parent that ignores SIGCHLD hands that on; a thread that waits for all children takes the status."""
-    monkeypatch.setenv("CXX", str(program(tmp_path, "refusing", "echo 'kernel.cpp:1:1: error: no'; exit 1")))
+    script = TRIED + "echo 'kernel.cpp:1:1: error: no'; exit 1"
+    monkeypatch.setenv("CXX", str(program(tmp_path, "refusing", script)))
     found = find_toolchain()
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:

@@ -286,15 +286,19 @@ def test_ctrl_c_has_status_130_and_no_traceback_and_what_is_finished_is_printed(
         return whole(operator, **options)
 
     monkeypatch.setattr("opsmith.checking.check", interrupted)
-    page = tmp_path / "report.html"
-    done = opsmith("check", str(write()), "--json", "--html", str(page), *FAST)
+    page, file = tmp_path / "report.html", write()
+    done = opsmith("check", str(file), "--json", "--html", str(page), *FAST)
     assert done.exit_code == 130
     assert done.stderr == f"opsmith: the page is in {page}\nopsmith: interrupted\n"
     read = json.loads(done.stdout)
     assert (read["passed"], read["interrupted"]) == (False, True)
     assert [report["operator"] for report in read["reports"]] == [f"{space}::right"]
     assert read["unchecked"] == [
-        {"operator": f"{space}::wrong", "message": "interrupted by Ctrl-C before it was checked"}
+        {
+            "operator": f"{space}::wrong",
+            "file": str(file),
+            "message": "interrupted by Ctrl-C before it was checked",
+        }
     ]
     assert "interrupted by Ctrl-C" in page.read_text(encoding="utf-8")
     told = opsmith("check", str(write()), *FAST)

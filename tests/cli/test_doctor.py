@@ -179,6 +179,9 @@ NAMED: dict[str, str | None] = {
     "no-executable": __file__,
     "an-open-quotation-mark": "g++ 'x",
     "quotation-marks-alone": "''",
+    "not-a-compiler": "ls",
+    "no-output": "true",
+    "not-of-cpp": "python3",
 }
 """Values of CXX."""
 
@@ -193,19 +196,20 @@ def test_it_finds_the_compiler_that_builds_kernels(
     if NAMED[case] is not None:
         monkeypatch.setenv("CXX", NAMED[case])
     try:
+        toolchain.find_toolchain().refuse_unfit()
         command = toolchain.find_toolchain().command
     except errors.ToolchainError as error:
         expected = None
-        refused = str(error.got)
+        refused = f"{error.problem}: {error.got}"
     else:
         expected = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True).stdout
     entry = entries(opsmith("doctor", "--json"))["C++ compiler"]
-    assert (expected is None) == case.startswith(("no-", "a-folder", "an-open", "quotation"))
+    assert (expected is None) == case.startswith(("no-", "not-", "a-folder", "an-open", "quotation"))
     if expected is not None:
         assert entry["found"] == expected.splitlines()[0]
         return
     assert entry["found"] is None
-    assert entry["hint"] == f"{refused}: name yours in CXX, or unset it"
+    assert entry["hint"] == f"{refused}; name yours in CXX, or unset it"
     monkeypatch.delenv("CXX")  # as the hint says
     assert entries(opsmith("doctor", "--json"))["C++ compiler"]["found"]
 

@@ -228,6 +228,7 @@ def test_several_files_are_checked_in_one_run(opsmith: Run, write: Write, space:
     assert done.stdout.splitlines()[-1] == "3 operators: 2 passed, 0 not passed, 1 could not be checked"
     assert f"`{broken}` cannot be imported: SyntaxError" in done.stderr
     (entry,) = json.loads(opsmith("check", str(first), str(broken), "--json", *options).stdout)["unchecked"]
+    assert entry["file"] == str(broken)
     assert entry["operator"] is None
     assert f"`{broken}` cannot be imported" in entry["message"]
     wrong = write(PLAIN.replace("gated", "wrong") + IN_PYTHON.replace("gated", "wrong"), name="wrong.py")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import types
+from dataclasses import replace
 from typing import Any
 
 import numpy
@@ -30,9 +33,146 @@ def test_out_is_an_attribute_and_no_argument(name: str) -> None:
     buffer = torch.empty(2, 3)
     said = refused(errors.ArgumentError, lambda: twice(ONES, out=buffer))  # type: ignore[call-arg]
     assert "it has no argument `out`" in said
-    assert said.endswith(f"hint: call it as `{twice.specification.short_name}.out(..., out=buffer)`")
+    assert said.endswith("hint: call it as `twice.out(x, out=out)`")
     assert twice.out(ONES, out=buffer) is buffer
     assert buffer.tolist() == [[2.0] * 3] * 2
+
+
+def in_two(x: Tensor, by: float, *, shift: int = 0) -> tuple[Tensor, Tensor]:
+    return x * by + shift, x + by
+
+
+@pytest.mark.parametrize("wrong", ["call", "tensor", "list", "one-of-two", "nothing"])
+def test_out_of_several_results_is_a_tuple(name: str, wrong: str) -> None:
+    named: Any = opsmith.operator(name)(in_two)
+    outs = (torch.empty(2, 3), torch.empty(2, 3))
+    calls: dict[str, Any] = {
+        "call": lambda: named(ONES, 2.0, out=outs),
+        "tensor": lambda: named.out(ONES, 2.0, out=outs[0]),
+        "list": lambda: named.out(ONES, 2.0, out=[*outs]),
+        "one-of-two": lambda: named.out(ONES, 2.0, out=outs[:1]),
+        "nothing": lambda: named.out(out=outs),
+    }
+    said = refused(errors.OpsmithError, calls[wrong])
+    hint = "named.out(x, by, shift=0, out=(out0, out1))"
+    assert said.endswith(f"hint: call it as `{hint}`")
+    eval(hint, {"named": named, "x": ONES, "by": 2.0, "out0": outs[0], "out1": outs[1]})
+    assert (outs[0].mean().item(), outs[1].mean().item()) == (2.0, 3.0)
+
+
+@pytest.mark.parametrize("returns", ["x", None])
+def test_the_hint_of_an_operator_in_place_is_a_call(name: str, returns: str | None) -> None:
+    def double(x: Tensor) -> Tensor:
+        x.mul_(2)
+        return x
+
+    def void(x: Tensor) -> None:
+        x.mul_(2)
+
+    inp: Any = opsmith.operator(name, mutates="x", returns=returns)(double if returns else void)
+    x = torch.ones(2)
+    said = refused(errors.ArgumentError, lambda: inp(x, out=x))
+    assert said.endswith("hint: call it as `inp(x)`")
+    eval("inp(x)", {"inp": inp, "x": x})
+    assert x.tolist() == [2.0, 2.0]
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return 2 * grad
+
+
+HELD: dict[str, Any] = {}
+
+
+def test_a_hint_names_the_variable_that_holds_the_operator(name: str) -> None:
+    mine = opsmith.adopt(Doubled, name)
+    said = refused(errors.MissingSamplesError, lambda: opsmith.draw(mine, "doubled.svg"))
+    assert "write `@mine.samples` over" in said
+    assert "`mine.out(x, out=out)`" in refused(errors.ArgumentError, lambda: mine(ONES, out=ONES))
+    assert "`mine(x)`;" in refused(errors.ArgumentError, lambda: mine())
+
+
+def test_a_hint_looks_up_an_operator_that_no_variable_holds(name: str) -> None:
+    HELD["twice"] = opsmith.operator(name)(lambda_free)
+    said = refused(errors.ArgumentError, lambda: HELD["twice"]())
+    call = f"opsmith.find_operator({name!r})(x)"
+    assert said.endswith(f"hint: call it as `{call}`")
+    assert eval(call, {"opsmith": opsmith, "x": ONES}).tolist() == (2 * ONES).tolist()
+    assert f"write `@opsmith.find_operator({name!r}).samples` over" in refused(
+        errors.MissingSamplesError, lambda: opsmith.check(HELD["twice"])
+    )
+
+
+def lambda_free(x: Tensor) -> Tensor:
+    return 2 * x
+
+
+def test_a_hint_names_the_variable_of_the_module(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = types.ModuleType("holding_operators")
+    module.short = opsmith.operator(name)(lambda_free)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert replace(module.short.specification, module=module.__name__).variable == "short"
+
+
+def returned(x: Tensor, y: Tensor) -> Tensor:
+    return x.mul_(y)
+
+
+def beside(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    return x.mul_(y), x + y
+
+
+def second(y: Tensor, x: Tensor) -> Tensor:
+    return x.mul_(y)
+
+
+def test_a_function_that_returns_what_it_writes_declares_it(name: str) -> None:
+    first = opsmith.operator(name, mutates="x")(returned)
+    said = refused(errors.AliasError, lambda: first(ONES.clone(), 2 * ONES))
+    assert said.endswith(
+        'hint: declare it, `returns="x"`, if callers get `x` itself; or return a copy: `.clone()`'
+    )
+    x = ONES.clone()
+    assert opsmith.operator(name, mutates="x", returns="x")(returned)(x, 2 * ONES) is x
+
+
+@pytest.mark.parametrize("function", [beside, second])
+def test_what_cannot_be_returned_is_left_out_of_the_results(name: str, function: Any) -> None:
+    operator: Any = opsmith.operator(name, mutates="x")(function)
+    said = refused(errors.AliasError, lambda: operator(*(torch.ones(2), torch.ones(2))))
+    assert said.endswith(
+        "hint: leave `x` out of the results, since callers have it; or return a copy: `.clone()`"
+    )
+
+
+def test_an_alias_of_what_is_not_written_is_copied(name: str) -> None:
+    operator = opsmith.operator(name)(lambda_free)
+    same = opsmith.operator(f"{name}_same")(identity)
+    assert operator(ONES).shape == ONES.shape
+    assert refused(errors.AliasError, lambda: same(ONES)).endswith("hint: return a copy: `.clone()`")
+
+
+def identity(x: Tensor) -> Tensor:
+    return x
+
+
+@pytest.mark.parametrize("first", ["self", "cls", "ctx"])
+def test_a_method_with_a_hint_for_its_object_is_no_function(name: str, first: str) -> None:
+    scope: dict[str, Any] = {"Tensor": Tensor}
+    exec(f"def method({first}: 'M', x: Tensor) -> Tensor:\n    return x * 2\n", scope)
+    said = refused(errors.UnsupportedTypeError, lambda: opsmith.operator(name)(scope["method"]))
+    assert "import the name" not in said
+    assert ("leave it out" if first == "ctx" else "declare a function outside of the class") in said
+    exec(f"def method({first}: Tensor, x: 'M') -> Tensor:\n    return x * 2\n", scope)
+    assert "import the name" in refused(
+        errors.UnsupportedTypeError, lambda: opsmith.operator(name)(scope["method"])
+    )
 
 
 def test_out_is_not_told_of_an_operator_that_returns_nothing(name: str) -> None:

@@ -427,7 +427,7 @@ def test_a_size_that_is_none(size: Any, shown: str, says: Any) -> None:
           expected: a whole number, zero or more
           got: {shown}
           where: {place}
-          hint: call it as Modular(M, N, ...)
+          hint: call it as `Modular(M, N, ...)`
         """,
     ):
         Modular(3, size)
@@ -465,7 +465,7 @@ def test_an_option_of_the_wrong_type(says: Any) -> None:
           expected: float
           got: str 'small'
           where: {place}
-          hint: call it as Modular(M, N, eps=...)
+          hint: call it as `Modular(M, N, eps=...)`
         """,
     ):
         Modular(3, 2, eps="small")

@@ -203,7 +203,7 @@ def test_a_linker_that_fails(
     monkeypatch.setattr(packaging, "ANY_PROCESSOR", ("-std=c++no",))
     message = fails(errors.ToolchainError, of.single, verify=False)
     assert message.startswith(
-        "the C++ compiler does not make a library for ONNX Runtime\n"
+        "the C++ compiler does not compile a library for ONNX Runtime\n"
         "  expected: a compiler of C++17 with GNU's linker, as g++ 9 with binutils 2.29\n"
     )
     assert "-std=c++no" in message

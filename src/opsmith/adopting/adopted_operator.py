@@ -11,18 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from opsmith import errors
-from opsmith.adopting.class_specification import (
-    class_gradients,
-    class_tangents,
-    computed_by,
-    packed_samples,
-)
+from opsmith.adopting.class_specification import class_gradients, class_tangents, computed_by, packed_samples
 from opsmith.adopting.learned_types import has_flag, learned_from
-from opsmith.core.adopted import (
-    ClassFormula,
-    ObservedReturn,
-    note,
-)
+from opsmith.core.adopted import ClassFormula, ObservedReturn, note
 from opsmith.core.forked_locks import lock_of
 from opsmith.core.formula import non_differentiable
 from opsmith.core.functional_form import all_results, functional_name
@@ -211,10 +202,10 @@ class AdoptedOperator(Operator[..., Any]):
         """The class of the handle of its functional form."""
         return AdoptedFunctionalForm
 
-    def _call_hint(self) -> str:
-        call = self._specification.schema.call_text(self._specification.short_name)
+    def _call_hint(self, *, out: bool = False) -> str:
         hint = '`adopt(..., signature="(x: Tensor, n: int) -> Tensor")`'
-        return f"call it as {call}; if its types are others, declare them: {hint}"
+        call = super()._call_hint(out=out)
+        return call if out else f"{call}; if its types are others, declare them: {hint}"
 
     @property
     def function_class(self) -> type[torch.autograd.Function] | None:

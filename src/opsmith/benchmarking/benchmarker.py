@@ -101,7 +101,7 @@ def benchmark(
             raise operator.specification.error(
                 errors.UsageError,
                 "an operator that writes in place cannot be benchmarked yet: its calls would not be alike",
-                hint=f"benchmark `{operator.specification.short_name}.functional`",
+                hint=f"benchmark `{operator.specification.variable}.functional`",
             )
         refuse_baselines({} if given is None else given)
         wanted = _directions(directions)

@@ -83,7 +83,7 @@ def samples_of_operator(operator: Operator[..., Any], samples: Samples, seed: in
         raise errors.MissingSamplesError(
             "there are no samples to measure it on",
             where=error.where,
-            hint=f"write `@{operator.specification.short_name}.samples` over a function of `make` that "
+            hint=f"write `@{operator.specification.variable}.samples` over a function of `make` that "
             "yields tuples of arguments, or call `benchmark(..., samples=[(x, weight)])`",
         ) from error
 

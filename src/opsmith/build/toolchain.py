@@ -11,12 +11,14 @@ import shlex
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from opsmith import config, errors
+from opsmith.build.compiler_options import refuse_missing_library
 from opsmith.build.elf import fault_of
 from opsmith.build.processor import cpu_info
 
@@ -105,7 +107,46 @@ class Toolchain:
             if text in printed:
                 raise OSError(number, text, str(directory))
         self._refuse_failure(status, printed)
+        if status and arguments is not _TRIAL:
+            self.refuse_unfit()
         return CompilerOutput(status, printed)
+
+    def refuse_unfit(self) -> None:
+        """Refuse a program that compiles no file at all, by a trial.
+
+        Raises:
+            ToolchainError: If it does not.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "trial.cpp").write_text("int opsmith_trial;\n", encoding="utf-8")
+            self.build(
+                "a file of one line", _TRIAL, Path(folder), f"a compiler that takes `{shlex.join(FLAGS)}`"
+            )
+
+    def build(self, made: str, arguments: list[str], directory: Path, expected: str, hint: str = "") -> None:
+        """Run the compiler on a source of opsmith, which it must take.
+
+        Args:
+            made: Words for the source.
+            arguments: Its arguments.
+            directory: Folder in which it runs.
+            expected: Words for a compiler that takes it.
+            hint: What to do without one.
+
+        Raises:
+            CompileError: If the linker does not find a library of the author's.
+            ToolchainError: If it fails, or writes no complete file.
+        """
+        done = self.run(arguments, directory)
+        if done.status:
+            refuse_missing_library(done.printed)
+            raise errors.ToolchainError(
+                f"the C++ compiler does not compile {made}",
+                expected=expected,
+                got=done.printed.strip()[-2000:],
+                hint=f"name another compiler in CXX{hint}",
+            )
+        self.refuse_incomplete(directory / arguments[arguments.index("-o") + 1])
 
     def _status_by_file(self, arguments: list[str], directory: Path, printed: str) -> int:
         """Return 1 if there is no output file: the exit status is 0, too, where somebody else took it.
@@ -168,6 +209,7 @@ def _signal(number: int) -> str:
         return str(number)
 
 
+_TRIAL = [*FLAGS, "trial.cpp", "-o", "trial.so"]
 _GCC = re.compile(r"(?:^|[/-])g\+\+(?:-[\d.]+)?$")
 _DISK_FAULTS = {
     number: os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
@@ -248,10 +290,15 @@ def _toolchain(named: str, path: str) -> Toolchain:
         if program is not None:
             # It runs in other directories, so `./compiler` is not its name there.
             return Toolchain((os.path.abspath(program), *candidate[1:]), _identity(candidate, path))
+    got, program = f"none of {', '.join(NAMES)} in PATH", candidates[0][0]
+    if named and os.path.dirname(program):
+        got = f"`{program}` cannot be run" if os.path.exists(program) else f"there is no file `{program}`"
+    elif named:
+        got = f"no `{program}` in PATH"
     raise errors.ToolchainError(
         "there is no C++ compiler",
         expected=f"the program that CXX names, `{named}`" if named else f"one of {', '.join(NAMES)}",
-        got=f"no `{candidates[0][0]}` in PATH" if named else f"none of {', '.join(NAMES)} in PATH",
+        got=got,
         hint="install a C++ compiler, on Debian or Ubuntu by `apt-get install g++`, or name yours in CXX; "
         "until then the reference computes the operator",
     )

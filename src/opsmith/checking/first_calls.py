@@ -191,8 +191,7 @@ class Inputs:
         """The outcome of results, with what was found before any property ran."""
         if self.refused:  # also where results were not asked for: no property runs on these samples
             failures = merged((*self.refused, *outcome.failures))
-            reason = "" if self.read_outside else outcome.reason
-            outcome = replace(outcome, status="failed", reason=reason, failures=failures, left_out=False)
+            outcome = replace(outcome, status="failed", reason="", failures=failures, left_out=False)
         more = [failure_of(PROPERTY, self.subject, each) for each in self.derived.unserved]
         if not any(each.cause == "raises" for each in outcome.failures):
             more += self.deaths

@@ -192,7 +192,7 @@ def _sampling_hint(specification: Specification, operator: Operator[..., Any] | 
             "`check(..., samples=[(x, weight)])`"
         )
     return (
-        f"write `@{specification.short_name}.samples` over a function of `make` that yields tuples of "
+        f"write `@{specification.variable}.samples` over a function of `make` that yields tuples of "
         "arguments, or call `check(..., samples=[(x, weight)])`"
     )
 

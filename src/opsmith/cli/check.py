@@ -159,7 +159,11 @@ def check(
         known: Mapping[str, Report] = {}
         if baseline is not None:
             known = read_file(baseline, "--baseline", "opsmith check ... --json >", read_reports)
-        parsed, found, refused = [*map(Target.of, targets)], list[CheckSubject](), list[errors.OpsmithError]()
+        parsed, found, refused = (
+            [*map(Target.of, targets)],
+            list[CheckSubject](),
+            list[tuple[errors.OpsmithError, str]](),
+        )
         if samples is not None and len(parsed) > 1:
             raise errors.UsageError(
                 f"`--samples` is for one operator, and {len(parsed)} files or modules are named",
@@ -172,12 +176,12 @@ def check(
             except errors.OpsmithError as error:
                 if len(parsed) == 1:
                     raise
-                refused.append(error)
+                refused.append((error, each.source))
                 continue
             found += [new for new in named if all(new.value is not before.value for before in found)]
         checked = Checking(found, run, None if as_json else output, options, known)
         for problem in refused:
-            checked.refuse(problem)
+            checked.refuse(*problem)
         if min(jobs, len(found)) > 1:
             check_at_once(checked, jobs, check)
         else:
@@ -191,7 +195,9 @@ def check(
         elif len(found) + len(refused) > 1:
             output.write(f"\n{run.summary()}\n")
         if html is not None:
-            unchecked = [(entry["operator"] or "", entry["message"]) for entry in run.unchecked_entries()]
+            unchecked = [
+                (entry["operator"] or entry["file"], entry["message"]) for entry in run.unchecked_entries()
+            ]
             replace_file(html, page(run.reports, unchecked).encode())
             typer.echo(f"opsmith: the page is in {html}", err=True)
         if run.interrupted:

@@ -24,13 +24,13 @@ class CheckRun:
 
     Args:
         reports: Reports of those that were checked.
-        unchecked: Errors of those that could not be checked.
-        interrupted: Names of those that Ctrl-C left unchecked.
+        unchecked: Errors of those that could not be checked, each with its file or module.
+        interrupted: Those that Ctrl-C left unchecked.
     """
 
     reports: list[Report] = field(default_factory=list)
-    unchecked: list[errors.OpsmithError] = field(default_factory=list)
-    interrupted: list[str] = field(default_factory=list)
+    unchecked: list[tuple[errors.OpsmithError, str]] = field(default_factory=list)
+    interrupted: list[CheckSubject] = field(default_factory=list)
 
     @property
     def status(self) -> int:
@@ -51,9 +51,10 @@ class CheckRun:
         return f"{every} operators: {', '.join(parts)}"
 
     def unchecked_entries(self) -> list[dict[str, Any]]:
-        """Return the name of each subject that was not checked, and the reason."""
-        left = [{"operator": name, "message": INTERRUPTION} for name in self.interrupted]
-        return [{"operator": error.operator, "message": str(error)} for error in self.unchecked] + left
+        """Return the name of each subject that was not checked, its file or module, and the reason."""
+        left = [(each.name, each.target.source, INTERRUPTION) for each in self.interrupted]
+        entries = [(error.operator, file, str(error)) for error, file in self.unchecked] + left
+        return [dict(zip(("operator", "file", "message"), each, strict=True)) for each in entries]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that `--json` prints; `report.schema.json` of `opsmith.checking` describes it."""
@@ -95,9 +96,9 @@ class Checking:
         if self.output is not None:
             self.output.show(rendered(report))
 
-    def refuse(self, error: errors.OpsmithError) -> None:
-        """Take the reason why a subject was not checked, and print it."""
-        self.run.unchecked.append(error)
+    def refuse(self, error: errors.OpsmithError, file: str) -> None:
+        """Take the reason why a subject of a file or module was not checked, and print it."""
+        self.run.unchecked.append((error, file))
         complain(error)
 
 
@@ -117,9 +118,9 @@ def check_in_turn(checked: Checking, command: Callable[..., Any]) -> None:
             with ends, named_as_options(command), progress_bar(each.name) as progress:
                 report = report_of(each, {**checked.options, "progress": progress})
         except errors.OpsmithError as error:
-            checked.refuse(error)
+            checked.refuse(error, each.target.source)
         except KeyboardInterrupt:
-            checked.run.interrupted += [left.name for left in checked.subjects[at:]]
+            checked.run.interrupted += checked.subjects[at:]
             return
         else:
             checked.finish(report)
@@ -155,7 +156,7 @@ def check_at_once(checked: Checking, jobs: int, command: Callable[..., Any]) -> 
                 if left in answers:
                     _take(checked, left, answers[left])
                 else:
-                    checked.run.interrupted.append(checked.subjects[left].name)
+                    checked.run.interrupted.append(checked.subjects[left])
 
 
 def _await(
@@ -175,7 +176,8 @@ def _take(checked: Checking, at: int, answer: Answered) -> None:
     if answer.report is not None:
         checked.finish(answer.report)
     elif isinstance(answer.error, errors.OpsmithError):
-        checked.refuse(answer.error.of(checked.subjects[at].name))
+        subject = checked.subjects[at]
+        checked.refuse(answer.error.of(subject.name), subject.target.source)
     else:
         assert answer.error is not None
         raise answer.error

@@ -77,10 +77,12 @@ def _compiler() -> InventoryItem:
     }
     hint, found = hints.get(platform.system(), "install g++ or clang++"), None
     try:
-        found = version_of(*find_toolchain().command)
+        toolchain = find_toolchain()
+        toolchain.refuse_unfit()
+        found = version_of(*toolchain.command)
     except errors.ToolchainError as error:
         if config.compiler():
-            hint = f"{error.got}: name yours in CXX, or unset it"
+            hint = f"{error.problem}: {error.got}; name yours in CXX, or unset it"
     return InventoryItem("C++ compiler", found, "C++ kernels; torch.compile on the CPU", hint)
 
 

@@ -28,40 +28,36 @@ class CallArguments:
     kwargs: dict[str, Any] = field(default_factory=dict)
 
 
-def call_error(
-    args: tuple[Any, ...], kwargs: dict[str, Any], schema: Schema, hint: str | None = None
-) -> errors.ArgumentError | None:
-    """Return the error for a call that does not fit the signature, without an operator; None if all fits."""
+def call_error(args: tuple[Any, ...], kwargs: dict[str, Any], schema: Schema) -> errors.ArgumentError | None:
+    """Return the error for a call that does not fit the signature, without operator and hint, or None."""
     if len(args) > schema.positional:
         taken = f"{schema.positional} positional argument{'s' * (schema.positional != 1)}"
-        return errors.ArgumentError(f"it takes {taken} and {len(args)} were given", hint=hint)
+        return errors.ArgumentError(f"it takes {taken} and {len(args)} were given")
     unknown = next((name for name in kwargs if name not in schema.by_name), None)
     if unknown is not None:
         expected = f"one of {listed(schema.names)}"
-        return errors.ArgumentError(
-            f"it has no argument `{unknown}`", argument=unknown, expected=expected, hint=hint
-        )
+        return errors.ArgumentError(f"it has no argument `{unknown}`", argument=unknown, expected=expected)
     for position, argument in enumerate(schema.arguments):
         name = argument.name
         if position < len(args):
             if name in kwargs:
-                return errors.ArgumentError(f"`{name}` is given twice", argument=name, hint=hint)
+                return errors.ArgumentError(f"`{name}` is given twice", argument=name)
             value = args[position]
         elif name in kwargs:
             value = kwargs[name]
         elif argument.default is REQUIRED:
             expected = argument.kind.annotation()
             return errors.ArgumentError(
-                f"`{name}` is missing", argument=name, expected=expected, got="nothing", hint=hint
+                f"`{name}` is missing", argument=name, expected=expected, got="nothing"
             )
         else:
             continue
         if not argument.kind.accepts(value):
-            return type_error(argument, value, hint)
+            return type_error(argument, value)
     return None
 
 
-def type_error(argument: Argument, value: Any, hint: str | None) -> errors.ArgumentError:
+def type_error(argument: Argument, value: Any) -> errors.ArgumentError:
     """Return the error for a value, or a part of it, that an argument does not accept."""
     name, kind, structure = argument.name, argument.kind, argument.kind.structure
     fault = None if structure is None else structure.fault(value)
@@ -69,7 +65,7 @@ def type_error(argument: Argument, value: Any, hint: str | None) -> errors.Argum
         behind, kind, value = fault
         name += behind
     return errors.ArgumentError(
-        f"`{name}` has the wrong type", argument=name, expected=kind.expected(), got=shown(value), hint=hint
+        f"`{name}` has the wrong type", argument=name, expected=kind.expected(), got=shown(value)
     )
 
 

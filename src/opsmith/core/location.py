@@ -7,7 +7,8 @@ import inspect
 import linecache
 import os
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -108,6 +109,15 @@ def user_line_of_frame(frame: FrameType | None) -> SourceLine | None:
             return frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back
     return None
+
+
+def scopes_of_callers() -> Iterator[dict[str, Any]]:
+    """The local and the global variables of each user frame among the callers, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if is_user_code(frame.f_code.co_filename):
+            yield from (frame.f_locals, frame.f_globals)
+        frame = frame.f_back
 
 
 def user_line_of_traceback(text: Any) -> SourceLine | None:

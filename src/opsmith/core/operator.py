@@ -16,7 +16,8 @@ from opsmith.core.aspects import Aspects
 from opsmith.core.call_arguments import call_error, shown, tensors_in
 from opsmith.core.feature_packages import FeatureMethods
 from opsmith.core.forked_locks import lock_of
-from opsmith.core.specification import Specification
+from opsmith.core.out_form import out_names
+from opsmith.core.specification import OUT, Specification
 
 if TYPE_CHECKING:
     from opsmith.core.explanation import Explanation
@@ -238,15 +239,14 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
         return explain(self._specification, self._specification.schema.call_values(args, kwargs))
 
     def _check_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        schema, hint = self._specification.schema, self._call_hint()
-        if "out" in kwargs and "out" not in schema.by_name and schema.visible and schema.always_tensors:
-            hint = f"call it as `{self._specification.short_name}.out(..., out=buffer)`"
-        error = call_error(args, kwargs, schema, hint)
+        schema = self._specification.schema
+        error = call_error(args, kwargs, schema)
         if error is not None:
-            raise error.of(self.name, self._specification.where) from None
+            out = error.argument == "out" and bool(schema.visible) and schema.always_tensors
+            raise error.of(self.name, self._specification.where, self._call_hint(out=out)) from None
 
-    def _call_hint(self) -> str:
-        return f"call it as {self._specification.schema.call_text(self._specification.short_name)}"
+    def _call_hint(self, *, out: bool = False) -> str:
+        return _hint_of(self._specification, out=out)
 
     @property
     def name(self) -> str:
@@ -328,7 +328,7 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
                 argument="out",
                 expected="a tensor" if len(names) == 1 else f"a tuple of {len(names)} tensors",
                 got=shown(out),
-                hint=f"call it as `{self.specification.short_name}.out(..., out=buffer)`",
+                hint=self._call_hint(out=True),
             )
         outs = dict(zip(names, given, strict=True))
         if compiling:
@@ -429,6 +429,15 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
         return self
 
 
+def _hint_of(specification: Specification, *, out: bool) -> str:
+    schema, name = specification.schema, specification.variable
+    if not out:
+        return f"call it as {schema.call_text(name)}"
+    buffers = ", ".join(out_names(schema))
+    text = f"({buffers})" if len(schema.visible) > 1 else buffers
+    return f"call it as {schema.call_text(f'{name}.out', out=text)}"
+
+
 class DerivedOperator(Operator[P, R]):
     """A form of another operator, to which formulas and kernels are attached.
 
@@ -448,6 +457,10 @@ class DerivedOperator(Operator[P, R]):
 
     def __reduce__(self) -> Any:
         return self._reduced
+
+    def _call_hint(self, *, out: bool = False) -> str:
+        form = self.name.endswith(OUT)
+        return _hint_of(self._owner.specification, out=True) if form else super()._call_hint(out=out)
 
     def _replace(self, **aspects: Any) -> Self:
         raise self._specification.error(

@@ -139,7 +139,7 @@ def refuse_other(specification: Specification, name: str, out: Tensor, result: T
 
 def _void_hint(specification: Specification) -> str:
     written = listed(specification.schema.written)
-    return f"it writes into {written} itself; `{specification.short_name}.functional` takes `out=`"
+    return f"it writes into {written} itself; `{specification.variable}.functional` takes `out=`"
 
 
 def _placed_hint(placements: Any, name: str) -> str:

@@ -285,7 +285,7 @@ def first_call(specification: Specification, use: str, otherwise: str = "") -> C
         raise specification.error(
             errors.MissingSamplesError,
             f"it is {use} as its first sample calls it, and {lack}",
-            hint=f"write `@{specification.short_name}.samples` over a function of `make` that yields tuples "
+            hint=f"write `@{specification.variable}.samples` over a function of `make` that yields tuples "
             f"of arguments{otherwise}",
         )
     return calls[0]

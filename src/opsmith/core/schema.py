@@ -212,10 +212,20 @@ class Schema:
         text = ", ".join(returns)
         return f"{name}({', '.join(pieces)}) -> {text if len(returns) == 1 else f'({text})'}"
 
-    def call_text(self, name: str) -> str:
-        """Return the signature of the handle: in torch's language; in Python's where that says more."""
-        in_python = self.encoded or self.spreads
-        return f"{name}({', '.join(self.parameters())})" if in_python else self.text(name)
+    def call_text(self, name: str, *, out: str = "") -> str:
+        """Return a call with variables of the arguments' names, without objects that have defaults.
+
+        Args:
+            name: Expression for the handle.
+            out: Expression for `out=`; empty for none.
+        """
+        given = []
+        for each in self.arguments:
+            required = each.default is REQUIRED
+            if required or isinstance(each.default, (int, float, str, tuple, list, type(None))):
+                value = each.name if required else repr(each.default)  # that of an object need not be Python
+                given.append(value if required and not each.keyword_only else f"{each.name}={value}")
+        return f"`{name}({', '.join(given + [f'out={out}'] * bool(out))})`"
 
     def parameters(self) -> list[str]:
         """Return the parameters in Python, as `x: Tensor`, with a `*` before those by name alone."""
@@ -338,7 +348,8 @@ def _signature(reference: Callable[..., Any], operator: str) -> inspect.Signatur
     except (NameError, AttributeError, TypeError, SyntaxError) as error:
         raise errors.UnsupportedTypeError(
             f"a type hint cannot be resolved: {error}",
-            hint="import the name at the top of the module that declares the operator",
+            hint=_no_argument_hint(reference)
+            or "import the name at the top of the module that declares the operator",
         ) from error
     signature = inspect.signature(reference)
     parameters = [
@@ -355,6 +366,12 @@ _NO_ARGUMENTS = {
     "cls": "declare a function outside of the class, and call it in the method",
 }
 """Hints for parameters of methods, by name."""
+
+
+def _no_argument_hint(reference: Callable[..., Any]) -> str | None:
+    """Return the hint for a method, whose first parameter is an object of its class; None for a function."""
+    first, annotation = next(iter(reference.__annotations__.items()), ("", None))
+    return None if annotation in (Tensor, "Tensor", "torch.Tensor") else _NO_ARGUMENTS.get(first)
 
 
 def _argument(parameter: inspect.Parameter, known: ArgumentType | None) -> Argument:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from opsmith import errors
 from opsmith.core.gradients import GradientRules, TangentRules
 from opsmith.core.kernels import Kernel
+from opsmith.core.location import scopes_of_callers
 from opsmith.core.samples import Samples
 from opsmith.core.schema import Schema, functional_schema
 
@@ -124,6 +126,24 @@ class Specification(errors.ErrorSubject):
     def short_name(self) -> str:
         """Part of the name after `::`."""
         return self.name.partition("::")[2]
+
+    @property
+    def variable(self) -> str:
+        """Expression for the handle: a variable of a caller or of the module; a look-up if there is none."""
+        from opsmith.core.operator import Operator  # it imports this module
+
+        base = self.name.removesuffix(OUT)
+        form = self.name[len(base) :]
+        for scope in (*scopes_of_callers(), getattr(sys.modules.get(self.module), "__dict__", {})):
+            for key, value in [*scope.items()]:
+                if (
+                    key.isidentifier()
+                    and key != "_"
+                    and issubclass(type(value), Operator)
+                    and value.name == base
+                ):
+                    return f"{key}{form}"
+        return f"opsmith.find_operator({base!r}){form}"
 
     @property
     def _subject(self) -> tuple[str, str]:

@@ -135,6 +135,6 @@ def operator_call(
             argument=fault.argument or "inputs",
             expected=fault.expected,
             got=fault.got,
-            hint=f"give `inputs=` what {specification.schema.call_text(specification.short_name)} takes",
+            hint=f"give `inputs=` the arguments of {specification.schema.call_text(specification.variable)}",
         )
     return DrawnCall(operator, args, named)

@@ -43,7 +43,7 @@ def translator(opset: int, table: Table) -> Translator:
         inner = capabilities.onnx_translator(opset, table)
 
     def translate(*args: Any) -> Any:
-        with quiet_exporter(), torch.no_grad():
+        with quiet_exporter(LOGGER), torch.no_grad():
             return inner(*args)
 
     return translate
@@ -73,15 +73,16 @@ def translated_model(
         own = next((each for each in chain if isinstance(each, errors.OpsmithError)), None)
         if own is not None:
             raise own from None
-        _refuse_fixed(model, inputs, axes)
-        _refuse_unknown(model, inputs, table)
+        with quiet_exporter(LOGGER):
+            _refuse_fixed(model, inputs, axes)
+            _refuse_unknown(model, inputs, table)
         raise errors.ExportError(
             f"torch's exporter does not take the model: {first_line(chain[-1])}",
             got=type(chain[-1]).__name__,
             where=where_raised(chain[-1]),
             hint="`torch.export.export(model, args)` must take it, and ONNX have an operator for each of "
-            "torch's in it; the cause of this error has details",
-        ) from error
+            "torch's in it; `__context__` of this error has torch's own text",
+        ) from None
     _refuse_fixed(model, inputs, axes, program.exported_program)
     return program
 
@@ -252,7 +253,7 @@ def traced(calls: Sequence[OperatorCall]) -> Any:
                 hint="write it in torch's operations on tensors, and take no values out of them; or "
                 + "give the same mathematics in plain PyTorch: `adopt(..., reference=...)`; or " * of_class
                 + "`body='node', verify=False`",
-            ) from error
+            ) from None
         for call in calls:  # find the one that fails
             traced([call])
         raise

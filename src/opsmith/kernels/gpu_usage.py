@@ -204,7 +204,7 @@ def specializations(kernel: TritonKernel) -> list[Specialization]:
         raise kernel.error(
             errors.MissingSamplesError,
             "there are no samples to compile its kernel for",
-            hint=f"write `@{specification.short_name}.samples` over a function of `make` that yields tuples "
+            hint=f"write `@{specification.variable}.samples` over a function of `make` that yields tuples "
             "of arguments",
         )
     found: dict[str, Specialization] = {}
@@ -223,7 +223,7 @@ def specializations(kernel: TritonKernel) -> list[Specialization]:
             errors.MissingSamplesError,
             "its Triton kernel takes none of the samples, so that nothing is compiled",
             got="; ".join(dict.fromkeys(reasons)) or "no samples",
-            hint=f"yield arguments that the kernel takes from `@{specification.short_name}.samples`; only "
+            hint=f"yield arguments that the kernel takes from `@{specification.variable}.samples`; only "
             "floating-point tensors are cast to the dtypes of the kernel",
         )
     return list(found.values())

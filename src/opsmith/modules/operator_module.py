@@ -153,8 +153,10 @@ class OperatorModule(nn.Module, Generic[R]):
             value = given[option.name]
             if not option.kind.accepts(value):
                 given_as = ", ".join((*plan.sizes, f"{option.name}=..."))
-                error = type_error(option, value, f"call it as {type(self).__name__}({given_as})")
-                raise error.of(f"{type(self).__name__} ({plan.operator.name})", plan.where)
+                hint = f"call it as `{type(self).__name__}({given_as})`"
+                raise type_error(option, value).of(
+                    f"{type(self).__name__} ({plan.operator.name})", plan.where, hint
+                )
             setattr(self, option.name, list(value) if isinstance(value, list) else value)
         for each in plan.flags:
             if not isinstance(given[each.name], bool):
@@ -196,7 +198,7 @@ class OperatorModule(nn.Module, Generic[R]):
                 expected="a whole number, zero or more",
                 got=shown(value),
                 where=self.plan.where,
-                hint=f"call it as {type(self).__name__}({', '.join(self.plan.sizes)}, ...)",
+                hint=f"call it as `{type(self).__name__}({', '.join(self.plan.sizes)}, ...)`",
             )
         return size
 

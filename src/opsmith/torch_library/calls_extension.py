@@ -105,31 +105,13 @@ def compile_calls() -> CacheEntry:
 def _compile(toolchain: Toolchain, include: Path, directory: Path) -> None:
     home = Path(torch.__file__).parent
     folders = (include, home / "include", home / "include" / "torch" / "csrc" / "api" / "include")
-    done = toolchain.run(
-        [
-            *(
-                "-std=c++20",
-                "-O2",
-                "-g0",
-                "-DNDEBUG",
-                "-fPIC",
-                "-shared",
-                "-fvisibility=hidden",
-                "-w",
-                "-Wl,-s",
-            ),
-            *(f"-isystem{folder}" for folder in folders),
-            # Messages have the names of files in them, and no wheel has folders of the machine that made it.
-            *(f"-ffile-prefix-map={folder}=." for folder in (SOURCES, *folders)),
-            *(str(SOURCE), f"-L{home / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch_python", "-o", LIBRARY),
-        ],
-        directory,
-    )
-    if done.status:
-        raise errors.ToolchainError(
-            "the C++ compiler does not compile calls in C++",
-            expected="a compiler of C++20, as g++ 11 or clang 14, and the headers of torch",
-            got=done.printed.strip()[-2000:],
-            hint="name another compiler in CXX; without them, the same is done in Python",
-        )
-    toolchain.refuse_incomplete(directory / LIBRARY)
+    arguments = [
+        *["-std=c++20", "-O2", "-g0", "-DNDEBUG", "-fPIC", "-shared", "-fvisibility=hidden", "-w", "-Wl,-s"],
+        *(f"-isystem{folder}" for folder in folders),
+        # Messages have the names of files in them, and no wheel has folders of the machine that made it.
+        *(f"-ffile-prefix-map={folder}=." for folder in (SOURCES, *folders)),
+        *(str(SOURCE), f"-L{home / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch_python", "-o", LIBRARY),
+    ]
+    expected = "a compiler of C++20, as g++ 11 or clang 14, and the headers of torch"
+    without = "; without them, the same is done in Python"
+    toolchain.build("calls in C++", arguments, directory, expected, without)

@@ -307,7 +307,7 @@ class InPlaceRegistration(DispatcherRegistration):
                     what,
                     argument=name,
                     got=str(error).partition(". ")[0],
-                    hint=f"{remedy}, or call `{specification.short_name}.functional`",
+                    hint=f"{remedy}, or call `{specification.variable}.functional`",
                 ) from error
         return tuple(results[len(specification.schema.written) :])
 

@@ -500,10 +500,9 @@ class DispatcherRegistration:
             kind = argument.kind
             held = kind.length is not None or kind.base.held or kind.encoded
             if (value is None and not kind.optional) or (held and not kind.accepts(value)):
-                shown = specification.schema
-                call = (shown.text if shown.encoded else shown.call_text)(specification.short_name)
-                wrong = type_error(argument, value, kind.base.hint or f"call it as {call}")
-                raise wrong.of(specification.name, specification.where)
+                call = f"call it as {specification.schema.call_text(specification.variable)}"
+                wrong = type_error(argument, value)
+                raise wrong.of(specification.name, specification.where, kind.base.hint or call)
         refuse_unsupported(specification, values)
         refuse_shapes(specification, values)
         self._compiled.notice(specification, tensors_in(values))

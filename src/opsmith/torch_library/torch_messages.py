@@ -5,10 +5,11 @@ The texts differ between versions of torch: each tuple names parts of all of the
 
 from __future__ import annotations
 
+import io
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 
 EXPORTER_LOGGERS = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")
 
@@ -144,14 +145,18 @@ def has_message(error: BaseException, texts: tuple[str, ...]) -> bool:
 
 
 @contextmanager
-def quiet_exporter() -> Iterator[None]:
-    """Context that silences warnings and log lines of the exporter and of graph passes."""
-    loggers = [logging.getLogger(name) for name in EXPORTER_LOGGERS]
+def quiet_exporter(*others: str) -> Iterator[None]:
+    """Context that silences the exporter and graph passes: warnings, lines of logs, text on stderr.
+
+    Args:
+        others: Names of other loggers to silence.
+    """
+    loggers = [logging.getLogger(name) for name in (*EXPORTER_LOGGERS, *others)]
     levels = [logger.level for logger in loggers]
     try:
         for logger in loggers:
             logger.setLevel(logging.CRITICAL)
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -90,7 +90,7 @@ def refuse_nondeterminism(specification: Specification) -> None:
         return
     adopted = specification.adopted
     other = adopted is None or adopted.reference is not None
-    instead = f", or compute with `{specification.short_name}.reference`" if other else ""
+    instead = f", or compute with `{specification.variable}.reference`" if other else ""
     error = specification.error(
         errors.NondeterministicError,
         "it is declared with `deterministic=False`, and torch.use_deterministic_algorithms(True) is in force",
@@ -291,7 +291,7 @@ def _check_not_aliased(
                     argument=name,
                     expected="a new tensor",
                     where=where(function),
-                    hint="return a copy: `.clone()`",
+                    hint=_alias_hint(specification.schema, name),
                 )
         for other in range(position):
             if capabilities.shares_memory(result, results[other]):
@@ -303,6 +303,15 @@ def _check_not_aliased(
                     where=where(function),
                     hint="return a copy of one of them: `.clone()`",
                 )
+
+
+def _alias_hint(schema: Schema, name: str) -> str:
+    """Return the hint for a function that returns an argument; it may have meant the one that it writes."""
+    if schema.written == (name,) and len(schema.results) == 1 and schema.names[0] == name:
+        return f'declare it, `returns="{name}"`, if callers get `{name}` itself; or return a copy: `.clone()`'
+    if name in schema.written:
+        return f"leave `{name}` out of the results, since callers have it; or return a copy: `.clone()`"
+    return "return a copy: `.clone()`"
 
 
 def _apart(results: Sequence[Tensor], inputs: Sequence[Tensor]) -> bool:

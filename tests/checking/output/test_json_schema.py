@@ -149,7 +149,9 @@ def test_failures_and_what_could_not_be_checked_are_described_too(tmp_path: Path
     VALIDATORS["run"].validate(read)
     outcomes = {outcome["property"]: outcome for outcome in read["reports"][0]["outcomes"]}
     assert [failure["cause"] for failure in outcomes["gradient"]["failures"]] == ["sign"]
-    assert [each["operator"] for each in read["unchecked"]] == ["schema::without"]
+    assert [(each["operator"], each["file"]) for each in read["unchecked"]] == [
+        ("schema::without", str(file))
+    ]
     for written, described in pairs(read, RUN):
         assert written == described
 

@@ -87,12 +87,13 @@ def test_it_is_refused_each_time_and_mended_by_reload(tmp_path: Path) -> None:
 
 @pytest.mark.every(3)
 @pytest.mark.parametrize(
-    ("parameters", "got", "name", "hint"),
+    ("parameters", "got", "name", "expected", "hint"),
     [
         (
             "View<const float> x, View<float> y",
             "(View<const float32>, View<float32>)",
             None,
+            "View<const T> x, double by, View<T> result",
             "give the kernel these parameters in this order; a view may be Contiguous or ChannelsLast, and "
             "may fix its number of dimensions",
         ),
@@ -100,12 +101,14 @@ def test_it_is_refused_each_time_and_mended_by_reload(tmp_path: Path) -> None:
             "View<const float> x, double by, View<const float> y",
             "(View<const float32>, double, View<const float32>)",
             "result",
+            "View<const float> x, double by, View<float> result",
             "write `View<float> result`",
         ),
         (
             "Contiguous<float, 1> x, double by, View<float> y",
             "(Contiguous<float32, 1>, double, View<float32>)",
             "x",
+            "Contiguous<const float, 1> x, double by, View<float> result",
             "write `Contiguous<const float, 1> x`: the kernel may only read `x`, which the operator does not "
             "name in `mutates=`",
         ),
@@ -113,17 +116,21 @@ def test_it_is_refused_each_time_and_mended_by_reload(tmp_path: Path) -> None:
             "View<const float> x, int64_t by, View<float, 2> y",
             "(View<const float32>, int64_t, View<float32, 2>)",
             "by",
+            "View<const float> x, double by, View<float, 2> result",
             "write `double by`",
         ),
         (
             "View<const float> x, std::optional<double> by, Contiguous<float> y",
             "(View<const float32>, std::optional<double>, Contiguous<float32>)",
             "by",
+            "View<const float> x, double by, Contiguous<float> result",
             "write `double by`",
         ),
     ],
 )
-def test_other_parameters_than_the_operator_s(parameters: str, got: str, name: str | None, hint: str) -> None:
+def test_other_parameters_than_the_operator_s(
+    parameters: str, got: str, name: str | None, expected: str, hint: str
+) -> None:
     operator = declared("parameters").kernel("cpu", entry="f", cpp=f"void f({parameters}) {{}}")
     with pytest.raises(errors.KernelSignatureError) as caught:
         operator(torch.ones(2))
@@ -131,23 +138,27 @@ def test_other_parameters_than_the_operator_s(parameters: str, got: str, name: s
         "cpp_messages::parameters: the parameters of the C++ kernel are not the operator's arguments and "
         "results",
         *([] if name is None else [f"  argument: {name}"]),
-        "  expected: (View<const T> x, double by, View<T> result)",
+        f"  expected: ({expected})",
         f"  got: {got}",
         f"  where: {operator.specification.kernels[0].where}",
         f"  hint: {hint}",
     ]
 
 
-RIGHT = ["View<const T> x", "double by", "View<T> y"]
+RIGHT = ["Contiguous<const T> x", "double by", "Contiguous<T> y"]
 
 
 @pytest.mark.xdist_group("misdeclared")
 @pytest.mark.parametrize(
     ("at", "wrong", "kind"),
     [
-        (0, "View<T> x", errors.KernelSignatureError),
+        (0, "Contiguous<T> x", errors.KernelSignatureError),
         (0, "const T* x", errors.CompileError),
-        (1, "float by", errors.CompileError),
+        (1, "T by", errors.CompileError),
+        pytest.param(1, "float by", errors.CompileError, marks=pytest.mark.slow),
+        pytest.param(1, "const T by", errors.CompileError, marks=pytest.mark.slow),
+        pytest.param(0, "Contiguous<const T>& x", errors.CompileError, marks=pytest.mark.slow),
+        pytest.param(0, "std::vector<T> x", errors.CompileError, marks=pytest.mark.slow),
         pytest.param(1, "int by", errors.CompileError, marks=pytest.mark.slow),
         pytest.param(1, "int64_t by", errors.KernelSignatureError, marks=pytest.mark.slow),
         pytest.param(1, "std::vector<double> by", errors.CompileError, marks=pytest.mark.slow),
@@ -158,7 +169,7 @@ def test_the_hint_for_a_parameter_names_the_argument_and_what_to_write(
     at: int, wrong: str, kind: type[errors.OpsmithError]
 ) -> None:
     def text(parameters: list[str]) -> str:
-        body = "for (int64_t i = 0; i < y.numel(); i++) y(i) = x(i) * by;" if parameters == RIGHT else ""
+        body = "for (int64_t i = 0; i < y.numel(); i++) y[i] = x[i] * by;" if parameters == RIGHT else ""
         return f"template <class T> void f({', '.join(parameters)}) {{ {body} }}"
 
     operator = declared("misdeclared").kernel(
@@ -174,6 +185,8 @@ def test_the_hint_for_a_parameter_names_the_argument_and_what_to_write(
         assert f"in place of `{wrong}`" in (caught.value.hint or "")
     written = re.match(r"write `(.*?)`", caught.value.hint or "")
     assert written is not None
+    if kind is errors.KernelSignatureError:
+        assert written[1] in str(caught.value.expected)
     mended = [*RIGHT[:at], written[1], *RIGHT[at + 1 :]]
     assert mended == RIGHT
     operator = declared("misdeclared").kernel("cpu", entry="f", cpp=text(mended))

@@ -154,16 +154,19 @@ def check_parameters(
     """
     for candidate in candidates:
         pairs = [*zip(candidate, wanted, names, strict=False)]
-        name, hint = None, None
+        name, hint, shown = None, None, [*map(str, wanted)]
         if len(candidate) == len(wanted):
+            shown = [
+                _in_place_of(taken, right, template=kernel.source.over_dtype) for taken, right, _ in pairs
+            ]
             misfits = (each for each in pairs if not each[0].serves(each[1]))
             taken, right, name = next(misfits, (None, None, None))
             if name is None or taken is None or right is None:
                 continue
-            hint = f"write `{_in_place_of(taken, right, template=kernel.source.over_dtype)} {name}`"
+            hint = f"write `{shown[names.index(name)]} {name}`"
             if (taken.type, taken.optional, right.written) == (right.type, right.optional, False):
                 hint += f": the kernel may only read `{name}`, which the operator does not name in `mutates=`"
-        expected = ", ".join(f"{each} {name}" for each, name in zip(wanted, names, strict=True))
+        expected = ", ".join(map(" ".join, zip(shown, names, strict=True)))
         raise kernel.error(
             errors.KernelSignatureError,
             f"the parameters of the {kernel.language} kernel are not {given}",
@@ -186,10 +189,10 @@ def _in_place_of(taken: Parameter, right: Parameter, *, template: bool) -> str:
 
 _NEVER = re.compile(
     r"(?:const )?(?:(?:un)?signed|short|char|u?int(?:8|16)_t|uint(?:32|64)_t|(?:std::)?size_t)\b|.*\*|"
-    r"std::(?:vector|array|string)\b(?!_)"
+    r"std::(?:vector|array|string)\b(?!_)|(?!const ).*[^&]&(?!&)"
 )
-_NEVER_IN_CPP = re.compile(r"(?:const )?(?:int|int32_t|float|long long)\b")
-"""Types of parameters that no kernel takes, and those that one in CUDA C++ takes."""
+_NEVER_IN_CPP = r"int|int32_t|float|long long"
+"""Types of parameters that no kernel takes, and those that one in CUDA C++ takes, as it takes its `T`."""
 
 
 def misdeclared(
@@ -209,11 +212,14 @@ def misdeclared(
         names: Names of arguments and results.
     """
     comparable = isinstance(error, errors.CompileError) and len(declared) == len(wanted)
+    never_in_cpp = "|".join([_NEVER_IN_CPP, *re.findall(r"\b(?:class|typename)\s+(\w+)", kernel.source.text)])
     for text, right, name in zip(declared, wanted, names, strict=True) if comparable else ():
-        if _NEVER.match(text) or (kernel.language == "C++" and _NEVER_IN_CPP.match(text)):
+        in_cpp = kernel.language == "C++" and re.match(rf"(?:const )?(?:{never_in_cpp})\b(?! ?<)", text)
+        if in_cpp or _NEVER.match(text):
             given = {"operator": error.operator, "got": error.got, "where": error.where, "argument": name}
-            of = re.match(r"(?:const )?([\w:]+) ?\*", text)
-            wanted_text = re.sub(r"\bT\b", of[1] if of else "T", str(right))
+            of = re.search(r"(\w+) ?[*>,]", text)  # of a pointer, a vector or a view
+            layout = next((each for each, view in _VIEWS.items() if f"{view}<" in text), "contiguous")
+            wanted_text = re.sub(r"\bT\b", of[1] if of else "T", str(replace(right, layout=layout)))
             hint = f"write `{wanted_text} {name}` in place of `{text}`"
             return errors.CompileError(error.problem, **given, hint=hint)
     return error

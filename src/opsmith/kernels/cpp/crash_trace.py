@@ -11,8 +11,8 @@ from pathlib import Path
 from opsmith import errors
 from opsmith.build.cache import cache_on_disk, parts_of
 from opsmith.build.symbols import Line, lines_at
-from opsmith.build.toolchain import cpu_model, find_toolchain
-from opsmith.kernels.cpp.compiler import LIBRARY
+from opsmith.build.toolchain import find_toolchain
+from opsmith.kernels.cpp.compiler import LIBRARY, build_parts
 from opsmith.kernels.cpp.source import CppSource
 
 TRACE = Path(__file__).with_name("trace.cpp")
@@ -34,19 +34,10 @@ def tracer() -> Path | None:
 
     def build(directory: Path) -> None:
         (directory / TRACE.name).write_text(text, encoding="utf-8")
-        done = toolchain.run([*flags, TRACE.name, "-o", LIBRARY, "-ldl"], directory)
-        if done.status:
-            raise errors.ToolchainError(
-                "the C++ compiler does not compile the library that traces crashes", got=done.printed.strip()
-            )
+        arguments = [*flags, TRACE.name, "-o", LIBRARY, "-ldl"]
+        toolchain.build("the library that traces crashes", arguments, directory, "one of C++17")
 
-    parts = {
-        "kind": "trace",
-        "text": text,
-        "flags": " ".join(flags),
-        "compiler": " ".join((*toolchain.command, toolchain.identity)),
-        "cpu": cpu_model(),
-    }
+    parts = {"kind": "trace", "text": text, **build_parts(toolchain, flags)}
     try:
         return cache_on_disk().obtain(parts, build).directory / LIBRARY
     except errors.ToolchainError:  # as with a C library without `backtrace`

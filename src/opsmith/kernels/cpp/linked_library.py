@@ -12,16 +12,9 @@ import torch
 
 from opsmith import errors
 from opsmith.build.cache import CacheEntry, cache_on_disk, key_of
-from opsmith.build.compiler_options import refuse_missing_library
 from opsmith.build.toolchain import FLAGS, LIMIT_S, Toolchain
 from opsmith.kernels.cpp.codegen import TABLE, kernel_code
-from opsmith.kernels.cpp.compiler import (
-    HEADER,
-    KernelCompiler,
-    build_parts,
-    include_flags,
-    kernel_toolchain,
-)
+from opsmith.kernels.cpp.compiler import HEADER, KernelCompiler, build_parts, include_flags, kernel_toolchain
 from opsmith.kernels.cpp.source import CppSource
 
 OBJECT = "kernel.o"
@@ -32,6 +25,7 @@ THIS_PROCESSOR = tuple(flag for flag in FLAGS if not flag.startswith(("-Wl", "-g
 """Flags without debug information, so that the library contains no paths of this machine."""
 _LINKING = ("-shared", "-fPIC", "-pthread", "-Wl,-s", "-Wl,--version-script=exported")
 _LINKING_KERNELS = ("-fopenmp",)
+LINKING = "a compiler of C++17 with GNU's linker, as g++ 9 with binutils 2.29"
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +172,7 @@ class LinkedLibrary:
             (directory / path.name).write_bytes(path.read_bytes())
 
     def _make(self, toolchain: Toolchain, arguments: Sequence[str], directory: Path, output: str) -> None:
-        _build(toolchain, arguments, directory, output, f"a library for {self.program}")
+        toolchain.build(f"a library for {self.program}", [*arguments, "-o", output], directory, LINKING)
 
 
 def _texts(files: Iterable[Path]) -> str:
@@ -218,7 +212,7 @@ def kernel_object(
         compiler.run(["-c", "-o", "compiled.o"], directory)
         # Definitions shared between templates are merged here, before other kernels are linked.
         merging = ["-r", "-nostdlib", "-Wl,--force-group-allocation", "-Wl,--wrap=exit", "compiled.o"]
-        _build(toolchain, merging, directory, "alone.o", "an object of a kernel")
+        toolchain.build("an object of a kernel", [*merging, "-o", "alone.o"], directory, LINKING)
         _make_local(directory, table)
 
     path = compiler.obtain(KIND, build).directory / OBJECT
@@ -229,32 +223,6 @@ def _path_flags(source: CppSource) -> list[str]:
     """Return the flags that shorten `__FILE__`, as in `assert`, to the name of a file."""
     folders = {str(Path(source.path).parent), source.folder or ""}
     return [f"-fmacro-prefix-map={each}/=" for each in sorted(folders) if Path(each).is_absolute()]
-
-
-def _build(toolchain: Toolchain, arguments: Sequence[str], directory: Path, output: str, made: str) -> None:
-    """Run the compiler or the linker.
-
-    Args:
-        toolchain: The compiler.
-        arguments: Its arguments, without the output.
-        directory: Folder of the files.
-        output: Name of the output.
-        made: Words for the output.
-
-    Raises:
-        CompileError: If the linker does not find a library of the author's.
-        ToolchainError: If it fails.
-    """
-    done = toolchain.run([*arguments, "-o", output], directory)
-    if done.status:
-        refuse_missing_library(done.printed)
-        raise errors.ToolchainError(
-            f"the C++ compiler does not make {made}",
-            expected="a compiler of C++17 with GNU's linker, as g++ 9 with binutils 2.29",
-            got=done.printed.strip(),
-            hint="name another compiler in CXX",
-        )
-    toolchain.refuse_incomplete(directory / output)
 
 
 def _objcopy() -> str | None:

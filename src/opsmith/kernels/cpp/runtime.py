@@ -112,15 +112,8 @@ def compile_runtime() -> CacheEntry:
             [*flags, f"-Wl,-soname,{STUB}", "empty.cpp", "-o", STUB],
             [*flags, "-O2", "-fvisibility=hidden", "-Wl,--no-as-needed", RUNTIME.name, STUB, "-o", LIBRARY],
         ):
-            done = toolchain.run(arguments, directory)
-            if done.status:
-                raise errors.ToolchainError(
-                    "the C++ compiler does not compile opsmith's own library",
-                    expected="a compiler of C++17, as g++ 9 or clang 10",
-                    got=done.printed.strip(),
-                    hint="name another compiler in CXX",
-                )
-        toolchain.refuse_incomplete(directory / LIBRARY)
+            expected = "a compiler of C++17, as g++ 9 or clang 10"
+            toolchain.build("opsmith's own library", arguments, directory, expected)
 
     parts = {"kind": "runtime", "text": runtime_text(), **build_parts(toolchain, FLAGS)}
     return cache_on_disk().obtain(parts, build)

@@ -20,11 +20,7 @@ from opsmith.kernels.common.parameters import check_written
 from opsmith.kernels.common.result_layout import ResultLayout, has_layout, memory_format, result_layouts
 from opsmith.kernels.cuda.compiler import Instance
 from opsmith.kernels.cuda.launch import Geometry
-from opsmith.kernels.cuda.parameters import (
-    CudaParameter,
-    PackedParameters,
-    pack_parameters,
-)
+from opsmith.kernels.cuda.parameters import CudaParameter, PackedParameters, pack_parameters
 from opsmith.kernels.cuda.rules import KernelRules, passed_arguments
 
 

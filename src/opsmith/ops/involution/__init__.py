@@ -6,10 +6,6 @@
 from __future__ import annotations
 
 from opsmith.ops.involution.layer import Involution2d
-from opsmith.ops.involution.operators import (
-    involution,
-    involution_input_gradient,
-    involution_weight_gradient,
-)
+from opsmith.ops.involution.operators import involution, involution_input_gradient, involution_weight_gradient
 
 __all__ = ["Involution2d", "involution", "involution_input_gradient", "involution_weight_gradient"]

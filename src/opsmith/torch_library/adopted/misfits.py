@@ -6,10 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from opsmith import errors
-from opsmith.core.adopted import (
-    AdoptedFunction,
-    StructureMismatchError,
-)
+from opsmith.core.adopted import AdoptedFunction, StructureMismatchError
 from opsmith.core.call_arguments import shown
 
 
@@ -93,10 +90,7 @@ def other_write(
         elif name is not None:
             hint = f'call it once before it is traced, or declare it: `adopt(..., mutates=("{name}",))`'
         else:
-            short_name = adopted.operator.partition("::")[2]
-            hint = (
-                f"call it once before it is traced, or call `{short_name}.functional` where it does not write"
-            )
+            hint = "call it once before it is traced, or call its form `.functional` where it does not write"
     return adopted.error(
         errors.ResultTypeError,
         f"`{adopted.name}.forward` {problem}",

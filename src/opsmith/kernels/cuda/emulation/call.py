@@ -333,9 +333,10 @@ def _values_of(operator: Operator[..., Any], args: tuple[Any, ...], kwargs: dict
     """Return the value of every argument of a call."""
     specification = operator.specification
     schema = specification.schema
-    error = call_error(args, kwargs, schema, f"call it as {schema.call_text(specification.short_name)}")
+    error = call_error(args, kwargs, schema)
     if error is not None:
-        raise error.of(specification.name, specification.where) from None
+        hint = f"call it as {schema.call_text(specification.variable)}"
+        raise error.of(specification.name, specification.where, hint) from None
     return schema.call_values(args, kwargs)
 
 

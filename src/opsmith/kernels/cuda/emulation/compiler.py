@@ -18,9 +18,9 @@ from typing import Any
 from opsmith import errors
 from opsmith.build.cache import CacheEntry, cache_on_disk
 from opsmith.build.elf import defined_thread_locals, undefined_thread_locals
-from opsmith.build.toolchain import Toolchain, compiler_variables, processors
+from opsmith.build.toolchain import Toolchain, processors
 from opsmith.kernels.cpp.codegen import cpp_path
-from opsmith.kernels.cpp.compiler import kernel_toolchain
+from opsmith.kernels.cpp.compiler import build_parts, kernel_toolchain
 from opsmith.kernels.cuda.compiler import HEADER, Instance, header, name_expression, obtain_with_headers
 from opsmith.kernels.cuda.emulation.host_headers import DEVICE_HEADERS, include_flags, nvidia_folders
 from opsmith.kernels.cuda.emulation.refusals import refused
@@ -290,15 +290,13 @@ def _library(
         toolchain.refuse_incomplete(directory / LIBRARY)
 
     parts = {
+        **build_parts(toolchain, flags),
         "kind": "cuda emulation",
         "operator": operator,
         "text": text,
-        "flags": " ".join(flags),
         "header": header(),
         "runtime": f"{' '.join(_RUNTIME_FLAGS)} {_own_text()}",
         "linking": f"{' '.join(_LINK_FLAGS)} {MAX_SHARED} {_STUB} {_SYMBOL}",
-        "compiler": " ".join((*toolchain.command, toolchain.identity)),
-        "environment": compiler_variables(),
         "headers": headers_version() if nvidia_folders(source) else "none",
     }
     return obtain_with_headers(parts, source, build)
@@ -338,14 +336,8 @@ def _prefix(toolchain: Toolchain) -> CacheEntry:
         if not is_clang(toolchain):
             toolchain.run([*flags, "-x", "c++-header", PREFIX, "-o", f"{PREFIX}.gch"], directory)
 
-    parts = {
-        "kind": "cuda emulation header",
-        "text": _own_text(),
-        "flags": " ".join(flags),
-        "header": header(),
-        "compiler": " ".join((*toolchain.command, toolchain.identity)),
-        "environment": compiler_variables(),
-    }
+    own = {"kind": "cuda emulation header", "text": _own_text()}
+    parts = {**build_parts(toolchain, flags), **own, "header": header()}
     return cache_on_disk().obtain(parts, build)
 
 
@@ -355,23 +347,12 @@ def _runtime(toolchain: Toolchain) -> CacheEntry:
     def build(directory: Path) -> None:
         for path in (RUNTIME, *RUNTIME_HEADERS):
             (directory / path.name).write_bytes(path.read_bytes())
-        done = toolchain.run([*_RUNTIME_FLAGS, "-c", RUNTIME.name, "-o", RUNTIME_OBJECT], directory)
-        if done.status:
-            raise errors.ToolchainError(
-                "the C++ compiler does not compile the emulation of CUDA C++",
-                expected="a compiler of C++17 on Linux, as g++ 11 or clang 14",
-                got=done.printed.strip(),
-                hint="name another compiler in CXX",
-            )
+        arguments = [*_RUNTIME_FLAGS, "-c", RUNTIME.name, "-o", RUNTIME_OBJECT]
+        expected = "a compiler of C++17 on Linux, as g++ 11 or clang 14"
+        toolchain.build("the emulation of CUDA C++", arguments, directory, expected)
         _keep_only(directory, RUNTIME_OBJECT)
 
-    parts = {
-        "kind": "cuda emulation runtime",
-        "text": _own_text(),
-        "flags": " ".join(_RUNTIME_FLAGS),
-        "compiler": " ".join((*toolchain.command, toolchain.identity)),
-        "environment": compiler_variables(),
-    }
+    parts = {"kind": "cuda emulation runtime", "text": _own_text(), **build_parts(toolchain, _RUNTIME_FLAGS)}
     return cache_on_disk().obtain(parts, build)
 
 

@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from opsmith.kernels.cuda.emulation.launch import EmulatedLaunch, Kind, LaunchResult, Report
-from opsmith.kernels.cuda.emulation.messages import (
-    MESSAGES,
-    NOTE,
-    SKIPPED,
-    EmulationFinding,
-    ended_process,
-)
+from opsmith.kernels.cuda.emulation.messages import MESSAGES, NOTE, SKIPPED, EmulationFinding, ended_process
 from opsmith.kernels.cuda.emulation.places import ReportReader
 from opsmith.kernels.cuda.source import CudaSource
 
