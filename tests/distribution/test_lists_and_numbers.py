@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -295,6 +299,63 @@ def test_an_error_of_torch_names_the_operator_and_the_placement(place: Any) -> N
         f"raised in numbers::ambiguous, {ambiguous.specification.where}, called with a DTensor of shape "
         "[2, 3], placed as [Shard(dim=0)]"
     ]
+
+
+@pytest.mark.slow
+def test_code_without_opsmith_is_as_before() -> None:
+    """Values, errors and what a mode sees, also on a rank that is not in the mesh."""
+    program = Path(__file__).with_name("plain_numbers.py")
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=True)
+    before, after = json.loads(done.stdout)
+    assert before == after
+    assert {"5.0", "True"} < {*before.values()}
+    assert any("Cannot cast None to number" in each for each in before.values())
+
+
+def raising(part: str, x: Tensor) -> None:
+    if x.detach().sum().item() > 100:
+        runs.append((0,))
+        raise NotImplementedError(f"the author's {part} takes no large numbers")
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["first call", "known call"])
+@pytest.mark.parametrize("part", ["reference", "kernel", "formula", "reference with a kernel"])
+def test_an_error_of_the_author_s_own_is_raised_once(part: str, known: bool, place: Any) -> None:
+    """As a function that torch has no placements for raises, which is computed on whole tensors instead."""
+
+    @opsmith.operator(f"numbers::raising_{part.replace(' ', '_')}_{known}")
+    def operator(x: Tensor) -> Tensor:
+        if part.startswith("reference"):
+            raising("reference", x)
+        return x * 2
+
+    def formula(grad: Tensor) -> Tensor:
+        if part == "formula":
+            raising(part, grad)
+        return grad * 2
+
+    operator.gradients(x=formula)
+    if part.endswith("kernel"):
+
+        @operator.kernel("cpu")
+        def _(x: Tensor) -> Tensor:
+            if part == "kernel":
+                raising(part, x)
+            return x * 2 if part == "kernel" else operator.reference(x)
+
+    for placement in (Replicate(), Shard(0)):
+        for _ in range(3 if known else 0):
+            operator(place(placement, requires=True)).sum().backward()
+        runs.clear()
+        scale = torch.tensor(1000.0)
+        large = DTensor.from_local(X * 0 + scale, place(placement).device_mesh, [placement], run_check=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # nothing is gathered
+            with pytest.raises(NotImplementedError, match="takes no large numbers") as caught:
+                operator(large.requires_grad_()).backward(large.detach())
+        assert len(runs) == 1
+        (note,) = caught.value.__notes__
+        assert operator.name in note
 
 
 @pytest.mark.skipif(config.conservative(), reason="adopting is refused then")

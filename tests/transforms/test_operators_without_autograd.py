@@ -115,6 +115,8 @@ SECOND: dict[str, Callable[[Any], Any]] = {
     "hessian": lambda f: hessian(total(f))(X),
     "jacrev of jacrev": lambda f: jacrev(jacrev(total(f)))(X),
     "jacfwd of grad": lambda f: jacfwd(grad(total(f)))(X),
+    "vmap of hessian": lambda f: vmap(hessian(total(f)))(torch.stack([X, X])),
+    "jacfwd of vmap": lambda f: jacfwd(vmap(total(f)))(torch.stack([X, X])),
     "vmap of a second order": lambda f: vmap(grad(lambda x: grad(total(f))(x).sum()))(torch.stack([X, X])),
 }
 FIRST: dict[str, Callable[[Any], Any]] = {

@@ -14,7 +14,14 @@ from opsmith.core.call_arguments import requires_gradient
 from opsmith.core.kernels import choose
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.node import RegisteredOperator
-from opsmith.torch_library.distributed import author_code, dtensor, is_unplaced, replicating
+from opsmith.torch_library.distributed import (
+    author_code,
+    dtensor,
+    is_authors,
+    is_unplaced,
+    note_placement,
+    replicating,
+)
 from opsmith.torch_library.dtensor_node import DTensorPrimitive, SlowPathError
 from opsmith.torch_library.dtensor_rule import MAX_TRIALS, DTensorRule
 from opsmith.torch_library.fast_path.purity import always_new, never_writes
@@ -28,7 +35,7 @@ class DTensorCalls:
     """Calls of one operator whose tensors are all DTensors, outside of modes and transforms.
 
     A call that it does not compute takes the slow path, which validates it and refuses with a reason. So does
-    a call that raises here: nothing is written, since the operator declares no write.
+    a call in which torch raises here: nothing is written, since the operator declares no write.
 
     Args:
         registered: The registration of the operator.
@@ -131,6 +138,9 @@ class DTensorCalls:
         try:
             results = self._compute(values)
         except Exception as error:
+            if is_authors(error) and not isinstance(error, SlowPathError):
+                note_placement(self._specification, error, values)
+                raise
             if is_unplaced(error):  # the slow path gathers
                 self._eligible, self._known = False, {}
             self._note_mixed(error)

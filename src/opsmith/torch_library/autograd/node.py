@@ -79,6 +79,18 @@ class Primitive(ABC):
         """Save arguments and results by name; see `save_values`."""
         return save_values(save, names, self.flattening, flat, results, self.results)
 
+    def through(self, node: Any, leading: Any, flat: Sequence[Any]) -> Flat:
+        """Compute all results through a node, and raise what that raises.
+
+        Torch warns after a node, also where the node has raised, and Python makes a `SystemError` of that.
+        """
+        try:
+            results: Flat = node.apply(self, leading, *flat)
+        except SystemError as error:
+            raised = error.__cause__ or error
+            raise raised from raised.__cause__
+        return results
+
     @abstractmethod
     def example(self, flat: Sequence[Any]) -> Flat:
         """Compute all results by the reference, for tensors that may carry a batch."""
@@ -203,8 +215,7 @@ def differentiate(primitive: Primitive, flat: Sequence[Any]) -> Flat:
     forward_mode = capabilities.forward_mode_active()
     requires = any(isinstance(value, Tensor) and value.requires_grad for value in flat)
     if forward_mode or (requires and torch.is_grad_enabled()):
-        results: Flat = primitive.node.apply(primitive, forward_mode, *flat)
-        return results
+        return primitive.through(primitive.node, forward_mode, flat)
     return primitive.below(flat)
 
 
