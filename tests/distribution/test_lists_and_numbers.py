@@ -379,6 +379,61 @@ def test_an_adopted_class_that_looks_at_numbers(place: Any) -> None:
             )
 
 
+TRANSFORMS: dict[str, Callable[[Any, Tensor], Any]] = {
+    "grad": lambda f, x: torch.func.grad(lambda x: f(x).sum())(x),
+    "vjp": lambda f, x: torch.func.vjp(f, x)[1](x * 2)[0],
+    "jacrev": lambda f, x: torch.func.jacrev(lambda x: f(x).sum())(x),
+    "vmap": lambda f, x: torch.func.vmap(f)(x),
+    "vmap of grad": lambda f, x: torch.func.vmap(torch.func.grad(lambda x: f(x).sum()))(x),
+    "grad of grad": lambda f, x: torch.func.grad(lambda x: torch.func.grad(lambda x: f(x).sum())(x).sum())(x),
+    "jvp": lambda f, x: torch.func.jvp(f, (x,), (x * 2,))[1],
+    "hessian": lambda f, x: torch.func.hessian(lambda x: f(x).sum())(x),
+}
+
+
+def sine(x: Tensor) -> Tensor:
+    return x.sin() * x
+
+
+def with_reference(name: str) -> Any:
+    return opsmith.operator(name)(sine)
+
+
+def with_formula(name: str) -> Any:
+    return with_reference(name).gradients(x=lambda grad, x: grad * (x.cos() * x + x.sin()))
+
+
+def with_kernel(name: str) -> Any:
+    operator = with_reference(name)
+    operator.kernel("cpu", lambda x: x.sin().mul_(x))
+    return operator
+
+
+@pytest.mark.skipif(config.conservative(), reason="transforms level by level are refused then")
+@pytest.mark.parametrize("declared", [with_reference, with_formula, with_kernel], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_transforms_are_those_of_the_reference(transform: str, declared: Any, place: Any) -> None:
+    """Equal where torch takes the reference on DTensors through a transform; where it raises, the same error."""
+    name = f"{declared.__name__}_{transform.replace(' ', '_')}"
+    operator = declared(f"transformed_dtensors::{name}")
+    apply = TRANSFORMS[transform]
+    for placement in (Replicate(), Shard(0), Shard(1)):
+        x = place(placement)
+        try:
+            expected = apply(sine, x)
+        except (NotImplementedError, AssertionError) as error:  # what torch has no placements for
+            assert transform in ("jvp", "hessian"), error
+            with pytest.raises(type(error)) as caught:
+                apply(operator, x)
+            assert str(caught.value) == str(error)
+        else:
+            found = apply(operator, x)
+            assert isinstance(found, DTensor)
+            assert found.placements == expected.placements
+            assert_close(found.full_tensor(), expected.full_tensor())
+            assert_close(found.full_tensor(), apply(sine, X))
+
+
 BREAKS = (
     pytest.mark.slow,
     pytest.mark.skipif(config.conservative(), reason="torch warns of what it traces after a break"),

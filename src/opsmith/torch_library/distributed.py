@@ -57,8 +57,8 @@ def serve_numbers() -> None:
         with torch.no_grad():
             if author_code.depth:
                 return operator(gathered(tensor))
-            here = tensor.device_mesh.get_coordinate() is not None  # torch has no number on other ranks
-            return operator(local_shard(tensor)) if here else None
+            # Torch has no number on a rank that is not in the mesh.
+            return operator(local_shard(tensor)) if tensor.device_mesh.get_coordinate() else None
 
     torch.library.register_torch_dispatch("aten::_local_scalar_dense", dtensor(), number)
 

@@ -34,13 +34,7 @@ def refuse_differentiation(
     ]
 
 
-def _attached(
-    value: Tensor,
-    sources: Sequence[Tensor],
-    error: Callable[[], errors.OpsmithError],
-    *,
-    forward_only: bool = False,
-) -> Tensor:
+def _attached(value: Tensor, sources: Sequence[Tensor], error: Any, *, forward_only: bool = False) -> Tensor:
     apply: Any = _RefusingNode.apply
     attached: Tensor = apply(error, forward_only, value, *sources)
     return attached
@@ -194,13 +188,11 @@ def refuse_graph_cut(
         if name in specification.schema.gradient_position and isinstance(arguments[keyword], Tensor)
     }
     given = list(incoming.values())
-    if any(map(capabilities.is_gradient_batch, given)):
-        return gradient  # it has no graph, and code outside of torch raises with it
     sources = [tensor for tensor in tensors_in(list(arguments.values())) if tensor.requires_grad]
-    if not given or not sources:
+    # A batch of gradients has no graph, and code outside of torch raises with it.
+    if not (given and sources) or any(map(capabilities.is_gradient_batch, given)):
         return gradient
-    constant = not any(tensor.requires_grad for tensor in given)
-    if constant:
+    if not any(tensor.requires_grad for tensor in given):
         with refusing_cuts(specification, formula.function, f"the gradient of `{label}`", derived=True):
             depends = _depends_on_grads(formula, incoming, arguments, find)
         if depends:

@@ -13,6 +13,7 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.core.backward_plan import BackwardPlan
 from opsmith.core.specification import Specification
+from opsmith.core.tensors import map_tensors
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autocast import autocast_in_force
 from opsmith.torch_library.autograd.forward_mode import jvp
@@ -175,7 +176,7 @@ class OperatorNode(torch.autograd.Function):
     def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
         """Tangents of the results, at the level of `torch.autograd.forward_ad`."""
         every = ctx.forward_kept.load(ctx.saved_tensors)
-        primal = {name: without_tangent(value) for name, value in every.items()}
+        primal = dict(zip(every, map_tensors(capabilities.primal_of, every.values()), strict=True))
         del ctx.forward_kept
         result_flattening = ctx.primitive.results
         results = result_flattening.flatten([primal[name] for name in result_flattening.spans])
@@ -240,15 +241,6 @@ def prepare_backward(
 def all_names(specification: Specification) -> tuple[str, ...]:
     """Names of all arguments and results."""
     return (*specification.schema.names, *specification.schema.result_position)
-
-
-def without_tangent(value: Any) -> Any:
-    """A saved value without its tangent at the level of `torch.autograd.forward_ad`."""
-    if isinstance(value, Tensor):
-        return capabilities.primal_of(value)
-    if isinstance(value, list):
-        return [without_tangent(item) for item in value]
-    return value
 
 
 @dataclass(frozen=True)
