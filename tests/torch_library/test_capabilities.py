@@ -641,8 +641,6 @@ def test_innermost_value() -> None:
     assert type(seen[0]) is torch.Tensor
     if queries.on("torch_func"):
         assert_close(seen[0], X * 2)
-    else:
-        assert bool(seen[0]), "zeros, which may be meant, are served"
 
 
 @pytest.mark.parametrize("name", ["lost", "zeros"])
