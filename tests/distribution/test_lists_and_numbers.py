@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -297,6 +301,63 @@ def test_an_error_of_torch_names_the_operator_and_the_placement(place: Any) -> N
     ]
 
 
+@pytest.mark.slow
+def test_code_without_opsmith_is_as_before() -> None:
+    """Values, errors and what a mode sees, also on a rank that is not in the mesh."""
+    program = Path(__file__).with_name("plain_numbers.py")
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=True)
+    before, after = json.loads(done.stdout)
+    assert before == after
+    assert {"5.0", "True"} < {*before.values()}
+    assert any("Cannot cast None to number" in each for each in before.values())
+
+
+def raising(part: str, x: Tensor) -> None:
+    if x.detach().sum().item() > 100:
+        runs.append((0,))
+        raise NotImplementedError(f"the author's {part} takes no large numbers")
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["first call", "known call"])
+@pytest.mark.parametrize("part", ["reference", "kernel", "formula", "reference with a kernel"])
+def test_an_error_of_the_author_s_own_is_raised_once(part: str, known: bool, place: Any) -> None:
+    """As a function that torch has no placements for raises, which is computed on whole tensors instead."""
+
+    @opsmith.operator(f"numbers::raising_{part.replace(' ', '_')}_{known}")
+    def operator(x: Tensor) -> Tensor:
+        if part.startswith("reference"):
+            raising("reference", x)
+        return x * 2
+
+    def formula(grad: Tensor) -> Tensor:
+        if part == "formula":
+            raising(part, grad)
+        return grad * 2
+
+    operator.gradients(x=formula)
+    if part.endswith("kernel"):
+
+        @operator.kernel("cpu")
+        def _(x: Tensor) -> Tensor:
+            if part == "kernel":
+                raising(part, x)
+            return x * 2 if part == "kernel" else operator.reference(x)
+
+    for placement in (Replicate(), Shard(0)):
+        for _ in range(3 if known else 0):
+            operator(place(placement, requires=True)).sum().backward()
+        runs.clear()
+        scale = torch.tensor(1000.0)
+        large = DTensor.from_local(X * 0 + scale, place(placement).device_mesh, [placement], run_check=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # nothing is gathered
+            with pytest.raises(NotImplementedError, match="takes no large numbers") as caught:
+                operator(large.requires_grad_()).backward(large.detach())
+        assert len(runs) == 1
+        (note,) = caught.value.__notes__
+        assert operator.name in note
+
+
 @pytest.mark.skipif(config.conservative(), reason="adopting is refused then")
 def test_an_adopted_class_that_looks_at_numbers(place: Any) -> None:
     class Scaled(torch.autograd.Function):
@@ -316,6 +377,65 @@ def test_an_adopted_class_that_looks_at_numbers(place: Any) -> None:
                 told(operator, place(placement, requires=True)),
                 told(Scaled.apply, X.clone().requires_grad_()),
             )
+
+
+TRANSFORMS: dict[str, Callable[[Any, Tensor], Any]] = {
+    "grad": lambda f, x: torch.func.grad(lambda x: f(x).sum())(x),
+    "vjp": lambda f, x: torch.func.vjp(f, x)[1](x * 2)[0],
+    "jacrev": lambda f, x: torch.func.jacrev(lambda x: f(x).sum())(x),
+    "vmap": lambda f, x: torch.func.vmap(f)(x),
+    "vmap of grad": lambda f, x: torch.func.vmap(torch.func.grad(lambda x: f(x).sum()))(x),
+    "grad of grad": lambda f, x: torch.func.grad(lambda x: torch.func.grad(lambda x: f(x).sum())(x).sum())(x),
+    "jvp": lambda f, x: torch.func.jvp(f, (x,), (x * 2,))[1],
+    "hessian": lambda f, x: torch.func.hessian(lambda x: f(x).sum())(x),
+}
+
+
+def sine(x: Tensor) -> Tensor:
+    return x.sin() * x
+
+
+def with_reference(name: str) -> Any:
+    return opsmith.operator(name)(sine)
+
+
+def with_formula(name: str) -> Any:
+    return with_reference(name).gradients(x=lambda grad, x: grad * (x.cos() * x + x.sin()))
+
+
+def with_kernel(name: str) -> Any:
+    operator = with_reference(name)
+    operator.kernel("cpu", lambda x: x.sin().mul_(x))
+    return operator
+
+
+@pytest.mark.skipif(config.conservative(), reason="transforms level by level are refused then")
+@pytest.mark.parametrize("declared", [with_reference, with_formula, with_kernel], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_transforms_are_those_of_the_reference(transform: str, declared: Any, place: Any) -> None:
+    """Equal where torch takes the reference on DTensors through a transform; else the same error."""
+    name = f"{declared.__name__}_{transform.replace(' ', '_')}"
+    operator = declared(f"transformed_dtensors::{name}")
+    apply = TRANSFORMS[transform]
+    for placement in (Replicate(), Shard(0), Shard(1)):
+        x = place(placement)
+        expected, found = attempted(apply, sine, x), attempted(apply, operator, x)
+        if isinstance(expected, str):
+            assert transform in ("jvp", "hessian")  # torch has no placements for what these do
+            assert found == expected
+        else:
+            assert isinstance(found, DTensor)
+            assert found.placements == expected.placements
+            assert_close(found.full_tensor(), expected.full_tensor())
+            assert_close(found.full_tensor(), apply(sine, X))
+
+
+def attempted(apply: Callable[[Any, Tensor], Any], function: Any, x: Tensor) -> Any:
+    """The result, or the error as text."""
+    try:
+        return apply(function, x)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
 
 
 BREAKS = (

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import sysconfig
 import threading
+import warnings
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -377,6 +378,44 @@ def test_an_error_of_a_kernel_arrives() -> None:
         refused(torch.ones(2))
     with pytest.raises(ValueError, match="too large"):
         refused(torch.full((2,), 9.0))
+
+
+def warns_and_raises(x: Tensor) -> Tensor:
+    """x -> x * 2; torch warns in C++, and the author raises for a large number."""
+    torch.ops.aten.std(x.detach()[:1])
+    if bool((x.detach() > 5).any()):
+        raise ValueError("a large number")
+    return x * 2
+
+
+CALLS: dict[str, Callable[[Any, Tensor], Any]] = {
+    "of a kernel": lambda operator, x: operator(x),
+    "of a node": lambda operator, x: operator(x.requires_grad_()),
+    "of a backward": lambda operator, x: operator(x * 0 + x.requires_grad_() * 0).backward(x.detach()),
+    "of the way of Python": lambda operator, x: torch.func.grad(lambda x: operator(x).sum())(x),
+}
+
+
+@pytest.mark.parametrize("action", ["always", "error", "ignore"])
+@pytest.mark.parametrize("call", CALLS)
+def test_a_warning_of_torch_before_an_error_leaves_the_error(call: str, action: Any) -> None:
+    """Python would make a `SystemError` of a warning that is given while an error is set."""
+    made = declared(lambda_of_one() if call == "of a backward" else warns_and_raises)
+    made.gradients(x=lambda grad: warns_and_raises(grad))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python notes it at each line that warns
+        for _ in range(3):
+            made(torch.ones(2))
+            made(torch.ones(2, requires_grad=True))
+            CALLS[call](made, torch.ones(2))
+    assert type(made).__call__.in_cpp is not None
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter(action)
+        with pytest.raises(ValueError, match="a large number"):
+            CALLS[call](made, torch.full((2,), 9.0))
+    assert all("degrees of freedom" in str(each.message) for each in warned)
+    if call != "of the way of Python":  # by a node of torch, which loses it
+        assert len(warned) == (action == "always")
 
 
 @pytest.mark.compile

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor, init_dev
 from torch.testing import assert_close
 
 import opsmith
+from opsmith import errors
 from opsmith.torch_library import capabilities as queries
 from opsmith.torch_library.capabilities import capability
 from opsmith.torch_library.capabilities.capability import CAPABILITIES, PROVIDERS
@@ -636,12 +637,54 @@ def test_innermost_value() -> None:
         return (x * 3).sum()
 
     torch.vmap(torch.func.grad(noted))(X)
-    capabilities.innermost_value(X)
+    assert capabilities.innermost_value(X) is X
+    assert type(seen[0]) is torch.Tensor
     if queries.on("torch_func"):
         assert_close(seen[0], X * 2)
-        assert type(seen[0]) is torch.Tensor
+
+
+@pytest.mark.parametrize("name", ["lost", "zeros"])
+def test_a_second_order_without_a_graph_is_never_zero_in_silence(name: str) -> None:
+    """A class may mean zeros; where their numbers cannot be seen, they are refused as others are."""
+
+    class Cubed(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(x: Tensor) -> Tensor:
+            return x**3
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            ctx.save_for_backward(*inputs)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            (x,) = ctx.saved_tensors
+            return torch.zeros_like(grad) if name == "zeros" else (grad * 3 * x**2).detach()
+
+    cubed = opsmith.adopt(Cubed, f"capability_tests::{name}")
+
+    def first(x: Tensor) -> Tensor:
+        gradient: Tensor = torch.func.grad(lambda x: cubed(x).sum())(x)
+        return gradient
+
+    assert_close(first(X), torch.zeros_like(X) if name == "zeros" else 3 * X**2)
+    seconds = [lambda: torch.func.grad(lambda x: first(x).sum())(X)]
+    seconds.append(lambda: torch.func.vmap(torch.func.grad(lambda x: first(x).sum()))(torch.stack([X, X])))
+    for second in seconds:
+        if name == "zeros" and queries.on("torch_func"):
+            assert not second().any()
+        else:
+            with pytest.raises(errors.GraphCutError, match="does not depend on `grad`"):
+                second()
+    x = X.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(cubed(x).sum(), x, create_graph=True)
+    if name == "zeros":
+        assert not torch.autograd.grad((gradient + 0 * x).sum(), x)[0].any()
     else:
-        assert seen[0].is_meta
+        with pytest.raises(errors.GraphCutError, match="do not depend on `grad`"):
+            torch.autograd.grad((gradient + x).sum(), x)
 
 
 def test_unwrap_dead() -> None:

@@ -115,6 +115,8 @@ SECOND: dict[str, Callable[[Any], Any]] = {
     "hessian": lambda f: hessian(total(f))(X),
     "jacrev of jacrev": lambda f: jacrev(jacrev(total(f)))(X),
     "jacfwd of grad": lambda f: jacfwd(grad(total(f)))(X),
+    "vmap of hessian": lambda f: vmap(hessian(total(f)))(torch.stack([X, X])),
+    "jacfwd of vmap": lambda f: jacfwd(vmap(total(f)))(torch.stack([X, X])),
     "vmap of a second order": lambda f: vmap(grad(lambda x: grad(total(f))(x).sum()))(torch.stack([X, X])),
 }
 FIRST: dict[str, Callable[[Any], Any]] = {
@@ -180,6 +182,22 @@ def test_autograd_through_a_kernel_that_torch_does_not_see(name: str) -> None:
 def test_autograd_through_a_kernel_that_it_records(name: str) -> None:
     assert torch.equal(twice(with_formula(f"{name}_by_autograd", WITHOUT[name])), torch.full((3,), 2.0))
     assert torch.equal(twice(by_reference(f"{name}_by_autograd", WITHOUT[name])), torch.full((3,), 2.0))
+
+
+def test_a_cut_that_only_a_later_call_reaches() -> None:
+    """Under a transform each call is watched; in eager code the first, as docs/gradients.md says."""
+
+    @opsmith.operator("no_autograd_reference::later")
+    def later(x: Tensor, n: int) -> Tensor:
+        return OUTSIDE(x, x) / 2 if n > 5 else x * x
+
+    for _ in range(4):
+        x = X.clone().requires_grad_()
+        assert torch.equal(torch.autograd.grad(later(x, 1).sum(), x)[0], 2 * X)
+    for derivative in (FIRST | SECOND).values():
+        assert torch.equal(derivative(lambda x: later(x, 1)), derivative(plain))
+        with pytest.raises(errors.GraphCutError, match="the reference calls `no_autograd::outside`"):
+            derivative(lambda x: later(x, 9))
 
 
 def test_check_finds_the_cut() -> None:

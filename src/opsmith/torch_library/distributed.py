@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import sys
 import threading
 import warnings
@@ -54,7 +55,10 @@ def serve_numbers() -> None:
     def number(kind: Any, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         (tensor,) = args
         with torch.no_grad():
-            return operator(gathered(tensor) if author_code.depth else local_shard(tensor))
+            if author_code.depth:
+                return operator(gathered(tensor))
+            # Torch has no number on a rank that is not in the mesh.
+            return operator(local_shard(tensor)) if tensor.device_mesh.get_coordinate() else None
 
     torch.library.register_torch_dispatch("aten::_local_scalar_dense", dtensor(), number)
 
@@ -124,9 +128,20 @@ def gathered(tensor: Tensor) -> Tensor:
     return plain
 
 
+def is_authors(error: Exception) -> bool:
+    """Return True for an error that code outside of torch has raised by itself."""
+    trace: Any = error.__traceback__
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    code, module = trace.tb_frame.f_code, str(trace.tb_frame.f_globals.get("__name__"))
+    # What C++ raises has no frame of its own: the last one is that of a call, and raises nothing.
+    return dis.opname[code.co_code[trace.tb_lasti]] == "RAISE_VARARGS" and not module.startswith("torch.")
+
+
 def is_unplaced(error: Exception) -> bool:
-    """Return True for an error of DTensor, the same on every rank, which derives no placements."""
-    return isinstance(error, NotImplementedError) or has_message(error, NOT_PLACED)
+    """Return True for an error of torch, the same on every rank, where it derives no placements."""
+    unplaced = isinstance(error, NotImplementedError) or has_message(error, NOT_PLACED)
+    return unplaced and not is_authors(error)
 
 
 def warn_gathers(specification: Specification, values: Iterable[Any], reason: str | Exception) -> None:

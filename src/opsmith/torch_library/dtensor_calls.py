@@ -12,9 +12,9 @@ from torch import Tensor
 from opsmith.core.argument_types import VALUE_TYPES
 from opsmith.core.call_arguments import requires_gradient
 from opsmith.core.kernels import choose
-from opsmith.torch_library import capabilities
+from opsmith.torch_library import capabilities, distributed
 from opsmith.torch_library.autograd.node import RegisteredOperator
-from opsmith.torch_library.distributed import author_code, dtensor, is_unplaced, replicating
+from opsmith.torch_library.distributed import author_code, dtensor, is_authors, is_unplaced, replicating
 from opsmith.torch_library.dtensor_node import DTensorPrimitive, SlowPathError
 from opsmith.torch_library.dtensor_rule import MAX_TRIALS, DTensorRule
 from opsmith.torch_library.fast_path.purity import always_new, never_writes
@@ -28,7 +28,7 @@ class DTensorCalls:
     """Calls of one operator whose tensors are all DTensors, outside of modes and transforms.
 
     A call that it does not compute takes the slow path, which validates it and refuses with a reason. So does
-    a call that raises here: nothing is written, since the operator declares no write.
+    a call in which torch raises here: nothing is written, since the operator declares no write.
 
     Args:
         registered: The registration of the operator.
@@ -131,9 +131,13 @@ class DTensorCalls:
         try:
             results = self._compute(values)
         except Exception as error:
+            if is_authors(error) and not isinstance(error, SlowPathError):
+                distributed.note_placement(self._specification, error, values)
+                raise
             if is_unplaced(error):  # the slow path gathers
                 self._eligible, self._known = False, {}
-            self._note_mixed(error)
+            if has_message(error, MIXED_WITH_DTENSOR):  # the reference makes tensors of its own
+                self._mixes, self._direct, self._known = True, False, {}
             raise SlowPathError from error
         if results is None:
             raise SlowPathError
@@ -185,11 +189,6 @@ class DTensorCalls:
         if not all(self._is_new(result, values) for result in results):
             return None
         return results[0] if self._count == 1 else results
-
-    def _note_mixed(self, error: Exception) -> None:
-        """Note a reference that makes tensors of its own, which DTensor takes only if told to."""
-        if has_message(error, MIXED_WITH_DTENSOR):
-            self._mixes, self._direct, self._known = True, False, {}
 
 
 def _key(value: Any) -> Any:

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith import errors
 from opsmith.core.backward_plan import BackwardPlan
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.gradient_values import (
@@ -20,8 +19,8 @@ from opsmith.torch_library.autograd.gradient_values import (
     mixes_dtypes,
 )
 from opsmith.torch_library.autograd.node import OperatorPrimitive, RecordedOperator, RegisteredOperator
-from opsmith.torch_library.autograd.vjp import written_into
-from opsmith.torch_library.distributed import dtensor, mesh_of
+from opsmith.torch_library.autograd.vjp import note_formula, written_into
+from opsmith.torch_library.distributed import dtensor, is_authors, mesh_of
 from opsmith.torch_library.fast_path.purity import never_writes
 from opsmith.torch_library.flattening import ArgumentFlattening
 
@@ -195,10 +194,10 @@ class DTensorCall:
         if self._quick and not (torch.is_grad_enabled() or torch.compiler.is_dynamo_compiling()):
             try:
                 answers = self._by_formulas(saved, grads, kept)
-            except errors.OpsmithError:
-                raise
-            except Exception:
-                answers = None  # it is raised again, with the name of the formula
+            except Exception as error:
+                if is_authors(error):
+                    raise
+                answers = None  # torch raises it again, or has placements for whole tensors
             if answers is not None:
                 return answers
         if all(grad is None for grad in grads):
@@ -221,7 +220,11 @@ class DTensorCall:
         found: dict[str, Any] = {}
         for formula, places in self._formulas:
             given = zip(formula.keywords, places, strict=True)
-            answer = formula.function(**{keyword: every[at] for keyword, at in given})
+            try:
+                answer = formula.function(**{keyword: every[at] for keyword, at in given})
+            except Exception as error:
+                note_formula(self._primitive.specification, formula, error)
+                raise
             if formula.joint:
                 found.update(answer)
             else:

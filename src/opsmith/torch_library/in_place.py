@@ -217,8 +217,7 @@ class InPlaceRegistration(DispatcherRegistration):
         flat = flattening.flatten(values)
         call = kind(self.form_registration, flattening, self._write)
         call.keep_before(flat)
-        apply: Any = self.node.apply
-        results = apply(call, False, *flat)  # the lengths of lists are known after it
+        results = call.through(self.node, False, flat)  # the lengths of lists are known after it
         return tuple(call.results.pack(results))
 
     def _by_class(self, values: list[Any]) -> tuple[Any, ...] | None:

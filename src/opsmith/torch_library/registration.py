@@ -23,7 +23,7 @@ from opsmith.core.schema import REQUIRED
 from opsmith.core.specification import Specification
 from opsmith.torch_library import autocast, capabilities, served_libraries
 from opsmith.torch_library.compilation import EAGER, CompiledCode, inline_reference, traced_results
-from opsmith.torch_library.distributed import mesh_of, validated_placements
+from opsmith.torch_library.distributed import author_code, mesh_of, validated_placements
 from opsmith.torch_library.dtensor_rule import DTensorRule
 from opsmith.torch_library.fast_path.fast_calls import NOT_TAKEN, FastCalls
 from opsmith.torch_library.flattening import ArgumentFlattening, ResultFlattening, detached
@@ -598,9 +598,8 @@ class DispatcherRegistration:
         from opsmith.torch_library.autograd.graph_cuts import refusing_cuts  # where derivatives may follow
 
         specification = self.specification
-        with refusing_cuts(
-            specification, specification.reference, "the reference", derived=not self.validated
-        ):
+        reference, derived = specification.reference, not self.validated
+        with author_code, refusing_cuts(specification, reference, "the reference", derived=derived):
             return run_call(specification, specification.computed_by, values)
 
     def in_torch(self, values: list[Any]) -> tuple[Any, ...]:

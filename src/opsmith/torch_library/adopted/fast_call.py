@@ -157,8 +157,7 @@ def computed_by_class(
             return run_forward(adopted, values).results
     flattening = ArgumentFlattening.of(adopted.schema, values)
     primitive = OperatorPrimitive(registered, flattening)
-    results: tuple[Any, ...] = registered.node.apply(primitive, False, *flattening.flatten(values))
-    return results
+    return primitive.through(registered.node, False, flattening.flatten(values))
 
 
 def _is_plain(kind: ArgumentType, value: Any) -> bool:

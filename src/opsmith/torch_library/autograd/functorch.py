@@ -90,9 +90,7 @@ def _call_below(primitive: Primitive, flat: Sequence[Any]) -> Flat:
 def _grad(primitive: Primitive, flat: Sequence[Any], transform: capabilities.Transform) -> Flat:
     lifted = [transform.lift(value) for value in flat]
     with capabilities.single_level_nodes():
-        apply: Any = LevelNode.apply
-        results: Flat = apply(primitive, transform, *lifted)
-    return results
+        return primitive.through(LevelNode, transform, lifted)
 
 
 def _jvp(primitive: Primitive, flat: Sequence[Any], transform: capabilities.Transform) -> Flat:
@@ -255,9 +253,8 @@ def _call_by_node(primitive: Primitive, flat: Sequence[Any]) -> Flat:
         raise unsupported_transform(
             primitive.specification, "autocast under `torch.func`"
         )  # the arguments of the reference would not be cast
-    apply: Any = TransformedNode.apply
     try:
-        results: Flat = apply(primitive, None, *flat)
+        return primitive.through(TransformedNode, None, flat)
     except (RuntimeError, ValueError, IndexError) as error:
         for kind, texts, transform in _UNSUPPORTED:
             if isinstance(error, kind) and has_message(error, texts):
@@ -266,7 +263,6 @@ def _call_by_node(primitive: Primitive, flat: Sequence[Any]) -> Flat:
             unmapped = "`vmap` over an argument, but not over what is written,"
             raise unsupported_transform(primitive.specification, unmapped) from error
         raise
-    return results
 
 
 class TransformedNode(torch.autograd.Function):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,14 +30,12 @@ def refuse_differentiation(
     """Return the values; a derivative of the tensors among them by one of the sources raises `error`."""
     tensors = tensors_in(list(sources))
     return [
-        _attached(answer.detach(), tensors, error) if isinstance(answer, Tensor) else answer
+        _attached(answer.detach(), tensors, partial(copy, error)) if isinstance(answer, Tensor) else answer
         for answer in answers
     ]
 
 
-def _attached(
-    value: Tensor, sources: Sequence[Tensor], error: errors.OpsmithError, *, forward_only: bool = False
-) -> Tensor:
+def _attached(value: Tensor, sources: Sequence[Tensor], error: Any, *, forward_only: bool = False) -> Tensor:
     apply: Any = _RefusingNode.apply
     attached: Tensor = apply(error, forward_only, value, *sources)
     return attached
@@ -52,13 +51,15 @@ class _RefusingNode(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(_error: errors.OpsmithError, _forward_only: bool, value: Tensor, *_sources: Tensor) -> Tensor:
+    def forward(
+        _error: Callable[[], errors.OpsmithError], _forward_only: bool, value: Tensor, *_sources: Tensor
+    ) -> Tensor:
         """Return the value."""
         return value.clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Keep the error."""
+        """Keep the function that makes the error."""
         ctx.error, ctx.forward_only = inputs[:2]
         ctx.set_materialize_grads(False)
 
@@ -67,14 +68,14 @@ class _RefusingNode(torch.autograd.Function):
         """Pass the gradient on to the value, or refuse."""
         if not (grad is None or ctx.forward_only or ctx.needs_input_grad[2]):
             # What is raised gets a traceback, whose frames hold the result, and so this node.
-            raise copy(ctx.error)
+            raise ctx.error()
         return None, None, grad, *[None] * (len(ctx.needs_input_grad) - 3)
 
     @staticmethod
     def jvp(ctx: Any, _error: None, _forward_only: None, tangent: Tensor | None, *_tangents: Any) -> Tensor:
         """Pass the tangent on, or refuse."""
         if tangent is None:
-            raise copy(ctx.error)
+            raise ctx.error()
         return tangent.clone()
 
 
@@ -128,7 +129,7 @@ def refusing_cuts(
                 return value
             if value.requires_grad and not recorded:
                 value = capabilities.outside_graph(value)
-            return _attached(value, sources, error(overload.name()), forward_only=recorded)
+            return _attached(value, sources, partial(error, overload.name()), forward_only=recorded)
 
         return map_tensors(attached, [results])[0]
 
@@ -188,13 +189,11 @@ def refuse_graph_cut(
         if name in specification.schema.gradient_position and isinstance(arguments[keyword], Tensor)
     }
     given = list(incoming.values())
-    if any(map(capabilities.is_gradient_batch, given)):
-        return gradient  # it has no graph, and code outside of torch raises with it
     sources = [tensor for tensor in tensors_in(list(arguments.values())) if tensor.requires_grad]
-    if not given or not sources:
+    # A batch of gradients has no graph, and code outside of torch raises with it.
+    if not (given and sources) or any(map(capabilities.is_gradient_batch, given)):
         return gradient
-    constant = not any(tensor.requires_grad for tensor in given)
-    if constant:
+    if not any(tensor.requires_grad for tensor in given):
         with refusing_cuts(specification, formula.function, f"the gradient of `{label}`", derived=True):
             depends = _depends_on_grads(formula, incoming, arguments, find)
         if depends:

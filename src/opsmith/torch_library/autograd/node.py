@@ -13,6 +13,7 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.core.backward_plan import BackwardPlan
 from opsmith.core.specification import Specification
+from opsmith.core.tensors import map_tensors
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autocast import autocast_in_force
 from opsmith.torch_library.autograd.forward_mode import jvp
@@ -78,6 +79,18 @@ class Primitive(ABC):
     ) -> SavedValues:
         """Save arguments and results by name; see `save_values`."""
         return save_values(save, names, self.flattening, flat, results, self.results)
+
+    def through(self, node: Any, leading: Any, flat: Sequence[Any]) -> Flat:
+        """Compute all results through a node, and raise what that raises.
+
+        Torch warns after a node, also where the node has raised, and Python makes a `SystemError` of that.
+        """
+        try:
+            results: Flat = node.apply(self, leading, *flat)
+        except SystemError as error:
+            raised = error.__cause__ or error
+            raise raised from raised.__cause__
+        return results
 
     @abstractmethod
     def example(self, flat: Sequence[Any]) -> Flat:
@@ -163,7 +176,7 @@ class OperatorNode(torch.autograd.Function):
     def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
         """Tangents of the results, at the level of `torch.autograd.forward_ad`."""
         every = ctx.forward_kept.load(ctx.saved_tensors)
-        primal = {name: without_tangent(value) for name, value in every.items()}
+        primal = dict(zip(every, map_tensors(capabilities.primal_of, every.values()), strict=True))
         del ctx.forward_kept
         result_flattening = ctx.primitive.results
         results = result_flattening.flatten([primal[name] for name in result_flattening.spans])
@@ -203,8 +216,7 @@ def differentiate(primitive: Primitive, flat: Sequence[Any]) -> Flat:
     forward_mode = capabilities.forward_mode_active()
     requires = any(isinstance(value, Tensor) and value.requires_grad for value in flat)
     if forward_mode or (requires and torch.is_grad_enabled()):
-        results: Flat = primitive.node.apply(primitive, forward_mode, *flat)
-        return results
+        return primitive.through(primitive.node, forward_mode, flat)
     return primitive.below(flat)
 
 
@@ -229,15 +241,6 @@ def prepare_backward(
 def all_names(specification: Specification) -> tuple[str, ...]:
     """Names of all arguments and results."""
     return (*specification.schema.names, *specification.schema.result_position)
-
-
-def without_tangent(value: Any) -> Any:
-    """A saved value without its tangent at the level of `torch.autograd.forward_ad`."""
-    if isinstance(value, Tensor):
-        return capabilities.primal_of(value)
-    if isinstance(value, list):
-        return [without_tangent(item) for item in value]
-    return value
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opsmith.core.tensors import map_tensors
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.random_state import RandomState
 from opsmith.torch_library.flattening import ArgumentFlattening
@@ -126,7 +127,7 @@ def vjp_by_recompute(
     Returns:
         One gradient for each index in `wanted`; zeros where the function does not depend on it.
     """
-    others = flat if torch.is_grad_enabled() else [_detached_value(value) for value in flat]
+    others = flat if torch.is_grad_enabled() else map_tensors(capabilities.outside_graph, flat)
 
     there: list[bool] = []
 
@@ -145,7 +146,3 @@ def vjp_by_recompute(
     closed = [value for value in others if isinstance(value, Tensor)]
     _, pull = pull_back(again, [flat[index] for index in wanted], closed)
     return pull([grad for grad, is_there in zip(grads, there, strict=True) if is_there])
-
-
-def _detached_value(value: Any) -> Any:
-    return capabilities.outside_graph(value) if isinstance(value, Tensor) else value

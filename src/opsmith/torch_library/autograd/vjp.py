@@ -223,34 +223,29 @@ class Vjp:
         self._refuse_to_follow(followed)
         flat = self.flattening.flatten([saved[name] for name in specification.schema.names])
         self._refuse_to_draw_again(flat)
+
+        def add(names: Sequence[str], function: Any, what: str, grads: Sequence[Tensor | None]) -> None:
+            indices = self._input_indices(names)
+            with refusing_cuts(specification, function, what, derived=True):
+                answers = vjp_by_recompute(function, self.flattening, flat, indices, grads, self.state)
+            for index, answer in zip(indices, answers, strict=True):
+                known = gradients[index]
+                gradients[index] = answer if known is None else known + answer
+
         function, wanted, what = specification.reference, grads, "the reference"
         if specification.gradients.stand_in is not None:
             function, what = specification.gradients.stand_in, "the stand-in"
             wanted = [grads[index] for index in self._indices_of(specification.schema.visible)]
         if plan.derived:
-            indices = self._input_indices(plan.derived)
-            with refusing_cuts(specification, function, what, derived=True):
-                answers = vjp_by_recompute(function, self.flattening, flat, indices, wanted, self.state)
-            for index, answer in zip(indices, answers, strict=True):
-                gradients[index] = answer
+            add(plan.derived, function, what, wanted)
+        function, results = specification.reference, specification.schema.results
         for formula in plan.formulas:
-            blind = [
-                p
-                for p in followed
-                if specification.schema.results[p].gradient_name() not in formula.parameters
-            ]
-            if not blind:
-                continue
-            indices = self._input_indices([name for name in formula.answers_for if name in plan.needed])
-            kept = self._indices_of(blind)
-            only = [grad if index in kept else None for index, grad in enumerate(grads)]
-            with refusing_cuts(specification, specification.reference, "the reference", derived=True):
-                answers = vjp_by_recompute(
-                    specification.reference, self.flattening, flat, indices, only, self.state
-                )
-            for index, answer in zip(indices, answers, strict=True):
-                known = gradients[index]
-                gradients[index] = answer if known is None else known + answer
+            blind = [p for p in followed if results[p].gradient_name() not in formula.parameters]
+            if blind:
+                kept = self._indices_of(blind)
+                only = [grad if index in kept else None for index, grad in enumerate(grads)]
+                names = [name for name in formula.answers_for if name in plan.needed]
+                add(names, function, "the reference", only)
 
     def _refuse_to_follow(self, followed: list[int]) -> None:
         specification = self.specification

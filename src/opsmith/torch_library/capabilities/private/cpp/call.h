@@ -269,91 +269,91 @@ inline PyObject* call_on_dtensors(const Plan* plan, const Values& values, Owned&
 }
 
 inline PyObject* call_handle(PyObject* self, PyObject* args, PyObject* kwargs) {
-  HANDLE_TH_ERRORS
-  const auto found = plans.find(Py_TYPE(self));
-  if (found == plans.end()) {
-    THPObjectPtr call(PyObject_GetAttrString(reinterpret_cast<PyObject*>(Py_TYPE(self)), "__call__"));
-    if (!call) return nullptr;
-    Values given{self};
-    given.append(&PyTuple_GET_ITEM(args, 0), &PyTuple_GET_ITEM(args, 0) + PyTuple_GET_SIZE(args));
-    return PyObject_VectorcallDict(call, given.data(), given.size(), kwargs);
-  }
-  Plan* plan = found->second;
-  THPObjectPtr held(Py_NewRef(reinterpret_cast<PyObject*>(plan)));  // a call may replace it
-  Values values, tensors;
-  size_t number = 0;
-  c10::SmallVector<Py_ssize_t, 4> lengths;
-  Owned owned;
-  bool on_dtensors = false;
-  if (!bind(plan, args, kwargs, values) || !has_forms(plan, values, tensors, number, lengths, on_dtensors, owned) ||
-      !nothing_watches(plan)) {
-    if (PyErr_Occurred()) return nullptr;
-    return fall_back(plan, self, args, kwargs);
-  }
-  if (on_dtensors) {
-    THPObjectPtr result(call_on_dtensors(plan, values, owned));
+  return for_python([&]() -> PyObject* {
+    const auto found = plans.find(Py_TYPE(self));
+    if (found == plans.end()) {
+      THPObjectPtr call(PyObject_GetAttrString(reinterpret_cast<PyObject*>(Py_TYPE(self)), "__call__"));
+      if (!call) return nullptr;
+      Values given{self};
+      given.append(&PyTuple_GET_ITEM(args, 0), &PyTuple_GET_ITEM(args, 0) + PyTuple_GET_SIZE(args));
+      return PyObject_VectorcallDict(call, given.data(), given.size(), kwargs);
+    }
+    Plan* plan = found->second;
+    THPObjectPtr held(Py_NewRef(reinterpret_cast<PyObject*>(plan)));  // a call may replace it
+    Values values, tensors;
+    size_t number = 0;
+    c10::SmallVector<Py_ssize_t, 4> lengths;
+    Owned owned;
+    bool on_dtensors = false;
+    if (!bind(plan, args, kwargs, values) || !has_forms(plan, values, tensors, number, lengths, on_dtensors, owned) ||
+        !nothing_watches(plan)) {
+      if (PyErr_Occurred()) return nullptr;
+      return fall_back(plan, self, args, kwargs);
+    }
+    if (on_dtensors) {
+      THPObjectPtr result(call_on_dtensors(plan, values, owned));
+      if (!result) return nullptr;
+      return result.get() == Py_None ? fall_back(plan, self, args, kwargs) : shown_of(plan, std::move(result));
+    }
+    THPObjectPtr implementation(implementation_of(plan, number, tensors, lengths));
+    if (!implementation) return PyErr_Occurred() ? nullptr : fall_back(plan, self, args, kwargs);
+    PyObject* kernel = PyTuple_GET_ITEM(implementation.get(), 1);
+    PyObject* apply = PyTuple_GET_ITEM(implementation.get(), 2);
+    const bool requires_grad = PyTuple_GET_ITEM(implementation.get(), 3) == Py_True;
+    const bool in_cpp = PyTuple_GET_ITEM(implementation.get(), 4) == Py_True;
+    const bool grad_enabled = at::GradMode::is_enabled();
+    const bool by_node = apply != Py_None && apply != Py_False && (!requires_grad || grad_enabled);
+    if (kernel == Py_None) return fall_back(plan, self, args, kwargs);
+    const bool watched = plan->may_write && !in_cpp;  // by versions, which tensors of inference mode have not
+    const bool plain = by_node
+        ? plan->node_returns
+        : plan->results > 0 && !(apply == Py_False && grad_enabled) && !(watched && c10::InferenceMode::is_enabled());
+    if (!plain) {
+      Values given{self};
+      for (Py_ssize_t at = 1; at < PyTuple_GET_SIZE(implementation.get()); at++) {
+        given.push_back(PyTuple_GET_ITEM(implementation.get(), at));
+      }
+      given.append(values.begin(), values.end());
+      return PyObject_Vectorcall(plan->finish, given.data(), given.size(), nullptr);
+    }
+    if (plan->fits != Py_None) {
+      THPObjectPtr fits(PyObject_Vectorcall(plan->fits, values.data(), values.size(), nullptr));
+      if (!fits) return nullptr;
+      if (fits.get() != Py_True) return fall_back(plan, self, args, kwargs);
+    }
+    Values given;
+    if (!convert(plan, values, by_node, given, owned)) return nullptr;
+    if (by_node) return shown_of(plan, THPObjectPtr(PyObject_Vectorcall(apply, given.data(), given.size(), nullptr)));
+    c10::SmallVector<int64_t, 16> versions;
+    if (watched) {
+      for (PyObject* each : tensors) {
+        if (THPVariable_Unpack(each).is_inference()) return fall_back(plan, self, args, kwargs);
+      }
+      for (PyObject* each : tensors) versions.push_back(THPVariable_Unpack(each)._version());
+    }
+    // Those that are given by keyword alone stand last.
+    PyObject* keywords = nullptr;
+    if (static_cast<size_t>(plan->positional) < given.size()) {
+      owned.emplace_back(PyTuple_GetSlice(plan->names, plan->positional, static_cast<Py_ssize_t>(given.size())));
+      keywords = owned.back().get();
+      if (!keywords) return nullptr;
+    }
+    THPObjectPtr result(PyObject_Vectorcall(kernel, given.data(), plan->positional, keywords));
     if (!result) return nullptr;
-    return result.get() == Py_None ? fall_back(plan, self, args, kwargs) : shown_of(plan, std::move(result));
-  }
-  THPObjectPtr implementation(implementation_of(plan, number, tensors, lengths));
-  if (!implementation) return PyErr_Occurred() ? nullptr : fall_back(plan, self, args, kwargs);
-  PyObject* kernel = PyTuple_GET_ITEM(implementation.get(), 1);
-  PyObject* apply = PyTuple_GET_ITEM(implementation.get(), 2);
-  const bool requires_grad = PyTuple_GET_ITEM(implementation.get(), 3) == Py_True;
-  const bool in_cpp = PyTuple_GET_ITEM(implementation.get(), 4) == Py_True;
-  const bool grad_enabled = at::GradMode::is_enabled();
-  const bool by_node = apply != Py_None && apply != Py_False && (!requires_grad || grad_enabled);
-  if (kernel == Py_None) return fall_back(plan, self, args, kwargs);
-  const bool watched = plan->may_write && !in_cpp;  // by versions, which tensors of inference mode have not
-  const bool plain = by_node
-      ? plan->node_returns
-      : plan->results > 0 && !(apply == Py_False && grad_enabled) && !(watched && c10::InferenceMode::is_enabled());
-  if (!plain) {
-    Values given{self};
-    for (Py_ssize_t at = 1; at < PyTuple_GET_SIZE(implementation.get()); at++) {
-      given.push_back(PyTuple_GET_ITEM(implementation.get(), at));
+    bool unchanged = true;
+    for (size_t at = 0; at < versions.size(); at++) {
+      unchanged &= THPVariable_Unpack(tensors[at])._version() == versions[at];
     }
-    given.append(values.begin(), values.end());
-    return PyObject_Vectorcall(plan->finish, given.data(), given.size(), nullptr);
-  }
-  if (plan->fits != Py_None) {
-    THPObjectPtr fits(PyObject_Vectorcall(plan->fits, values.data(), values.size(), nullptr));
-    if (!fits) return nullptr;
-    if (fits.get() != Py_True) return fall_back(plan, self, args, kwargs);
-  }
-  Values given;
-  if (!convert(plan, values, by_node, given, owned)) return nullptr;
-  if (by_node) return shown_of(plan, THPObjectPtr(PyObject_Vectorcall(apply, given.data(), given.size(), nullptr)));
-  c10::SmallVector<int64_t, 16> versions;
-  if (watched) {
-    for (PyObject* each : tensors) {
-      if (THPVariable_Unpack(each).is_inference()) return fall_back(plan, self, args, kwargs);
-    }
-    for (PyObject* each : tensors) versions.push_back(THPVariable_Unpack(each)._version());
-  }
-  // Those that are given by keyword alone stand last.
-  PyObject* keywords = nullptr;
-  if (static_cast<size_t>(plan->positional) < given.size()) {
-    owned.emplace_back(PyTuple_GetSlice(plan->names, plan->positional, static_cast<Py_ssize_t>(given.size())));
-    keywords = owned.back().get();
-    if (!keywords) return nullptr;
-  }
-  THPObjectPtr result(PyObject_Vectorcall(kernel, given.data(), plan->positional, keywords));
-  if (!result) return nullptr;
-  bool unchanged = true;
-  for (size_t at = 0; at < versions.size(); at++) {
-    unchanged &= THPVariable_Unpack(tensors[at])._version() == versions[at];
-  }
-  if (unchanged && holds_contract(plan, result, tensors, in_cpp)) return shown_of(plan, std::move(result));
-  // The kernel may have changed the lists that it got.
-  Values received;
-  if (!convert(plan, values, false, received, owned)) return nullptr;
-  THPObjectPtr listed(PyList_New(static_cast<Py_ssize_t>(received.size())));
-  THPObjectPtr before(watched ? as_versions(plan, values, versions) : Py_NewRef(Py_None));
-  if (!listed || !before) return nullptr;
-  for (size_t at = 0; at < received.size(); at++) PyList_SET_ITEM(listed.get(), at, Py_NewRef(received[at]));
-  return PyObject_CallFunctionObjArgs(plan->validate, kernel, result.get(), listed.get(), before.get(), nullptr);
-  END_HANDLE_TH_ERRORS
+    if (unchanged && holds_contract(plan, result, tensors, in_cpp)) return shown_of(plan, std::move(result));
+    // The kernel may have changed the lists that it got.
+    Values received;
+    if (!convert(plan, values, false, received, owned)) return nullptr;
+    THPObjectPtr listed(PyList_New(static_cast<Py_ssize_t>(received.size())));
+    THPObjectPtr before(watched ? as_versions(plan, values, versions) : Py_NewRef(Py_None));
+    if (!listed || !before) return nullptr;
+    for (size_t at = 0; at < received.size(); at++) PyList_SET_ITEM(listed.get(), at, Py_NewRef(received[at]));
+    return PyObject_CallFunctionObjArgs(plan->validate, kernel, result.get(), listed.get(), before.get(), nullptr);
+  });
 }
 
 inline constexpr size_t OBJECTS = 12;

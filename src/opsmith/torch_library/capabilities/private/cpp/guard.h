@@ -11,6 +11,17 @@
 
 namespace opsmith {
 
+// Runs a function for Python. What torch warns of meanwhile comes when it ends, unless an exception tells that an error
+// is set: Python would take a warning over it for a `SystemError`.
+template <typename Function>
+PyObject* for_python(const Function& function) {
+  HANDLE_TH_ERRORS
+  PyObject* result = function();
+  if (!result) throw python_error();
+  return result;
+  END_HANDLE_TH_ERRORS
+}
+
 // The metadata of one example.
 struct Example {
   PyTypeObject* type;  // owned
@@ -58,9 +69,9 @@ struct Guard {
 inline PyTypeObject GuardType = {PyVarObject_HEAD_INIT(nullptr, 0) "opsmith.Guard", sizeof(Guard)};
 
 inline PyObject* call_guard(PyObject* self, PyObject* const* tensors, size_t flags, PyObject*) {
-  HANDLE_TH_ERRORS
-  return PyBool_FromLong(reinterpret_cast<Guard*>(self)->accepts(tensors, PyVectorcall_NARGS(flags)));
-  END_HANDLE_TH_ERRORS
+  return for_python([&]() -> PyObject* {
+    return PyBool_FromLong(reinterpret_cast<Guard*>(self)->accepts(tensors, PyVectorcall_NARGS(flags)));
+  });
 }
 
 inline void delete_guard(PyObject* self) {
@@ -72,31 +83,31 @@ inline void delete_guard(PyObject* self) {
 
 // guard(tensors: tuple, sized: bool)
 inline PyObject* make_guard(PyObject*, PyObject* args) {
-  HANDLE_TH_ERRORS
-  PyObject* tensors;
-  int sized;
-  if (!PyArg_ParseTuple(args, "O!p", &PyTuple_Type, &tensors, &sized)) return nullptr;
-  auto* guard = PyObject_New(Guard, &GuardType);
-  if (!guard) return nullptr;
-  THPObjectPtr owned(reinterpret_cast<PyObject*>(guard));
-  guard->call = call_guard;
-  guard->examples = new std::vector<Example>();
-  guard->sized = sized;
-  guard->never = false;
-  const auto local = c10::impl::tls_local_dispatch_key_set();
-  for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(tensors); at++) {
-    PyObject* each = PyTuple_GET_ITEM(tensors, at);
-    TORCH_CHECK_TYPE(THPVariable_Check(each), "a guard is made of tensors");
-    const at::Tensor& tensor = THPVariable_Unpack(each);
-    guard->never |= tensor.is_nested() || tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
-    Py_INCREF(Py_TYPE(each));
-    guard->examples->push_back(
-        {Py_TYPE(each), dispatch_keys(tensor, local), tensor.scalar_type(), tensor.device(),
-         tensor.requires_grad(), guard->never ? 0 : tensor.dim(),
-         sized && !guard->never ? tensor.sizes().vec() : std::vector<int64_t>()});
-  }
-  return owned.release();
-  END_HANDLE_TH_ERRORS
+  return for_python([&]() -> PyObject* {
+    PyObject* tensors;
+    int sized;
+    if (!PyArg_ParseTuple(args, "O!p", &PyTuple_Type, &tensors, &sized)) return nullptr;
+    auto* guard = PyObject_New(Guard, &GuardType);
+    if (!guard) return nullptr;
+    THPObjectPtr owned(reinterpret_cast<PyObject*>(guard));
+    guard->call = call_guard;
+    guard->examples = new std::vector<Example>();
+    guard->sized = sized;
+    guard->never = false;
+    const auto local = c10::impl::tls_local_dispatch_key_set();
+    for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(tensors); at++) {
+      PyObject* each = PyTuple_GET_ITEM(tensors, at);
+      TORCH_CHECK_TYPE(THPVariable_Check(each), "a guard is made of tensors");
+      const at::Tensor& tensor = THPVariable_Unpack(each);
+      guard->never |= tensor.is_nested() || tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
+      Py_INCREF(Py_TYPE(each));
+      guard->examples->push_back(
+          {Py_TYPE(each), dispatch_keys(tensor, local), tensor.scalar_type(), tensor.device(),
+           tensor.requires_grad(), guard->never ? 0 : tensor.dim(),
+           sized && !guard->never ? tensor.sizes().vec() : std::vector<int64_t>()});
+    }
+    return owned.release();
+  });
 }
 
 inline bool ready_guard() {

@@ -151,11 +151,11 @@ struct OperatorNode : public torch::autograd::Node {
 };
 
 inline PyObject* context_saved_tensors(PyObject* self, void*) {
-  HANDLE_TH_ERRORS
-  auto* node = reinterpret_cast<Context*>(self)->node;
-  TORCH_CHECK(node, torch::autograd::ERR_BACKWARD_TWICE);
-  return node->unpack();
-  END_HANDLE_TH_ERRORS
+  return for_python([&]() -> PyObject* {
+    auto* node = reinterpret_cast<Context*>(self)->node;
+    TORCH_CHECK(node, torch::autograd::ERR_BACKWARD_TWICE);
+    return node->unpack();
+  });
 }
 
 inline void delete_context(PyObject* self) {
@@ -177,24 +177,24 @@ inline OperatorNode& node_of(PyObject* self) {
 }
 
 inline PyObject* node_saved_tensors(PyObject* self, void*) {
-  HANDLE_TH_ERRORS
-  return node_of(self).unpack();
-  END_HANDLE_TH_ERRORS
+  return for_python([&]() -> PyObject* {
+    return node_of(self).unpack();
+  });
 }
 
 inline PyObject* node_raw_saved_tensors(PyObject* self, void*) {
-  HANDLE_TH_ERRORS
-  auto& node = node_of(self);
-  TORCH_CHECK(!node.freed, torch::autograd::ERR_BACKWARD_TWICE);
-  THPObjectPtr all(PyTuple_New(static_cast<Py_ssize_t>(node.saved.size())));
-  if (!all) return nullptr;
-  for (size_t at = 0; at < node.saved.size(); at++) {
-    // It lives as long as the node, which the caller holds.
-    pybind11::object each = pybind11::cast(&node.saved[at], pybind11::return_value_policy::reference);
-    PyTuple_SET_ITEM(all.get(), at, each.release().ptr());
-  }
-  return all.release();
-  END_HANDLE_TH_ERRORS
+  return for_python([&]() -> PyObject* {
+    auto& node = node_of(self);
+    TORCH_CHECK(!node.freed, torch::autograd::ERR_BACKWARD_TWICE);
+    THPObjectPtr all(PyTuple_New(static_cast<Py_ssize_t>(node.saved.size())));
+    if (!all) return nullptr;
+    for (size_t at = 0; at < node.saved.size(); at++) {
+      // It lives as long as the node, which the caller holds.
+      pybind11::object each = pybind11::cast(&node.saved[at], pybind11::return_value_policy::reference);
+      PyTuple_SET_ITEM(all.get(), at, each.release().ptr());
+    }
+    return all.release();
+  });
 }
 
 inline PyObject* node_needs_input_grad(PyObject* self, void*) {
@@ -271,35 +271,35 @@ inline void record(
 }
 
 inline PyObject* call_recorder(PyObject* self, PyObject* const* arguments, size_t flags, PyObject*) {
-  HANDLE_TH_ERRORS
-  auto* recorder = reinterpret_cast<Recorder*>(self);
-  const size_t count = PyVectorcall_NARGS(flags);
-  auto* context = PyObject_New(Context, &ContextType);
-  if (!context) return nullptr;
-  THPObjectPtr owned(reinterpret_cast<PyObject*>(context));
-  context->to_save = context->non_differentiable = context->kept = context->materialize_grads = nullptr;
-  context->node = nullptr;
-  c10::SmallVector<PyObject*, 16> given{owned.get()};
-  given.append(arguments, arguments + count);
-  THPObjectPtr result;
-  {
-    at::AutoGradMode no_grad(false);
-    at::AutoFwGradMode no_forward_mode(false);
-    result = PyObject_Vectorcall(recorder->forward, given.data(), given.size(), nullptr);
-  }
-  // A result in the context of its own node would keep both for ever, if what follows raises.
-  THPObjectPtr to_save(std::exchange(context->to_save, nullptr));
-  THPObjectPtr non_differentiable(std::exchange(context->non_differentiable, nullptr));
-  if (!result) return nullptr;
-  bool requires_grad = false;
-  for (size_t at = 0; at < count; at++) {
-    requires_grad |= THPVariable_Check(arguments[at]) && THPVariable_Unpack(arguments[at]).requires_grad();
-  }
-  if (requires_grad && at::GradMode::is_enabled()) {
-    record(recorder->generated, context, to_save, non_differentiable, result, arguments, count);
-  }
-  return result.release();
-  END_HANDLE_TH_ERRORS
+  return for_python([&]() -> PyObject* {
+    auto* recorder = reinterpret_cast<Recorder*>(self);
+    const size_t count = PyVectorcall_NARGS(flags);
+    auto* context = PyObject_New(Context, &ContextType);
+    if (!context) return nullptr;
+    THPObjectPtr owned(reinterpret_cast<PyObject*>(context));
+    context->to_save = context->non_differentiable = context->kept = context->materialize_grads = nullptr;
+    context->node = nullptr;
+    c10::SmallVector<PyObject*, 16> given{owned.get()};
+    given.append(arguments, arguments + count);
+    THPObjectPtr result;
+    {
+      at::AutoGradMode no_grad(false);
+      at::AutoFwGradMode no_forward_mode(false);
+      result = PyObject_Vectorcall(recorder->forward, given.data(), given.size(), nullptr);
+    }
+    // A result in the context of its own node would keep both for ever, if what follows raises.
+    THPObjectPtr to_save(std::exchange(context->to_save, nullptr));
+    THPObjectPtr non_differentiable(std::exchange(context->non_differentiable, nullptr));
+    if (!result) return nullptr;
+    bool requires_grad = false;
+    for (size_t at = 0; at < count; at++) {
+      requires_grad |= THPVariable_Check(arguments[at]) && THPVariable_Unpack(arguments[at]).requires_grad();
+    }
+    if (requires_grad && at::GradMode::is_enabled()) {
+      record(recorder->generated, context, to_save, non_differentiable, result, arguments, count);
+    }
+    return result.release();
+  });
 }
 
 inline int traverse_recorder(PyObject* self, visitproc visit, void* arg) {

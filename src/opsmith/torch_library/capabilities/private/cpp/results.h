@@ -48,10 +48,10 @@ struct Freshness {
 inline PyTypeObject FreshnessType = {PyVarObject_HEAD_INIT(nullptr, 0) "opsmith.Freshness", sizeof(Freshness)};
 
 inline PyObject* call_freshness(PyObject* self, PyObject* const* args, size_t flags, PyObject*) {
-  HANDLE_TH_ERRORS
-  const size_t count = PyVectorcall_NARGS(flags);
-  return PyBool_FromLong(are_new(args[0], reinterpret_cast<Freshness*>(self)->count, Values(args + 1, args + count)));
-  END_HANDLE_TH_ERRORS
+  return for_python([&]() -> PyObject* {
+    const size_t count = PyVectorcall_NARGS(flags);
+    return PyBool_FromLong(are_new(args[0], reinterpret_cast<Freshness*>(self)->count, Values(args + 1, args + count)));
+  });
 }
 
 // freshness(count: int)
