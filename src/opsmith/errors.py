@@ -60,9 +60,10 @@ class OpsmithError(Exception):
         self.got = got
         self.where = where
         self.hint = hint
-        super().__init__(self._message())
+        self.args = (self.message(),)  # not by `super`, which torch.compile cannot trace
 
-    def _message(self) -> str:
+    def message(self) -> str:
+        """Return the text of the error."""
         lines = [f"{self.operator}: {self.problem}" if self.operator else self.problem]
         for label in ("argument", "expected", "got", "where", "hint"):
             text = getattr(self, label)
@@ -73,7 +74,7 @@ class OpsmithError(Exception):
         """Name operator, location and hint in an error that names no operator yet; return the error."""
         if self.operator is None:
             self.operator, self.where, self.hint = operator, self.where or where, self.hint or hint
-            self.args = (self._message(),)
+            self.args = (self.message(),)
         return self
 
 

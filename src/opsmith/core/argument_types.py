@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, Flag
@@ -59,48 +58,73 @@ class ValueType:
         return str(value).removeprefix("torch.")  # dtype, layout, memory format
 
 
-# Numbers are converted before torch sees them: its dispatcher cuts 2.5 of NumPy down to an int, and refuses
-# others that its functions take. torch.compile traces this; a number of NumPy is an array there. A value of
-# another type stays as it is, so that torch refuses it by the operator's name.
+# Numbers are converted before torch sees them: its dispatcher cuts tensors and 2.5 of NumPy down to an int,
+# and refuses others that its functions take. torch.compile traces this; a number of NumPy is an array there.
+_INTS = int | torch.SymInt
 _NUMBERS = int | float | torch.SymInt | torch.SymFloat
 
 
-def _is_of_numpy(value: Any) -> bool:
-    """True for a number of NumPy, or an array without dimensions."""
-    return type(value).__module__ == "numpy" and not value.ndim
+def _conversion(types: Any, *, to_float: bool = False, symbolic: bool = False) -> Callable[[Any], Any]:
+    """Return the conversion of a number, which refuses all other values.
+
+    Args:
+        types: The types that the schema takes.
+        to_float: True if an integer becomes a float.
+        symbolic: True if the schema takes numbers that torch does not know while it compiles.
+    """
+
+    def lower(value: Any) -> Any:
+        of_numpy = type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0
+        number = value.item() if of_numpy else value
+        # As in Python, a bool of NumPy is no index.
+        if not isinstance(number, types) or (of_numpy and types is _INTS and isinstance(number, bool)):
+            raise TypeError(types)
+        if of_numpy and torch.compiler.is_dynamo_compiling():
+            _refuse_unknown(number, symbolic)
+        return float(number) if to_float and isinstance(number, int) else number
+
+    return lower
 
 
-def _as_int(value: Any) -> Any:
-    return operator.index(value) if _is_of_numpy(value) else value
+def _refuse_unknown(number: Any, symbolic: bool) -> None:
+    """Refuse a number of NumPy in code that torch compiles, if torch does not know the value."""
+    from torch.fx.experimental.symbolic_shapes import guard_or_false  # imported while torch compiles
+
+    unknown = isinstance(number, bool) or torch.compiler.is_exporting()
+    if unknown or not (symbolic or guard_or_false(number > 0) or guard_or_false(number <= 0)):
+        raise ValueError(_UNKNOWN)
 
 
-def _as_float(value: Any) -> Any:
-    return float(value) if isinstance(value, int) or _is_of_numpy(value) else value
+_UNKNOWN = """torch does not know the value of a number of NumPy while it compiles
+  expected: a number of Python
+  hint: convert it before compiled code runs, as `float(n)` does"""
 
 
-def _as_number(value: Any) -> Any:
-    return value.item() if _is_of_numpy(value) else value
-
-
-def _takes(lower: Callable[[Any], Any], types: Any) -> Callable[[Any], bool]:
-    """Return the predicate of the values that a conversion makes one of these types of."""
+def _takes(lower: Callable[[Any], Any]) -> Callable[[Any], bool]:
+    """Return the predicate of the values that a conversion takes."""
 
     def accepts(value: Any) -> bool:
         try:
-            return isinstance(lower(value), types)
+            return lower(value) is not None
         except TypeError:
             return False
 
     return accepts
 
 
+_as_int = _conversion(_INTS, symbolic=True)
+_as_float = _conversion(_NUMBERS, to_float=True)
+_as_complex = _conversion(_NUMBERS | complex)
+_as_number = _conversion(_NUMBERS, symbolic=True)
+_as_bool = _conversion(_NUMBERS | complex | torch.SymBool)
+
 TENSOR = ValueType("Tensor", "Tensor", lambda value: isinstance(value, torch.Tensor))
-INT = ValueType("int", "SymInt", _takes(_as_int, int | torch.SymInt), _as_int)
-FLOAT = ValueType("float", "float", _takes(_as_float, _NUMBERS), _as_float)
-BOOL = ValueType("bool", "bool", lambda value: isinstance(value, bool | torch.SymBool))
+INT = ValueType("int", "SymInt", _takes(_as_int), _as_int)
+FLOAT = ValueType("float", "float", _takes(_as_float), _as_float)
+BOOL = ValueType("bool", "bool", _takes(_conversion(bool | torch.SymBool)), _as_bool)
 STR = ValueType("str", "str", lambda value: isinstance(value, str))
-COMPLEX = ValueType("complex", "complex", lambda value: isinstance(value, int | float | complex))
-NUMBER = ValueType("int | float", "Scalar", _takes(_as_number, _NUMBERS), _as_number, held=True)
+COMPLEX = ValueType("complex", "complex", _takes(_as_complex), _as_complex)
+NUMBER = ValueType("int | float", "Scalar", _takes(_as_number), _as_number, held=True)
 
 
 def _numbered(names: str) -> tuple[Any, ...]:
@@ -176,6 +200,7 @@ def literal_base(values: tuple[Any, ...]) -> ValueType | None:
         f"Literal[{', '.join(map(repr, values))}]",
         "str" if types == {str} else "int",
         accepts,
+        None if types == {str} else _conversion(_INTS),
         held=True,
         values=values,
     )
@@ -313,7 +338,9 @@ class ArgumentType:
         if not self.sequence:
             return [lower(value)]
         items = self._items(value)
-        return [value] if items is None else [[lower(item) for item in items]]
+        if items is None or (self.length is not None and len(items) != self.length):
+            raise TypeError(self)
+        return [[None if item is None else lower(item) for item in items]]
 
     def flat(self, value: Any) -> list[Any]:
         """Return the value in a list, or all its nested parts, unconverted."""

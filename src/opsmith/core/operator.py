@@ -13,7 +13,7 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.core import lowering
 from opsmith.core.aspects import Aspects
-from opsmith.core.call_arguments import call_error, shown, tensors_in
+from opsmith.core.call_arguments import call_error, shown
 from opsmith.core.feature_packages import FeatureMethods
 from opsmith.core.forked_locks import lock_of
 from opsmith.core.out_form import out_names
@@ -158,18 +158,12 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Compute the operator."""
-        if torch.compiler.is_compiling():
-            compiled: R = self._call_compiled(args, kwargs)
-            return compiled
-        result: R = self._call_eagerly(args, kwargs)
+        traced = torch.compiler.is_dynamo_compiling()
+        result: R = self._call_traced(args, kwargs) if traced else self._call_eagerly(args, kwargs)
         return result
 
     def _call_eagerly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
-            for position, name in self._specification.schema.plain:
-                # torch would convert a tensor to a number, which waits for the device and loses the gradient.
-                if tensors_in([args[position] if position < len(args) else kwargs.get(name)]):
-                    self._check_call(args, kwargs)
             lowered, named = (args, kwargs) if self._lowering is None else self._lowering.call(args, kwargs)
             result = self._registration.overload(*lowered, **named)
         except errors.OpsmithError:
@@ -178,17 +172,23 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
             # Checked only after a failure, which keeps valid calls fast; its message is better than torch's.
             self._check_call(args, kwargs)
             raise
-        if self._registration.validated and not self._fast:
+        if self._registration.validated and not self._fast and not torch.compiler.is_compiling():
             self._use_fast_path()
         return result
 
-    def _call_compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Compute the operator in code that torch traces."""
+    def _call_traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Compute the operator in code that `torch.compile` traces."""
         if self._lowering is None:
             return self._registration.overload(*args, **kwargs)
-        if self._uncompiled is not None and torch.compiler.is_dynamo_compiling():
+        if self._uncompiled is not None:
             return self._uncompiled(args, kwargs)
-        lowered, named = self._lowering.call(args, kwargs)
+        try:
+            lowered, named = self._lowering.call(args, kwargs)
+        except TypeError:
+            error = self._call_error(args, kwargs)
+            raise TypeError("" if error is None else error.message()) from None
+        except ValueError as failure:
+            raise ValueError(f"{self.name}: {failure.args[0]}") from None
         return self._registration.overload(*lowered, **named)
 
     def _take_lowering(self, specification: Specification) -> None:
@@ -239,11 +239,17 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
         return explain(self._specification, self._specification.schema.call_values(args, kwargs))
 
     def _check_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        error = self._call_error(args, kwargs)
+        if error is not None:
+            raise error from None
+
+    def _call_error(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> errors.ArgumentError | None:
         schema = self._specification.schema
         error = call_error(args, kwargs, schema)
-        if error is not None:
-            out = error.argument == "out" and bool(schema.visible) and schema.always_tensors
-            raise error.of(self.name, self._specification.where, self._call_hint(out=out)) from None
+        if error is None:
+            return None
+        out = error.argument == "out" and bool(schema.visible) and schema.always_tensors
+        return error.of(self.name, self._specification.where, self._call_hint(out=out))
 
     def _call_hint(self, *, out: bool = False) -> str:
         return _hint_of(self._specification, out=out)
@@ -316,8 +322,7 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
         """
         form = self._out_form()
         names = form.names
-        compiling = torch.compiler.is_compiling()
-        if not compiling and names == ("out",) and isinstance(out, Tensor):
+        if names == ("out",) and isinstance(out, Tensor):
             form.operator(*args, out=out, **kwargs)
             return out
         given = out if isinstance(out, tuple) else (out,)
@@ -331,11 +336,7 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
                 hint=self._call_hint(out=True),
             )
         outs = dict(zip(names, given, strict=True))
-        if compiling:
-            lowered, named = (args, kwargs) if self._lowering is None else self._lowering.call(args, kwargs)
-            form.overload(*lowered, **named, **outs)
-        else:
-            form.operator(*args, **kwargs, **outs)
+        form.operator(*args, **kwargs, **outs)
         return out
 
     @property

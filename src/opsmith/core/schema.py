@@ -135,11 +135,6 @@ class Schema:
         return tuple(result.written for result in self.results if result.written is not None)
 
     @cached_property
-    def plain(self) -> tuple[tuple[int, str], ...]:
-        """Position and name of the arguments that hold no tensors."""
-        return tuple((i, each.name) for i, each in enumerate(self.arguments) if not each.kind.is_tensor)
-
-    @cached_property
     def visible(self) -> tuple[int, ...]:
         """Positions of the results that callers see."""
         return tuple(i for i, result in enumerate(self.results) if not result.hidden)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
+
 from opsmith import errors
 from opsmith.core.gradients import GradientRules, TangentRules
 from opsmith.core.kernels import Kernel
@@ -134,6 +136,8 @@ class Specification(errors.ErrorSubject):
 
         base = self.name.removesuffix(OUT)
         form = self.name[len(base) :]
+        if torch.compiler.is_dynamo_compiling():  # it traces the error of a call, and has no frames
+            return f"opsmith.find_operator({base!r}){form}"
         for scope in (*scopes_of_callers(), getattr(sys.modules.get(self.module), "__dict__", {})):
             for key, value in [*scope.items()]:
                 if (
