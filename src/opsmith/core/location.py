@@ -116,7 +116,10 @@ def scopes_of_callers() -> Iterator[dict[str, Any]]:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if is_user_code(frame.f_code.co_filename):
-            yield from (frame.f_locals, frame.f_globals)
+            scope = dict(frame.f_locals)
+            if frame.f_code.co_flags & inspect.CO_OPTIMIZED and sys.version_info < (3, 13):
+                frame.f_locals.clear()  # a copy, which would hold what the function lets go of
+            yield from (scope, frame.f_globals)
         frame = frame.f_back
 
 

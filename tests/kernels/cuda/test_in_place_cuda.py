@@ -181,6 +181,6 @@ def test_constness_is_compared_with_what_is_written() -> None:
     x = torch.zeros(3)
     with pytest.raises(errors.KernelSignatureError) as caught:
         wrong(x, torch.ones(3))
-    assert "expected: (View<T> x, View<const T> y)" in str(caught.value)
+    assert "expected: (Contiguous<T> x, Contiguous<const T> y)" in str(caught.value)
     assert "got: (Contiguous<const float32>, Contiguous<const float32>)" in str(caught.value)
     assert not x.any()
