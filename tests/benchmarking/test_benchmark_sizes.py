@@ -163,7 +163,7 @@ def test_without_samples_it_says_how_to_give_them() -> None:
     with pytest.raises(errors.MissingSamplesError, match="there are no samples to measure it on") as raised:
         found(bare)
     assert raised.value.hint is not None
-    assert "@operator.samples" in raised.value.hint  # the variable of `found`, the innermost caller
+    assert "@bare.samples" in raised.value.hint
     assert "benchmark(..., samples=[(x, weight)])" in raised.value.hint
 
 

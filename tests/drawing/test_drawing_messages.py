@@ -188,7 +188,7 @@ alone""",
         errors.UsageError,
         """drawn::plain: `inputs` do not fit the operator: it takes 1 positional argument and 2 were given
   argument: inputs
-  hint: give `inputs=` what plain(Tensor x) -> Tensor takes""",
+  hint: give `inputs=` the arguments of `plain(x)`""",
     ),
     "names": (
         lambda: leaf() * 2,

@@ -20,7 +20,7 @@ from opsmith.checking.exceptions import refuse_own, watched_calls
 from opsmith.checking.processes.fork import run_isolated
 from opsmith.checking.processes.watchdog import EndlessCallError
 from opsmith.checking.properties.kernels.sizes import DeadlySizes, deadly_sizes, kernel_sizes
-from opsmith.checking.property import Property, each_sample, endless, raised
+from opsmith.checking.property import Property, each_sample, endless, missing_here, raised
 from opsmith.checking.report import Failure, Outcome
 from opsmith.checking.run_property import few_threads, in_child_process, merged, run
 from opsmith.checking.samples.given import GivenSamples
@@ -191,7 +191,9 @@ class Inputs:
         """The outcome of results, with what was found before any property ran."""
         if self.refused:  # also where results were not asked for: no property runs on these samples
             failures = merged((*self.refused, *outcome.failures))
-            outcome = replace(outcome, status="failed", reason="", failures=failures, left_out=False)
+            # The reason of what did not run points to this outcome, which itself tells what is missing.
+            reason = outcome.reason and (missing_here(failures) or "it could not be run at all")
+            outcome = replace(outcome, status="failed", reason=reason, failures=failures, left_out=False)
         more = [failure_of(PROPERTY, self.subject, each) for each in self.derived.unserved]
         if not any(each.cause == "raises" for each in outcome.failures):
             more += self.deaths

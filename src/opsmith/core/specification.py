@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -131,14 +132,14 @@ class Specification(errors.ErrorSubject):
 
     @property
     def variable(self) -> str:
-        """Expression for the handle: a variable of a caller or of the module; a look-up if there is none."""
+        """Expression for the handle: a variable of its module or of a caller; a look-up if there is none."""
         from opsmith.core.operator import Operator  # it imports this module
 
         base = self.name.removesuffix(OUT)
         form = self.name[len(base) :]
         if torch.compiler.is_dynamo_compiling():  # it traces the error of a call, and has no frames
             return f"opsmith.find_operator({base!r}){form}"
-        for scope in (*scopes_of_callers(), getattr(sys.modules.get(self.module), "__dict__", {})):
+        for scope in chain([getattr(sys.modules.get(self.module), "__dict__", {})], scopes_of_callers()):
             for key, value in [*scope.items()]:
                 if (
                     key.isidentifier()

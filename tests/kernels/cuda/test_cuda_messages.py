@@ -89,7 +89,7 @@ def test_other_parameters_than_the_operator_s() -> None:
         "cuda_messages::parameters: the parameters of the CUDA kernel are not the operator's arguments and "
         "results",
         "  argument: by",
-        "  expected: (View<const T> x, double by, View<T> result)",
+        "  expected: (View<const float> x, double by, View<float> result)",
         "  got: (View<const float32>, int, View<float32>)",
     ]
     assert caught.value.hint == "write `double by`"
@@ -100,7 +100,7 @@ def test_other_parameters_than_the_operator_s() -> None:
     ("text", "hint"),
     [
         ("View<const float> x, short by, View<float> y", "write `double by` in place of `short by`"),
-        ("float* x, double by, View<float> y", "write `View<const float> x` in place of `float* x`"),
+        ("float* x, double by, View<float> y", "write `Contiguous<const float> x` in place of `float* x`"),
     ],
     ids=str,
 )

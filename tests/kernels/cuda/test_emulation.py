@@ -92,9 +92,9 @@ def test_the_documentation_has_the_counts_of_the_corpus() -> None:
         " ".join((root / name).read_text().split()) for name in ("README.md", "docs/cuda-kernels.md")
     )
     assert f"corpus of {len(RIGHT) + len(WRONG)} kernels, {len(RIGHT)} right ones" in readme
-    assert f"{by_cause} wrong ones are found with the cause, and {by_values} by wrong values" in readme
+    assert f"{by_cause} wrong ones fail with their cause, and {by_values} fail because their values" in readme
     assert f"{len(RIGHT)} right ones" in page
-    assert f"{by_cause} with a fault are found with its cause, and {by_values} compute wrong values" in page
+    assert f"{by_cause} with a fault fail with its cause, and {by_values} fail because their" in page
 
 
 @pytest.mark.parametrize(

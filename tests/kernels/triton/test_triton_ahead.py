@@ -247,7 +247,7 @@ def test_samples_that_the_kernel_does_not_take_are_refused() -> None:
         "triton_ahead::untaken: its Triton kernel takes none of the samples, so that nothing is compiled",
         "  got: `x` is complex64, and it takes bfloat16 or float16",
         f"  where: {kernel_of(operator).where}",
-        "  hint: yield arguments that the kernel takes from `@untaken.samples`; only floating-point tensors "
+        "  hint: yield arguments that the kernel takes from `@operator.samples`; only floating-point tensors "
         "are cast to the dtypes of the kernel",
     ]
 
