@@ -9,6 +9,7 @@ SET_UP := $(VENV)/.set-up
 OTHER_TORCHES := $(patsubst requirements/%.txt,%,$(wildcard requirements/torch-*.txt))
 BENCHMARKS := $(sort $(filter-out %_cuda.py %/compare.py,$(wildcard benchmarks/*.py)))
 RUN_PARTS := $(VENV)/bin/python ci/run_parts.py
+CALLS := $(wildcard src/opsmith/torch_library/capabilities/private/cpp/*)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -80,7 +81,7 @@ clean:  ## remove builds, caches and out/, but not the environments
 # A file in each environment says when it was last brought up to date.
 # The kernels of involution, which the tour uses, take half a minute to compile.
 
-$(SET_UP): requirements/dev.txt requirements/tests.txt pyproject.toml
+$(SET_UP): requirements/dev.txt requirements/tests.txt pyproject.toml $(CALLS)
 	$(call make_environment,$(VENV),requirements/dev.txt)
 	$(VENV)/bin/python -c 'from opsmith.tour.operators import build_kernels; build_kernels()'
 
@@ -89,7 +90,7 @@ $(SET_UP): requirements/dev.txt requirements/tests.txt pyproject.toml
 	.venv-dist/bin/python -m pip install --quiet --requirement $<
 	@touch $@
 
-.venv-torch-%/.set-up: requirements/torch-%.txt requirements/tests.txt pyproject.toml
+.venv-torch-%/.set-up: requirements/torch-%.txt requirements/tests.txt pyproject.toml $(CALLS)
 	@sed -n 's/^# /torch-$*: /p' $<
 	$(call make_environment,.venv-torch-$*,$<)
 
