@@ -29,7 +29,7 @@ class State(NamedTuple):
 
     Args:
         version: Its version counter; None for a tensor that has none.
-        form: Its shape, strides, offset, storage, and the bytes of that; empty where only versions are known.
+        form: Its shape, strides, offset, storage, and the bytes of that; empty where nobody compares them.
     """
 
     version: int | None
@@ -40,10 +40,10 @@ class State(NamedTuple):
         """The state of a tensor now."""
         version = capabilities.version(tensor)
         storage = capabilities.storage_of(tensor)
-        form = tensor.shape, tensor.stride(), tensor.storage_offset()
         if storage is None or storage.device.type == "meta":
-            return cls(version, (str(form),))  # to compare symbols would put conditions into a trace
-        return cls(version, (*form, storage, storage.nbytes()))
+            return cls(version)  # to compare symbols would put conditions into a trace
+        form = tensor.shape, tensor.stride(), tensor.storage_offset(), storage, storage.nbytes()
+        return cls(version, form)
 
     def is_left(self, tensor: Tensor) -> bool:
         """Return True if nothing has written into a tensor since."""
