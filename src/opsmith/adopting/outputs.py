@@ -27,7 +27,7 @@ from opsmith.core.call_arguments import shown
 from opsmith.core.forward_arguments import ForwardArguments
 from opsmith.core.results import Result
 from opsmith.torch_library.adopted.forward import Returned
-from opsmith.torch_library.validation import unsupported_kind
+from opsmith.torch_library.arguments import unsupported_kind
 
 Shape = Any
 """A structure: "tensor", "optional", None, a `WrittenOutput`, or a tuple of structures."""

@@ -32,8 +32,8 @@ from opsmith.core.operator import Operator
 from opsmith.core.results import Result
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
+from opsmith.torch_library.contract import Contract
 from opsmith.torch_library.flattening import ResultFlattening
-from opsmith.torch_library.validation import run_validated
 
 if TYPE_CHECKING:
     from opsmith.checking.side_effects.outside_state import OutsideState
@@ -352,7 +352,7 @@ class Subject:
         values = sample.flattening.pack(self._own(sample, flat))
         self.ran.note(values)
         with self.seeded(), torch.no_grad():
-            returned = run_validated(self.specification, function, values)
+            returned = Contract(self.specification).run(function, values)
         every = range(len(self.specification.schema.results))
         self._hold_count(sample, returned, every, lambda: where(function))
         return self._listed(returned, packed=True)

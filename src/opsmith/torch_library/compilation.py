@@ -14,7 +14,7 @@ from opsmith.core.kernels import BuiltKernel, choose, refuse_strictly
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autocast import autocast_of_call, noting_autocast
-from opsmith.torch_library.validation import run_call
+from opsmith.torch_library.contract import run_call
 
 
 def inline_reference(

@@ -14,6 +14,7 @@ from opsmith.core.call_arguments import tensors_in
 from opsmith.core.specification import Specification
 from opsmith.core.tensors import map_tensors, named_tensors, nested_tensors, replace_tensors
 from opsmith.torch_library import capabilities
+from opsmith.torch_library.contract import Contract
 from opsmith.torch_library.distributed import (
     described,
     dtensor,
@@ -29,7 +30,6 @@ from opsmith.torch_library.distributed import (
     validated_placements,
     warn_gathers,
 )
-from opsmith.torch_library.validation import undeclared_write
 from opsmith.torch_library.writes import label_of, raising_versions, written_tensors
 
 if TYPE_CHECKING:  # imported with the first DTensor
@@ -125,7 +125,7 @@ class DTensorRule:
             return values
         if obstacle.undeclared and obstacle.argnum is not None:
             written = tensors_in(values)[obstacle.argnum]
-            raise undeclared_write(specification, specification.reference, written, values)
+            raise Contract(specification).undeclared_write(specification.reference, written, values)
         _refuse_sharded(specification, values, obstacle)
         warn_gathers(specification, values, obstacle.reason)
         return map_tensors(replicate, values)

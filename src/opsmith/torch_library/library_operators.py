@@ -18,10 +18,10 @@ from opsmith.core.forked_locks import lock_of
 from opsmith.core.reachable import refuse_captured_tensors
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
+from opsmith.torch_library.contract import Contract
 from opsmith.torch_library.distributed import dtensor
 from opsmith.torch_library.in_place import InPlaceRegistration
 from opsmith.torch_library.registration import DispatcherRegistration
-from opsmith.torch_library.validation import run_validated
 from opsmith.torch_library.writes import raising_versions, refuse_unwritable, written_tensors
 
 COMPOSITE = "CompositeImplicitAutograd"
@@ -179,7 +179,7 @@ class LibraryOperatorRegistration(DispatcherRegistration):
     def _call_own(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         """Call the operator on the current level, and validate its results."""
         values = self.specification.schema.received(args, kwargs)
-        return run_validated(self.specification, self.overload, values)
+        return Contract(self.specification).run(self.overload, values)
 
     def _own_autocast(self, overload: Any, device: str, key: str) -> Any:
         if device not in self.library_operator.autocast:

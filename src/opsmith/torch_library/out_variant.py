@@ -16,9 +16,9 @@ from opsmith.core.operator import DerivedOperator, Operator, OutForm
 from opsmith.core.out_form import out_form, out_names
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
+from opsmith.torch_library.contract import Contract
 from opsmith.torch_library.in_place import InPlaceRegistration
 from opsmith.torch_library.registration import TRANSFORM_KEY, DispatcherRegistration
-from opsmith.torch_library.validation import run_validated
 
 OUT_TAG: Any = getattr(torch.Tag, "out", None)
 """Tag of an operator that writes into `out`; None where torch has none."""
@@ -39,7 +39,7 @@ class OutRegistration(InPlaceRegistration):
     def in_torch(self, values: list[Any]) -> tuple[Any, ...]:
         """Run the reference of the operator, and copy its results, in operations of torch alone."""
         form = out_form(self._registered.specification, self._registered.in_torch)
-        return run_validated(self.specification, form.reference, values)
+        return Contract(self.specification).run(form.reference, values)
 
     def _register(self) -> None:
         super()._register()

@@ -22,21 +22,15 @@ from opsmith.core.operator import Operator, OutForm
 from opsmith.core.schema import REQUIRED
 from opsmith.core.specification import Specification
 from opsmith.torch_library import autocast, capabilities, served_libraries
+from opsmith.torch_library.arguments import fake_by_shapes, refuse_shapes, refuse_unsupported
 from opsmith.torch_library.compilation import EAGER, CompiledCode, inline_reference, traced_results
+from opsmith.torch_library.contract import Contract, run_call
 from opsmith.torch_library.distributed import author_code, mesh_of, validated_placements
 from opsmith.torch_library.dtensor_rule import DTensorRule
 from opsmith.torch_library.fast_path.fast_calls import NOT_TAKEN, FastCalls
 from opsmith.torch_library.flattening import ArgumentFlattening, ResultFlattening, detached
 from opsmith.torch_library.flops import register_flops, unregister_flops
 from opsmith.torch_library.torch_messages import KERNEL_OVERRIDDEN
-from opsmith.torch_library.validation import (
-    fake_by_shapes,
-    refuse_shapes,
-    refuse_unsupported,
-    run_call,
-    run_traced,
-    run_validated,
-)
 
 if TYPE_CHECKING:
     from opsmith.torch_library.autograd.node import OperatorNode
@@ -620,8 +614,8 @@ class DispatcherRegistration:
                 "size that depends on data is `torch.library.get_ctx().new_dynamic_size()`",
             )
         if specification.fake is not None or specification.forward is not None:
-            return run_validated(specification, specification.fake or specification.computed_by, values)
-        return run_traced(specification, specification.reference, values)
+            return Contract(specification).run(specification.fake or specification.computed_by, values)
+        return Contract(specification).run_traced(specification.reference, values)
 
     def _differentiates(self, values: list[Any]) -> bool:
         """Return True if this call needs an autograd node."""

@@ -12,8 +12,8 @@ from opsmith import errors
 from opsmith.checking.processes.watchdog import beat
 from opsmith.checking.samples.sample import is_inexact
 from opsmith.torch_library import capabilities
+from opsmith.torch_library.arguments import unsupported_kind
 from opsmith.torch_library.torch_messages import LEAF_WRITTEN, has_message
-from opsmith.torch_library.validation import unsupported_kind
 
 SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 

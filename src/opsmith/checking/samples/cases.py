@@ -15,7 +15,7 @@ from opsmith.checking.numerics.tolerance import MeasuredFunction, Truth
 from opsmith.checking.property import Note, first_line
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
-from opsmith.torch_library.validation import unsupported_kind
+from opsmith.torch_library.arguments import unsupported_kind
 
 ALWAYS_CHECKED = (torch.float64, torch.float32)
 """dtypes in which every operator is checked; others only where its reference runs in them."""

@@ -18,7 +18,7 @@ from torch.nn import Parameter
 from opsmith.checking.side_effects.reachable_state import reachable_values, tensors_within
 from opsmith.checking.subject import Subject
 from opsmith.core.reachable import CONTAINERS
-from opsmith.torch_library.validation import unsupported_kind
+from opsmith.torch_library.arguments import unsupported_kind
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from opsmith.core.functional_form import copies_of_written
 from opsmith.core.specification import Specification
 from opsmith.core.tensors import map_tensors, on_meta
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.validation import fake_by_shapes, run_validated
+from opsmith.torch_library.arguments import fake_by_shapes
+from opsmith.torch_library.contract import Contract
 
 LAYOUTS = ("any", "contiguous", "channels-last")
 """Layouts that a kernel may require of a tensor."""
@@ -147,7 +148,7 @@ def _on_data(specification: Specification, values: Sequence[Any]) -> tuple[Resul
             return _implementation(specification)(*args, **kwargs)
 
     with torch.no_grad():
-        results = run_validated(specification, watched, copies_of_written(specification.schema, values))
+        results = Contract(specification).run(watched, copies_of_written(specification.schema, values))
     return None if reads else tuple(map(ResultLayout.of, results))
 
 
@@ -170,7 +171,7 @@ def _run(
     specification: Specification, values: Sequence[Any], stand_in: Callable[[Tensor], Tensor]
 ) -> tuple[ResultLayout, ...]:
     with torch.no_grad():
-        results = run_validated(specification, _implementation(specification), map_tensors(stand_in, values))
+        results = Contract(specification).run(_implementation(specification), map_tensors(stand_in, values))
     return tuple(map(ResultLayout.of, results))
 
 

@@ -17,12 +17,12 @@ from opsmith.torch_library import capabilities
 from opsmith.torch_library.adopted.fallback import proxy_reason
 from opsmith.torch_library.adopted.forward import run_forward
 from opsmith.torch_library.adopted.generated_node import ClassNodes, MisfitError
+from opsmith.torch_library.arguments import unsupported_kind
 from opsmith.torch_library.autograd.node import OperatorPrimitive, RegisteredOperator
 from opsmith.torch_library.fast_path.eligibility import takes_fast_path
 from opsmith.torch_library.fast_path.generated_call import generated, in_order
 from opsmith.torch_library.fast_path.signatures import SLOW_PATH, CallSignatures, Implementation
 from opsmith.torch_library.flattening import ArgumentFlattening
-from opsmith.torch_library.validation import unsupported_kind
 
 
 class ClassSignatures(CallSignatures):

@@ -39,6 +39,7 @@ from opsmith.torch_library.adopted.misfits import (
 from opsmith.torch_library.adopted.trial import refuse_other_metadata, results_by_trial
 from opsmith.torch_library.autocast import autocast_of_call, autocasting
 from opsmith.torch_library.autograd.gradient_values import has_gradient
+from opsmith.torch_library.contract import aliases
 from opsmith.torch_library.symbolic_sizes import for_symbolic_sizes
 
 
@@ -485,18 +486,17 @@ def unaliased(
 ) -> tuple[Any, ...]:
     """The results, cloned where they alias an input or another result."""
     names = adopted.argument_names(given)
-    own: list[Any] = []
-    for position, result in enumerate(results):
-        argnum = next((i for i, value in enumerate(handed) if _is_alias(result, value)), None)
-        other = next((i for i in range(position) if _is_alias(result, results[i])), None)
+    own = list(results)
+    for position, argnum, other in aliases(results, handed):
         if argnum is not None and argnum not in written:
-            kind = "is" if result is handed[argnum] else "shares memory with"
+            kind = "is" if results[position] is handed[argnum] else "shares memory with"
             adopted.facts.copied[position] = f"it {kind} `{names[argnum]}`"
         elif other is not None:
             adopted.facts.copied[position] = f"it shares memory with `{adopted.schema.results[other].name}`"
+        else:
+            continue
         # A result that aliases a copied argument is cloned too, so that all runs return the same layout.
-        aliases_input = argnum is not None and argnum not in written
-        own.append(result.clone() if aliases_input or other is not None else result)
+        own[position] = results[position].clone()
     return tuple(own)
 
 
@@ -516,10 +516,3 @@ def copies_of_results(results: Sequence[Any], apart: Sequence[Any], handed: Sequ
         for result, clone in pairs
         if result is not clone and not any(result is value for value in handed)
     }
-
-
-def _is_alias(result: Any, value: Any) -> bool:
-    """Return True if a result is a tensor, or shares its memory."""
-    if not (isinstance(result, Tensor) and isinstance(value, Tensor)):
-        return False
-    return result is value or capabilities.shares_memory(result, value)

@@ -22,13 +22,13 @@ from opsmith.torch_library.adopted.node import (
     save_run,
     saved_gradients,
 )
+from opsmith.torch_library.arguments import unsupported_kind
 from opsmith.torch_library.autocast import autocast_in_force
 from opsmith.torch_library.autograd.gradient_values import CallMetadata, TensorMetadata, fit, has_gradient
 from opsmith.torch_library.autograd.node import OperatorPrimitive, RecordedOperator, RegisteredOperator
 from opsmith.torch_library.autograd.saved_values import SavedValues
 from opsmith.torch_library.fast_path.purity import ContractSource
 from opsmith.torch_library.flattening import ArgumentFlattening
-from opsmith.torch_library.validation import unsupported_kind
 
 
 class MisfitError(Exception):

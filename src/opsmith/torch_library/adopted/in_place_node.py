@@ -13,8 +13,8 @@ from opsmith.torch_library.adopted.node import AdoptedNode, save_run, uses_class
 from opsmith.torch_library.autograd.in_place_node import InPlaceNode, InPlacePrimitive
 from opsmith.torch_library.autograd.node import LEADING_ARGUMENTS, Primitive
 from opsmith.torch_library.autograd.random_state import RandomState
+from opsmith.torch_library.contract import refuse_nondeterminism
 from opsmith.torch_library.flattening import Flat
-from opsmith.torch_library.validation import refuse_nondeterminism
 
 
 class AdoptedInPlacePrimitive(InPlacePrimitive):

@@ -41,7 +41,7 @@ from opsmith.torch_library.autograd.node import (
 )
 from opsmith.torch_library.autograd.random_state import RandomState
 from opsmith.torch_library.autograd.saved_values import SavedValues
-from opsmith.torch_library.validation import refuse_nondeterminism
+from opsmith.torch_library.contract import refuse_nondeterminism
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from opsmith.torch_library.autograd.gradient_values import CallMetadata, constan
 from opsmith.torch_library.autograd.random_state import RandomState, generators_in
 from opsmith.torch_library.autograd.saved_values import SavedValues, save_values
 from opsmith.torch_library.autograd.vjp import Vjp
+from opsmith.torch_library.contract import run_call
 from opsmith.torch_library.flattening import ArgumentFlattening, Flat, ResultFlattening, lengths_of
-from opsmith.torch_library.validation import run_call
 
 VjpFunction = Callable[[Mapping[str, Any], Sequence[Tensor | None]], list[Tensor | None]]
 """Function of saved values by name and the gradient of each result; returns that of each flat argument."""

@@ -58,9 +58,20 @@ def plain_tensor() -> Tensor:
 
 
 def shares_memory(first: Tensor, second: Tensor) -> bool:
-    """Return True if two tensors have the same storage; wrapped tensors of a transform have none."""
-    storage = storage_of(first)
-    return storage is not None and storage is storage_of(second)
+    """Return True if two tensors have one memory; wrapped tensors of a transform have none."""
+    storage, other = storage_of(first), storage_of(second)
+    if storage is None or other is None or storage is other:
+        return storage is not None and storage is other
+    if storage.resizable() and other.resizable():
+        return False  # torch has allocated both
+    (begin, end), (other_begin, other_end) = span(storage), span(other)
+    return max(begin, other_begin) < min(end, other_end)
+
+
+def span(storage: torch.UntypedStorage) -> tuple[int, int]:
+    """The addresses where a storage begins and ends; nowhere for one without memory."""
+    begin = 0 if storage.device.type == "meta" else storage.data_ptr()
+    return begin, begin + storage.nbytes() if begin else 0
 
 
 def storage_of(tensor: Tensor) -> torch.UntypedStorage | None:

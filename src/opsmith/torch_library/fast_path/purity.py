@@ -7,6 +7,7 @@ import dis
 import math
 import types
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from opsmith.core.kernels import BuiltKernel
 from opsmith.core.operator import Operator
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
+from opsmith.torch_library.contract import Contract, are_new
 
 _MODULES = (torch, torch.special, torch.linalg, torch.fft, math)
 _BUILTINS = (sum, len, range, min, max, abs, round, float, int, bool, tuple, list, dict, zip, enumerate)
@@ -186,10 +188,16 @@ class ContractSource:
         self._tensors = [each for each in specification.schema.arguments if each.kind.is_tensor]
         self._read = [each.name for each in self._tensors if not each.alias]
         self._written = [each.name for each in self._tensors if each.alias]
-        self.names = {**CONTRACT_NAMES, "_op_reference": specification.reference, "_op_in_cpp": False}
-        in_cpp = capabilities.calls_in_cpp()
-        if in_cpp is not None and specification.schema.results:
-            self.names["_op_are_new"] = in_cpp.freshness(len(specification.schema.results))
+        self._values, contract = ", ".join(specification.schema.names), Contract(specification)
+        self.names = {
+            **CONTRACT_NAMES,
+            "_op_reference": specification.reference,
+            "_op_in_cpp": False,
+            "_op_states": contract.before,
+            "_op_holds": contract.holds,
+        }
+        in_cpp, count = capabilities.calls_in_cpp(), len(specification.schema.results)
+        self.names["_op_are_new"] = in_cpp.freshness(count) if in_cpp and count else partial(are_new, count)
         self._several = not self._written and len(specification.schema.results) > 1
         self._lists = {each.name for each in self._tensors if each.kind.sequence}
         pure = all(never_writes(kernel) for kernel in kernels)
@@ -198,29 +206,19 @@ class ContractSource:
         self.by_kernel = bool(self._written or self._lists) or self._several
 
     def before(self) -> str:
-        """Source of the version counters, read before a kernel that may write."""
-        versions = self._versions()
-        return f"None if _op_in_cpp else {versions}" if self.by_kernel else versions
-
-    def _versions(self) -> str:
-        read = capabilities.versions_source(self._read, self._lists)
-        written = capabilities.versions_source(self._written, self._lists)
-        return f"({read}, {written})" if self._written else read
+        """Source of the states of the argument tensors, read before a kernel that may write."""
+        states = f"_op_states([{self._values}])"
+        return f"None if _op_in_cpp else {states}" if self.by_kernel else states
 
     def held(self) -> str:
         """Source of a condition: the result passes the quick checks."""
-        if not self._written:
-            unchanged = f"_op_before == {self._versions()}"
-            unchanged = f"(_op_in_cpp or {unchanged})" if self.by_kernel else unchanged
-            return f"{self.fresh()} and {unchanged}" if self.may_write else self.fresh()
-        # The counter of each tensor that is written has risen, and none has got a history.
-        moved = "".join(
-            f" and ({name} is None or ({name}._version != _op_before[1][{at}]"
-            f" and (_op_requires or not {name}.requires_grad)))"
-            for at, name in enumerate(self._written)
+        left = f"_op_holds(_op_before, [{self._values}])"
+        # None of the tensors that are written has got a history.
+        left += "".join(
+            f" and ({name} is None or _op_requires or not {name}.requires_grad)" for name in self._written
         )
-        by_itself = f"_op_before[0] == {capabilities.versions_source(self._read, self._lists)}{moved}"
-        return f"{self.fresh()} and (_op_in_cpp or ({by_itself}))"
+        left = f"(_op_in_cpp or ({left}))" if self.by_kernel else left
+        return f"{self.fresh()} and {left}" if self.may_write else self.fresh()
 
     def contiguous(self) -> str:
         """Source of a condition: what is written is contiguous."""
@@ -275,11 +273,7 @@ class ContractSource:
         return f"(_op_in_cpp or not ({every}))"
 
     def fresh(self) -> str:
-        """Source of a condition: the result is a dense tensor, not a view, and begins where no input does.
-
-        Not every alias is marked as a view: a detached tensor is not, nor are those of inference
-        mode. But a part of a tensor does not begin where its storage does.
-        """
+        """Source of a condition: the results are dense tensors, each in memory of its own."""
         if self._schema.returns is not None:  # which a kernel need not return
             itself = f"_op_result is {self._schema.returns}"
             return f"({itself} or (_op_result is None and _op_kernel is not _op_reference))"
@@ -287,41 +281,11 @@ class ContractSource:
             return "_op_result is None"
         if not self.may_alias:
             return "_op_type(_op_result) is _op_Tensor"
-        if "_op_are_new" in self.names:
-            tensors = "".join(f"{'*' * each.kind.sequence}{each.name}, " for each in self._tensors)
-            return f"_op_are_new(_op_result, {tensors})"
-        begins = "".join(
-            f"*_op_map(_op_data_ptr, {each.name}), "
-            if each.kind.sequence
-            else f"-1 if {each.name} is None else {each.name}.data_ptr(), "
-            if each.kind.optional
-            else f"{each.name}.data_ptr(), "
-            for each in self._tensors
+        tensors = "".join(
+            f"*{each.name}, " if each.kind.sequence else f"{each.name}, " for each in self._tensors
         )
-        if self._several:
-            return self._all_fresh(begins)
-        return f"{self.dense()} and _op_result.data_ptr() not in ({begins})"
+        return f"_op_are_new(_op_result, {tensors})"
 
     def dense(self) -> str:
-        """Source of a condition: one result is a dense tensor that begins where its storage does."""
-        if "_op_are_new" in self.names:
-            return "_op_are_new(_op_result)"
-        plain = "_op_type(_op_result) is _op_Tensor and _op_result.layout is _op_strided"
-        return f"{plain} and not _op_result.is_nested and _op_result.storage_offset() == 0"
-
-    def _all_fresh(self, begins: str) -> str:
-        """Source of a condition: all of several results are new tensors, in memory of their own."""
-        count = len(self._schema.results)
-        # A kernel in C++ makes new memory, but where it left a call to the reference.
-        new = "".join(f" and _op_result[{at}].data_ptr() not in ({begins})" for at in self._schema.visible)
-        plain = [
-            f"_op_type(_op_new_{at} := _op_result[{at}]) is _op_Tensor and _op_new_{at}.layout is _op_strided"
-            f" and not _op_new_{at}.is_nested and _op_new_{at}.storage_offset() == 0"
-            for at in range(count)
-        ]
-        begin = ", ".join(f"_op_new_{at}.data_ptr()" for at in range(count))
-        # Every beginning stands once among those of the results, and not at all among those of the inputs.
-        apart = f"_op_len(_op_begins := _op_set(({begin}))) == {count} and _op_begins.isdisjoint(({begins}))"
-        tupled = "_op_type(_op_result) is _op_tuple"
-        in_python = f"_op_len(_op_result) == {count} and {' and '.join(plain)} and {apart}"
-        return f"{tupled} and ((True{new}) if _op_in_cpp else ({in_python}))"
+        """Source of a condition: one result is a dense tensor."""
+        return "_op_are_new(_op_result)"

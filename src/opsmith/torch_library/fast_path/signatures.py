@@ -10,21 +10,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from opsmith import errors
 from opsmith.core.argument_types import VALUE_TYPES
 from opsmith.core.backward_plan import backward_plan
 from opsmith.core.call_arguments import requires_gradient, tensors_in
 from opsmith.core.formula import Formula, Zero
 from opsmith.core.kernels import BuiltKernel, choose
-from opsmith.core.location import where
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.gradient_values import mixes_dtypes
 from opsmith.torch_library.autograd.graph_cuts import is_cut
+from opsmith.torch_library.contract import Before, Contract, State
 from opsmith.torch_library.fast_path.generated_node import GeneratedNodes, NodeSignature
 from opsmith.torch_library.fast_path.node_source import item_names, make_lists, to_kernel_source
 from opsmith.torch_library.fast_path.purity import ContractSource
-from opsmith.torch_library.validation import validate_results
 
 PLAIN_TYPES = frozenset((Tensor, torch.nn.Parameter))
 MAX_SIGNATURES = 16
@@ -298,7 +296,7 @@ class KernelSignatures(CallSignatures):
         kernel: Callable[..., Any],
         result: Any,
         values: list[Any],
-        before: tuple[int | None, ...] | None,
+        before: Before | tuple[int, ...] | None,
     ) -> Any:
         """Validate as `validate_all` does, and return what the operator returns."""
         results = self.validate_all(kernel, result, values, before)
@@ -313,7 +311,7 @@ class KernelSignatures(CallSignatures):
         kernel: Callable[..., Any],
         result: Any,
         values: list[Any],
-        before: tuple[int | None, ...] | None,
+        before: Before | tuple[int, ...] | None,
     ) -> tuple[Any, ...]:
         """Validate results that failed the quick checks against the whole contract, and return all of them.
 
@@ -321,17 +319,17 @@ class KernelSignatures(CallSignatures):
             kernel: The function that computed them.
             result: What it returned.
             values: The argument values.
-            before: Version counters of the tensors among them before the call; None if not recorded.
+            before: The states of the tensors among them before the call, or their version counters, from
+                C++; None if not recorded.
 
         Raises:
             MutationError, AliasError, ResultTypeError, LayoutError, CapturedTensorError: See their names.
         """
-        specification = self.specification
-        versions = None if before is None else [count for count in before if count is not None]
-        results = validate_results(specification, kernel, result, values, versions)
-        without = not any(tensor.requires_grad for tensor in tensors_in(values))
-        if without and any(each.requires_grad for each in results):
-            raise self._captures(kernel)
+        contract = Contract(self.specification)
+        if type(before) is tuple:
+            before = Before(list(map(State, before)), ())
+        results = contract.results(kernel, result, values, before)
+        contract.refuse_captured(kernel, tensors_in(list(results)), values)
         return results
 
     def validate_write(
@@ -339,7 +337,7 @@ class KernelSignatures(CallSignatures):
         kernel: Callable[..., Any],
         result: Any,
         values: list[Any],
-        before: tuple[tuple[int | None, ...], tuple[int | None, ...]] | None,
+        before: Before | None,
     ) -> Any:
         """Validate a call in place as `validate` does, and return what the operator returns.
 
@@ -347,31 +345,19 @@ class KernelSignatures(CallSignatures):
             kernel: The function that wrote.
             result: What it returned.
             values: The argument values.
-            before: Version counters before the call: of the tensors that are read, and of those written.
+            before: The states of the tensors among them before the call; None if not recorded.
         """
-        schema = self.specification.schema
-        read, counts = before or ((), ())
-        versions = None if before is None else [count for count in read if count is not None]
-        results = validate_results(self.specification, kernel, result, values, versions)
+        schema, contract = self.specification.schema, Contract(self.specification)
+        results = contract.results(kernel, result, values, before)
         written = tensors_in([values[schema.names.index(name)] for name in schema.written])
-        for tensor, count in zip(written, [count for count in counts if count is not None], strict=False):
-            if capabilities.version(tensor) == count:
+        for tensor, state in zip(written, before.written if before else (), strict=False):
+            if capabilities.version(tensor) == state.version is not None:
                 torch.autograd.graph.increment_version(tensor)  # the kernel wrote past torch
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (*written, *results)):
-            raise self._captures(kernel)
+            raise contract.captured(kernel)
         if schema.returns is not None:
             return written[0]
         return results[0] if results else None
-
-    def _captures(self, kernel: Callable[..., Any]) -> errors.OpsmithError:
-        return self.specification.error(
-            errors.CapturedTensorError,
-            "it uses something that requires a gradient and is not an argument",
-            expected="a function of its arguments alone",
-            got="a result that requires a gradient, from arguments that do not",
-            where=where(kernel),
-            hint="make it an argument, or use `.detach()` of it",
-        )
 
 
 def _inference_call(

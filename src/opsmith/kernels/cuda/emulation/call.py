@@ -37,7 +37,7 @@ from opsmith.kernels.cuda.parameters import CudaParameter
 from opsmith.kernels.cuda.plan import CudaChoice, PreparedCall, finish_call, prepare_call
 from opsmith.kernels.cuda.rules import passed_arguments
 from opsmith.kernels.gpu_usage import gpu_kernels
-from opsmith.torch_library.validation import refuse_shapes, refuse_unsupported
+from opsmith.torch_library.arguments import refuse_shapes, refuse_unsupported
 from opsmith.torch_library.writes import refuse_unwritable
 
 

@@ -211,22 +211,39 @@ inline bool holds_contract(const Plan* plan, PyObject* result, const Values& ten
   return true;
 }
 
-// The versions of the tensor arguments, as `validate` takes them: None for one that is not given.
-inline PyObject* as_versions(const Plan* plan, const Values& values, const c10::SmallVector<int64_t, 16>& versions) {
-  THPObjectPtr all(PyList_New(0));
-  size_t at = 0;
-  const auto add = [&](bool given) {
-    THPObjectPtr count(given ? PyLong_FromLongLong(versions[at++]) : Py_NewRef(Py_None));
-    return count && PyList_Append(all, count) == 0;
-  };
-  bool added = static_cast<bool>(all);
-  for (size_t place = 0; added && place < values.size(); place++) {
-    const char form = plan->forms[place] | ('a' - 'A');
-    const bool listed = form == LIST || form == TUPLE;
-    if (form == TENSOR) added = add(values[place] != Py_None);
-    for (Py_ssize_t item = 0; added && listed && item < PyTuple_GET_SIZE(values[place]); item++) added = add(true);
+// The state of an argument tensor before a call, which only reads it.
+struct State {
+  int64_t version;
+  const c10::StorageImpl* storage;
+  size_t bytes;  // of the storage
+  int64_t offset;
+  c10::DimVector sizes, strides;
+
+  explicit State(const at::Tensor& tensor)
+      : version(tensor._version()),
+        storage(tensor.storage().unsafeGetStorageImpl()),
+        bytes(storage->nbytes()),
+        offset(tensor.storage_offset()),
+        sizes(tensor.sizes()),
+        strides(tensor.strides()) {}
+
+  bool is_left(const at::Tensor& tensor) const {
+    return tensor._version() == version && tensor.storage().unsafeGetStorageImpl() == storage &&
+        storage->nbytes() == bytes && tensor.storage_offset() == offset && tensor.sizes() == at::IntArrayRef(sizes) &&
+        tensor.strides() == at::IntArrayRef(strides);
   }
-  return added ? PyList_AsTuple(all) : nullptr;
+};
+
+using States = c10::SmallVector<State, 8>;
+
+// The versions before a call, as `validate` takes them: -1 for a tensor that is not as it was.
+inline PyObject* as_versions(const Values& tensors, const States& before) {
+  PyObject* all = PyTuple_New(static_cast<Py_ssize_t>(before.size()));
+  for (size_t at = 0; all && at < before.size(); at++) {
+    const bool left = before[at].is_left(THPVariable_Unpack(tensors[at]));
+    PyTuple_SET_ITEM(all, at, PyLong_FromLongLong(left ? before[at].version : -1));
+  }
+  return all;
 }
 
 // The arguments as a kernel takes them, or as a node does: the items of lists one by one. `owned` holds new objects.
@@ -324,12 +341,12 @@ inline PyObject* call_handle(PyObject* self, PyObject* args, PyObject* kwargs) {
     Values given;
     if (!convert(plan, values, by_node, given, owned)) return nullptr;
     if (by_node) return shown_of(plan, THPObjectPtr(PyObject_Vectorcall(apply, given.data(), given.size(), nullptr)));
-    c10::SmallVector<int64_t, 16> versions;
+    States before;
     if (watched) {
       for (PyObject* each : tensors) {
         if (THPVariable_Unpack(each).is_inference()) return fall_back(plan, self, args, kwargs);
       }
-      for (PyObject* each : tensors) versions.push_back(THPVariable_Unpack(each)._version());
+      for (PyObject* each : tensors) before.emplace_back(THPVariable_Unpack(each));
     }
     // Those that are given by keyword alone stand last.
     PyObject* keywords = nullptr;
@@ -341,18 +358,16 @@ inline PyObject* call_handle(PyObject* self, PyObject* args, PyObject* kwargs) {
     THPObjectPtr result(PyObject_Vectorcall(kernel, given.data(), plan->positional, keywords));
     if (!result) return nullptr;
     bool unchanged = true;
-    for (size_t at = 0; at < versions.size(); at++) {
-      unchanged &= THPVariable_Unpack(tensors[at])._version() == versions[at];
-    }
+    for (size_t at = 0; at < before.size(); at++) unchanged &= before[at].is_left(THPVariable_Unpack(tensors[at]));
     if (unchanged && holds_contract(plan, result, tensors, in_cpp)) return shown_of(plan, std::move(result));
     // The kernel may have changed the lists that it got.
     Values received;
     if (!convert(plan, values, false, received, owned)) return nullptr;
     THPObjectPtr listed(PyList_New(static_cast<Py_ssize_t>(received.size())));
-    THPObjectPtr before(watched ? as_versions(plan, values, versions) : Py_NewRef(Py_None));
-    if (!listed || !before) return nullptr;
+    THPObjectPtr versions(watched ? as_versions(tensors, before) : Py_NewRef(Py_None));
+    if (!listed || !versions) return nullptr;
     for (size_t at = 0; at < received.size(); at++) PyList_SET_ITEM(listed.get(), at, Py_NewRef(received[at]));
-    return PyObject_CallFunctionObjArgs(plan->validate, kernel, result.get(), listed.get(), before.get(), nullptr);
+    return PyObject_CallFunctionObjArgs(plan->validate, kernel, result.get(), listed.get(), versions.get(), nullptr);
   });
 }
 

@@ -13,27 +13,35 @@ inline PyTypeObject *plain_tensor = nullptr, *plain_parameter = nullptr;
 
 using Values = c10::SmallVector<PyObject*, 16>;
 
-// True if the results are dense tensors, no views, and each begins where no other one does, nor an argument.
-// Not every alias is marked as a view, but a part of a tensor does not begin where its storage does.
+// True if one storage is the other, or has memory of it: torch allocates no memory twice, but a storage that NumPy or
+// DLPack has made, which cannot be resized, may have memory of another one.
+inline bool are_one(const c10::StorageImpl* one, const c10::StorageImpl* other) {
+  if (one == other) return true;
+  if (one->resizable() && other->resizable()) return false;
+  const auto begin = reinterpret_cast<uintptr_t>(one->data()), other_begin = reinterpret_cast<uintptr_t>(other->data());
+  return begin && other_begin && begin < other_begin + other->nbytes() && other_begin < begin + one->nbytes();
+}
+
+// True if the results are dense tensors, each in memory that no other one has, nor an argument.
 inline bool are_new(PyObject* result, Py_ssize_t count, const Values& arguments) {
   PyObject* const* all = &result;
   if (count > 1) {
     if (!PyTuple_CheckExact(result) || PyTuple_GET_SIZE(result) != count) return false;
     all = &PyTuple_GET_ITEM(result, 0);
   }
-  c10::SmallVector<const void*, 16> begins;
+  c10::SmallVector<const c10::StorageImpl*, 16> taken;
   for (PyObject* each : arguments) {
-    if (each != Py_None) begins.push_back(THPVariable_Unpack(each).const_data_ptr());
+    if (each != Py_None) taken.push_back(THPVariable_Unpack(each).storage().unsafeGetStorageImpl());
   }
   for (Py_ssize_t at = 0; at < count; at++) {
     if (Py_TYPE(all[at]) != plain_tensor) return false;
     const at::Tensor& tensor = THPVariable_Unpack(all[at]);
-    if (tensor.layout() != at::kStrided || tensor.is_nested() || tensor.storage_offset() != 0) return false;
-    const void* begin = tensor.const_data_ptr();
-    for (const void* other : begins) {
-      if (other == begin) return false;
+    if (tensor.layout() != at::kStrided || tensor.is_nested() || !tensor.has_storage()) return false;
+    const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+    for (const c10::StorageImpl* other : taken) {
+      if (are_one(storage, other)) return false;
     }
-    begins.push_back(begin);
+    taken.push_back(storage);
   }
   return true;
 }

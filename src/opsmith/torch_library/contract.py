@@ -1,0 +1,527 @@
+"""The contract of an operator: what its functions may write, and the memory of what they return.
+
+Each result has memory that no argument and no other result has, and only declared arguments change.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from opsmith import errors
+from opsmith.core.call_arguments import requires_gradient, shown, tensors_in
+from opsmith.core.location import where
+from opsmith.core.schema import Schema
+from opsmith.core.shapes import NO_SIZE, Dims
+from opsmith.core.specification import Specification
+from opsmith.torch_library import capabilities
+from opsmith.torch_library.arguments import fake_by_shapes, name_of, unsupported_kind
+from opsmith.torch_library.distributed import replicating
+from opsmith.torch_library.flattening import ResultFlattening
+from opsmith.torch_library.symbolic_sizes import for_symbolic_sizes
+
+
+class State(NamedTuple):
+    """State of an argument tensor, which a call leaves as it is.
+
+    Args:
+        version: Its version counter; None for a tensor that has none.
+        form: Its shape, strides, offset, storage, and the bytes of that; empty where nobody compares them.
+    """
+
+    version: int | None
+    form: tuple[Any, ...] = ()
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> State:
+        """The state of a tensor now."""
+        version = capabilities.version(tensor)
+        storage = capabilities.storage_of(tensor)
+        if storage is None or storage.device.type == "meta":
+            return cls(version)  # to compare symbols would put conditions into a trace
+        form = tensor.shape, tensor.stride(), tensor.storage_offset(), storage, storage.nbytes()
+        return cls(version, form)
+
+    def is_left(self, tensor: Tensor) -> bool:
+        """Return True if nothing has written into a tensor since."""
+        return capabilities.version(tensor) in (self.version, None) and self.is_placed(tensor)
+
+    def is_placed(self, tensor: Tensor) -> bool:
+        """Return True if a tensor has the same shape, strides and memory still."""
+        return not self.form or self.form == State.of(tensor).form
+
+
+class Before(NamedTuple):
+    """States of the tensors among the arguments before a call.
+
+    Args:
+        read: Those of the tensors that are only read.
+        written: Those of the tensors that are written.
+    """
+
+    read: Sequence[State]
+    written: Sequence[State]
+
+
+class Alias(NamedTuple):
+    """A result that shares memory.
+
+    Args:
+        result: Position of the result.
+        argument: Position of the argument tensor that it shares memory with; None if it shares none.
+        other: Position of the first result that it shares memory with; None if it shares none.
+    """
+
+    result: int
+    argument: int | None
+    other: int | None
+
+
+def aliases(results: Sequence[Any], arguments: Sequence[Any]) -> list[Alias]:
+    """List the results that share memory with an argument or another result; other values share none."""
+    tensors = [[each for each in group if isinstance(each, Tensor)] for group in (results, arguments)]
+    if are_apart(*tensors):
+        return []
+    found = []
+    for position, result in enumerate(results):
+        argument = next((at for at, value in enumerate(arguments) if _are_one(result, value)), None)
+        other = next((at for at in range(position) if _are_one(result, results[at])), None)
+        if argument is not None or other is not None:
+            found.append(Alias(position, argument, other))
+    return found
+
+
+def are_apart(results: Sequence[Tensor], arguments: Sequence[Tensor]) -> bool:
+    """Return True if each result has memory that no argument and no other result has.
+
+    Return False for wrapped tensors, whose memory nobody knows.
+    """
+    made = [capabilities.storage_of(tensor) for tensor in results]
+    given = [capabilities.storage_of(tensor) for tensor in arguments]
+    own = {id(storage) for storage in made}
+    if None in made or len(own) != len(made) or not own.isdisjoint(map(id, given)):
+        return False
+    # Two storages have one memory only where it is not torch's: NumPy's, or that of a DLPack capsule.
+    if all(storage is None or storage.resizable() for storage in made):
+        return True
+    spans = [(capabilities.span(storage), True) for storage in made if storage is not None]
+    spans += [(capabilities.span(storage), False) for storage in dict.fromkeys(given) if storage is not None]
+    end = end_of_results = 0
+    for (begin, next_end), is_result in sorted(spans):
+        if begin < (end if is_result else end_of_results):
+            return False
+        end = max(end, next_end)
+        end_of_results = max(end_of_results, next_end) if is_result else end_of_results
+    return True
+
+
+def _are_one(result: Any, value: Any) -> bool:
+    """Return True if a result is a tensor, or shares its memory."""
+    if not (isinstance(result, Tensor) and isinstance(value, Tensor)):
+        return False
+    return result is value or capabilities.shares_memory(result, value)
+
+
+def are_new(count: int, returned: Any, *arguments: Tensor | None) -> bool:
+    """Return True for dense results in memory of their own, as C++ tells it.
+
+    Args:
+        count: The number of results.
+        returned: The result, or a tuple of several.
+        arguments: The argument tensors; None for one that is not given.
+    """
+    results = (returned,) if count == 1 else returned
+    if type(results) is not tuple or len(results) != count:
+        return False
+    if not all(type(each) is Tensor and unsupported_kind(each) is None for each in results):
+        return False
+    return are_apart(results, [each for each in arguments if each is not None])
+
+
+class Contract:
+    """The contract of one operator.
+
+    Args:
+        specification: The operator.
+    """
+
+    def __init__(self, specification: Specification) -> None:
+        self.specification = specification
+
+    def run(self, function: Callable[..., Any], values: list[Any]) -> tuple[Any, ...]:
+        """Run a reference or kernel, validate its effects and results, and return the results as a tuple.
+
+        Raises:
+            MutationError, AliasError, ResultCountError, ResultTypeError: See their names.
+        """
+        specification = self.specification
+        restores = function is specification.forward  # it restores what an adopted class wrote
+        before = None if restores else self.before(values)
+        # It may change the lists that it gets.
+        given = [[*value] if type(value) is list else value for value in values]
+        args, kwargs = specification.schema.split(given)
+        with replicating(tensors_in(values)):
+            returned = for_symbolic_sizes(function, values)(*args, **kwargs)
+        return self.results(function, returned, values, before)
+
+    def run_traced(self, function: Callable[..., Any], values: list[Any]) -> tuple[Any, ...]:
+        """Run a reference on tensors without data, as `run`, and refuse a write before it happens.
+
+        Version counters of such tensors do not count, and compiled code would write.
+
+        Raises:
+            MutationError, AliasError, ResultCountError, ResultTypeError: See their names.
+        """
+        inputs = self._only_read(values)
+
+        def see(tensor: Tensor) -> None:
+            for each in inputs:
+                if capabilities.shares_memory(tensor, each):
+                    raise self.undeclared_write(function, each, values)
+
+        with capabilities.observe_writes(see):
+            return self.run(function, values)
+
+    def before(self, values: list[Any]) -> Before:
+        """The states of the argument tensors, before a call."""
+        return Before(
+            *[list(map(State.of, each)) for each in (self._only_read(values), self._written(values))]
+        )
+
+    def holds(self, before: Before, values: list[Any]) -> bool:
+        """Return True if a call left what it reads, and wrote what it writes by operations of torch."""
+        read = zip(before.read, self._only_read(values), strict=True)
+        if not all(state.is_left(tensor) for state, tensor in read):
+            return False
+        written = zip(before.written, self._written(values), strict=True)
+        return all(
+            state.is_placed(tensor) and capabilities.version(tensor) != state.version
+            for state, tensor in written
+        )
+
+    def results(
+        self,
+        function: Callable[..., Any],
+        returned: Any,
+        values: list[Any],
+        before: Before | None,
+    ) -> tuple[Any, ...]:
+        """Validate what a reference or kernel did and returned, and return the results as a tuple.
+
+        Args:
+            function: The reference or kernel.
+            returned: What it returned.
+            values: Its argument values.
+            before: What `before` returned; None to allow writes.
+
+        Raises:
+            MutationError, AliasError, ResultCountError, ResultTypeError, LayoutError: See their names.
+        """
+        results = self._as_tuple(function, returned, values)
+        if before is not None:
+            self._refuse_writes(function, before, values)
+        self._refuse_aliases(function, results, values)
+        return results
+
+    def refuse_captured(
+        self, function: Callable[..., Any], results: Sequence[Tensor], values: list[Any]
+    ) -> None:
+        """Refuse results that require a gradient, of a function that computed without one.
+
+        Raises:
+            CapturedTensorError: If no argument requires a gradient.
+        """
+        if any(each.requires_grad for each in results) and not requires_gradient(values):
+            raise self.captured(function)
+
+    def captured(self, function: Callable[..., Any]) -> errors.OpsmithError:
+        """The error for a result that requires a gradient, from arguments that do not."""
+        return self.specification.error(
+            errors.CapturedTensorError,
+            "it uses something that requires a gradient and is not an argument",
+            expected="a function of its arguments alone",
+            got="a result that requires a gradient, from arguments that do not",
+            where=where(function),
+            hint="make it an argument, or use `.detach()` of it",
+        )
+
+    def undeclared_write(
+        self, function: Callable[..., Any], tensor: Tensor, values: list[Any]
+    ) -> errors.OpsmithError:
+        """The error for a write into a tensor that the operator does not declare."""
+        name = name_of(tensor, self.specification.schema, values)
+        argument = name.partition("[")[0]
+        return self.specification.error(
+            errors.MutationError,
+            "an operator must not write into an input that it does not declare",
+            argument=name,
+            where=where(function),
+            hint=f'declare it, `mutates=("{argument}",)`; or work on a copy: '
+            f"`{argument} = {argument}.clone()`",
+        )
+
+    def _written(self, values: list[Any]) -> list[Tensor]:
+        pairs = zip(self.specification.schema.arguments, values, strict=True)
+        return tensors_in([value for argument, value in pairs if argument.alias])
+
+    def _only_read(self, values: list[Any]) -> list[Tensor]:
+        """The tensors that a call does not write into, and whose version counters are their own."""
+        schema = self.specification.schema
+        if not schema.written:
+            return tensors_in(values)
+        pairs = zip(schema.arguments, values, strict=True)
+        others = tensors_in([value for argument, value in pairs if not argument.alias])
+        # By storage: each tensor with each other would take milliseconds for the lists of an optimizer.
+        storages = [capabilities.storage_of(tensor) for tensor in self._written(values)]
+        taken = {id(storage) for storage in storages if storage is not None}
+        return [tensor for tensor in others if id(capabilities.storage_of(tensor)) not in taken]
+
+    def _refuse_writes(self, function: Callable[..., Any], before: Before, values: list[Any]) -> None:
+        for tensor, state in zip(self._only_read(values), before.read, strict=True):
+            if not state.is_left(tensor):
+                raise self.undeclared_write(function, tensor, values)
+        for tensor, state in zip(self._written(values), before.written, strict=True):
+            if not state.is_placed(tensor):
+                name = name_of(tensor, self.specification.schema, values)
+                raise self.specification.error(
+                    errors.MutationError,
+                    f"it gave `{name}` another shape, other strides or other memory",
+                    argument=name,
+                    expected="new numbers in the memory that it has",
+                    got=f"shape {list(tensor.shape)}, strides {list(tensor.stride())} after the call",
+                    where=where(function),
+                    hint=f"write `{name}.copy_(...)`; return a new tensor for a result of another shape",
+                )
+
+    def _as_tuple(self, function: Callable[..., Any], returned: Any, values: list[Any]) -> tuple[Any, ...]:
+        specification = self.specification
+        schema = specification.schema
+        if schema.returns is not None:
+            self._refuse_other(function, returned, values[schema.names.index(schema.returns)])
+            return ()
+        results = (returned,) if schema.single else returned
+        if not schema.results and returned is None:
+            results = ()
+        if not isinstance(results, tuple | list) or len(results) != len(schema.results):
+            count = len(results) if isinstance(results, tuple | list) else 1
+            raise specification.error(
+                errors.ResultCountError,
+                "it returned another number of results than declared",
+                expected=f"a tuple of {len(schema.results)} tensors",
+                got=f"{count}" if count != 1 else shown(returned),
+                where=where(function),
+                hint="return what the type hint says, or change the type hint",
+            )
+        if not schema.always_tensors:
+            return self._validated_lists(function, results)
+        for result, described in zip(results, schema.results, strict=True):
+            self._check_tensor(function, result, described.name, described.annotation())
+        return tuple(results)
+
+    def _refuse_other(self, function: Callable[..., Any], returned: Any, written: Tensor) -> None:
+        """Refuse another value than the argument that was written, or a view of all of it."""
+        name = self.specification.schema.returns
+        if returned is written or (returned is None and function is not self.specification.reference):
+            return  # a kernel need not return what it wrote
+        same = isinstance(returned, Tensor) and returned.shape == written.shape
+        if not (same and capabilities.shares_memory(returned, written)):
+            raise self.specification.error(
+                errors.AliasError,
+                f"it did not return `{name}`",
+                argument=name,
+                expected=f"`{name}` itself, as `returns={name!r}` says",
+                got=shown(returned),
+                where=where(function),
+                hint=f"write `return {name}`",
+            )
+
+    def _validated_lists(self, function: Callable[..., Any], results: Sequence[Any]) -> tuple[Any, ...]:
+        """Validate results some of which may be lists, or None."""
+        for result, described in zip(results, self.specification.schema.results, strict=True):
+            if described.sequence and not isinstance(result, list | tuple):
+                raise self.specification.error(
+                    errors.ResultTypeError,
+                    f"`{described.name}` is not a list",
+                    argument=described.name,
+                    expected=described.annotation(),
+                    got=shown(result),
+                    where=where(function),
+                    hint="return a list of tensors, `[result]` for a single one",
+                )
+        result_flattening = ResultFlattening.of(self.specification.schema, results)
+        for result, label, described in zip(
+            result_flattening.flatten(results),
+            result_flattening.labels,
+            result_flattening.described,
+            strict=True,
+        ):
+            if result is not None or not described.optional:
+                expected = "Tensor | None" if described.optional else "Tensor"
+                self._check_tensor(function, result, label, expected)
+        return tuple(list(result) if isinstance(result, list | tuple) else result for result in results)
+
+    def _check_tensor(self, function: Callable[..., Any], result: Any, label: str, expected: str) -> None:
+        if not isinstance(result, Tensor):
+            raise self.specification.error(
+                errors.ResultTypeError,
+                f"`{label}` is not a tensor",
+                argument=label,
+                expected=expected,
+                got=shown(result),
+                where=where(function),
+                hint="annotate it as `Tensor | None`"
+                if result is None
+                else "convert it, for example with `torch.as_tensor(...)` or `torch.from_numpy(...)`",
+            )
+        foreign = unsupported_kind(result)
+        if foreign is not None:
+            raise self.specification.error(
+                errors.LayoutError,
+                f"`{label}` is not a strided dense tensor",
+                argument=label,
+                expected="torch.strided",
+                got=foreign.name,
+                where=where(function),
+                hint=f"return `{foreign.hint.format('result')}`",
+            )
+
+    def _refuse_aliases(
+        self, function: Callable[..., Any], results: tuple[Any, ...], values: list[Any]
+    ) -> None:
+        schema, arguments = self.specification.schema, tensors_in(values)
+        names: Sequence[str] = [result.name for result in schema.results]
+        if not schema.always_tensors:
+            flattening = ResultFlattening.of(schema, results)
+            results, names = tuple(flattening.flatten(results)), flattening.labels
+        for found in aliases(results, arguments):
+            if found.argument is None:
+                assert found.other is not None
+                raise self.specification.error(
+                    errors.AliasError,
+                    f"`{names[found.result]}` shares memory with `{names[found.other]}`",
+                    argument=names[found.result],
+                    expected="a new tensor",
+                    where=where(function),
+                    hint="return a copy of one of them: `.clone()`",
+                )
+            tensor = arguments[found.argument]
+            name = name_of(tensor, schema, values)
+            what = "is its input" if results[found.result] is tensor else "shares memory with its input"
+            raise self.specification.error(
+                errors.AliasError,
+                f"`{names[found.result]}` {what} `{name}`",
+                argument=name,
+                expected="a new tensor",
+                where=where(function),
+                hint=_alias_hint(schema, name),
+            )
+
+
+def _alias_hint(schema: Schema, name: str) -> str:
+    """Return the hint for a function that returns an argument; it may have meant the one that it writes."""
+    if schema.written == (name,) and len(schema.results) == 1 and schema.names[0] == name:
+        return f'declare it, `returns="{name}"`, if callers get `{name}` itself; or return a copy: `.clone()`'
+    if name in schema.written:
+        return f"leave `{name}` out of the results, since callers have it; or return a copy: `.clone()`"
+    return "return a copy: `.clone()`"
+
+
+def run_call(
+    specification: Specification, function: Callable[..., Any], values: list[Any]
+) -> tuple[Any, ...]:
+    """Compute a call by a reference or kernel, with the checks of its results and of determinism.
+
+    Every call passes here once, or an adopted class's own code: also one that is inlined, mapped or traced.
+
+    Raises:
+        NondeterministicError, ShapeError, ResultTypeError: See their names; and those of `Contract.run`.
+    """
+    refuse_nondeterminism(specification)
+    results = Contract(specification).run(function, values)
+    refuse_result_shapes(specification, values, results)
+    return results
+
+
+def refuse_nondeterminism(specification: Specification) -> None:
+    """Refuse a call of an operator that is declared nondeterministic where torch must be deterministic.
+
+    Raises:
+        NondeterministicError: Under `torch.use_deterministic_algorithms(True)`; `warn_only=True` makes it a
+            warning.
+    """
+    if specification.deterministic or not torch.are_deterministic_algorithms_enabled():
+        return
+    adopted = specification.adopted
+    other = adopted is None or adopted.reference is not None
+    instead = f", or compute with `{specification.variable}.reference`" if other else ""
+    error = specification.error(
+        errors.NondeterministicError,
+        "it is declared with `deterministic=False`, and torch.use_deterministic_algorithms(True) is in force",
+        hint=f"allow it, `torch.use_deterministic_algorithms(True, warn_only=True)`{instead}",
+    )
+    if not torch.is_deterministic_algorithms_warn_only_enabled():
+        raise error
+    warnings.warn(str(error), UserWarning, stacklevel=2)
+
+
+def refuse_result_shapes(specification: Specification, values: list[Any], results: tuple[Any, ...]) -> None:
+    """Refuse results that differ from `shapes=`, or from the fake kernel derived from it.
+
+    Raises:
+        ShapeError: Naming the result.
+        ResultTypeError: If an opaque operator's result is of another dtype than its fake kernel's.
+    """
+    shapes = specification.shapes
+    if shapes is None:
+        return
+    sizes, _ = shapes.bind(specification.schema, values)
+    for name, dims, result in _declared_results(specification, results):
+        wanted = dims.evaluate(sizes)
+        same = len(wanted) == result.dim() and all(
+            size is None or size == found for size, found in zip(wanted, result.shape, strict=False)
+        )
+        if not same:
+            shown = ", ".join("_" if size is None or size is NO_SIZE else str(size) for size in wanted)
+            raise specification.error(
+                errors.ShapeError,
+                f"the shape of `{name}` is not the one in `shapes=`",
+                argument=name,
+                expected=f"`{dims.text}`, that is [{shown}]",
+                got=str(list(result.shape)),
+                hint="write what the function returns: `_` stands for a size that cannot be inferred",
+            )
+    if specification.opaque and specification.fake is None:
+        _refuse_dtypes(specification, values, results)
+
+
+def _declared_results(
+    specification: Specification, results: tuple[Any, ...]
+) -> Iterator[tuple[str, Dims, Tensor]]:
+    """Name, dimensions and tensor of every present result; items of a list share their dimensions."""
+    assert specification.shapes is not None
+    flattening = ResultFlattening.of(specification.schema, results)
+    dims = dict(zip(flattening.spans, specification.shapes.results, strict=False))
+    for described, label, result in zip(
+        flattening.described, flattening.labels, flattening.flatten(results), strict=True
+    ):
+        if result is not None and described.name in dims:
+            yield label, dims[described.name], result
+
+
+def _refuse_dtypes(specification: Specification, values: list[Any], results: tuple[Any, ...]) -> None:
+    for described, fake, result in zip(
+        specification.schema.results, fake_by_shapes(specification, values) or (), results, strict=False
+    ):
+        if fake.dtype != result.dtype:
+            raise specification.error(
+                errors.ResultTypeError,
+                f"the dtype of `{described.name}` is not that of the fake kernel derived from `shapes=`",
+                argument=described.name,
+                expected=f"{fake.dtype}, to which its tensors promote",
+                got=str(result.dtype),
+                hint="write `@op.fake` over a function that returns empty tensors of the right dtype",
+            )
