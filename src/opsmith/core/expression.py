@@ -38,7 +38,7 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
 }
-OPERATIONS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {**_COMPARISONS, **_ARITHMETIC}
+OPERATIONS: Mapping[Any, Callable[[Any, Any], Any]] = {**_COMPARISONS, **_ARITHMETIC}
 """Operations and comparisons of two values, by type of node."""
 
 

@@ -1,9 +1,9 @@
 """Source of functions: their code, their syntax trees and their text.
 
-The source of a function is the lines that a traceback shows of it: of a file, a notebook's cell, a doctest. A
-function under decorators is the one that its author wrote, and a lambda is the one whose columns its code has.
-Where there are no such lines, as at a prompt or under `exec`, or where they have changed since, there is no
-tree and no text. The code is always there.
+The source of a function is the lines that a traceback shows of it: of a file, a notebook's cell, a doctest.
+A function under decorators is the one that its author wrote. A lambda is the one whose columns its code has.
+Without such lines, as under `exec`, or where they have changed since, there is no tree and no text. The code
+is always there.
 """
 
 from __future__ import annotations
@@ -104,8 +104,12 @@ def tree(function: Any) -> Definition | None:
     return own[-1] if len(own) == 1 or (own and spans) else None
 
 
-def text(function: Any) -> str:
+def text(function: Any, *, docstring: bool = True) -> str:
     """Return the source of a function alone, with its decorators; empty if there is none.
+
+    Args:
+        function: The function.
+        docstring: False to leave its docstring out.
 
     Example:
         >>> text(len)
@@ -119,6 +123,9 @@ def text(function: Any) -> str:
     if isinstance(node, ast.Lambda):
         first, *rest = (ast.get_source_segment("".join(lines), node) or "").splitlines()
         return "\n".join([first, textwrap.dedent("\n".join(rest))]).rstrip()
+    words, *others = node.body
+    if not docstring and ast.get_docstring(node) is not None and others and others[0].lineno > words.lineno:
+        del lines[words.lineno - 1 : words.end_lineno]
     return textwrap.dedent("".join(lines[function.__code__.co_firstlineno - 1 :])).rstrip()
 
 
