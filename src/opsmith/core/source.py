@@ -21,13 +21,6 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 """A function in a syntax tree."""
 
 
-def layers(function: Any) -> Iterator[Any]:
-    """Yield a function, and what is under each of its decorators, from the outermost to the author's own."""
-    while function is not None:
-        yield function
-        function = getattr(function, "__wrapped__", None)
-
-
 def code_of(function: Any) -> types.CodeType | None:
     """Return the code of a function, under its decorators; None if it is not written in Python.
 
@@ -41,8 +34,12 @@ def code_of(function: Any) -> types.CodeType | None:
 
 def decorated_in(function: Any, file: str) -> bool:
     """Return True if a decorator that is defined in this file is around a function."""
-    codes = [getattr(each, "__code__", None) for each in layers(function)]
-    return any(code is not None and code.co_filename == file for code in codes)
+    while function is not None:
+        code = getattr(function, "__code__", None)
+        if code is not None and code.co_filename == file:
+            return True
+        function = getattr(function, "__wrapped__", None)
+    return False
 
 
 def nested(code: types.CodeType) -> Iterator[types.CodeType]:

@@ -26,7 +26,6 @@ class ClassSource:
         function_class: The class.
         name: Its name in its module.
         parameters: Parameters of `forward`, without its context.
-        annotations: Annotations of `forward`, resolved.
         called: Arguments that its methods call, which therefore are functions.
         compared: Constants that an argument is compared with, by its name.
         asked: Attributes that the code asks of its arguments, one of which may be an object that has them.
@@ -35,7 +34,6 @@ class ClassSource:
     function_class: type[torch.autograd.Function]
     name: str
     parameters: tuple[inspect.Parameter, ...]
-    annotations: dict[str, Any]
     called: frozenset[str]
     compared: dict[str, tuple[Any, ...]]
     asked: frozenset[str] = frozenset()
@@ -51,7 +49,6 @@ class ClassSource:
             function_class,
             name or function_class.__qualname__,
             parameters,
-            _annotations(function_class),
             frozenset(reading.called),
             {name: found for name, found in words.items() if found},
             # The only argument of a class is a tensor.
@@ -75,20 +72,6 @@ def _words_and_flags(comparisons: Iterable[Comparison]) -> tuple[str | bool, ...
     """Return the texts and truth values in comparisons; a number is more often a bound than a value."""
     values = [value for each in comparisons for value in each.values if isinstance(value, str | bool)]
     return tuple(dict.fromkeys(values))
-
-
-def _annotations(function_class: type[torch.autograd.Function]) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(inspect.unwrap(function_class.forward))
-    except (NameError, AttributeError, TypeError, SyntaxError):
-        return {}
-
-
-def argument_names(source: ClassSource, count: int) -> list[str]:
-    """Return the names of the arguments; those in `*args` by index."""
-    fixed = [parameter.name for parameter in source.parameters if parameter is not source.variadic]
-    rest = source.variadic
-    return fixed + [f"{rest.name}[{i}]" for i in range(count - len(fixed))] if rest is not None else fixed
 
 
 Shape = tuple[int, ...]
@@ -294,8 +277,8 @@ def _roles(source: ClassSource, parameter: inspect.Parameter) -> list[Any]:
     known = [] if default is parameter.empty else [default]
     if name in source.called:
         return known
-    annotation = source.annotations.get(name)
-    if annotation is not None and annotation is not Any:
+    annotation = parameter.annotation
+    if annotation is not parameter.empty and annotation is not Any:
         found = _roles_by_annotation(annotation, list(source.compared.get(name, ())))
         return [*known, *found] if default is not None else [*found, *known]
     if known and default is not None:

@@ -27,14 +27,14 @@ def others(comparison: Comparison, value: Any) -> list[Any]:
         value: Value of the argument in a sample.
 
     Example:
-        >>> more_than_3 = Comparison((3,), holds=lambda k: k > 3, bounds=(3,))
+        >>> more_than_3 = Comparison((3,), holds=lambda k: k > 3)
         >>> others(more_than_3, 2), others(more_than_3, 5)
         ([4, 3], [3])
     """
     if comparison.holds is None or not isinstance(value, int | float):
         return [*comparison.values]
     holds, step = comparison.holds, step_beside if isinstance(value, float) else lambda number: 1
-    numbers = [each for each in (*comparison.bounds, value) if is_float(each)]
+    numbers = [each for each in (*comparison.values, value) if is_float(each)]
     near = [each + sign * step(each) for each in numbers for sign in (1, 0, -1)]
     beyond = [other for other in near if {holds(value), holds(other)} == {True, False}]
     nearest = sorted(beyond, key=lambda other: (abs(other - value), -other))[:1]
@@ -94,9 +94,8 @@ def compared_values(subject: Subject) -> Mapping[str, Sequence[Comparison]]:
     elif specification.library_operator is not None:
         parts = capabilities.custom_parts(specification.library_operator.overload)
         if parts is not None:
-            reading.read_method("forward", parts.function, names)
-            reading.read_method("setup_context", parts.setup_context, names)
-            reading.read_method("backward", parts.backward, names)
+            reading.read_methods({"forward": parts.function, "setup_context": parts.setup_context}, names)
+            reading.read_methods({"backward": parts.backward}, names)
     if subject.kind.has_reference:
         rules = specification.gradients.rules.values()
         formulas = [rule.function for rule in rules if isinstance(rule, Formula)]
