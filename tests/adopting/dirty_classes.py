@@ -315,12 +315,12 @@ def observed(call: Any, case: Case, layout: str, mode: str) -> Observed:
 
 
 class ByHelper(Function):
-    """Its source does not show what it marks."""
+    """Its source does not show what it marks: a function from a table does."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, inplace: bool) -> Tensor:
         y = x.neg_() if inplace else x.neg()
-        mark(ctx, x, inplace)
+        HELPERS["mark"](ctx, x, inplace)
         return y
 
     @staticmethod
@@ -331,6 +331,9 @@ class ByHelper(Function):
 def mark(ctx: Any, x: Tensor, inplace: bool) -> None:
     if inplace:
         ctx.mark_dirty(x)
+
+
+HELPERS = {"mark": mark}
 
 
 class MarksArguments(Function):

@@ -177,9 +177,9 @@ def test_an_argument_that_is_not_there() -> None:
 class Hidden(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Any:
-        y, z = x.mul_(2), x.sum()
+        results = [x.mul_(2), x.sum()]
         ctx.mark_dirty(x)
-        return y, z
+        return results[0], results[1]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, total: Tensor) -> Any:

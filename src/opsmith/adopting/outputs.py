@@ -9,30 +9,28 @@ from __future__ import annotations
 
 import ast
 import dis
+import functools
 import inspect
 import itertools
-import textwrap
 import types
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from opsmith import errors
-from opsmith.adopting.signature import forward_signature
+from opsmith.core import source
 from opsmith.core.adopted import Outputs, WrittenOutput, may_write, side_by_side
 from opsmith.core.call_arguments import shown
 from opsmith.core.forward_arguments import ForwardArguments
+from opsmith.core.reading import FunctionReader, Reading
 from opsmith.core.results import Result
 from opsmith.torch_library.adopted.forward import Returned
 from opsmith.torch_library.arguments import unsupported_kind
 
 Shape = Any
 """A structure: "tensor", "optional", None, a `WrittenOutput`, or a tuple of structures."""
-
-NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 def outputs_of(
@@ -70,11 +68,12 @@ def outputs_of(
         )
     shape = next((found for found in map(_of_hint, [stated, *hints]) if found is not _UNKNOWN), _UNKNOWN)
     arguments = [slot.name for slot in parameters.slots]
-    pairs = zip(_fixed_parameters(function_class), parameters.slots, strict=False)
-    names = {parameter: slot.name for parameter, slot in pairs if slot.form in ("plain", "either")}
-    marked = _marked_parameters(function_class, names) if mutates is None else names
-    dirty = {each: names[each] for each in marked if mutates is None or names[each] in mutates}
-    written = _of_source(function_class.forward, dirty)
+    reading = Reading()
+    reading.read_class(function_class, arguments)
+    carried = {slot.name for slot in parameters.slots if slot.form in ("plain", "either")}
+    dirty = carried & (reading.marked if mutates is None else {*mutates})
+    forward = reading.methods.get("forward")
+    written = _of_source(function_class.forward, dirty, forward)
     if run is not None and (shape is _UNKNOWN or (mutates != () and may_write(function_class))):
         position, returned = run()
         seen = _of_returned(position, returned, function_class, arguments, mutates)
@@ -90,7 +89,7 @@ def outputs_of(
         )
     shape = _with_written(shape, written)
     if len(dirty) == 1 and shape == "tensor":
-        shape = WrittenOutput(next(iter(dirty.values())))
+        shape = WrittenOutput(*dirty)
     unknown = set(mutates or ()) - {
         each.argument for each in _leaves(shape) if isinstance(each, WrittenOutput)
     }
@@ -103,32 +102,6 @@ def outputs_of(
             hint="give `samples=`, on the first of which it writes; or leave `mutates=` out: calls show it",
         )
     return numbered(shape, arguments)
-
-
-def _fixed_parameters(function_class: type[torch.autograd.Function]) -> list[str]:
-    """Return the names of the parameters of a class's forward, without its context and `*args`."""
-    every = forward_signature(function_class).parameters.values()
-    return [each.name for each in every if each.kind is not each.VAR_POSITIONAL]
-
-
-def _marked_parameters(
-    function_class: type[torch.autograd.Function], names: Collection[str]
-) -> dict[str, None]:
-    """Return the parameters, out of these, that the source of a class marks as dirty.
-
-    `ctx.mark_dirty(*inputs)` in `setup_context` marks the only parameter that there is.
-    """
-    found: dict[str, None] = {}
-    for method in (function_class.forward, function_class.setup_context):
-        tree = _tree(method)
-        for node in ast.walk(tree) if tree is not None else ():
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                for given in node.args if node.func.attr == "mark_dirty" else ():
-                    if isinstance(given, ast.Starred) and len(names) == 1:
-                        found.update(dict.fromkeys(names))
-                    elif _root(given) in names:
-                        found[_root(given)] = None
-    return found
 
 
 _UNKNOWN = object()
@@ -256,30 +229,26 @@ def never_returned(function: Callable[..., Any], position: int) -> bool:
     return isinstance(shape, tuple) and position < len(shape) and shape[position] is None
 
 
-def _tree(function: Any) -> ast.AST | None:
-    """Return the syntax tree of a function; None if there is no source, as at a prompt."""
-    try:
-        return ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function)))).body[0]
-    except (OSError, TypeError, SyntaxError):
-        return None
-
-
-def _of_source(function: Callable[..., Any], dirty: Mapping[str, str] = NOTHING) -> Shape:
+def _of_source(
+    function: Callable[..., Any], dirty: Collection[str] = (), reader: FunctionReader | None = None
+) -> Shape:
     """Return the structure that the return statements of a function agree on: one value, or a tuple.
 
     Args:
         function: The function.
-        dirty: Name of the operator's argument for each parameter that it marks as dirty.
+        dirty: Names of the operator's arguments that it marks as dirty.
+        reader: Its reader, which knows the arguments in its expressions.
     """
-    plain: Any = inspect.unwrap(function)
-    tree = _tree(function)
-    shapes = [] if tree is None else [_of_expression(each, dirty) for each in _returned(tree)]
-    if not shapes:  # a lambda
-        shapes = list(_of_code(plain.__code__))
-    merged = shapes[0] if shapes else _UNKNOWN
-    for other in shapes[1:]:
-        merged = _merged(merged, other)
-    return merged
+
+    def written(expression: ast.expr) -> str | None:
+        name = None if reader is None else reader.argument(expression)
+        return name if name in dirty else None
+
+    tree, code = source.tree(function), source.code_of(function)
+    shapes = [] if tree is None else [_of_expression(each, written) for each in source.returns(tree)]
+    if not shapes and code is not None:
+        shapes = list(_of_code(code))
+    return functools.reduce(_merged, shapes) if shapes else _UNKNOWN
 
 
 def _of_code(code: types.CodeType) -> Iterator[Shape]:
@@ -294,36 +263,20 @@ def _of_code(code: types.CodeType) -> Iterator[Shape]:
             yield None if before.opname == "LOAD_CONST" else "tensor"
 
 
-def _returned(function: ast.AST) -> Iterator[ast.expr | None]:
-    for node in ast.iter_child_nodes(function):
-        if isinstance(node, ast.Return):
-            yield node.value
-        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
-            yield from _returned(node)
-
-
-def _of_expression(expression: ast.expr | None, dirty: Mapping[str, str]) -> Shape:
-    if _root(expression) in dirty:
-        return WrittenOutput(dirty[_root(expression)])
-    if expression is None or (isinstance(expression, ast.Constant) and expression.value is None):
-        return None
-    if isinstance(expression, ast.Tuple | ast.List):
-        if any(isinstance(item, ast.Starred) for item in expression.elts):
+def _of_expression(expression: ast.expr | None, written: Callable[[ast.expr], str | None]) -> Shape:
+    match expression:
+        case None | ast.Constant(value=None):
+            return None
+        case ast.expr() if (name := written(expression)) is not None:
+            return WrittenOutput(name)
+        case ast.Tuple(elts=items) | ast.List(elts=items):
+            inner = tuple(_of_expression(each, written) for each in items)
+            return _UNKNOWN if _UNKNOWN in inner else inner
+        case ast.IfExp(body=body, orelse=orelse):
+            return _merged(_of_expression(body, written), _of_expression(orelse, written))
+        case ast.Constant() | ast.ListComp() | ast.GeneratorExp() | ast.Starred():
             return _UNKNOWN
-        inner = tuple(_of_expression(each, dirty) for each in expression.elts)
-        return _UNKNOWN if _UNKNOWN in inner else inner
-    if isinstance(expression, ast.IfExp):
-        return _merged(_of_expression(expression.body, dirty), _of_expression(expression.orelse, dirty))
-    return _UNKNOWN if isinstance(expression, ast.Constant | ast.ListComp | ast.GeneratorExp) else "tensor"
-
-
-def _root(expression: ast.expr | None) -> str:
-    """Return the name of the tensor that an expression is: `x`, or `x.mul_(2).add_(1)`; empty for others."""
-    while isinstance(expression, ast.Call) and isinstance(expression.func, ast.Attribute):
-        if not expression.func.attr.endswith("_"):
-            return ""
-        expression = expression.func.value
-    return expression.id if isinstance(expression, ast.Name) else ""
+    return "tensor"
 
 
 def _with_written(shape: Shape, other: Shape) -> Shape:

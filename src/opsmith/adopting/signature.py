@@ -28,12 +28,21 @@ Signature = str | Callable[..., Any] | None
 
 
 def forward_signature(function_class: type[torch.autograd.Function]) -> inspect.Signature:
-    """Return the signature of a class's forward, without its context."""
-    function: Any = function_class.forward
-    signature = inspect.signature(function)
+    """Return the signature of a class's forward, without its context, with resolved annotations if it can."""
+    signature = resolved(inspect.unwrap(function_class.forward))
     if function_class.setup_context is not torch.autograd.Function.setup_context:
         return signature
     return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+def value_names(function_class: type[torch.autograd.Function], count: int) -> list[str]:
+    """Return the names that forward gives to so many values; those of `*xs` are `xs[0]`, `xs[1]`, ..."""
+    found = list(forward_signature(function_class).parameters.values())
+    names = [each.name for each in found]
+    if found and found[-1].kind is inspect.Parameter.VAR_POSITIONAL:
+        rest = names.pop()
+        names += [f"{rest}[{position}]" for position in range(count - len(names))]
+    return names[:count]
 
 
 def stated_signature(signature: Signature, operator: str) -> inspect.Signature | None:
@@ -103,8 +112,6 @@ def arguments_of(
     every = list(forward_signature(function_class).parameters.values())
     _refuse_keywords(every, function_class)
     written = [each for each in every if each.kind not in _BY_KEYWORD]
-    known = resolved(inspect.unwrap(function_class.forward)).parameters
-    hints = {name: parameter.annotation for name, parameter in known.items()}
     described = list(written if stated is None else stated.parameters.values())
     variadic = bool(written) and written[-1].kind is inspect.Parameter.VAR_POSITIONAL
     fixed = len(written) - variadic
@@ -119,12 +126,11 @@ def arguments_of(
     carriers = _Carriers([each.name for each in described])
     for position, parameter in enumerate(described):
         refuse_unwritable(parameter.name)
-        hint = parameter.annotation if stated is not None else hints.get(parameter.name, REQUIRED)
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-            _add_rest(carriers, parameter, hint, [values[position:] for values in observed])
+            _add_rest(carriers, parameter, parameter.annotation, [values[position:] for values in observed])
             break
         shown = [values[position] for values in observed if position < len(values)]
-        form, kind = _form(hint, shown, parameter.default, stated is not None)
+        form, kind = _form(parameter.annotation, shown, parameter.default, stated is not None)
         carriers.add(parameter, form, kind)
     return tuple(carriers.arguments), ForwardArguments(tuple(carriers.slots))
 

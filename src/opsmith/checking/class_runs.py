@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.adopting.signature import forward_signature
+from opsmith.adopting.signature import value_names
 from opsmith.checking.exceptions import calls_operator, refuse_own, watched_calls
 from opsmith.checking.processes.fork import announce
 from opsmith.checking.processes.watchdog import EndlessCallError
@@ -80,7 +79,7 @@ def _show_types(operator: Operator[..., Any], samples: Sequence[Any]) -> None:
         for position, call in calls:
             if _fits(operator, call):
                 continue
-            labels = [*labels_of(function_class, call.args), *call.kwargs]
+            labels = [*value_names(function_class, len(call.args)), *call.kwargs]
             named = sample_named(position, labels, (*call.args, *call.kwargs.values()))
             announce(partial(str, named))
             with _watched(function_class):
@@ -157,7 +156,7 @@ def first_run(
     first: tuple[str, BaseException] | None = None
     with _watched(function_class):
         for position, values in enumerate(samples):
-            named = sample_named(position, labels_of(function_class, values), values)
+            named = sample_named(position, value_names(function_class, len(values)), values)
             announce(partial(str, named))
             try:
                 return position, returned_by(function_class, values)
@@ -189,13 +188,3 @@ def _watched(function_class: type[torch.autograd.Function]) -> Iterator[None]:
     except EndlessCallError as error:
         failure = endless("forward", where(function_class.forward), error, watchdog)
         raise ForwardRaisedError(Outcome("forward", "failed", failures=(failure,))) from error
-
-
-def labels_of(function_class: type[torch.autograd.Function], values: Sequence[Any]) -> list[str]:
-    """Names that forward gives to its values; those of `*xs` are `xs[0]`, `xs[1]`, ..."""
-    parameters = list(forward_signature(function_class).parameters.values())[: len(values)]
-    if parameters and parameters[-1].kind is inspect.Parameter.VAR_POSITIONAL:
-        rest = len(values) - len(parameters) + 1
-        names = [each.name for each in parameters[:-1]]
-        return [*names, *(f"{parameters[-1].name}[{position}]" for position in range(rest))]
-    return [each.name for each in parameters]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
@@ -14,6 +13,7 @@ from opsmith.checking.properties import PROPERTIES
 from opsmith.checking.property import BY_ITSELF, REFUSED, UNCOMPILED
 from opsmith.checking.report import SEVERITIES, WIDEST, Failure, Outcome, Severity
 from opsmith.checking.subject import Subject
+from opsmith.core.source import code_of, names_in
 
 LOW_PRECISION = frozenset({"bfloat16", "float16", "complex32"})
 """Dtypes of few digits, in which a wrong result alone is a warning."""
@@ -102,20 +102,15 @@ def _promised(failure: Failure, subject: Subject) -> bool | None:
         return False
     own = adopted.function_class
     match failure.property:
-        case "second_order":
-            return _applies_another(own.backward)
+        case "second_order":  # its author wrote one, if its backward applies a Function
+            code = code_of(own.backward)
+            return code is not None and "apply" in names_in(code)
         case "forward_mode":
             return own.jvp is not function.jvp
         case "vmap":
             return own.vmap is not function.vmap or own.generate_vmap_rule
         case _:
             return None
-
-
-def _applies_another(backward: Callable[..., object]) -> bool:
-    """True if a backward applies a Function: its author wrote a second order."""
-    code = getattr(inspect.unwrap(backward), "__code__", None)
-    return code is not None and "apply" in code.co_names
 
 
 def _seen_only_in(dtypes: Collection[str], failure: Failure) -> bool:

@@ -15,7 +15,8 @@ from opsmith.adopting.class_samples import Samples, class_samples
 from opsmith.adopting.function_class import adopt_function
 from opsmith.adopting.library_operator import is_operator, overload_of
 from opsmith.adopting.schema_matching import described
-from opsmith.checking.class_runs import first_run, labels_of, learnt_from
+from opsmith.adopting.signature import value_names
+from opsmith.checking.class_runs import first_run, learnt_from
 from opsmith.checking.effort import Effort
 from opsmith.checking.exceptions import calls_operator
 from opsmith.checking.report import Failure
@@ -229,7 +230,7 @@ def as_operator(
                 hint=f"call `opsmith.check({called}, samples=[(x, 2.0)])`; `opsmith adopt FILE` guesses some",
             )
         for position, values in enumerate(read):
-            refuse_unfit(position, labels_of(function_class, values), values, called, given.location)
+            refuse_unfit(position, value_names(function_class, len(values)), values, called, given.location)
         return adopt_function(
             function_class,
             name,

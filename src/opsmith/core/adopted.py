@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from opsmith import errors
+from opsmith.core import source
 from opsmith.core.cached_property import cached_property
 from opsmith.core.formula import Formula
 from opsmith.core.forward_arguments import NO_PARAMETERS, ForwardArguments
@@ -307,8 +308,7 @@ class AdoptedFunction(errors.ErrorSubject):
     @cached_property
     def reads_requires_grad(self) -> bool:
         """True if the code of its forward asks a tensor whether it requires a gradient."""
-        code = getattr(inspect.unwrap(self.function_class.forward), "__code__", None)
-        return code is None or "requires_grad" in code.co_names
+        return source.may_name(self.function_class.forward, {"requires_grad"})
 
     def flags(self, given: Sequence[Any]) -> tuple[Any, ...]:
         """Return the arguments of forward that may choose whether it writes, as `inplace` does.
@@ -366,19 +366,12 @@ class AdoptedFunction(errors.ErrorSubject):
     @cached_property
     def once_differentiable(self) -> bool:
         """True if its backward is decorated with `once_differentiable`, even under other decorators."""
-        decorated: Any = self.backward
-        while decorated is not None:
-            code = getattr(decorated, "__code__", None)
-            if code is not None and code.co_filename == torch.autograd.function.__file__:
-                return True
-            decorated = getattr(decorated, "__wrapped__", None)
-        return False
+        return source.decorated_in(self.backward, torch.autograd.function.__file__)
 
     @cached_property
     def leaves_torch(self) -> bool:
         """True if its backward leaves torch, so that it cannot be differentiated."""
-        code = getattr(inspect.unwrap(self.backward), "__code__", None) if self.backward else None
-        return code is None or bool(_LEAVING & set(code.co_names))
+        return source.may_name(self.backward, _LEAVING)
 
     @cached_property
     def jvp(self) -> Callable[..., Any] | None:
@@ -503,21 +496,19 @@ def may_write(function_class: type[torch.autograd.Function]) -> bool:
     methods: list[Any] = [function_class.forward]
     if overrides(function_class, "setup_context"):
         methods.append(function_class.setup_context)
-    codes = [getattr(inspect.unwrap(method), "__code__", None) for method in methods]
-    return any(code is None or _writes(code) for code in codes)
+    codes = map(source.code_of, methods)
+    return any(code is None or any(map(_writes, source.nested(code))) for code in codes)
 
 
 def _writes(code: types.CodeType) -> bool:
     """True if code has an operation that writes in place: `x.add_`, `x += y`, `x[0] = y`, `out=`."""
-    if any(name.endswith("_") and not name.endswith("__") for name in code.co_names):
+    if any(name == "mark_dirty" or (name.endswith("_") and name[-2:] != "__") for name in code.co_names):
         return True
-    if "mark_dirty" in code.co_names or any(isinstance(c, tuple) and "out" in c for c in code.co_consts):
-        return True
-    for instruction in dis.get_instructions(code):
-        in_place = instruction.opname == "BINARY_OP" and instruction.argrepr.endswith("=")
-        if in_place or instruction.opname in ("STORE_SUBSCR", "DELETE_SUBSCR"):
-            return True
-    return any(isinstance(constant, types.CodeType) and _writes(constant) for constant in code.co_consts)
+    return any(isinstance(each, tuple) and "out" in each for each in code.co_consts) or any(
+        each.opname in ("STORE_SUBSCR", "DELETE_SUBSCR")
+        or (each.opname == "BINARY_OP" and each.argrepr.endswith("="))
+        for each in dis.get_instructions(code)
+    )
 
 
 class ClassFormula(Formula):

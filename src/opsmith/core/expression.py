@@ -38,6 +38,8 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
 }
+OPERATIONS: Mapping[Any, Callable[[Any, Any], Any]] = {**_COMPARISONS, **_ARITHMETIC}
+"""Operations and comparisons of two values, by type of node."""
 
 
 def _divide(left: Any, right: Any) -> Any:

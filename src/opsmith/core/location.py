@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from opsmith.core.source import code_of
+
 
 def where(function: Callable[..., Any]) -> str:
     """Return `file:line` of a Python function, under its decorators; its name if there is no source.
@@ -24,7 +26,7 @@ def where(function: Callable[..., Any]) -> str:
         >>> where(len)
         'len'
     """
-    code = getattr(inspect.unwrap(function), "__code__", None)
+    code = code_of(function)
     if code is None:
         return str(getattr(function, "__name__", type(function).__qualname__))
     return f"{code.co_filename}:{code.co_firstlineno}"

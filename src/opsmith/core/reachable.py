@@ -13,7 +13,7 @@ import functools
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
@@ -23,6 +23,7 @@ import torch
 
 from opsmith import errors
 from opsmith.core.location import where
+from opsmith.core.source import names_in, nested
 
 CONTAINERS = (dict, list, set, deque)
 """Mutable containers, which may hold state."""
@@ -130,7 +131,7 @@ def function_uses(function: types.FunctionType) -> Iterator[Reached]:
     for name in sorted(_global_names(function.__code__) & set(scope)):
         yield _global(Step.GLOBAL, name, scope)
         if isinstance(scope[name], types.ModuleType):
-            yield from _members(scope[name], _all_names(function.__code__), visited)
+            yield from _members(scope[name], names_in(function.__code__), visited)
 
 
 def _members(module: types.ModuleType, names: frozenset[str], visited: set[int]) -> Iterator[Reached]:
@@ -192,17 +193,8 @@ def _attribute(owner: Any, name: str, scope: Any, put: Callable[[Any], None] | N
 @functools.lru_cache(maxsize=1024)
 def _global_names(code: types.CodeType) -> frozenset[str]:
     """Return the globals that code, and the code nested in it, loads or stores."""
-    own = {each.argval for each in dis.get_instructions(code) if each.opname in _GLOBAL_INSTRUCTIONS}
-    return frozenset(own).union(*map(_global_names, _nested(code)))
-
-
-def _all_names(code: types.CodeType) -> frozenset[str]:
-    """Return all names in code, those of attributes too."""
-    return frozenset(code.co_names).union(*map(_all_names, _nested(code)))
-
-
-def _nested(code: types.CodeType) -> Iterable[types.CodeType]:
-    return (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    instructions = (each for inner in nested(code) for each in dis.get_instructions(inner))
+    return frozenset(each.argval for each in instructions if each.opname in _GLOBAL_INSTRUCTIONS)
 
 
 @functools.cache

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from opsmith.core.reachable import is_library
+from opsmith.core.source import names_in, nested
 
 _CALLED = "()"
 """Suffix of a name that code looks up to call it, where its value may be another than elsewhere."""
@@ -170,11 +171,8 @@ def _builtin_names(called: Mapping[int, Any]) -> frozenset[str]:
 
 def _needs_its_globals(code: types.CodeType) -> bool:
     """True for code that writes globals, or takes them as a dictionary, which must be that of its module."""
-    return (
-        any(each.opname in _REBINDS for each in dis.get_instructions(code))
-        or not _WHOLE.isdisjoint(code.co_names)
-        or any(_needs_its_globals(each) for each in code.co_consts if isinstance(each, types.CodeType))
-    )
+    instructions = (each for inner in nested(code) for each in dis.get_instructions(inner))
+    return not _WHOLE.isdisjoint(names_in(code)) or any(each.opname in _REBINDS for each in instructions)
 
 
 def _apart_if_called(code: types.CodeType, names: Collection[str]) -> types.CodeType:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
-import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from types import CodeType
+from dataclasses import dataclass
 from typing import Any
 
+from opsmith.core import source
 from opsmith.core.adopted import ClassFormula
 from opsmith.core.formula import Formula
 from opsmith.core.location import where
@@ -138,8 +135,8 @@ def codes_of(specification: Specification) -> tuple[SourceCode, ...]:
     """The source of the reference, the formulas, the fake kernel and the samples."""
     rules = specification.gradients
     kind = "surrogate gradient" if rules.surrogate else "gradient"
-    reference = _code(_reference_title(specification), specification.reference)
-    found = [replace(reference, text=_without_docstring(reference.text))]
+    text = source.text(specification.reference, docstring=False)  # it is at the top of the page
+    found = [SourceCode(_reference_title(specification), text, where(specification.reference))]
     if specification.adopted is not None:
         found.append(_code(f"forward of {specification.adopted.name}", specification.computed_by))
     found += _formulas(rules.rules, kind)
@@ -153,20 +150,6 @@ def codes_of(specification: Specification) -> tuple[SourceCode, ...]:
     }
     found += [_code(title, function) for title, function in others.items() if function is not None]
     return tuple(found)
-
-
-def _without_docstring(text: str) -> str:
-    """The source of a function without its docstring, which is at the top of the page."""
-    try:
-        function = ast.parse(text).body[0]
-    except (SyntaxError, IndexError):
-        return text
-    if not isinstance(function, ast.FunctionDef) or ast.get_docstring(function) is None:
-        return text
-    words, lines = function.body[0], text.splitlines()
-    if len(function.body) == 1 or function.body[1].lineno == words.lineno:
-        return text
-    return "\n".join([*lines[: words.lineno - 1], *lines[words.end_lineno :]])
 
 
 def _reference_title(specification: Specification) -> str:
@@ -188,39 +171,4 @@ def _formulas(rules: Mapping[str, Any], kind: str) -> Iterator[SourceCode]:
 
 
 def _code(title: str, function: Callable[..., Any], location: str = "") -> SourceCode:
-    return SourceCode(title, source_of(function), location or where(function))
-
-
-def source_of(function: Callable[..., Any]) -> str:
-    """The source of a function alone; empty if there is none.
-
-    Example:
-        >>> source_of(len)
-        ''
-    """
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    if code is None:
-        return ""
-    try:
-        lines, _ = inspect.findsource(code)
-        if code.co_name == "<lambda>":
-            return _lambda("".join(lines), code)
-        return textwrap.dedent("".join(inspect.getsourcelines(code)[0])).rstrip()
-    except (OSError, SyntaxError):  # no file, or one that has changed since
-        return ""
-
-
-def _lambda(source: str, code: CodeType) -> str:
-    """The source of a lambda, identified by its columns, since a line may contain several."""
-    spans = set(code.co_positions())
-    for node in _lambdas(source):
-        body = node.body
-        if (body.lineno, body.end_lineno, body.col_offset, body.end_col_offset) in spans:
-            first, *rest = (ast.get_source_segment(source, node) or "").splitlines()
-            return "\n".join([first, textwrap.dedent("\n".join(rest))]).rstrip()
-    return ""
-
-
-@lru_cache(maxsize=8)
-def _lambdas(source: str) -> tuple[ast.Lambda, ...]:
-    return tuple(node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Lambda))
+    return SourceCode(title, source.text(function), location or where(function))

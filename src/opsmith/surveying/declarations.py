@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from opsmith.adopting.function_class import adopt_function
+from opsmith.adopting.signature import value_names
 from opsmith.checking import check
 from opsmith.checking.effort import EFFORTS
 from opsmith.checking.numerics.compare import agree_to_share
@@ -18,7 +19,7 @@ from opsmith.checking.subject_kinds import throwaway_name
 from opsmith.core.call_arguments import CallArguments
 from opsmith.core.operator import Operator
 from opsmith.core.tensors import map_tensors, nested_tensors
-from opsmith.surveying.guesses import ClassSource, Guess, argument_names
+from opsmith.surveying.guesses import ClassSource, Guess
 from opsmith.surveying.trials import fresh_inputs, run, seeded
 
 NAMESPACE = "surveyed"
@@ -50,7 +51,7 @@ class Declaration:
     @property
     def names(self) -> list[str]:
         """Names of the arguments of the guess."""
-        return argument_names(self.source, len(self.guess.values))
+        return value_names(self.source.function_class, len(self.guess.values))
 
     def options(self) -> dict[str, str]:
         """Return the declarations as code, by their keywords."""

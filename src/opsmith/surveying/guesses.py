@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import ast
 import collections.abc
 import inspect
 import itertools
 import re
-import textwrap
 import types
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from opsmith.adopting.signature import forward_signature
-
-METHODS = ("forward", "setup_context", "backward", "vjp")
+from opsmith.core.reading import Comparison, Reading
 
 
 @dataclass(frozen=True)
@@ -29,7 +26,6 @@ class ClassSource:
         function_class: The class.
         name: Its name in its module.
         parameters: Parameters of `forward`, without its context.
-        annotations: Annotations of `forward`, resolved.
         called: Arguments that its methods call, which therefore are functions.
         compared: Constants that an argument is compared with, by its name.
         asked: Attributes that the code asks of its arguments, one of which may be an object that has them.
@@ -38,7 +34,6 @@ class ClassSource:
     function_class: type[torch.autograd.Function]
     name: str
     parameters: tuple[inspect.Parameter, ...]
-    annotations: dict[str, Any]
     called: frozenset[str]
     compared: dict[str, tuple[Any, ...]]
     asked: frozenset[str] = frozenset()
@@ -47,37 +42,17 @@ class ClassSource:
     def of(cls, function_class: type[torch.autograd.Function], name: str | None = None) -> ClassSource:
         """Read a class; without source, as of C++, there is its signature alone."""
         parameters = tuple(forward_signature(function_class).parameters.values())
-        names = {parameter.name for parameter in parameters}
-        nodes = [node for tree in _trees(function_class) for node in ast.walk(tree)]
-        attributes = {
-            target.attr: node.value.id
-            for node in nodes
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and node.value.id in names
-            for target in node.targets
-            if isinstance(target, ast.Attribute)
-        }
-        asked = {
-            node.attr
-            for node in nodes
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in names
-        }
-        called: set[str] = set()
-        compared: dict[str, dict[Any, None]] = {}
-        for node in nodes:
-            if isinstance(node, ast.Call):
-                called.add(_name(node.func, attributes))
-            elif isinstance(node, ast.Compare):
-                constants = [value for each in node.comparators for value in _constants(each)]
-                compared.setdefault(_name(node.left, attributes), {}).update(dict.fromkeys(constants))
+        reading = Reading()
+        reading.read_class(function_class, [parameter.name for parameter in parameters])
+        words = {name: _words_and_flags(found) for name, found in reading.compared.items()}
         return cls(
             function_class,
             name or function_class.__qualname__,
             parameters,
-            _annotations(function_class),
-            frozenset(called & names),
-            {name: tuple(found) for name, found in compared.items() if name in names and found},
+            frozenset(reading.called),
+            {name: found for name, found in words.items() if found},
             # The only argument of a class is a tensor.
-            frozenset(asked if len(names) > 1 else ()),
+            frozenset(reading.asked if len(parameters) > 1 else ()),
         )
 
     @property
@@ -93,45 +68,10 @@ class ClassSource:
         return last if last is not None and last.kind is last.VAR_POSITIONAL else None
 
 
-def _trees(function_class: type) -> Iterator[ast.AST]:
-    for name in METHODS:
-        method = getattr(function_class, name, None)
-        if method is None or method is getattr(torch.autograd.Function, name, None):
-            continue
-        try:
-            yield ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(method))))
-        except (OSError, TypeError, SyntaxError):
-            continue
-
-
-def _name(expression: ast.expr, attributes: dict[str, str]) -> str:
-    """Return the argument that an expression names, itself or as an attribute of `ctx`; else empty."""
-    if isinstance(expression, ast.Name):
-        return expression.id
-    if isinstance(expression, ast.Attribute) and isinstance(expression.value, ast.Name):
-        return attributes.get(expression.attr, "")
-    return ""
-
-
-def _constants(expression: ast.expr) -> Iterator[Any]:
-    """Yield the texts and truth values in an expression; a number is more often a bound than a value."""
-    for node in ast.walk(expression):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str | bool):
-            yield node.value
-
-
-def _annotations(function_class: type[torch.autograd.Function]) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(inspect.unwrap(function_class.forward))
-    except (NameError, AttributeError, TypeError, SyntaxError):
-        return {}
-
-
-def argument_names(source: ClassSource, count: int) -> list[str]:
-    """Return the names of the arguments; those in `*args` by index."""
-    fixed = [parameter.name for parameter in source.parameters if parameter is not source.variadic]
-    rest = source.variadic
-    return fixed + [f"{rest.name}[{i}]" for i in range(count - len(fixed))] if rest is not None else fixed
+def _words_and_flags(comparisons: Iterable[Comparison]) -> tuple[str | bool, ...]:
+    """Return the texts and truth values in comparisons; a number is more often a bound than a value."""
+    values = [value for each in comparisons for value in each.values if isinstance(value, str | bool)]
+    return tuple(dict.fromkeys(values))
 
 
 Shape = tuple[int, ...]
@@ -337,8 +277,8 @@ def _roles(source: ClassSource, parameter: inspect.Parameter) -> list[Any]:
     known = [] if default is parameter.empty else [default]
     if name in source.called:
         return known
-    annotation = source.annotations.get(name)
-    if annotation is not None and annotation is not Any:
+    annotation = parameter.annotation
+    if annotation is not parameter.empty and annotation is not Any:
         found = _roles_by_annotation(annotation, list(source.compared.get(name, ())))
         return [*known, *found] if default is not None else [*found, *known]
     if known and default is not None:

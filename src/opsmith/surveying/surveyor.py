@@ -10,6 +10,7 @@ import torch
 
 from opsmith import errors
 from opsmith.adopting.function_class import keeps_state_in_init
+from opsmith.adopting.signature import value_names
 from opsmith.checking.properties import GROUPS
 from opsmith.checking.report import Failure, Report
 from opsmith.checking.side_effects.global_settings import thread_count
@@ -19,7 +20,7 @@ from opsmith.core.operator import Operator
 from opsmith.surveying.abilities import abilities
 from opsmith.surveying.declarations import Declaration, add_declaration
 from opsmith.surveying.finding import Finding, Verdict, adopting_line
-from opsmith.surveying.guesses import ClassSource, argument_names, placeholder_code, unguessable
+from opsmith.surveying.guesses import ClassSource, placeholder_code, unguessable
 from opsmith.surveying.trials import SECONDS, Trials, has_backward, run_guesses
 
 FLOAT32 = 1e-4
@@ -184,7 +185,7 @@ def _nothing_ran(source: ClassSource, trials: Trials) -> Finding:
     if stop is None:
         reason = f"on all {trials.tried} guesses its results or gradients were not finite numbers"
         return _with_samples(source, (reason, SAMPLES), [p.name for p in source.parameters])
-    words = stop.guess.named(argument_names(source, len(stop.guess.values)))
+    words = stop.guess.named(value_names(source.function_class, len(stop.guess.values)))
     method = getattr(source.function_class, stop.method, source.function_class.forward)
     at = stop.where(file) or where(method)
     if stop.is_left_out:

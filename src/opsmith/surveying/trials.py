@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
+from opsmith.adopting.signature import value_names
 from opsmith.checking.side_effects.global_settings import thread_count
 from opsmith.core.adopted import overrides
 from opsmith.core.location import where
 from opsmith.core.tensors import nested_tensors
-from opsmith.surveying.guesses import ClassSource, Guess, argument_names, guesses, unguessable
+from opsmith.surveying.guesses import ClassSource, Guess, guesses, unguessable
 
 SECONDS = 10.0
 """Seconds of guessing for one class."""
@@ -292,7 +293,7 @@ def guessed_samples(
             if other is not None and run(function_class, other, seed) == "gradients":
                 chosen.append(other)
                 break
-    names = argument_names(source, len(chosen[0].values))
+    names = value_names(source.function_class, len(chosen[0].values))
     return GuessedSamples(
         [guess.values for guess in chosen], " and ".join(guess.named(names) for guess in chosen)
     )

@@ -259,7 +259,7 @@ def test_branches_that_are_right_or_refuse_pass() -> None:
     assert report.passed_as_asked, report
     shown = " ".join(report.inputs)
     assert "mode='mean'" in shown
-    assert "p=1.0" in shown
+    assert "p=0.75" in shown
     assert "both=True" not in shown
     assert "noisy=True" not in shown
     assert any("it draws random numbers" in text for text in report.rejected)

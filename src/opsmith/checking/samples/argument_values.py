@@ -10,19 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.samples.compared_values import (
-    Comparison,
-    compared_values,
-    is_float,
-    is_single,
-    unnamed_value,
-)
+from opsmith.checking.samples.compared_values import compared_values, is_float, others, unnamed_value
 from opsmith.checking.samples.index_values import index_values
 from opsmith.checking.samples.linked_sizes import sizes_of
 from opsmith.checking.samples.sample import Sample, places_of
 from opsmith.checking.samples.variation_kinds import Variation
 from opsmith.checking.subject import Subject
 from opsmith.core.argument_types import FLOAT, INT, NUMBER, OBJECT
+from opsmith.core.reading import Comparison, is_single
 from opsmith.core.schema import REQUIRED, Argument
 
 LARGEST = 10_000
@@ -114,7 +109,7 @@ def _others(
     values_shown: Sequence[Any],
 ) -> Iterator[Any]:
     """Yield values of the type of the given one, the most revealing first."""
-    compared = [other for comparison in comparisons for other in comparison.others(value)]
+    compared = [other for comparison in comparisons for other in others(comparison, value)]
     # A class has no types but those that its samples show.
     if _states_none(argument) or (subject.kind.applied and None in compared):
         yield None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from opsmith.checking.samples.sample import Sample, replica
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
+from opsmith.core.source import decorated_in
 
 WIDE = torch.float32
 """dtype of the inputs: autocast leaves float64 alone."""
@@ -114,9 +114,8 @@ def claims_autocast(subject: Subject) -> bool:
     adopted, own = subject.specification.adopted, subject.specification.library_operator
     if adopted is None:
         return own is None or bool(own.autocast)
-    methods = [inspect.getattr_static(adopted.function_class, name, None) for name in ("forward", "backward")]
-    codes = [getattr(getattr(each, "__func__", each), "__code__", None) for each in methods]
-    return any(code is not None and code.co_filename == autocast_mode.__file__ for code in codes)
+    own_methods = adopted.function_class.forward, adopted.function_class.backward
+    return any(decorated_in(each, autocast_mode.__file__) for each in own_methods)
 
 
 def autocast_state(kind: str) -> tuple[bool, torch.dtype, bool]:

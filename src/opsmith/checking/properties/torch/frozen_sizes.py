@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
-import linecache
 from collections.abc import Iterator
+
+from opsmith.core.source import file_tree
 
 _BY_METHOD = "write it in a function outside of the class: what a method computes of a size is a number"
 
@@ -38,10 +39,8 @@ def frozen(file: str, line: int, function: str) -> tuple[str, str] | None:
         >>> frozen(__file__, 1, "reference") is None
         True
     """
-    source = linecache.getlines(file)
-    try:
-        tree = ast.parse("".join(source))
-    except SyntaxError:
+    tree = file_tree(file)
+    if tree is None:
         return None
     in_method = _is_method(tree, line, function)
     for call in _calls(tree, line):
