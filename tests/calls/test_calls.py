@@ -1,0 +1,71 @@
+"""The matrix of calls: in each executor and context an operator gives what plain torch gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from call_cells import CALLS, expected, happened
+from call_contexts import CONTEXTS
+from call_executors import EXECUTORS, Executor, way_taken
+from call_subjects import SUBJECTS, declared
+from calls_today import CELLS
+from context_cases import values_and_gradients
+from torch.testing import assert_close
+
+# Warnings of torch about its own ways, for plain functions, too.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled:UserWarning"),
+    pytest.mark.filterwarnings(r"ignore:`torch\.jit\.trace` is deprecated"),
+    pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype stage:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*quantiz.*:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*gathers its DTensors:UserWarning"),
+    pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning"),
+]
+FIRST = "requires-grad"
+
+
+def cells() -> Iterator[Any]:
+    """All cells; of the contexts after the first a diagonal is not slow, without a compiler."""
+    for at, name in enumerate(SUBJECTS):
+        for row, executor in enumerate(EXECUTORS.values()):
+            if executor.chosen is not None and name not in executor.chosen:
+                continue
+            contexts = [each for each in CONTEXTS if executor.contexts is None or each in executor.contexts]
+            for column, context in enumerate(contexts):
+                chosen = not executor.compiles and (at + row + column) % len(SUBJECTS) == 0
+                slow = executor.chosen is not None or not (context == FIRST or chosen)
+                marks = [pytest.mark.slow] * slow + [pytest.mark.compile] * executor.compiles
+                yield pytest.param(
+                    name, executor.name, context, id=f"{name}-{executor.name}-{context}", marks=marks
+                )
+
+
+@pytest.mark.parametrize(("subject", "executor", "context"), [*cells()], indirect=["executor"])
+def test_cell(subject: str, executor: Executor, context: str) -> None:
+    row = SUBJECTS[subject]
+    today = CELLS.get((executor.name, context), {}).get(subject)
+    found = happened(row, executor, context)
+    if today is not None:
+        assert found == today, "if this is right now, delete the row of `calls_today`"
+        pytest.xfail(today)
+    assert found == expected(row, executor, context)
+
+
+@pytest.mark.parametrize("executor", [each.name for each in EXECUTORS.values() if each.way], indirect=True)
+def test_the_executor_that_is_chosen_makes_the_calls(executor: Executor) -> None:
+    declared.forget_calls()
+    for _ in range(CALLS):
+        declared(torch.ones(2), torch.ones(2))
+    assert way_taken(declared) == executor.way
+
+
+@pytest.mark.parametrize("subject", [name for name, each in SUBJECTS.items() if each.applied is not None])
+def test_a_class_gives_what_apply_gives(subject: str) -> None:
+    row = SUBJECTS[subject]
+    for _ in range(CALLS):
+        assert_close(
+            values_and_gradients(row.call, row.inputs()), values_and_gradients(row.applied, row.inputs())
+        )
