@@ -246,6 +246,7 @@ OTHERWISE = {
         "errors/test_placing.py::test_out_is_placed_otherwise",
     ),
     "torch_func": (
+        "calls/test_calls.py::test_cell[opaque-dispatcher-functionalize]",
         "kernels/cuda/test_emulated_cuda.py::test_every_kind_of_call_is_computed[vmap]",
         "torch_library/test_in_place.py::test_a_mapped_value_is_not_written_into_a_tensor_that_is_not_mapped",
         "adopting/test_adopted_operators.py::test_what_the_reference_does_instead_is_told",

@@ -16,6 +16,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 import opsmith
+from opsmith.torch_library import capabilities
 
 
 @dataclass(frozen=True)
@@ -274,6 +275,14 @@ def rotate_(a: Tensor, b: Tensor) -> None:
     b.mul_(0.6).add_(old, alpha=0.8)
 
 
+@opsmith.operator("calls::cycle_", mutates=["a", "b", "c"])
+def cycle_(a: Tensor, b: Tensor, c: Tensor) -> None:
+    kept = a.clone()
+    a.copy_(b)
+    b.copy_(c)
+    c.copy_(kept)
+
+
 @opsmith.operator("calls::momentum_", mutates=["velocity", "x"])
 def momentum_(velocity: Tensor, x: Tensor) -> None:
     before = velocity.clone()
@@ -495,6 +504,17 @@ def library_operator_in_place() -> Subject:
     )
 
 
+def library_operators() -> list[Subject]:
+    """Operators of a library; none where they cannot be adopted, which other tests say is refused."""
+    if not capabilities.on("library_operators"):
+        return []
+    return [
+        library_operator("product", gradient=True),
+        library_operator("product_alone", gradient=False),
+        library_operator_in_place(),
+    ]
+
+
 SUBJECTS = {
     each.name: each
     for each in (
@@ -548,6 +568,13 @@ SUBJECTS = {
         Subject("swap", swap_, on_copies(swap_, 2), lambda a, b: (b + 0 * a, a + 0 * b)),
         Subject(
             "rotate", rotate_, on_copies(rotate_, 2), lambda a, b: (0.6 * a - 0.8 * b, 0.6 * b + 0.8 * a)
+        ),
+        Subject(
+            "cycle",
+            cycle_,
+            on_copies(cycle_, 3),
+            lambda a, b, c: (b + 0 * a, c + 0 * a, a + 0 * b),
+            ((2, 3), (2, 3), (2, 3)),
         ),
         Subject(
             "momentum",
@@ -613,8 +640,6 @@ SUBJECTS = {
             lambda x, w: x * w,
             **{"dual": "TransformError", "double-backward": "TransformError"},
         ),
-        library_operator("product", gradient=True),
-        library_operator("product_alone", gradient=False),
-        library_operator_in_place(),
+        *library_operators(),
     )
 }
