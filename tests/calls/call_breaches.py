@@ -496,6 +496,7 @@ BREACHES = {
                 error,
                 _gradient(lambda grad, x: [2 * grad, grad], wrong, summed),
                 differentiated=True,
+                argument="x[1]" if name == "shape-in-a-list" else "x",
                 modes=("graph",),
             )
             for name, (wrong, error) in GRADIENTS_OF_A_LIST.items()

@@ -100,6 +100,7 @@ WRONG_CALLS: dict[str, Callable[[Tensor], Any]] = {
     "a number for a list": lambda x: list_with_formulas(2.0, x),
     "a tensor for a list": lambda x: list_with_formulas(x, x),
     "a sparse tensor": lambda x: declared(x.to_sparse(), x),
+    "a sparse tensor after a plain one": lambda x: declared(x, x.to_sparse()),
     "a sparse tensor in a list": lambda x: list_with_formulas([x, x.to_sparse()], x),
 }
 

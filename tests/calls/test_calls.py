@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from call_contexts import CONTEXTS
 from call_executors import EXECUTORS, Executor, way_taken
 from call_subjects import SUBJECTS, declared
 from calls_today import CELLS
-from context_cases import values_and_gradients
+from context_cases import LetThrough, loss_of, values_and_gradients
 from torch.testing import assert_close
 
 # Warnings of torch about its own ways, for plain functions, too.
@@ -60,6 +61,28 @@ def test_the_executor_that_is_chosen_makes_the_calls(executor: Executor) -> None
     for _ in range(CALLS):
         declared(torch.ones(2), torch.ones(2))
     assert way_taken(declared) == executor.way
+
+
+AROUND_BACKWARDS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "anomaly": lambda: torch.autograd.detect_anomaly(check_nan=False),
+    "dispatch mode": LetThrough,
+    "hooks": lambda: torch.autograd.graph.saved_tensors_hooks(lambda each: each.clone(), lambda each: each),
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("executor", [each.name for each in EXECUTORS.values() if each.way], indirect=True)
+@pytest.mark.parametrize("context", AROUND_BACKWARDS)
+def test_a_context_around_the_backward_alone(context: str, executor: Executor) -> None:
+    for name in ("declared", "hidden", "constants", "joint", "list-with-formulas", "adopted-attributes"):
+        row = SUBJECTS[name]
+        row.operator.forget_calls()
+        expected = values_and_gradients(row.plain, row.inputs())[1]
+        for _ in range(CALLS):
+            leaves = [each.requires_grad_() for each in row.inputs()]
+            loss = loss_of(row.call(*leaves))
+            with AROUND_BACKWARDS[context]():
+                assert_close(torch.autograd.grad(loss, leaves), expected)
 
 
 LOST = pytest.mark.xfail(reason="Inductor drops the clone of an input that is written after it", strict=True)

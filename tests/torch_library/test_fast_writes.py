@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -127,6 +127,33 @@ def test_interleaved_views(operator: Any) -> None:
     for _ in range(2):
         operator(*kv.unbind(1))
     assert_close(kv, torch.zeros(3, 2))
+
+
+def negated(x: Tensor) -> Tensor:
+    return torch.complex(x, x).conj().imag
+
+
+@pytest.mark.every(2)
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (lambda x: (x, x), "shares elements with `y`"),
+        (lambda x: (x[:2], x[1:]), "shares elements with `y`"),
+        (lambda x: (x[:1].expand(3), torch.ones(3)), "several elements of `x` are one in memory"),
+        (lambda x: (x.clone().requires_grad_(), torch.ones(3)), "`x` is a leaf that requires a gradient"),
+        (lambda x: (x.clone().requires_grad_()[:], torch.ones(3)), "`x` is a view of a leaf"),
+        (lambda x: (negated(x), torch.ones(3)), "`x` is a negated view"),
+    ],
+    ids=["itself", "a-part", "expanded", "leaf", "view-of-a-leaf", "negated"],
+)
+def test_what_is_refused(
+    operator: Any, arguments: Callable[[Tensor], tuple[Tensor, Tensor]], said: str
+) -> None:
+    x = torch.arange(3.0)
+    for _ in range(2):
+        with pytest.raises(errors.MutationError, match=said):
+            operator(*arguments(x))
+    assert_close(x, torch.arange(3.0))
 
 
 def test_a_tensor_of_inference_mode_outside_of_it(operator: Any) -> None:
