@@ -60,7 +60,7 @@ def test_cell(subject: str, executor: Executor, context: str) -> None:
 
 @pytest.mark.parametrize("executor", [each.name for each in EXECUTORS.values() if each.way], indirect=True)
 def test_the_executor_that_is_chosen_makes_the_calls(executor: Executor) -> None:
-    # One of its own: a compiled graph of another test may hold `declared`, whose handle keeps its `__call__` then.
+    # A handle that a compiled graph of another test holds keeps its `__call__`.
     operator = opsmith.operator("calls::never_compiled")(product)
     for _ in range(CALLS):
         operator(torch.ones(2), torch.ones(2))
