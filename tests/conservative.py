@@ -205,9 +205,6 @@ OTHERWISE = {
         "torch_library/test_call_signatures.py::test_other_forms_are_forgotten_where_they_are_too_many",
         "torch_library/test_call_signatures.py::test_grad_mode_is_no_part_of_a_form",
         "torch_library/test_call_signatures.py::test_kernels_are_chosen_by_form",
-        "torch_library/test_call_signatures.py::test_what_is_captured_out_of_sight",
-        "torch_library/test_fast_results.py::test_gradients_take_the_slow_path",
-        "torch_library/test_fast_writes.py::test_a_captured_tensor_that_requires_a_gradient",
         "torch_library/test_fast_writes.py::test_a_declared_write_that_never_happens",
         "torch_library/test_fast_writes.py::test_results_beside_what_is_written",
         "torch_library/test_fast_writes.py::test_through_torch_s_library",
@@ -249,6 +246,7 @@ OTHERWISE = {
         "errors/test_placing.py::test_out_is_placed_otherwise",
     ),
     "torch_func": (
+        "calls/test_calls.py::test_cell[opaque-dispatcher-functionalize]",
         "kernels/cuda/test_emulated_cuda.py::test_every_kind_of_call_is_computed[vmap]",
         "torch_library/test_in_place.py::test_a_mapped_value_is_not_written_into_a_tensor_that_is_not_mapped",
         "adopting/test_adopted_operators.py::test_what_the_reference_does_instead_is_told",

@@ -6,7 +6,6 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -323,49 +322,6 @@ def test_second_orders(function_class: type[Function]) -> None:
     operator = known(function_class)
     for _ in range(2):
         assert torch.autograd.gradgradcheck(operator, (asking(3), asking(3)))
-
-
-CONTEXTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "anomaly": lambda: torch.autograd.detect_anomaly(check_nan=False),
-    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
-    "hooks": lambda: torch.autograd.graph.saved_tensors_hooks(lambda each: each.clone(), lambda each: each),
-    "inference": torch.inference_mode,
-    "nothing": nullcontext,
-}
-
-
-@pytest.mark.filterwarnings("ignore:Anomaly Detection:UserWarning")
-@pytest.mark.every(3)
-@pytest.mark.parametrize("context", CONTEXTS)
-@pytest.mark.parametrize("function_class", [Product, Keeps, Attributes, Two])
-def test_contexts(function_class: type[Function], context: str) -> None:
-    operator = known(function_class)
-    for _ in range(2):
-        x, w = asking(4), asking(4)
-        with CONTEXTS[context]():
-            compare(operator, function_class.apply, x, w)
-
-
-@pytest.mark.parametrize("function_class", [Product, Keeps, Two])
-def test_transforms_and_batches_of_gradients(function_class: type[Function]) -> None:
-    operator = known(function_class)
-
-    def first(*args: Any) -> Tensor:
-        found: Tensor = in_a_tuple(operator(*args))[0]
-        return found
-
-    x, w = torch.randn(3, 2, dtype=torch.float64), torch.randn(3, 2, dtype=torch.float64)
-    expected = in_a_tuple(function_class.apply(x, w))[0]
-    assert_close(torch.func.vmap(first)(x, w), expected)
-    x, w = asking(2), asking(2)
-    for grads in (torch.eye(2, dtype=torch.float64),):
-        y, expected = first(x, w), in_a_tuple(function_class.apply(x, w))[0]
-        rows = [torch.autograd.grad(expected, (x, w), row, retain_graph=True) for row in grads]
-        found = torch.autograd.grad(y, (x, w), grads, is_grads_batched=True)
-        assert_close(found, tuple(torch.stack(each) for each in zip(*rows, strict=True)))
-        y = first(x, w)
-        mapped = torch.func.vmap(lambda grad, y=y: torch.autograd.grad(y, (x, w), grad, retain_graph=True))
-        assert_close(mapped(grads), found)
 
 
 def test_flags_and_numbers(slow: list[str]) -> None:

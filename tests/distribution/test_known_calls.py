@@ -213,16 +213,6 @@ def test_a_kernel_runs_on_shards(place: Place, monkeypatch: pytest.MonkeyPatch) 
     assert runs == [X.shape]
 
 
-def test_second_order(place: Place) -> None:
-    for operator in (ordinary, formulas, partly, hidden):
-        first_calls(operator, place)
-        found = []
-        for tensors in (place(), (X.clone().requires_grad_(), W.clone().requires_grad_())):
-            (first,) = torch.autograd.grad(operator(*tensors).sin().sum(), tensors[0], create_graph=True)
-            found.append(torch.autograd.grad(first.square().sum(), tensors))
-        assert_close(whole(list(found[0])), list(found[1]))
-
-
 def test_an_optional_tensor_has_its_own_gradient(place: Place, no_slow_path: None) -> None:
     @opsmith.operator("known::optional")
     def optional(x: Tensor, a: Tensor | None = None, b: Tensor | None = None, by: int = 1) -> Tensor:
@@ -373,42 +363,6 @@ def test_what_is_wrong_is_refused_as_by_the_slow_path(mesh: Any, place: Place) -
     assert_close(ordinary(x, w).full_tensor(), X * W)
 
 
-def test_a_reference_that_returns_its_argument_is_refused_each_time(place: Place) -> None:
-    @opsmith.operator("known::sometimes")
-    def sometimes(x: Tensor, w: Tensor, flag: bool) -> Tensor:
-        return x if flag else x * w
-
-    x, w = place(requires=False)
-    for _ in range(2):
-        sometimes(x, w, False)
-    for _ in range(2):
-        with pytest.raises(errors.AliasError, match="is its input `x`"):
-            sometimes(x, w, True)
-
-
-def test_a_formula_that_writes_is_refused(place: Place) -> None:
-    @opsmith.operator("known::writing")
-    def writing(x: Tensor, w: Tensor) -> Tensor:
-        return x * w
-
-    writing.gradients(x=lambda grad, w: grad * w.mul_(1), w=lambda grad, x: (grad * x).sum(0, keepdim=True))
-    first_calls(writing, place)
-    with pytest.raises(errors.SavedTensorModifiedError, match="`w`"):
-        run(writing, place())
-
-
-def test_a_gradient_that_does_not_fit_is_reported_with_its_formula(place: Place) -> None:
-    @opsmith.operator("known::misfit")
-    def misfit(x: Tensor, w: Tensor) -> Tensor:
-        return x * w
-
-    misfit.gradients(x=lambda grad, w: (grad * w)[:2], w=lambda grad, x: grad * x)
-    first_calls(misfit, place)
-    x, w = place()
-    with pytest.raises(errors.GradientShapeError, match="the gradient of `x` has the wrong shape"):
-        torch.autograd.grad(misfit(x, w).sum(), x)
-
-
 def test_what_dtensor_does_not_know_is_gathered_with_a_warning(place: Place) -> None:
     @opsmith.operator("known::windows")
     def windows(x: Tensor, w: Tensor) -> Tensor:
@@ -420,15 +374,6 @@ def test_what_dtensor_does_not_know_is_gathered_with_a_warning(place: Place) -> 
             found = windows(*place(requires=False))
         assert_close(found.full_tensor(), X.unfold(0, 2, 1).sum(-1) * W)
         assert any("gathers its DTensors" in str(each.message) for each in caught)
-
-
-def test_modes_and_autocast_take_the_slow_path(place: Place) -> None:
-    first_calls(formulas, place)
-    x, w = place()
-    with torch.inference_mode():
-        assert_close(formulas(x, w).full_tensor(), (X * W).sin())
-    with torch.autocast("cpu", torch.bfloat16):
-        assert_close(formulas(x, w).full_tensor(), (X * W).sin())
 
 
 def test_partial_tensors(mesh: Any, place: Place) -> None:

@@ -138,26 +138,6 @@ def test_alias_of_an_inference_tensor(name: str) -> None:
             operator(x, 1.0)
 
 
-@pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype stage:UserWarning")
-@pytest.mark.filterwarnings("ignore:.*quantiz.*:UserWarning")
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
-        lambda: torch.ones(2).to_sparse(),
-        lambda: torch.ones(2).to_mkldnn(),
-        lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8),
-    ],
-    ids=["nested", "sparse", "mkldnn", "quantised"],
-)
-def test_foreign_tensors_are_refused_after_plain_ones(operator: Any, make: Callable[[], Tensor]) -> None:
-    operator(torch.ones(2), torch.ones(2))
-    with pytest.raises(opsmith.errors.LayoutError):
-        operator(make(), torch.ones(2))
-    with pytest.raises(opsmith.errors.LayoutError):
-        operator(torch.ones(2), make())
-
-
 def test_a_subclass_is_asked_nothing(operator: Any) -> None:
     asked: list[str] = []
 
@@ -221,26 +201,6 @@ def test_an_input_that_is_a_constant(name: str) -> None:
         assert not operator(x.detach(), index).requires_grad
 
 
-def test_tensors_that_may_be_left_out(name: str) -> None:
-    def affine(x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
-        y = x + 1 if scale is None else x * scale
-        return y if shift is None else y + shift
-
-    operator = opsmith.operator(name)(affine).gradients(
-        x=lambda grad, scale: grad.clone() if scale is None else grad * scale,
-        scale=lambda grad, x: grad * x,
-        shift=lambda grad: grad.clone(),
-    )
-    x, scale, shift = (torch.full((2,), value, requires_grad=True) for value in (2.0, 3.0, 5.0))
-    for _ in range(3):
-        for given in ((), (scale,), (None, shift), (scale, shift)):
-            needed = [x, *(each for each in given if each is not None)]
-            found = torch.autograd.grad(operator(x, *given).sum(), needed)
-            expected = torch.autograd.grad(affine(x, *given).sum(), needed)
-            assert_close(found, expected)
-            assert_close(operator(x, *given), affine(x, *given))
-
-
 def test_many_tensors_that_may_be_left_out(name: str, examined: list[str]) -> None:
     def total(
         x: Tensor,
@@ -291,32 +251,12 @@ def test_gradients_of_changing_shape(operator: Any) -> None:
         assert_close(gradients, torch.autograd.grad((x * w).sum(), (x, w)))
 
 
-def test_second_order_after_first(operator: Any) -> None:
-    x, w = torch.full((2,), 2.0, requires_grad=True), torch.full((2,), 3.0, requires_grad=True)
-    for _ in range(3):
-        torch.autograd.grad(operator(x, w).sum(), (x, w))
-    (gradient,) = torch.autograd.grad(operator(operator(x, w), x).sum(), x, create_graph=True)
-    assert_close(torch.autograd.grad(gradient.sum(), x)[0], 2 * w)
-
-
 def test_profiles_show_the_name(operator: Any) -> None:
     x, w = torch.ones(2, requires_grad=True), torch.ones(2)
     operator(x, w)
     with torch.profiler.profile() as profile:
         operator(x, w)
     assert operator.name in {event.key for event in profile.key_averages()}
-
-
-def test_wrong_calls_keep_their_message(operator: Any) -> None:
-    for args, kwargs in (
-        ((torch.ones(2),), {}),
-        ((torch.ones(2), 3.0), {}),
-        ((torch.ones(2), torch.ones(2), 1), {}),
-        ((torch.ones(2), torch.ones(2)), {"by": 2}),
-        ((None, torch.ones(2)), {}),
-    ):
-        with pytest.raises(opsmith.errors.ArgumentError):
-            operator(*args, **kwargs)
 
 
 def test_nothing_grows_with_calls_of_a_form_that_is_not_kept(operator: Any) -> None:
@@ -396,19 +336,6 @@ def test_whole_numbers_for_floats(name: str) -> None:
 
 class Holder:
     weight = torch.nn.Parameter(torch.ones(2))
-
-
-def test_what_is_captured_out_of_sight(name: str) -> None:
-    """The first call computes below autograd; a later one, which would show the graph, is refused."""
-
-    def hiding(x: Tensor) -> Tensor:
-        return x * Holder.weight
-
-    operator = opsmith.operator(name)(hiding)
-    assert not operator(torch.ones(2)).requires_grad
-    message = "it uses something that requires a gradient and is not an argument"
-    with pytest.raises(opsmith.errors.CapturedTensorError, match=message):
-        operator(torch.ones(2))
 
 
 def test_a_kernel_has_no_graph(name: str) -> None:

@@ -6,8 +6,7 @@ Every call is compared with the reference under ordinary autograd.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ import torch
 from slow_calls import record_slow_calls
 from torch import Tensor
 from torch.testing import assert_close
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import opsmith
 from opsmith import errors
@@ -162,95 +160,6 @@ def test_what_is_a_constant_has_no_gradient() -> None:
             assert not largest.requires_grad
 
 
-def test_a_second_order(subject: Any) -> None:
-    operator = subject[0]
-
-    def first(x: Tensor, w: Tensor) -> Any:
-        results = in_a_tuple(operator(x, w))
-        return results[: subject[2]]
-
-    for _ in range(2):
-        assert torch.autograd.gradgradcheck(first, (asking(3), asking(3)))
-
-
-class _Counting(TorchDispatchMode):
-    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return operator(*args, **(kwargs or {}))
-
-
-@contextmanager
-def _hooks() -> Iterator[None]:
-    with torch.autograd.graph.saved_tensors_hooks(lambda each: each.clone(), lambda each: each):
-        yield
-
-
-CONTEXTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "anomaly": lambda: torch.autograd.detect_anomaly(check_nan=False),
-    "dispatch mode": _Counting,
-    "hooks": _hooks,
-    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
-    "nothing": nullcontext,
-}
-
-
-@pytest.mark.filterwarnings("ignore:Anomaly Detection:UserWarning")
-@pytest.mark.every(3)
-@pytest.mark.parametrize("context", CONTEXTS)
-def test_contexts(subject: Any, context: str) -> None:
-    for _ in range(2):
-        x, w = asking(4), asking(4)
-        with CONTEXTS[context]():
-            compare(subject, x, w)
-    x, w = asking(4), asking(4)
-    expected = torch.autograd.grad(subject[1](x, w)[0].sum(), (x, w))
-    results = in_a_tuple(subject[0](x, w))
-    with CONTEXTS[context]():  # around the backward alone
-        assert_close(torch.autograd.grad(results[0].sum(), (x, w)), expected)
-
-
-def test_modes_without_gradients(subject: Any) -> None:
-    x, w = asking(4), asking(4)
-    for context in (torch.no_grad, torch.inference_mode):
-        with context():
-            for _ in range(2):
-                found = in_a_tuple(subject[0](x, w))
-                assert_close(found, subject[1](x, w)[: len(found)])
-                assert not any(each.requires_grad for each in found)
-
-
-def test_transforms(subject: Any) -> None:
-    operator, reference, _ = subject
-
-    def summed(function: Callable[..., Any]) -> Callable[..., Tensor]:
-        return lambda x, w: in_a_tuple(function(x, w))[0].sum()
-
-    x, w = torch.randn(2, 3, dtype=torch.float64), torch.randn(2, 3, dtype=torch.float64)
-    transforms: list[Callable[..., Any]] = [
-        lambda f: torch.func.grad(f, argnums=(0, 1)),
-        lambda f: torch.func.vmap(torch.func.grad(f, argnums=(0, 1))),
-    ]
-    for transform in transforms:
-        assert_close(transform(summed(operator))(x, w), transform(summed(reference))(x, w))
-    x, w = asking(3), asking(3)
-    for _ in range(2):
-        y, expected = in_a_tuple(operator(x, w))[0], reference(x, w)[0]
-        grads = torch.eye(3, dtype=torch.float64)
-        assert_close(
-            torch.autograd.grad(y, (x, w), grads, is_grads_batched=True),
-            torch.autograd.grad(expected, (x, w), grads, is_grads_batched=True),
-        )
-
-
-def test_subclasses(subject: Any) -> None:
-    class Tagged(Tensor):
-        pass
-
-    x, w = asking(4), asking(4)
-    found = in_a_tuple(subject[0](x.as_subclass(Tagged), w))
-    assert_close(found[0].as_subclass(Tensor), subject[1](x, w)[0])
-    compare(subject, torch.nn.Parameter(torch.randn(4)), torch.randn(4))
-
-
 def test_hooks_of_tensors_and_nodes(subject: Any) -> None:
     x, w = asking(4), asking(4)
     y = in_a_tuple(subject[0](x, w))[0]
@@ -339,14 +248,6 @@ def test_threads(subject: Any) -> None:
     assert not failures
 
 
-@pytest.mark.slow
-def test_compiled(subject: Any) -> None:
-    operator, reference, count = subject
-    compiled = torch.compile(lambda x, w: operator(x, w), fullgraph=True)
-    for size in (4, 5):
-        compare((compiled, reference, count), asking(size), asking(size))
-
-
 def test_a_result_that_is_no_new_tensor() -> None:
     def split(x: Tensor, form: str) -> tuple[Tensor, Tensor]:
         if form == "input":
@@ -368,21 +269,6 @@ def test_a_result_that_is_no_new_tensor() -> None:
             for form in ("input", "same", "part"):
                 with pytest.raises(errors.AliasError):
                     operator(x, form)
-
-
-def test_an_undeclared_write_beside_several_results() -> None:
-    def writing(x: Tensor, w: Tensor, write: bool) -> tuple[Tensor, Tensor]:
-        if write:
-            w.add_(1)
-        return x * w, x + w
-
-    operator = opsmith.operator("fast_gradients::writing", hidden=("result1",))(writing)
-    operator.gradients(x=lambda grad, w: grad * w)
-    for x in (asking(3), torch.randn(3)):
-        for _ in range(3):
-            operator(x, torch.ones(3), False)
-        with pytest.raises(errors.MutationError):
-            operator(x, torch.ones(3), True)
 
 
 def test_a_formula_that_writes_into_a_hidden_result() -> None:

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import opsmith
-from opsmith import errors
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.fast_path.signatures import MAX_SIGNATURES
 
@@ -71,27 +70,6 @@ def test_known_calls(needed: str, slow: list[str]) -> None:
     assert not slow
 
 
-def test_second_orders_and_batches_of_gradients() -> None:
-    operator = declared("orders")
-    xs, w = tensors(2, 3, "all"), torch.randn(2, dtype=torch.float64, requires_grad=True)
-    for _ in range(2):
-        assert torch.autograd.gradgradcheck(lambda w, *xs: operator(list(xs), w), (w, *xs))
-        grads = torch.eye(3, dtype=torch.float64)
-        assert_close(
-            torch.autograd.grad(operator(xs, w), (w, *xs), grads, is_grads_batched=True),
-            torch.autograd.grad(weighted(xs, w)[0], (w, *xs), grads, is_grads_batched=True),
-        )
-
-
-def test_transforms() -> None:
-    operator = declared("transforms")
-    xs, w = tensors(2, 3, "none"), torch.randn(2, dtype=torch.float64)
-    operator(xs, w)
-    for argnums in (0, 1):
-        found = torch.func.grad(lambda xs, w: operator(xs, w).sum(), argnums=argnums)(xs, w)
-        assert_close(found, torch.func.grad(lambda xs, w: weighted(xs, w)[0].sum(), argnums=argnums)(xs, w))
-
-
 def test_one_tensor_twice() -> None:
     operator = declared("twice")
     x, w = torch.randn(3, dtype=torch.float64, requires_grad=True), torch.ones(2, dtype=torch.float64)
@@ -103,47 +81,6 @@ def test_more_lengths_than_are_kept() -> None:
     operator = declared("lengths")
     for count in range(1, 2 * MAX_SIGNATURES):
         compare(operator, tensors(count, 2, "all"), torch.ones(count, dtype=torch.float64))
-
-
-def test_writes_and_results_that_are_no_new_tensors() -> None:
-    def perhaps(xs: list[Tensor], form: str) -> Tensor:
-        if form == "write":
-            xs[1].add_(1)
-        return xs[0] if form == "alias" else xs[0] * 2
-
-    operator = opsmith.operator("fast_lists::perhaps")(perhaps)
-    operator.gradients(xs=lambda grad, xs: [2 * grad, *(torch.zeros_like(x) for x in xs[1:])])
-    for needed in ("all", "none"):
-        for _ in range(2):
-            operator(tensors(2, 3, needed), "right")
-        with pytest.raises(errors.AliasError):
-            operator(tensors(2, 3, needed), "alias")
-    with pytest.raises(errors.MutationError, match=r"xs\[1\]"):
-        operator(tensors(2, 3, "none"), "write")
-
-
-@pytest.mark.parametrize(
-    ("answer", "error", "argument"),
-    [
-        (lambda grad, xs: [grad], errors.GradientCountError, "xs"),
-        (lambda grad, xs: grad, errors.GradientCountError, "xs"),
-        (lambda grad, xs: [grad, grad[:1].expand(7)], errors.GradientShapeError, "xs[1]"),
-        (lambda grad, xs: [grad, xs[0].mul_(2)], errors.SavedTensorModifiedError, "xs"),
-    ],
-)
-def test_wrong_gradients_of_a_list(answer: Any, error: Any, argument: str) -> None:
-    def first(xs: list[Tensor]) -> Tensor:
-        return xs[0] * 2 + xs[1]
-
-    right = [True, True, True]
-    operator = opsmith.operator("fast_lists::wrong")(first)
-    operator.gradients(xs=lambda grad, xs: [2 * grad, grad] if right else answer(grad, xs))
-    while right:
-        operator(tensors(2, 3, "all")).sum().backward()
-        right.pop()
-    with pytest.raises(error) as refused:
-        operator(tensors(2, 3, "all")).sum().backward()
-    assert refused.value.argument == argument
 
 
 def changing(xs: Any) -> Tensor:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from slow_calls import record_slow_calls
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -47,50 +46,9 @@ def operator(request: pytest.FixtureRequest) -> Any:
     return operator
 
 
-@pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the operators whose calls took the slow path."""
-    return record_slow_calls(monkeypatch)
-
-
 def expected(operator: Any, *args: Any) -> Any:
     total, product = both(*args)
     return total if operator.specification.schema.hidden else (total, product)
-
-
-@pytest.mark.every(2)
-@pytest.mark.parametrize("given", [True, False])
-def test_values(operator: Any, slow: list[str], given: bool) -> None:
-    for stride in (1, 2):
-        x, y = torch.randn(5 * stride)[::stride], torch.randn(5) if given else None
-        found = operator(x, y)
-        assert type(found) is type(expected(operator, x, y))
-        assert_close(found, expected(operator, x, y))
-        operator.torch_operator(x, y)
-    assert not slow
-
-
-def test_modes(operator: Any, slow: list[str]) -> None:
-    x, y = torch.randn(4, requires_grad=True), torch.randn(4)
-    for context in (torch.no_grad, torch.inference_mode):
-        with context():
-            for _ in range(2):
-                assert_close(operator(x, y), expected(operator, x, y))
-    with torch.inference_mode():
-        made_there = torch.randn(4)
-        for _ in range(2):
-            assert_close(operator(made_there, y), expected(operator, made_there, y))
-    assert not slow
-
-
-def test_gradients_take_the_slow_path(operator: Any, slow: list[str]) -> None:
-    x, y = (torch.randn(4, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    assert torch.autograd.gradcheck(operator, (x, y))
-    assert slow
-    slow.clear()
-    with torch.no_grad():
-        operator(x, y)
-        assert slow == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64], ids=str)
@@ -98,26 +56,6 @@ def test_other_dtypes(operator: Any, dtype: torch.dtype) -> None:
     x, y = torch.arange(4).to(dtype), torch.arange(4).to(dtype)
     for _ in range(2):
         assert_close(operator(x, y), expected(operator, x, y))
-
-
-def test_modes_that_watch_see_the_call(operator: Any) -> None:
-    x, y = torch.randn(4), torch.randn(4)
-    assert_close(torch.func.vmap(operator)(x[None], y[None]), expected(operator, x[None], y[None]))
-    with torch.profiler.profile() as profile:
-        operator(x, y)
-    assert operator.name in {each.name for each in profile.events()}
-
-
-@pytest.mark.slow
-def test_a_result_that_is_an_argument() -> None:
-    operator = opsmith.operator("fast_results::alias")(both)
-    operator.kernel("cpu", cpp=BOTH.format(name="alias"), entry="alias")
-    x, y = torch.randn(3), torch.randn(3)
-    for _ in range(3):
-        assert_close(operator(x, y), both(x, y))
-    for given in ((x, y, True), (x.int(), y.int(), True)):  # new to the kernel, and for the reference alone
-        with pytest.raises(errors.AliasError):
-            operator(*given)
 
 
 SUM = """
@@ -170,18 +108,6 @@ def adds() -> Any:
     return operator
 
 
-@pytest.mark.every(2)
-@pytest.mark.parametrize("kind", [list, tuple])
-@pytest.mark.parametrize("given", [True, False])
-def test_lists(sums: Any, slow: list[str], given: bool, kind: Any) -> None:
-    for count in (1, 3):
-        xs, y = kind(torch.randn(4) for _ in range(count)), torch.randn(4) if given else None
-        assert_close(sums(xs, y), summed(list(xs), y))
-        with torch.inference_mode():
-            assert_close(sums(xs, y), summed(list(xs), y))
-    assert not slow
-
-
 def test_lists_of_other_lengths_dtypes_and_tensors(sums: Any) -> None:
     x = torch.randn(4)
     for xs in ([x] * 2, [torch.randn(4) for _ in range(5)], [x.double(), x.double()], [x[::2], x[1::2]]):
@@ -191,26 +117,6 @@ def test_lists_of_other_lengths_dtypes_and_tensors(sums: Any) -> None:
         sums([x, 3])
     with pytest.raises(errors.LayoutError):
         sums([x, x.to_sparse()])
-
-
-def test_gradients_of_lists(sums: Any) -> None:
-    xs = [torch.randn(3, dtype=torch.float64, requires_grad=True) for _ in range(3)]
-    for _ in range(2):
-        assert torch.autograd.gradcheck(lambda *each: sums(list(each)), xs)
-    with torch.no_grad():
-        assert not sums(xs).requires_grad
-
-
-@pytest.mark.slow
-def test_lists_that_are_written(adds: Any, slow: list[str]) -> None:
-    for stride in (1, 2):
-        totals, xs = ([torch.randn(n * stride)[::stride] for n in (2, 3)] for _ in range(2))
-        expected = [total + x for total, x in zip(totals, xs, strict=True)]
-        before = [total._version for total in totals]
-        assert adds(totals, xs) is None
-        assert_close(totals, expected)
-        assert all(total._version > count for total, count in zip(totals, before, strict=True))
-    assert not slow
 
 
 def test_lists_that_cannot_be_written(adds: Any) -> None:

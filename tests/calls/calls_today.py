@@ -1,0 +1,304 @@
+"""Cells of the matrix of calls in which an executor does not yet do what is right, with what it does.
+
+A cell fails when it does anything else: whoever mends it deletes its row.
+"""
+
+from __future__ import annotations
+
+DIRECT = ("dispatcher", "C++", "Python")
+
+
+def _alike(what: str, *executors: str, **others: str) -> dict[str, str]:
+    """The same in several executors, and what else happens in others."""
+    return {**dict.fromkeys(executors, what), **others}
+
+
+_ROWS: list[tuple[dict[str, str], tuple[str, ...]]] = [
+    # One memory with two storages is taken for two memories.
+    (_alike("accepted", *DIRECT, "compiled", "Inductor", "grad level", "DTensor"), ("kernel-by-numpy",)),
+    (
+        _alike("accepted", *DIRECT, "compiled", "grad level", "DTensor"),
+        (
+            "kernel-a-part-by-numpy",
+            "kernel-by-dlpack",
+            "kernel-a-part-by-dlpack",
+            "kernel-by-buffer",
+            "kernel-one-result-twice-by-numpy",
+        ),
+    ),
+    (
+        _alike("accepted", *DIRECT, "compiled", "grad level", "vmap level", "DTensor"),
+        (
+            "opaque-by-numpy",
+            "opaque-a-part-by-numpy",
+            "opaque-by-dlpack",
+            "opaque-a-part-by-dlpack",
+            "opaque-by-buffer",
+        ),
+    ),
+    (
+        _alike("accepted", *DIRECT, "DTensor"),
+        (
+            "reference-by-numpy",
+            "reference-a-part-by-numpy",
+            "reference-by-dlpack",
+            "reference-a-part-by-dlpack",
+            "reference-by-buffer",
+            "reference-one-result-twice-by-numpy",
+        ),
+    ),
+    (
+        _alike("accepted", *DIRECT, "grad level", "DTensor"),
+        (
+            "formulas-by-numpy",
+            "formulas-a-part-by-numpy",
+            "formulas-by-dlpack",
+            "formulas-a-part-by-dlpack",
+            "formulas-by-buffer",
+        ),
+    ),
+    # The shape, dtype and device of a result of a kernel, or of an opaque function, are not looked at.
+    (
+        _alike("accepted", *DIRECT, "compiled", "grad level", "DTensor", Inductor="AssertionError"),
+        ("kernel-misfit-shape",),
+    ),
+    (
+        _alike("accepted", *DIRECT, "compiled", "grad level", "DTensor"),
+        (
+            "kernel-misfit-rank",
+            "kernel-misfit-size-of-a-batch",
+            "kernel-misfit-device",
+        ),
+    ),
+    (
+        _alike("accepted", *DIRECT, "compiled", "Inductor", "grad level", "DTensor"),
+        (
+            "kernel-misfit-dtype",
+            "kernel-misfit-narrow-dtype",
+        ),
+    ),
+    (
+        _alike("accepted", *DIRECT, "compiled", "DTensor", **{"grad level": "RuntimeError"}),
+        ("kernel-misfit-whole-numbers",),
+    ),
+    (
+        _alike("accepted", *DIRECT, "compiled", "grad level", "vmap level", "DTensor"),
+        (
+            "opaque-misfit-shape",
+            "opaque-misfit-rank",
+            "opaque-misfit-size-of-a-batch",
+            "opaque-misfit-dtype",
+            "opaque-misfit-narrow-dtype",
+            "opaque-misfit-device",
+        ),
+    ),
+    (
+        _alike(
+            "accepted in plain, no_grad, inference", *DIRECT, "vmap level", "DTensor", compiled="accepted"
+        ),
+        ("opaque-misfit-whole-numbers",),
+    ),
+    # Other strides than those of the fake are taken as they are, and not copied.
+    (
+        _alike("accepted", *DIRECT, "compiled", "grad level", "DTensor", Inductor="AssertionError"),
+        (
+            "kernel-misfit-strides",
+            "opaque-misfit-strides",
+        ),
+    ),
+    # Metadata and storages of arguments that are declared as written are not looked at.
+    (
+        _alike("accepted", *DIRECT, "DTensor", compiled="RuntimeError", **{"grad level": "RuntimeError"}),
+        (
+            "kernel-resized",
+            "kernel-transposed",
+            "kernel-unsqueezed",
+            "kernel-out-of-another-size",
+        ),
+    ),
+    (
+        _alike("accepted", *DIRECT, "compiled", "grad level", "DTensor"),
+        (
+            "kernel-shrunk",
+            "kernel-storage-grown",
+            "kernel-set",
+            "kernel-data-replaced",
+            "reference-data-replaced",
+        ),
+    ),
+    (
+        _alike(
+            "accepted in plain, no_grad, inference",
+            *DIRECT,
+            DTensor="accepted",
+            **{"grad level": "RuntimeError in plain, no_grad, inference", "vmap level": "RuntimeError"},
+        ),
+        ("reference-resized",),
+    ),
+    (
+        _alike(
+            "accepted in plain, no_grad, inference",
+            *DIRECT,
+            "grad level",
+            DTensor="accepted",
+            **{"vmap level": "accepted"},
+        ),
+        ("reference-shrunk",),
+    ),
+    (
+        _alike("accepted", *DIRECT, "grad level", "DTensor"),
+        ("reference-storage-grown",),
+    ),
+    (
+        _alike("accepted", *DIRECT, "grad level", "vmap level", "DTensor", compiled="BackendCompilerFailed"),
+        ("reference-set",),
+    ),
+    (
+        _alike(
+            "accepted",
+            *DIRECT,
+            "compiled",
+            "DTensor",
+            **{"grad level": "RuntimeError", "vmap level": "RuntimeError"},
+        ),
+        ("reference-transposed",),
+    ),
+    (
+        _alike("accepted", *DIRECT, "compiled", "vmap level", "DTensor", **{"grad level": "RuntimeError"}),
+        ("reference-unsqueezed",),
+    ),
+    (
+        _alike(
+            "accepted in plain, no_grad, inference",
+            *DIRECT,
+            DTensor="accepted",
+            **{"grad level": "RuntimeError in plain, no_grad, inference"},
+        ),
+        ("reference-out-of-another-size",),
+    ),
+    # A known call in inference mode compares no versions; DTensors and tensors under `vmap` have none of use.
+    (
+        _alike("accepted in inference", "C++", "Python", DTensor="accepted"),
+        (
+            "kernel-written",
+            "kernel-written-by-a-view",
+            "kernel-written-by-out",
+            "kernel-written-by-detached",
+            "opaque-written",
+            "opaque-written-by-a-view",
+            "opaque-written-by-out",
+            "opaque-written-by-detached",
+            "reference-written-by-out",
+            "formulas-written-by-out",
+            "kernel-writes-second-of-list",
+        ),
+    ),
+    (
+        _alike("accepted in inference", "C++", "Python", DTensor="accepted", **{"vmap level": "accepted"}),
+        (
+            "reference-written",
+            "reference-written-by-a-view",
+            "reference-written-by-detached",
+            "formulas-written",
+            "formulas-written-by-a-view",
+            "formulas-written-by-detached",
+            "reference-writes-the-other",
+            "reference-writes-second-of-list",
+        ),
+    ),
+    (_alike("accepted", "DTensor"), ("kernel-writes-the-other",)),
+    # Tensors of a transform have no storage, and DTensors are compared by identity.
+    (
+        _alike("accepted", "grad level", "vmap level", DTensor="accepted in plain, graph, no_grad"),
+        (
+            "reference-a-part",
+            "reference-a-view",
+            "reference-a-transpose",
+            "reference-detached",
+            "reference-one-result-twice",
+        ),
+    ),
+    (_alike("accepted", "grad level", DTensor="accepted in plain, graph, no_grad"), ("reference-.data",)),
+    (_alike("accepted", "grad level", "vmap level", "DTensor"), ("reference-halves-of-one",)),
+    (
+        _alike("accepted", "vmap level", DTensor="accepted in plain, graph, no_grad"),
+        (
+            "formulas-a-part",
+            "formulas-a-view",
+            "formulas-a-transpose",
+            "formulas-detached",
+        ),
+    ),
+    (_alike("accepted in plain, graph, no_grad", "DTensor"), ("formulas-.data",)),
+    # A transform computes the functional form, and what the function returns is dropped.
+    (
+        _alike("accepted", "compiled", "grad level"),
+        (
+            "kernel-returns-another",
+            "kernel-returns-something",
+        ),
+    ),
+    (
+        _alike("accepted", "grad level", "vmap level"),
+        (
+            "reference-returns-another",
+            "reference-returns-something",
+        ),
+    ),
+    # Under `vmap` versions of the wrapped tensors do not tell that a formula writes.
+    (
+        _alike("accepted", "vmap level"),
+        (
+            "gradient-writes-the-saved",
+            "gradient-writes-grad",
+            "gradient-writes-the-saved-list",
+        ),
+    ),
+    # Another class of error than in the other executors.
+    (_alike("RuntimeError", "DTensor"), ("gradient-device",)),
+    (_alike("PlacementError", "DTensor"), ("call-expanded",)),
+    # A known call alone sees a result whose graph no argument gave it.
+    (_alike("accepted", "dispatcher", "grad level", "vmap level", "DTensor"), ("reference-captured",)),
+    (
+        _alike("accepted", "dispatcher", "vmap level", "DTensor"),
+        (
+            "formulas-captured",
+            "reference-captured-and-written",
+        ),
+    ),
+    # Views with gaps are not compared element by element; those of one storage that overlap are not found.
+    (_alike("accepted", *DIRECT), ("call-overlaps-itself",)),
+    (
+        _alike("BackendCompilerFailed", "compiled"),
+        (
+            "call-columns-that-overlap",
+            "call-diagonal-of-the-other",
+        ),
+    ),
+    (
+        _alike("accepted", *DIRECT, "DTensor", compiled="BackendCompilerFailed"),
+        ("call-columns-that-overlap-backwards",),
+    ),
+]
+
+BREACHES = {breach: happens for happens, breaches in _ROWS for breach in breaches}
+"""By the name of a breach: what happens in an executor."""
+
+CELLS: dict[tuple[str, str], dict[str, str]] = {
+    # After a hook of a saved tensor has stopped a known call on DTensors, the call is begun anew.
+    **{(each, "checkpoint"): {"derived": "AssertionError"} for each in ("DTensor", "DTensor rows")},
+    # A derived second order of a class on DTensors is traced, and the class compares a traced value.
+    **{
+        (each, "double-backward"): {"adopted-attributes": "DataDependentOutputException"}
+        for each in ("DTensor", "DTensor rows")
+    },
+    # What a class says of its second order is lost under `vmap`.
+    ("vmap level", "double-backward"): {"adopted-once": "RuntimeError"},
+    # Inductor drops the clone of a tensor that is handed beside it and written.
+    ("Inductor", "no-grad"): {
+        "kept-clone-columns": "wrong values",
+        "kept-clone-rows": "MutationError",
+        "kept-clone-whole": "MutationError",
+    },
+}
+"""By executor and context: what happens with a subject."""
