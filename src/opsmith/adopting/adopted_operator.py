@@ -112,7 +112,7 @@ class AdoptedOperator(Operator[..., Any]):
                 self._unlearn(before)
                 raise
             adopted = self._specification.adopted
-            if adopted is not None and adopted.origin.unseen and not adopted.facts.seen:
+            if adopted is not None and adopted.adoption.unseen and not adopted.facts.seen:
                 self._learn(args, kwargs, None)
                 adopted.facts.seen = True
             return results
@@ -179,8 +179,8 @@ class AdoptedOperator(Operator[..., Any]):
                 gradients=replace(gradients, rules=MappingProxyType({**by_class, **kept})),
                 tangents=replace(tangents, rules=MappingProxyType(class_tangents(learned))),
                 samples=self._specification.samples
-                if learned.origin.samples is None
-                else packed_samples(learned.origin.samples, learned),
+                if learned.adoption.samples is None
+                else packed_samples(learned.adoption.samples, learned),
             )
             if self._registration.traced:  # a kept graph goes on with the operator that it contains
                 specification = replace(specification, generation=specification.generation + 1)

@@ -94,7 +94,7 @@ def adopt_registered(
         inline=False,
         accept=dict(accept or {}),
     )
-    specification = replace(specification, library_operator=library_operator_of(overload))
+    specification = replace(specification, origin=library_operator_of(overload))
     _refuse_taken_form(specification)
     handle = declare_specified(specification, register=register_library_operator)
     if samples is not None:

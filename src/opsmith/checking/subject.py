@@ -417,7 +417,7 @@ class Subject:
         An adopted class may be declared so; for other subjects the results are examined.
         """
         adopted = self.specification.adopted
-        declared = bool(self.narrow) or (adopted is not None and "float32" in adopted.kinds)
+        declared = bool(self.narrow) or (adopted is not None and "float32" in adopted.claims)
         return declared or (self.apply is not None and any(map(self._rounds_in, self.samples)))
 
     def _rounds_in(self, sample: Sample) -> bool:
@@ -451,7 +451,7 @@ class Subject:
     def linear(self) -> bool:
         """True if its backward is linear in grad_output: an adopted class may be declared not to be."""
         adopted = self.specification.adopted
-        return adopted is None or "nonlinear" not in adopted.kinds
+        return adopted is None or "nonlinear" not in adopted.claims
 
     def seeded(self) -> AbstractContextManager[Any]:
         """A region in which every run draws the same numbers; the state outside is restored."""

@@ -136,7 +136,7 @@ def through_apply(subject: Subject) -> Subject | None:
     `kind=` declares.
     """
     adopted = subject.specification.adopted
-    if adopted is None or subject.apply is not None or adopted.kinds == {"true"} or adopted.takes_self:
+    if adopted is None or subject.apply is not None or adopted.claims == {"true"} or adopted.takes_self:
         return None
     return replace(
         subject, kind=FUNCTION_CLASS, apply=_apply_of(adopted.function_class, subject.specification)
@@ -303,7 +303,7 @@ def as_specification(operator: Any) -> Specification:
         random=torch.Tag.nondeterministic_seeded in overload.tags,
         deterministic=BITWISE not in overload.tags,
         inline=False,
-        library_operator=library_operator_of(overload),
+        origin=library_operator_of(overload),
     )
 
 

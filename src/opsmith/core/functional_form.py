@@ -11,12 +11,14 @@ from torch import Tensor
 
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.kernels import BuiltKernel, Kernel
+from opsmith.core.origins.declared import DECLARED
 from opsmith.core.schema import Schema, functional_schema
 from opsmith.core.specification import FUNCTIONAL_SUFFIX, Specification
 from opsmith.core.tensors import map_tensors
 
 if TYPE_CHECKING:
-    from opsmith.core.adopted import AdoptedFunction, LibraryOperator
+    from opsmith.core.adopted import AdoptedFunction
+    from opsmith.core.origins.registered import LibraryOperator
 
 
 def functional_form(specification: Specification) -> Specification:
@@ -36,7 +38,7 @@ def functional_form(specification: Specification) -> Specification:
         if library is None
         else _own_kernels(library, specification),
         fake=None if fake is None else on_copies(fake, schema, specification.reference),
-        library_operator=None,
+        origin=DECLARED,
         # `shapes=` says nothing of the new values: calls are held to it where they write.
         shapes=None,
         batching=None,
@@ -46,14 +48,11 @@ def functional_form(specification: Specification) -> Specification:
 def _of_class(specification: Specification, adopted: AdoptedFunction) -> Specification:
     """Return the functional form of an adopted class: its forward on copies, with its backward."""
     schema, fake = specification.schema, specification.fake
-    assert specification.functional_forward is not None
     return replace(
         specification,
         name=functional_name(specification.name),
         schema=adopted.schema,
-        reference=adopted.reference or specification.functional_forward,
-        forward=specification.functional_forward,
-        functional_forward=None,
+        reference=adopted.reference or adopted.function(in_place=False),
         kernels=tuple(_kernel_on_copies(each, specification) for each in specification.kernels),
         fake=None if fake is None else on_copies(fake, schema, specification.reference),
     )

@@ -253,7 +253,7 @@ def _missing_abilities(operator: Operator[..., object], report: Report) -> list[
         if outcome.property in TITLES and outcome.status == "skipped" and not of_surrogate:
             reason = outcome.reason.removeprefix(f"{report.operator}: ")
             found.setdefault(reason, []).append(TITLES[outcome.property])
-    remedy = f"; {DERIVED}" if once and "stochastic" not in adopted.kinds else ""
+    remedy = f"; {DERIVED}" if once and "stochastic" not in adopted.claims else ""
     return [f"no {' and no '.join(which)}: {reason}{remedy}" for reason, which in found.items()]
 
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
-from opsmith.core.adopted import LibraryOperator
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.forked_locks import lock_of
+from opsmith.core.origins.registered import LibraryOperator
 from opsmith.core.reachable import refuse_captured_tensors
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
@@ -60,10 +60,6 @@ def inspect_operator(overload: Any) -> LibraryOperator:
         and (custom is None or custom.backward)
     )
     fake = capabilities.registers_kernel(overload, "Meta") if custom is None else custom.fake is not None
-    if custom is not None:
-        sources: tuple[Any, ...] = (custom.backward, custom.setup_context, custom.fake)
-    else:
-        sources = (object(),) if autograd or fake else ()
     autocast = ((device, capabilities.autocast_key(device)) for device in capabilities.AUTOCAST_DEVICES)
     every = tuple(device for device in BACKENDS if device != "meta")
     devices = tuple(each for each in every if capabilities.registers_kernel(overload, BACKENDS[each]))
@@ -77,9 +73,9 @@ def inspect_operator(overload: Any) -> LibraryOperator:
         ),
         fake=fake,
         vmap=any(capabilities.registers_kernel(overload, key) for key in VMAP_KEYS),
-        sources=sources,
         served=_present_devices() if by_default else devices,
-        function=None if custom is None else custom.function,
+        parts=custom,
+        unknown=object() if custom is None and (autograd or fake) else None,
     )
 
 

@@ -467,7 +467,7 @@ class DispatcherRegistration:
     def _register_autocast(self, overload: Any, name: str) -> dict[str, Any]:
         """Register an autocast kernel for each type of device that has none, and return all of them."""
         kernels: dict[str, Any] = {}
-        if self.specification.adopted is not None or self.specification.adopted_from is not None:
+        if not self.specification.origin.casts:
             return kernels  # a class handles autocast itself, as under `apply`
         leaves = enumerate(self.specification.schema.leaves)
         written = {each for place, leaf in leaves if leaf.alias for each in (place, leaf.name)}
@@ -621,7 +621,7 @@ class DispatcherRegistration:
                 hint="write `@op.fake` over a function that returns `x.new_empty(shape)` for each result; a "
                 "size that depends on data is `torch.library.get_ctx().new_dynamic_size()`",
             )
-        if specification.fake is not None or specification.forward is not None:
+        if specification.fake is not None or specification.origin.kind == "class":
             return run_validated(specification, specification.fake or specification.computed_by, values)
         return run_traced(specification, specification.reference, values)
 

@@ -30,7 +30,8 @@ def run_validated(
     Raises:
         MutationError, AliasError, ResultCountError, ResultTypeError: See their names.
     """
-    restores = function is specification.forward  # it restores what an adopted class wrote
+    # The forward of a class restores what it wrote.
+    restores = specification.origin.kind == "class" and function is specification.computed_by
     before = (
         None if restores else [capabilities.version(tensor) for tensor in _only_read(specification, values)]
     )

@@ -127,7 +127,7 @@ def cannot_run(
     elif adopted.reference is None:
         why = "there is no reference"
     elif adopted.surrogate:
-        kinds = ", ".join(sorted(adopted.kinds))
+        kinds = ", ".join(sorted(adopted.claims))
         why = f"the derivative of the reference must not take its place, since its kind is {kinds}"
     else:
         why = "what the reference needs was not kept: mark it with `once_differentiable`"

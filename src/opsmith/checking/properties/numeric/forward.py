@@ -196,7 +196,7 @@ def _lost_precision(subject: Subject) -> Findings:
     A reference defines the dtype, as does a class that is declared to compute in float32.
     """
     adopted = subject.specification.adopted
-    if subject.kind.has_reference or (adopted is not None and "float32" in adopted.kinds):
+    if subject.kind.has_reference or (adopted is not None and "float32" in adopted.claims):
         return
     for sample in subject.samples:
         if not sample.inexact:
@@ -226,7 +226,7 @@ def _through_default_dtype(subject: Subject) -> Findings:
     move with the inputs: digits that are lost do not come back.
     """
     adopted = subject.specification.adopted
-    if subject.draws or (adopted is not None and "float32" in adopted.kinds):
+    if subject.draws or (adopted is not None and "float32" in adopted.claims):
         return
     for sample in subject.samples:
         if sample.origin or not sample.inexact:

@@ -1,0 +1,119 @@
+"""Origin of an operator: what other modules may ask about it, and the answers of one that was declared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from opsmith.core.specification import Specification
+
+Part = Literal["forward", "gradient", "second order", "tangent", "vmap", "fake", "autocast", "onnx"]
+"""Part of an operator."""
+
+TRACED = "while tracing"
+TRANSFORMED = "under a transform"
+MAPPED = "under vmap"
+SECOND = "in a second order"
+
+
+@dataclass(frozen=True)
+class Own:
+    """A part that an operator brought along, which opsmith does not derive.
+
+    Args:
+        label: Name of it, as "backward of `Relu`".
+        function: The function, where it is known.
+        where: `file:line` of the function; empty where it is not known.
+    """
+
+    label: str
+    function: Callable[..., Any] | None = None
+    where: str = ""
+
+
+class Origin:
+    """Origin of an operator, where its code comes from: base of all, with the answers of a declared operator.
+
+    Attributes:
+        kind: Name of the origin.
+        subject: The object that was adopted: a class, or an operator of torch; None if none was.
+        claims: Claims of an author of a class, keys of `KINDS`.
+        devices: Device types for which it brought kernels along.
+        casts: True if autocast follows the operator's rule; False if its own code handles autocast.
+    """
+
+    kind: Literal["declared", "class", "library"] = "declared"
+    subject: Any = None
+    claims: frozenset[str] = frozenset()
+    devices: tuple[str, ...] = ()
+    casts: bool = True
+
+    @property
+    def referenced(self) -> bool:
+        """True if a reference defines what is right."""
+        return True
+
+    @property
+    def once_differentiable(self) -> bool:
+        """True if its author says that its gradients have no derivative."""
+        return False
+
+    def own(self, part: Part, device: str = "") -> Own | None:
+        """Return a part that it brought along; None if it has none, or none for this type of device."""
+        return None
+
+    def compute(self, specification: Specification) -> Callable[..., Any]:
+        """Return the function for calls that no kernel takes."""
+        return specification.reference
+
+    def runs(self, circumstance: str, *, suspected: bool = False) -> bool:
+        """Return False if calls have shown that its forward does not run there, and nothing stands in.
+
+        Args:
+            circumstance: As `TRACED`.
+            suspected: True if one exception is enough, which may have had another reason.
+        """
+        return True
+
+    def completed(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of the operator, from those of the author's own call."""
+        return args, kwargs
+
+    def spread(self, values: Sequence[Any]) -> list[Any]:
+        """Return the arguments of the author's own call, from those of the operator."""
+        return list(values)
+
+    def structured(self, results: Sequence[Any]) -> Any:
+        """Return what the author's own call returns, from the results."""
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def sources(self) -> tuple[Any, ...]:
+        """Return the functions and classes that it brought along."""
+        return ()
+
+    def codes(self) -> Iterable[tuple[Callable[..., Any], int | None]]:
+        """Return functions that it brought along, with the position of the operator's first argument.
+
+        The position is None for a function that does not take the arguments.
+        """
+        return ()
+
+    def notes(self, *, in_place: bool) -> Sequence[str]:
+        """Return facts that calls have shown: of the operator in place, or of its functional form."""
+        return ()
+
+    def words(self, about: Literal["forward", "random", "samples"]) -> str:
+        """Return words of messages: a name of its forward, or how its author declares a thing; else empty."""
+        return {"random": "random=True"}.get(about, "")
+
+
+@dataclass(frozen=True)
+class Declared(Origin):
+    """Origin of an operator that was declared with opsmith."""
+
+
+DECLARED = Declared()
