@@ -19,8 +19,10 @@ from opsmith.adopting.class_specification import (
 )
 from opsmith.adopting.learned_types import has_flag, learned_from
 from opsmith.core.adopted import (
+    AdoptedFunction,
     ClassFormula,
     ObservedReturn,
+    class_of,
     note,
 )
 from opsmith.core.forked_locks import lock_of
@@ -68,7 +70,7 @@ class AdoptedOperator(Operator[..., Any]):
 
         Return None if they mark something, or earlier runs have shown what they mark.
         """
-        adopted = self._specification.adopted
+        adopted = self._class
         if adopted is None or not adopted.schema.new_values:
             return None
         try:
@@ -111,14 +113,14 @@ class AdoptedOperator(Operator[..., Any]):
             except Exception:
                 self._unlearn(before)
                 raise
-            adopted = self._specification.adopted
+            adopted = self._class
             if adopted is not None and adopted.adoption.unseen and not adopted.facts.seen:
                 self._learn(args, kwargs, None)
                 adopted.facts.seen = True
             return results
 
     def _computed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        adopted = self._specification.adopted
+        adopted = self._class
         if adopted is None:
             return super().__call__(*args, **kwargs)
         args, kwargs = adopted.completed(args, kwargs)
@@ -146,13 +148,13 @@ class AdoptedOperator(Operator[..., Any]):
             *kept, self._registration = self._kept
             self._kept = tuple(kept)
         super().redeclare(specification, register)
-        chosen = specification.adopted is not None and specification.adopted.facts.chosen
+        chosen = self._class is not None and self._class.facts.chosen
         self._form = self.functional if chosen and specification.schema.written else None
 
     def _note_flags(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note the flags of a call in place that has marked nothing: later ones are not done in place."""
         with _LEARNING:  # another thread may be replacing the facts
-            adopted = self._specification.adopted
+            adopted = self._class
             if adopted is not None and self._specification.schema.written:
                 flags = adopted.flags_of(*adopted.completed(args, kwargs))
                 note(adopted.facts.dirty_under, flags, frozenset())
@@ -162,7 +164,7 @@ class AdoptedOperator(Operator[..., Any]):
     def _learn(self, args: tuple[Any, ...], kwargs: dict[str, Any], observed: ObservedReturn | None) -> bool:
         """Take over the types and results of a call; return False if they show nothing new."""
         with _LEARNING:
-            adopted = self._specification.adopted
+            adopted = self._class
             learned = None if adopted is None else learned_from(adopted, args, kwargs, observed)
             if learned is None:
                 return False
@@ -199,8 +201,7 @@ class AdoptedOperator(Operator[..., Any]):
 
     def explain(self, /, *args: Any, **kwargs: Any) -> Explanation:
         """Explain a call without running it."""
-        adopted = self._specification.adopted
-        args, kwargs = (args, kwargs) if adopted is None else adopted.completed(args, kwargs)
+        args, kwargs = self._specification.origin.completed(args, kwargs)
         return super().explain(*args, **kwargs)
 
     def _fallback(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -219,8 +220,12 @@ class AdoptedOperator(Operator[..., Any]):
     @property
     def function_class(self) -> type[torch.autograd.Function] | None:
         """The class; None after the operator was declared again as another one."""
-        adopted = self._specification.adopted
-        return None if adopted is None else adopted.function_class
+        return None if self._class is None else self._class.function_class
+
+    @property
+    def _class(self) -> AdoptedFunction | None:
+        origin = self._specification.origin
+        return origin if isinstance(origin, AdoptedFunction) else None
 
 
 class AdoptedFunctionalForm(DerivedOperator[..., Any]):
@@ -237,8 +242,7 @@ class AdoptedFunctionalForm(DerivedOperator[..., Any]):
     def _computed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self is not self._owner.functional:  # the types have grown since
             return self._owner.functional(*args, **kwargs)
-        adopted = self._owner.specification.adopted
-        assert adopted is not None
+        adopted = class_of(self._owner.specification)
         if not adopted.schema.new_values:  # a call has shown that it writes nothing
             return self._owner(*args, **kwargs)
         args, kwargs = adopted.completed(args, kwargs)

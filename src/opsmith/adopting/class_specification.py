@@ -53,7 +53,7 @@ def computed_by(adopted: AdoptedFunction) -> dict[str, Any]:
     """Return the parts of a specification that compute a class, in place if it writes into arguments."""
     schema, reference = adopted.call_schema, adopted.reference
     if reference is None:
-        reference = adopted.function(in_place=bool(schema.written))
+        reference = adopted.compute(None, in_place=bool(schema.written))
     elif schema.written:
         reference = copied_back(reference, schema)
     return {"schema": schema, "origin": adopted, "reference": reference}

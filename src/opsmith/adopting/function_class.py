@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -39,6 +39,11 @@ from opsmith.declaration import check_flag, check_name, declare_specified
 from opsmith.torch_library.adopted.forward import Returned, forward_function, returned_by, writing_forward
 
 Runner = Callable[[type[torch.autograd.Function], Sequence[Sequence[Any]]], tuple[int, Returned]]
+
+
+def is_function_class(subject: Any) -> TypeGuard[type[torch.autograd.Function]]:
+    """Return True for a class derived from `torch.autograd.Function`."""
+    return isinstance(subject, type) and issubclass(subject, torch.autograd.Function)
 
 
 def first_returned(

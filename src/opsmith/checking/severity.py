@@ -6,8 +6,6 @@ import inspect
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
-import torch
-
 from opsmith import errors
 from opsmith.checking.calls import leaves_out
 from opsmith.checking.causes import CAUSES
@@ -101,20 +99,18 @@ def _unpromised(failure: Failure, subject: Subject) -> bool:
 
 def _promised(failure: Failure, subject: Subject) -> bool | None:
     """True if the author of a class promises what a property checks, False if not; None for all else."""
-    function = torch.autograd.Function
     if subject.kind.has_reference:
         return None
-    adopted = subject.specification.adopted
-    if adopted is None:
+    origin = subject.specification.origin
+    if origin.kind != "class":
         return False
-    own = adopted.function_class
     match failure.property:
         case "second_order":
-            return _applies_another(own.backward)
+            return _applies_another(origin.subject.backward)
         case "forward_mode":
-            return own.jvp is not function.jvp
+            return origin.own("tangent") is not None
         case "vmap":
-            return own.vmap is not function.vmap or own.generate_vmap_rule
+            return origin.own("vmap") is not None or bool(origin.subject.generate_vmap_rule)
         case _:
             return None
 

@@ -7,7 +7,7 @@ import inspect
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.amp import autocast_mode
@@ -231,6 +231,9 @@ class AdoptedFunction(Origin, errors.ErrorSubject):
 
     kind = "class"
     casts = False
+    computes_by = "the class's forward"
+    declares_random = 'kind="stochastic"'
+    takes_samples = "give them where it is adopted, `adopt(..., samples=lambda: [(x, weight)])`"
 
     @property
     def subject(self) -> type[torch.autograd.Function]:
@@ -250,7 +253,7 @@ class AdoptedFunction(Origin, errors.ErrorSubject):
     def own(self, part: Part, device: str = "") -> Own | None:
         """Return a method of the class."""
         if part == "autocast":
-            return Own("`custom_fwd`") if self._handles_autocast else None
+            return Own("rule of `custom_fwd`") if self._handles_autocast else None
         name = _METHODS.get(part, "")
         function = self.backward if part == "gradient" else self.method(name)
         return None if function is None else Own(f"{name} of `{self.name}`", function, where(function))
@@ -268,13 +271,14 @@ class AdoptedFunction(Origin, errors.ErrorSubject):
     def _functions(self) -> list[Callable[..., Any]]:
         return [make(self) for make in self.makers]
 
-    def compute(self, specification: Specification) -> Callable[..., Any]:
-        """Return its forward, which writes in place if the operator does."""
-        return self.function(in_place=bool(specification.schema.written))
-
-    def function(self, *, in_place: bool) -> Callable[..., Any]:
+    def compute(self, reference: Callable[..., Any] | None, *, in_place: bool) -> Any:
         """Return its forward as a function of the operator's arguments."""
         return self._functions[in_place]
+
+    def functional(self, specification: Specification) -> dict[str, Any]:
+        """Return what differs in the functional form: the forward runs on copies."""
+        reference = self.reference or self.compute(None, in_place=False)
+        return {"schema": self.schema, "reference": reference, "origin": self}
 
     def runs(self, circumstance: str, *, suspected: bool = False) -> bool:
         """Return False if its forward does not run there, and no reference stands in."""
@@ -286,17 +290,13 @@ class AdoptedFunction(Origin, errors.ErrorSubject):
         """Return the class, and the reference of its author."""
         return self.function_class, self.reference
 
-    def codes(self) -> Iterator[tuple[Callable[..., Any], int | None]]:
+    def codes(self) -> Iterator[tuple[Any, int | None]]:
         """Return its methods, with the position of the operator's first argument."""
         for name in ("forward", "setup_context", "backward", "jvp"):
             function = self.method(name)
             if function is not None:
                 position = int(not self.has_setup_context) if name == "forward" else None
                 yield inspect.unwrap(function), position
-
-    def words(self, about: Literal["forward", "random", "samples"]) -> str:
-        """Return words of messages."""
-        return _WORDS[about]
 
     @cached_property
     def call_schema(self) -> Schema:
@@ -403,16 +403,6 @@ class AdoptedFunction(Origin, errors.ErrorSubject):
         """True if its backward leaves torch, so that it cannot be differentiated."""
         code = getattr(inspect.unwrap(self.backward), "__code__", None) if self.backward else None
         return code is None or bool(_LEAVING & set(code.co_names))
-
-    @cached_property
-    def jvp(self) -> Callable[..., Any] | None:
-        """Its rule for forward mode, which takes a context and a tangent for each argument."""
-        return self.method("jvp")
-
-    @cached_property
-    def vmap(self) -> Callable[..., Any] | None:
-        """Its rule for `vmap`, which takes `info`, the batch dimensions, and the arguments."""
-        return self.method("vmap")
 
     @property
     def random(self) -> bool:
@@ -522,6 +512,12 @@ class AdoptedFunction(Origin, errors.ErrorSubject):
         return self.parameters.spread(values)
 
 
+def class_of(specification: Specification) -> AdoptedFunction:
+    """Return the class that an operator was adopted from."""
+    assert isinstance(specification.origin, AdoptedFunction)
+    return specification.origin
+
+
 def may_write(function_class: type[torch.autograd.Function]) -> bool:
     """Return True if the code of a class's forward writes into some tensor, or marks one as dirty."""
     methods: list[Any] = [function_class.forward]
@@ -550,11 +546,6 @@ _METHODS: dict[Part, str] = {
     "tangent": "jvp",
     "vmap": "vmap",
     "onnx": "symbolic",
-}
-_WORDS = {
-    "forward": "the class's forward",
-    "random": 'kind="stochastic"',
-    "samples": "give them where it is adopted, `adopt(..., samples=lambda: [(x, weight)])`",
 }
 
 

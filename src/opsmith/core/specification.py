@@ -84,20 +84,12 @@ class Specification(errors.ErrorSubject):
     @property
     def computed_by(self) -> Callable[..., Any]:
         """The function for calls that no kernel takes: the forward of an adopted class, or the reference."""
-        return self.origin.compute(self)
+        return self.origin.compute(self.reference, in_place=bool(self.schema.written))
 
     def where_of(self, part: Part) -> str:
         """`file:line` of a part that the operator brought along, or else of the operator."""
         own = self.origin.own(part)
         return own.where if own and own.where else self.where
-
-    @property
-    def adopted(self) -> Any:
-        return self.origin if self.origin.kind == "class" else None
-
-    @property
-    def library_operator(self) -> Any:
-        return self.origin if self.origin.kind == "library" else None
 
     @property
     def rounds_alike(self) -> bool:

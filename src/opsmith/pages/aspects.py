@@ -9,6 +9,7 @@ from typing import Any, Literal
 from opsmith.core.formula import Formula
 from opsmith.core.gradient_source import Kind, gradient_sources
 from opsmith.core.location import where
+from opsmith.core.origins.declared import Part
 from opsmith.core.shape_samples import samples_for
 from opsmith.core.specification import Specification
 from opsmith.pages.kernels import kernel_entries
@@ -59,12 +60,18 @@ def aspects_of(specification: Specification, values: list[Any] | None = None) ->
     )
 
 
+def _brought(specification: Specification, part: Part, title: str, checked_by: str) -> Aspect | None:
+    """A part that the operator brought along; None if it has none."""
+    own = specification.origin.own(part)
+    if own is None:
+        return None
+    return Aspect(title, "handwritten" if own.where else "its own", f"the {own.label}", own.where, checked_by)
+
+
 def _forward(specification: Specification) -> Iterator[Aspect]:
-    adopted = specification.adopted
-    if specification.library_operator is not None:
-        yield Aspect("result", "its own", "the kernels that it was registered with", "", "forward")
-    elif adopted is not None:
-        yield Aspect("result", "handwritten", f"the forward of `{adopted.name}`", adopted.where, "forward")
+    brought = _brought(specification, "forward", "result", "forward")
+    if brought is not None:
+        yield brought
     else:
         what = "the function itself, which is opaque" if specification.opaque else "the reference"
         yield Aspect("result", "handwritten", f"{what}: what is right", specification.where, "forward")
@@ -93,14 +100,13 @@ def _gradients(specification: Specification, values: list[Any] | None) -> Iterat
 
 
 def _second_order(specification: Specification) -> Aspect:
-    adopted, rules = specification.adopted, specification.gradients
-    checked_by = "second_order"
-    if adopted is not None and adopted.once_differentiable:
-        if adopted.reference is not None:
+    own, checked_by = specification.origin.own("gradient"), "second_order"
+    if own and specification.origin.once_differentiable:
+        if specification.origin.referenced:
             return Aspect("second order", "derived", "from its reference", "", checked_by)
-        how = f"the backward of `{adopted.name}` is marked as differentiable once"
-        return Aspect("second order", "missing", how, adopted.backward_where, checked_by)
-    if any(isinstance(rule, Formula) for rule in rules.rules.values()):
+        how = f"the {own.label} is marked as differentiable once"
+        return Aspect("second order", "missing", how, own.where, checked_by)
+    if any(isinstance(rule, Formula) for rule in specification.gradients.rules.values()):
         how = "autograd through the formulas, and the operators that they call"
         return Aspect("second order", "derived", how, "", checked_by)
     if specification.opaque:
@@ -109,8 +115,7 @@ def _second_order(specification: Specification) -> Aspect:
 
 
 def _tangents(specification: Specification) -> Iterator[Aspect]:
-    rules, adopted = specification.tangents.rules, specification.adopted
-    checked_by = "forward_mode"
+    rules, checked_by = specification.tangents.rules, "forward_mode"
     for name, rule in rules.items():
         title = f"tangent of `{name}`"
         if isinstance(rule, Formula):
@@ -121,8 +126,9 @@ def _tangents(specification: Specification) -> Iterator[Aspect]:
     if all(name in rules for name in every):
         return
     title = "forward mode" if not rules else "the other tangents"
-    if adopted is not None and adopted.jvp is not None:
-        yield Aspect(title, "handwritten", f"the jvp of `{adopted.name}`", where(adopted.jvp), checked_by)
+    brought = _brought(specification, "tangent", title, checked_by)
+    if brought is not None:
+        yield brought
     elif any(isinstance(rule, Formula) for rule in specification.gradients.rules.values()):
         how = "the gradient formulas, differentiated by grad_output"
         yield Aspect(title, "derived", how, "", checked_by)
@@ -133,14 +139,12 @@ def _tangents(specification: Specification) -> Iterator[Aspect]:
 
 
 def _vmap(specification: Specification) -> Aspect:
-    adopted, own = specification.adopted, specification.library_operator
     if specification.batching is not None:
         how = f"one call serves the whole batch along `{specification.batching}`"
         return Aspect("vmap", "declared", how, "", "batching")
-    if own is not None and own.vmap:
-        return Aspect("vmap", "its own", "the rule that it was registered with", "", "vmap")
-    if adopted is not None and adopted.vmap is not None:
-        return Aspect("vmap", "handwritten", f"the vmap of `{adopted.name}`", where(adopted.vmap), "vmap")
+    brought = _brought(specification, "vmap", "vmap", "vmap")
+    if brought is not None:
+        return brought
     if specification.opaque:
         return Aspect("vmap", "derived", "the function, called for one example after the other", "", "vmap")
     return Aspect("vmap", "derived", "the reference, batched operation by operation", "", "vmap")
@@ -150,9 +154,9 @@ def _fake(specification: Specification) -> Aspect:
     if specification.fake is not None:
         how = "a fake kernel"
         return Aspect("shapes and dtypes", "handwritten", how, where(specification.fake), "fake")
-    if specification.library_operator is not None and specification.library_operator.fake:
-        how = "the fake kernel that it was registered with"
-        return Aspect("shapes and dtypes", "its own", how, "", "fake")
+    brought = _brought(specification, "fake", "shapes and dtypes", "fake")
+    if brought is not None:
+        return brought
     if specification.shapes is not None:
         return Aspect("shapes and dtypes", "declared", f"`{specification.shapes.text}`", "", "fake")
     if specification.opaque:
@@ -169,15 +173,13 @@ _AUTOCAST = {
 
 
 def _autocast(specification: Specification) -> Aspect:
-    how = _AUTOCAST[specification.autocast]
-    if specification.library_operator is not None and specification.library_operator.autocast:
-        return Aspect("autocast", "its own", "the rule that it was registered with", "", "autocast")
     origin: Origin = "derived" if specification.autocast == "promote" else "declared"
-    return Aspect("autocast", origin, how, "", "autocast")
+    rule = Aspect("autocast", origin, _AUTOCAST[specification.autocast], "", "autocast")
+    return _brought(specification, "autocast", "autocast", "autocast") or rule
 
 
 def _compiled(specification: Specification) -> Aspect:
-    if specification.opaque or specification.library_operator is not None:
+    if specification.opaque or specification.origin.kind == "library":
         return Aspect(
             "torch.compile", "derived", "one call, which the compiler does not look into", "", "compile"
         )
@@ -191,10 +193,9 @@ def _compiled(specification: Specification) -> Aspect:
 
 
 def _onnx(specification: Specification) -> Aspect:
-    adopted = specification.adopted
-    if adopted is not None and hasattr(adopted.function_class, "symbolic"):
-        symbolic = adopted.function_class.symbolic
-        return Aspect("ONNX", "handwritten", f"the symbolic of `{adopted.name}`", where(symbolic), "")
+    brought = _brought(specification, "onnx", "ONNX", "")
+    if brought is not None:
+        return brought
     if specification.opaque:
         return Aspect("ONNX", "missing", "an opaque operator has no body that could be exported", "", "")
     return Aspect("ONNX", "derived", "the reference, as the body of a node of the operator's name", "", "")

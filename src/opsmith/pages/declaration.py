@@ -140,8 +140,9 @@ def codes_of(specification: Specification) -> tuple[SourceCode, ...]:
     kind = "surrogate gradient" if rules.surrogate else "gradient"
     reference = _code(_reference_title(specification), specification.reference)
     found = [replace(reference, text=_without_docstring(reference.text))]
-    if specification.adopted is not None:
-        found.append(_code(f"forward of {specification.adopted.name}", specification.computed_by))
+    own = specification.origin.own("forward")
+    if own and own.function:
+        found.append(_code(str(own), own.function))
     found += _formulas(rules.rules, kind)
     if rules.stand_in is not None:
         found.append(_code("stand-in, from which gradients are derived", rules.stand_in))

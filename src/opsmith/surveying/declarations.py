@@ -78,9 +78,8 @@ class Declaration:
 
     def given(self, operator: Operator[..., Any], guess: Guess) -> list[Any]:
         """Return the arguments of a guess in the form of the operator's."""
-        adopted = operator.specification.adopted
-        assert adopted is not None
-        return list(adopted.completed(tuple(map_tensors(torch.clone, guess.values)), {})[0])
+        origin = operator.specification.origin
+        return list(origin.completed(tuple(map_tensors(torch.clone, guess.values)), {})[0])
 
     def check(self, operator: Operator[..., Any]) -> Report:
         """Check the operator on the guess with little effort, and trace it once."""

@@ -89,9 +89,8 @@ def refuse_nondeterminism(specification: Specification) -> None:
     """
     if specification.deterministic or not torch.are_deterministic_algorithms_enabled():
         return
-    adopted = specification.adopted
-    other = adopted is None or adopted.reference is not None
-    instead = f", or compute with `{specification.short_name}.reference`" if other else ""
+    other = f", or compute with `{specification.short_name}.reference`"
+    instead = other if specification.origin.referenced else ""
     error = specification.error(
         errors.NondeterministicError,
         "it is declared with `deterministic=False`, and torch.use_deterministic_algorithms(True) is in force",

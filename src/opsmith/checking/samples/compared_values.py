@@ -18,11 +18,9 @@ from itertools import count
 from typing import Any
 
 from opsmith.checking.subject import Subject
-from opsmith.core.adopted import overrides
 from opsmith.core.formula import Formula
 from opsmith.core.operator import Operator
 from opsmith.core.reachable import is_library
-from opsmith.torch_library import capabilities
 
 MOST_CALLS = 4
 """Most calls through which an argument is followed."""
@@ -141,22 +139,8 @@ def compared_values(subject: Subject) -> Mapping[str, Sequence[Comparison]]:
     code = _ReadCode()
     specification = subject.specification
     names = specification.schema.names
-    library = specification.library_operator
-    if specification.adopted is not None:
-        kind = specification.adopted.function_class
-        with_context = not overrides(kind, "setup_context")
-        for name in ("forward", "setup_context", "backward", "jvp"):
-            if overrides(kind, name):
-                skipped = int(with_context) if name == "forward" else None
-                code.read_class_function(inspect.unwrap(getattr(kind, name)), names, skipped)
-    elif library is not None:
-        parts = capabilities.custom_parts(library.overload)
-        for function, skipped in (
-            ()
-            if parts is None
-            else ((parts.function, 0), (parts.setup_context, None), (parts.backward, None))
-        ):
-            code.read_class_function(function, names, skipped)
+    for brought, skipped in specification.origin.codes():
+        code.read_class_function(brought, names, skipped)
     if subject.kind.has_reference:
         same = {name: name for name in names}
         rules = specification.gradients.rules.values()

@@ -32,6 +32,9 @@ class Own:
     function: Callable[..., Any] | None = None
     where: str = ""
 
+    def __str__(self) -> str:
+        return self.label.replace("`", "")
+
 
 class Origin:
     """Origin of an operator, where its code comes from: base of all, with the answers of a declared operator.
@@ -41,14 +44,22 @@ class Origin:
         subject: The object that was adopted: a class, or an operator of torch; None if none was.
         claims: Claims of an author of a class, keys of `KINDS`.
         devices: Device types for which it brought kernels along.
+        outputs: Structure of what the author's own call returns; None if it is that of the schema.
         casts: True if autocast follows the operator's rule; False if its own code handles autocast.
+        computes_by: Name of what computes it, in messages.
+        declares_random: Code by which its author declares that it draws random numbers.
+        takes_samples: Hint at where samples are given; empty if they are attached to the handle.
     """
 
     kind: Literal["declared", "class", "library"] = "declared"
     subject: Any = None
     claims: frozenset[str] = frozenset()
     devices: tuple[str, ...] = ()
+    outputs: Any = None
     casts: bool = True
+    computes_by: str = "the reference"
+    declares_random: str = "random=True"
+    takes_samples: str = ""
 
     @property
     def referenced(self) -> bool:
@@ -64,9 +75,13 @@ class Origin:
         """Return a part that it brought along; None if it has none, or none for this type of device."""
         return None
 
-    def compute(self, specification: Specification) -> Callable[..., Any]:
-        """Return the function for calls that no kernel takes."""
-        return specification.reference
+    def compute(self, reference: Callable[..., Any], *, in_place: bool) -> Callable[..., Any]:
+        """Return the function for calls that no kernel takes, which writes in place or returns new values."""
+        return reference
+
+    def functional(self, specification: Specification) -> dict[str, Any]:
+        """Return what differs in the functional form of an operator that writes, by field."""
+        return {}
 
     def runs(self, circumstance: str, *, suspected: bool = False) -> bool:
         """Return False if calls have shown that its forward does not run there, and nothing stands in.
@@ -95,7 +110,7 @@ class Origin:
         """Return the functions and classes that it brought along."""
         return ()
 
-    def codes(self) -> Iterable[tuple[Callable[..., Any], int | None]]:
+    def codes(self) -> Iterable[tuple[Any, int | None]]:
         """Return functions that it brought along, with the position of the operator's first argument.
 
         The position is None for a function that does not take the arguments.
@@ -105,10 +120,6 @@ class Origin:
     def notes(self, *, in_place: bool) -> Sequence[str]:
         """Return facts that calls have shown: of the operator in place, or of its functional form."""
         return ()
-
-    def words(self, about: Literal["forward", "random", "samples"]) -> str:
-        """Return words of messages: a name of its forward, or how its author declares a thing; else empty."""
-        return {"random": "random=True"}.get(about, "")
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from opsmith import errors
 from opsmith.core.adopted import AdoptedFunction
 from opsmith.core.call_arguments import requires_gradient, tensors_in
+from opsmith.core.origins.declared import MAPPED, SECOND, TRACED, TRANSFORMED
 from opsmith.torch_library import capabilities
 
 T = TypeVar("T")
@@ -102,12 +103,6 @@ def declare_opaque(adopted: AdoptedFunction) -> None:
     for method in ("forward", "backward"):
         for circumstance in (TRACED, TRANSFORMED, MAPPED):
             adopted.facts.instead[f"{method} {circumstance}"] = "declared with opaque=True"
-
-
-TRACED = "while tracing"
-TRANSFORMED = "under a transform"
-MAPPED = "under vmap"
-SECOND = "in a second order"
 
 
 def proxy_reason(values: Sequence[Any]) -> str | None:

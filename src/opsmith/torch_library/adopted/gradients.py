@@ -17,9 +17,9 @@ from opsmith.core.formula import Formula, zero
 from opsmith.core.forward_arguments import take_apart
 from opsmith.core.gradients import AUTOCAST, NEEDED
 from opsmith.core.location import where
+from opsmith.core.origins.declared import SECOND
 from opsmith.torch_library.adopted.context import Context, SavedTensors
 from opsmith.torch_library.adopted.fallback import (
-    SECOND,
     cannot_run,
     once_differentiable_error,
     proxy_reason,
@@ -324,7 +324,7 @@ def by_reference(
 
 def tangent_formula(adopted: AdoptedFunction) -> Formula | None:
     """The `jvp` of an adopted class as a joint formula for all its results; None where it has none."""
-    jvp = adopted.jvp
+    jvp = adopted.method("jvp")
     if jvp is None:
         return None
     schema = adopted.schema

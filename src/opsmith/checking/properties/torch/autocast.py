@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.amp import autocast_mode
 
 from opsmith.checking.calls import differentiated, record_copies, rule_location
 from opsmith.checking.causes import UNKNOWN
@@ -65,9 +63,7 @@ class Casting:
 
         An adopted class behaves as the class does, which promises nothing.
         """
-        specification = self.subject.specification
-        adopted = specification.adopted is not None or specification.library_operator is not None
-        return not (adopted or self.subject.kind.in_library)
+        return self.subject.specification.origin.kind == "declared" and not self.subject.kind.in_library
 
     def cast(self, flat: Sequence[Any]) -> list[Any]:
         """The arguments as the operator's rule for autocast casts them."""
@@ -111,12 +107,8 @@ def representable(like: Tensor, dtype: torch.dtype, generator: torch.Generator) 
 
 def claims_autocast(subject: Subject) -> bool:
     """True if it claims to support autocast, as our operators and classes under `custom_fwd` do."""
-    adopted, own = subject.specification.adopted, subject.specification.library_operator
-    if adopted is None:
-        return own is None or bool(own.autocast)
-    methods = [inspect.getattr_static(adopted.function_class, name, None) for name in ("forward", "backward")]
-    codes = [getattr(getattr(each, "__func__", each), "__code__", None) for each in methods]
-    return any(code is not None and code.co_filename == autocast_mode.__file__ for code in codes)
+    origin = subject.specification.origin
+    return origin.kind == "declared" or origin.own("autocast") is not None
 
 
 def autocast_state(kind: str) -> tuple[bool, torch.dtype, bool]:
