@@ -30,6 +30,9 @@ from torch.testing import assert_close
 
 import opsmith
 from opsmith import errors
+from opsmith.checking.effort import EFFORTS
+from opsmith.checking.side_effects.reachable_state import roots
+from opsmith.checking.subject_kinds import subject_of
 from opsmith.torch_library import capabilities
 
 x = torch.tensor([[0.5, -1.0, 2.0], [0.25, 3.0, -0.75]], dtype=torch.float64)
@@ -312,6 +315,13 @@ def test_adopting_again_takes_nothing_back_meanwhile(monkeypatch: pytest.MonkeyP
         opsmith.adopt(overload, reference=by_three)
     assert_close(backward(handle), torch.full_like(x, 2.0))
     assert handle.reference is by_three
+
+
+def test_a_check_watches_what_its_own_function_keeps() -> None:
+    handle = adopted(custom())
+    subject = subject_of(handle, [(x,)], 0, EFFORTS["quick"])
+    assert subject.kind.has_reference
+    assert {numpy_sine, sine} <= set(roots(subject))
 
 
 def test_what_is_registered_between_two_adoptions_is_seen() -> None:

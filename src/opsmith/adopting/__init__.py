@@ -9,7 +9,7 @@ from typing import Any
 from opsmith import errors
 from opsmith.adopting.class_samples import Samples
 from opsmith.adopting.function_class import adopt_function, is_function_class
-from opsmith.adopting.library_operator import adopt_registered, is_operator
+from opsmith.adopting.registered import adopt_registered, is_operator
 from opsmith.adopting.signature import Signature
 from opsmith.core.call_arguments import shown
 from opsmith.core.location import call_site

@@ -114,7 +114,7 @@ class AdoptedOperator(Operator[..., Any]):
                 self._unlearn(before)
                 raise
             adopted = self._class
-            if adopted is not None and adopted.adoption.unseen and not adopted.facts.seen:
+            if adopted is not None and adopted.provenance().unseen and not adopted.facts.seen:
                 self._learn(args, kwargs, None)
                 adopted.facts.seen = True
             return results
@@ -181,8 +181,8 @@ class AdoptedOperator(Operator[..., Any]):
                 gradients=replace(gradients, rules=MappingProxyType({**by_class, **kept})),
                 tangents=replace(tangents, rules=MappingProxyType(class_tangents(learned))),
                 samples=self._specification.samples
-                if learned.adoption.samples is None
-                else packed_samples(learned.adoption.samples, learned),
+                if learned.provenance().samples is None
+                else packed_samples(learned.provenance().samples, learned),
             )
             if self._registration.traced:  # a kept graph goes on with the operator that it contains
                 specification = replace(specification, generation=specification.generation + 1)
@@ -201,7 +201,8 @@ class AdoptedOperator(Operator[..., Any]):
 
     def explain(self, /, *args: Any, **kwargs: Any) -> Explanation:
         """Explain a call without running it."""
-        args, kwargs = self._specification.origin.completed(args, kwargs)
+        if self._class is not None:
+            args, kwargs = self._class.completed(args, kwargs)
         return super().explain(*args, **kwargs)
 
     def _fallback(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

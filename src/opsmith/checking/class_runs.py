@@ -61,7 +61,7 @@ def learnt_from(operator: Operator[..., Any], samples: GivenSamples, seed: int) 
         location = location_of(samples, GIVEN)
         with drawing(seed) as make:
             given = read_samples(samples, make, operator.name, location)
-        if not adopted.adoption.stated:
+        if not adopted.provenance().stated:
             _show_types(operator, given)
         calls = [_packed(operator, each) for each in given]
         samples = LocatedSamples(lambda make: calls, location) if callable(samples) else calls

@@ -13,7 +13,7 @@ import torch
 from opsmith import errors
 from opsmith.adopting.class_samples import Samples, class_samples
 from opsmith.adopting.function_class import adopt_function, is_function_class
-from opsmith.adopting.library_operator import is_operator, overload_of
+from opsmith.adopting.registered import is_operator, overload_of
 from opsmith.adopting.schema_matching import described
 from opsmith.checking.class_runs import first_run, labels_of, learnt_from
 from opsmith.checking.effort import Effort
@@ -273,8 +273,8 @@ def as_specification(operator: Any) -> Specification:
         UnsupportedTypeError: If its schema has types that opsmith does not know.
     """
     overload = overload_of(operator)
-    signature = capabilities.signature_of(overload)
-    schema = described(signature)
+    signature, origin = capabilities.signature_of(overload), library_operator_of(overload)
+    function, schema = next(iter(origin.sources()), None), described(signature)
 
     @calls_operator
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -287,12 +287,12 @@ def as_specification(operator: Any) -> Specification:
         schema=schema,
         module=__name__,
         qualname=signature.name,
-        where=_where(overload),
+        where=where(function) if function else str(overload),
         opaque=True,
         random=torch.Tag.nondeterministic_seeded in overload.tags,
         deterministic=BITWISE not in overload.tags,
         inline=False,
-        origin=library_operator_of(overload),
+        origin=origin,
     )
 
 
@@ -300,9 +300,3 @@ def on_copies_of(specification: Specification) -> Specification:
     """The specification of an operator that is called on copies of what it writes, and returns them."""
     call = calls_operator(on_copies(specification.reference, specification.schema))
     return replace(specification, schema=functional_schema(specification.schema), reference=call)
-
-
-def _where(overload: Any) -> str:
-    """`file:line` of what computes it, where that is Python; else its name."""
-    parts = capabilities.custom_parts(overload)
-    return str(overload) if parts is None else where(parts.function)

@@ -7,7 +7,7 @@ from typing import Any
 
 from opsmith import checking, errors
 from opsmith.adopting.function_class import is_function_class
-from opsmith.adopting.library_operator import name_of
+from opsmith.adopting.registered import name_of
 from opsmith.checking.accepting import project_findings
 from opsmith.checking.processes.fork import limit_of, run_isolated
 from opsmith.checking.report import Outcome, Report

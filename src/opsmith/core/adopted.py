@@ -241,11 +241,6 @@ class AdoptedFunction(Origin, errors.ErrorSubject):
         return self.function_class
 
     @property
-    def adoption(self) -> Adoption:
-        """Material of the adoption."""
-        return self.provenance()
-
-    @property
     def referenced(self) -> bool:
         """True if its author gave a reference, which defines what is right."""
         return self.reference is not None

@@ -292,7 +292,7 @@ class Aspects:
             'kernel for cpu, neg'
         """
         check_device(device, self.name)
-        if self._specification.origin.kind == "library":
+        if self._specification.origin.registered:
             raise self._own_stays("kernels", "register it with `torch.library.impl`")
         chosen = None if dtypes is None else dtypes_of(dtypes, self.name)
         if not (cpp is cpp_file is entry is None and not strict and not options):

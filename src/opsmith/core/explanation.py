@@ -74,8 +74,7 @@ def explain(specification: Specification, values: list[Any]) -> Explanation:
     """Explain a call with these argument values."""
     accepted, rejected = choose(specification.kernels, values)
     built = accepted.kernel.function if accepted else None
-    library = specification.origin.kind == "library"
-    if library:
+    if specification.origin.registered:
         forward = specification.origin.computes_by
     elif accepted:
         forward = str(accepted.kernel)
@@ -111,7 +110,7 @@ def explain(specification: Specification, values: list[Any]) -> Explanation:
         own_autograd,
         (*(built.copies(values) if isinstance(built, BuiltKernel) else ()), *written_over),
         built.sizing if isinstance(built, BuiltKernel) else "",
-        accepted.kernel if accepted and not library else None,
+        accepted.kernel if accepted and not specification.origin.registered else None,
         accepted.kernel.given.origin_of(values)
         if accepted and isinstance(accepted.kernel.given, BuiltKernel)
         else "",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from opsmith.core.formula import Formula
@@ -60,21 +60,19 @@ def aspects_of(specification: Specification, values: list[Any] | None = None) ->
     )
 
 
-def _brought(specification: Specification, part: Part, title: str, checked_by: str) -> Aspect | None:
-    """A part that the operator brought along; None if it has none."""
+def _or_own(specification: Specification, part: Part, aspect: Aspect) -> Aspect:
+    """The aspect, or the part that the operator brought along in its place."""
     own = specification.origin.own(part)
     if own is None:
-        return None
-    return Aspect(title, "handwritten" if own.where else "its own", f"the {own.label}", own.where, checked_by)
+        return aspect
+    origin: Origin = "handwritten" if own.where else "its own"
+    return replace(aspect, origin=origin, how=f"the {own.label}", where=own.where)
 
 
 def _forward(specification: Specification) -> Iterator[Aspect]:
-    brought = _brought(specification, "forward", "result", "forward")
-    if brought is not None:
-        yield brought
-    else:
-        what = "the function itself, which is opaque" if specification.opaque else "the reference"
-        yield Aspect("result", "handwritten", f"{what}: what is right", specification.where, "forward")
+    what = "the function itself, which is opaque" if specification.opaque else "the reference"
+    aspect = Aspect("result", "handwritten", f"{what}: what is right", specification.where, "forward")
+    yield _or_own(specification, "forward", aspect)
     for kernel in kernel_entries(specification.kernels):
         dtypes = f", for {', '.join(kernel.dtypes)}" if kernel.dtypes else ""
         how = f"a kernel in {kernel.language}{dtypes}"
@@ -126,43 +124,37 @@ def _tangents(specification: Specification) -> Iterator[Aspect]:
     if all(name in rules for name in every):
         return
     title = "forward mode" if not rules else "the other tangents"
-    brought = _brought(specification, "tangent", title, checked_by)
-    if brought is not None:
-        yield brought
-    elif any(isinstance(rule, Formula) for rule in specification.gradients.rules.values()):
+    if any(isinstance(rule, Formula) for rule in specification.gradients.rules.values()):
         how = "the gradient formulas, differentiated by grad_output"
-        yield Aspect(title, "derived", how, "", checked_by)
+        aspect = Aspect(title, "derived", how, "", checked_by)
     elif specification.opaque:
-        yield Aspect(title, "missing", "the operator is opaque: write `op.tangents(...)`", "", checked_by)
+        aspect = Aspect(title, "missing", "the operator is opaque: write `op.tangents(...)`", "", checked_by)
     else:
-        yield Aspect(title, "derived", "forward mode through the reference", "", checked_by)
+        aspect = Aspect(title, "derived", "forward mode through the reference", "", checked_by)
+    yield _or_own(specification, "tangent", aspect)
 
 
 def _vmap(specification: Specification) -> Aspect:
     if specification.batching is not None:
         how = f"one call serves the whole batch along `{specification.batching}`"
         return Aspect("vmap", "declared", how, "", "batching")
-    brought = _brought(specification, "vmap", "vmap", "vmap")
-    if brought is not None:
-        return brought
+    how = "the reference, batched operation by operation"
     if specification.opaque:
-        return Aspect("vmap", "derived", "the function, called for one example after the other", "", "vmap")
-    return Aspect("vmap", "derived", "the reference, batched operation by operation", "", "vmap")
+        how = "the function, called for one example after the other"
+    return _or_own(specification, "vmap", Aspect("vmap", "derived", how, "", "vmap"))
 
 
 def _fake(specification: Specification) -> Aspect:
     if specification.fake is not None:
         how = "a fake kernel"
         return Aspect("shapes and dtypes", "handwritten", how, where(specification.fake), "fake")
-    brought = _brought(specification, "fake", "shapes and dtypes", "fake")
-    if brought is not None:
-        return brought
+    origin: Origin = "derived"
+    how = "the reference, on tensors without data"
     if specification.shapes is not None:
-        return Aspect("shapes and dtypes", "declared", f"`{specification.shapes.text}`", "", "fake")
-    if specification.opaque:
-        how = "the operator is opaque: write `@op.fake`"
-        return Aspect("shapes and dtypes", "missing", how, "", "fake")
-    return Aspect("shapes and dtypes", "derived", "the reference, on tensors without data", "", "fake")
+        origin, how = "declared", f"`{specification.shapes.text}`"
+    elif specification.opaque:
+        origin, how = "missing", "the operator is opaque: write `@op.fake`"
+    return _or_own(specification, "fake", Aspect("shapes and dtypes", origin, how, "", "fake"))
 
 
 _AUTOCAST = {
@@ -174,12 +166,12 @@ _AUTOCAST = {
 
 def _autocast(specification: Specification) -> Aspect:
     origin: Origin = "derived" if specification.autocast == "promote" else "declared"
-    rule = Aspect("autocast", origin, _AUTOCAST[specification.autocast], "", "autocast")
-    return _brought(specification, "autocast", "autocast", "autocast") or rule
+    aspect = Aspect("autocast", origin, _AUTOCAST[specification.autocast], "", "autocast")
+    return _or_own(specification, "autocast", aspect)
 
 
 def _compiled(specification: Specification) -> Aspect:
-    if specification.opaque or specification.origin.kind == "library":
+    if specification.opaque or specification.origin.registered:
         return Aspect(
             "torch.compile", "derived", "one call, which the compiler does not look into", "", "compile"
         )
@@ -193,12 +185,10 @@ def _compiled(specification: Specification) -> Aspect:
 
 
 def _onnx(specification: Specification) -> Aspect:
-    brought = _brought(specification, "onnx", "ONNX", "")
-    if brought is not None:
-        return brought
+    aspect = Aspect("ONNX", "derived", "the reference, as the body of a node of the operator's name")
     if specification.opaque:
-        return Aspect("ONNX", "missing", "an opaque operator has no body that could be exported", "", "")
-    return Aspect("ONNX", "derived", "the reference, as the body of a node of the operator's name", "", "")
+        aspect = Aspect("ONNX", "missing", "an opaque operator has no body that could be exported")
+    return _or_own(specification, "onnx", aspect)
 
 
 def _flops(specification: Specification) -> Aspect:

@@ -139,7 +139,7 @@ def codes_of(specification: Specification) -> tuple[SourceCode, ...]:
     rules = specification.gradients
     kind = "surrogate gradient" if rules.surrogate else "gradient"
     reference = _code(_reference_title(specification), specification.reference)
-    found = [replace(reference, text=_without_docstring(reference.text))]
+    found = [replace(reference, text=_without_docstring(reference.text))] * specification.origin.referenced
     own = specification.origin.own("forward")
     if own and own.function:
         found.append(_code(str(own), own.function))

@@ -15,6 +15,7 @@ from opsmith.checking.effort import EFFORTS
 from opsmith.checking.numerics.compare import agree_to_share
 from opsmith.checking.report import Failure, Report
 from opsmith.checking.subject_kinds import throwaway_name
+from opsmith.core.adopted import class_of
 from opsmith.core.call_arguments import CallArguments
 from opsmith.core.operator import Operator
 from opsmith.core.tensors import map_tensors, nested_tensors
@@ -78,8 +79,9 @@ class Declaration:
 
     def given(self, operator: Operator[..., Any], guess: Guess) -> list[Any]:
         """Return the arguments of a guess in the form of the operator's."""
-        origin = operator.specification.origin
-        return list(origin.completed(tuple(map_tensors(torch.clone, guess.values)), {})[0])
+        return list(
+            class_of(operator.specification).completed(tuple(map_tensors(torch.clone, guess.values)), {})[0]
+        )
 
     def check(self, operator: Operator[..., Any]) -> Report:
         """Check the operator on the guess with little effort, and trace it once."""

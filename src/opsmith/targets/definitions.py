@@ -12,7 +12,7 @@ import torch
 
 from opsmith import errors
 from opsmith.adopting.function_class import is_function_class
-from opsmith.adopting.library_operator import custom_function, is_custom_op, is_operator, name_of
+from opsmith.adopting.registered import custom_function, is_custom_op, is_operator, name_of
 from opsmith.core.operator import Operator
 from opsmith.declaration import declared_operators
 from opsmith.torch_library import capabilities

@@ -18,7 +18,7 @@ from typing import Any
 
 from opsmith import errors
 from opsmith.adopting.function_class import is_function_class
-from opsmith.adopting.library_operator import is_operator
+from opsmith.adopting.registered import is_operator
 from opsmith.core.formula import listed
 from opsmith.core.operator import Operator
 from opsmith.declaration import declared_operators

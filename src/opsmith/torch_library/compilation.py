@@ -43,7 +43,7 @@ def inline_reference(
         kwargs = kwargs or {}
         now = specification()
         # A decomposed program has no autocast for what it keeps.
-        if capabilities.exporting() and not (now.origin.kind == "class" and autocast_of_call()):
+        if capabilities.exporting() and (now.origin.casts or not autocast_of_call()):
             return mode.__torch_dispatch__(operator, types, args, kwargs)
         # Needed for the choice of a kernel, and for what is written.
         values = received(args, kwargs) if now.kernels or now.schema.written else []

@@ -100,7 +100,7 @@ class InPlaceRegistration(DispatcherRegistration):
         super()._register()
         self._void = self.overload
         name = self.specification.torch_name.partition("::")[2]
-        if self.specification.schema.returns is not None and self.specification.origin.kind != "library":
+        if self.specification.schema.returns is not None and not self.specification.origin.registered:
             self.overload = getattr(getattr(torch.ops, self.specification.namespace), name).default
 
     def _node_base(self) -> type[OperatorNode]:
@@ -148,7 +148,7 @@ class InPlaceRegistration(DispatcherRegistration):
 
         Where a mode has answered from its memory, the arguments are written all the same.
         """
-        ours = self.specification.origin.kind != "library"
+        ours = not self.specification.origin.registered
         if not (ours and is_watched([*args, *kwargs.values()])):
             return self.full_overload(*args, **kwargs)
         self._stop_serving()  # a kernel without Python does not tell that it has run

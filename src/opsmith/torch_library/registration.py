@@ -418,7 +418,7 @@ class DispatcherRegistration:
             if self.validated and not self._fast_calls.installed:
                 # The fast path takes and returns what the author's function does.
                 schema = specification.schema
-                plain = not schema.encoded and specification.origin.kind != "class"
+                plain = not schema.encoded and specification.origin.outputs is None
                 make = self.fast_path if schema.returns is None else self._void_fast_path
                 self._fast_calls.install(make if plain else None, specification.schema)
 
@@ -538,7 +538,7 @@ class DispatcherRegistration:
     ) -> None:
         """Let a kernel take calls without Python, if it is the first of its device."""
         first = next(each for each in specification.kernels if each.device == kernel.device)
-        plain = specification.origin.kind != "class" and not specification.schema.hidden
+        plain = specification.origin.outputs is None and not specification.schema.hidden
         plain &= served_libraries.library_of(specification.dispatched_name) is None
         if first is kernel and plain and specification.rounds_alike:  # else a call may be refused in Python
             with self._lock:

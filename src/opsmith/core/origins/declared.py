@@ -45,6 +45,7 @@ class Origin:
         claims: Claims of an author of a class, keys of `KINDS`.
         devices: Device types for which it brought kernels along.
         outputs: Structure of what the author's own call returns; None if it is that of the schema.
+        registered: True if torch knew it before it was adopted, with kernels of its own.
         casts: True if autocast follows the operator's rule; False if its own code handles autocast.
         computes_by: Name of what computes it, in messages.
         declares_random: Code by which its author declares that it draws random numbers.
@@ -56,6 +57,7 @@ class Origin:
     claims: frozenset[str] = frozenset()
     devices: tuple[str, ...] = ()
     outputs: Any = None
+    registered: bool = False
     casts: bool = True
     computes_by: str = "the reference"
     declares_random: str = "random=True"
@@ -91,12 +93,6 @@ class Origin:
             suspected: True if one exception is enough, which may have had another reason.
         """
         return True
-
-    def completed(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of the operator, from those of the author's own call."""
-        return args, kwargs
 
     def spread(self, values: Sequence[Any]) -> list[Any]:
         """Return the arguments of the author's own call, from those of the operator."""

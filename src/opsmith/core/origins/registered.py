@@ -34,6 +34,7 @@ class LibraryOperator(Origin):
     unknown: object = None
 
     kind = "library"
+    registered = True
     computes_by = "the operator's own kernel"
 
     def own(self, part: Part, device: str = "") -> Own | None:

@@ -296,7 +296,8 @@ class VmapInfo(NamedTuple):
 
 def has_vmap_rule(specification: Specification) -> bool:
     """Return True if the operator was adopted from a class with a `vmap` rule."""
-    return specification.origin.kind == "class" and specification.origin.own("vmap") is not None
+    own = specification.origin.own("vmap")
+    return own is not None and own.function is not None
 
 
 def run_vmap_rule(

@@ -210,7 +210,7 @@ def _fits(sizes: Sequence[int | None], real: Tensor) -> bool:
 
 def has_own_fake(subject: Subject) -> bool:
     """True if the author wrote the fake kernel, here or for torch.library."""
-    return subject.specification.fake is not None or subject.specification.origin.kind == "library"
+    return subject.specification.fake is not None or subject.specification.origin.registered
 
 
 def _by_torch(subject: Subject, sample: Sample, flat: Sequence[Any], name: str, real: Tensor) -> bool:

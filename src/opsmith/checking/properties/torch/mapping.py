@@ -110,7 +110,7 @@ def map_over(
 def rule_words(subject: Subject) -> str:
     """Name of what computes a batch, in words."""
     specification = subject.specification
-    if subject.kind.applied or specification.origin.kind == "library":
+    if subject.kind.applied or specification.origin.registered:
         if specification.origin.own("vmap"):
             return "its own rule for `vmap`"
         return "the rule for `vmap` that torch derives from its forward" if subject.kind.applied else "`vmap`"

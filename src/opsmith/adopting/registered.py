@@ -193,7 +193,7 @@ def _refuse(overload: Any, signature: capabilities.OperatorSchema) -> None:
     Raises:
         UsageError: If it cannot be adopted, or lacks nothing.
     """
-    ours = {each.name for each in declared_operators() if each.specification.origin.kind != "library"}
+    ours = {each.name for each in declared_operators() if not each.specification.origin.registered}
     refusal: tuple[str, str] | None = None
     if {signature.name, signature.name.removesuffix(HIDDEN_SUFFIX)} & ours:
         refusal = (
