@@ -174,10 +174,6 @@ class LibraryOperatorRegistration(DispatcherRegistration):
         values = self.specification.schema.received(args, kwargs)
         return run_validated(self.specification, self.overload, values)
 
-    def _own_autocast(self, overload: Any, device: str, key: str) -> Any:
-        own = self.specification.origin.own("autocast", device)
-        return capabilities.kernel_at(overload, key).call_boxed if own else None
-
     def is_transformed_by_torch(self, transform: capabilities.Transform | None) -> bool:
         own = transform and transform.kind == "Vmap" and self.specification.origin.own("vmap")
         return bool(own) or super().is_transformed_by_torch(transform)

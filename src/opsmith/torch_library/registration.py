@@ -461,9 +461,6 @@ class DispatcherRegistration:
         """Return True if torch's own kernel handles this transform."""
         return transform is None or transform.kind == "Functionalize"
 
-    def _own_autocast(self, overload: Any, device: str, key: str) -> Any:
-        """The autocast kernel that the operator has already; None for an operator of ours."""
-
     def _register_autocast(self, overload: Any, name: str) -> dict[str, Any]:
         """Register an autocast kernel for each type of device that has none, and return all of them."""
         kernels: dict[str, Any] = {}
@@ -475,8 +472,8 @@ class DispatcherRegistration:
             key = capabilities.autocast_key(device)
             if key is None:
                 continue
-            kernels[device] = self._own_autocast(overload, device, key)
-            if kernels[device] is not None:
+            if self.specification.origin.own("autocast", device):
+                kernels[device] = capabilities.kernel_at(overload, key).call_boxed
                 continue
             kernel = autocast.autocast_kernel(overload, device, lambda: self.specification.autocast, written)
             self._library.impl(name, kernel, key, with_keyset=True)
