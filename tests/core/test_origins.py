@@ -126,14 +126,14 @@ def test_a_custom_op_brings_along_what_was_registered() -> None:
 
 def test_a_class_without_a_reference_runs_where_calls_have_not_shown_otherwise() -> None:
     operator = adopted(Square)
-    facts = class_of(operator.specification).facts
+    facts = class_of(operator.specification.origin).facts
     facts.suspected[f"forward {TRACED}"] = "it raised once"
     facts.instead[f"forward {MAPPED}"] = "it raised"
     asked: dict[str, Any] = {"traced": (TRACED,), "mapped": (MAPPED,)}
     for origin, answers in (
         (operator.specification.origin, {"traced": (True, False), "mapped": (False, False)}),
         (
-            replace(class_of(operator.specification), reference=torch.square),
+            replace(class_of(operator.specification.origin), reference=torch.square),
             dict.fromkeys(asked, (True, True)),
         ),
         (DECLARED, dict.fromkeys(asked, (True, True))),

@@ -243,7 +243,7 @@ class AdoptedFunctionalForm(DerivedOperator[..., Any]):
     def _computed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self is not self._owner.functional:  # the types have grown since
             return self._owner.functional(*args, **kwargs)
-        adopted = class_of(self._owner.specification)
+        adopted = class_of(self._owner.specification.origin)
         if not adopted.schema.new_values:  # a call has shown that it writes nothing
             return self._owner(*args, **kwargs)
         args, kwargs = adopted.completed(args, kwargs)

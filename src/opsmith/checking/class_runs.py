@@ -56,7 +56,7 @@ def learnt_from(operator: Operator[..., Any], samples: GivenSamples, seed: int) 
     """
     if operator.specification.origin.kind != "class":
         return samples
-    adopted = class_of(operator.specification)
+    adopted = class_of(operator.specification.origin)
     if samples is not None:
         location = location_of(samples, GIVEN)
         with drawing(seed) as make:
@@ -73,7 +73,7 @@ def learnt_from(operator: Operator[..., Any], samples: GivenSamples, seed: int) 
 def _show_types(operator: Operator[..., Any], samples: Sequence[Any]) -> None:
     """Call the operator on samples that do not fit, until none shows new types: it learns them in calls."""
     calls = [(position, call) for position, call in enumerate(map(_call_of, samples)) if call is not None]
-    function_class, known = class_of(operator.specification).function_class, None
+    function_class, known = class_of(operator.specification.origin).function_class, None
     raised: dict[int, tuple[str, BaseException]] = {}
     while known is not operator.specification:
         known = operator.specification
@@ -105,13 +105,13 @@ def _call_of(sample: Any) -> CallArguments | None:
 
 
 def _fits(operator: Operator[..., Any], call: CallArguments) -> bool:
-    adopted = class_of(operator.specification)
+    adopted = class_of(operator.specification.origin)
     return call_error(*adopted.completed(call.args, call.kwargs), adopted.schema) is None
 
 
 def _packed(operator: Operator[..., Any], sample: Any) -> Any:
     """A sample with the operator's arguments, where these carry those of forward in another form."""
-    adopted, call = class_of(operator.specification), _call_of(sample)
+    adopted, call = class_of(operator.specification.origin), _call_of(sample)
     if call is None or (adopted.parameters.plain and not adopted.defaults):
         return sample
     return CallArguments(*adopted.completed(call.args, call.kwargs))
@@ -126,7 +126,7 @@ def _call_with_copies(operator: Operator[..., Any], call: CallArguments) -> None
 
 def _show_writes(operator: Operator[..., Any], samples: GivenSamples, seed: int) -> None:
     """Call a class that may write, and was never run: a call shows what it marks as dirty."""
-    adopted = class_of(operator.specification)
+    adopted = class_of(operator.specification.origin)
     calls = drawn(operator.specification, samples, seed, operator.name)
     given = [adopted.schema.call_values(call.args, call.kwargs) for call in calls]
     if not given:

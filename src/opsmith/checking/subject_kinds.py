@@ -67,7 +67,7 @@ def subject_of(checked: Any, samples: GivenSamples, seed: int, effort: Effort) -
             operator = as_operator(checked, samples, make)
         calls = drawn(operator.specification, None, seed, checked.__qualname__)
         # A class of the oldest kind has no `apply` that runs; adopted, it has.
-        old = class_of(operator.specification).takes_self
+        old = class_of(operator.specification.origin).takes_self
         apply = None if old else _apply_of(operator.specification)
         kind = ADOPTED_CLASS if apply is None else FUNCTION_CLASS
         return _subject(
@@ -135,7 +135,7 @@ def through_apply(subject: Subject) -> Subject | None:
     """
     specification = subject.specification
     promised = subject.apply is not None or specification.origin.claims <= {"true"}
-    if promised or class_of(specification).takes_self:
+    if promised or class_of(specification.origin).takes_self:
         return None
     return replace(subject, kind=FUNCTION_CLASS, apply=_apply_of(specification))
 

@@ -7,7 +7,7 @@ import inspect
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.amp import autocast_mode
@@ -19,10 +19,6 @@ from opsmith.core.forward_arguments import NO_PARAMETERS, ForwardArguments
 from opsmith.core.location import where
 from opsmith.core.origins.declared import Origin, Own, Part
 from opsmith.core.schema import Schema, in_place_schema
-
-if TYPE_CHECKING:
-    from opsmith.core.specification import Specification
-
 
 Outputs = int | None | tuple["Outputs", ...]
 """The position of a result, None, or a tuple of such."""
@@ -270,10 +266,10 @@ class AdoptedFunction(Origin, errors.ErrorSubject):
         """Return its forward as a function of the operator's arguments."""
         return self._functions[in_place]
 
-    def functional(self, specification: Specification) -> dict[str, Any]:
+    def functional(self, schema: Schema, reference: Callable[..., Any], *, faked: bool) -> dict[str, Any]:
         """Return what differs in the functional form: the forward runs on copies."""
-        reference = self.reference or self.compute(None, in_place=False)
-        return {"schema": self.schema, "reference": reference, "origin": self}
+        forward = self.compute(None, in_place=False)
+        return {"schema": self.schema, "reference": self.reference or forward, "origin": self}
 
     def runs(self, circumstance: str, *, suspected: bool = False) -> bool:
         """Return False if its forward does not run there, and no reference stands in."""
@@ -507,10 +503,10 @@ class AdoptedFunction(Origin, errors.ErrorSubject):
         return self.parameters.spread(values)
 
 
-def class_of(specification: Specification) -> AdoptedFunction:
-    """Return the class that an operator was adopted from."""
-    assert isinstance(specification.origin, AdoptedFunction)
-    return specification.origin
+def class_of(origin: Origin) -> AdoptedFunction:
+    """Return the origin of an operator that was adopted from a class."""
+    assert isinstance(origin, AdoptedFunction)
+    return origin
 
 
 def may_write(function_class: type[torch.autograd.Function]) -> bool:

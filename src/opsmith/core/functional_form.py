@@ -31,7 +31,8 @@ def functional_form(specification: Specification) -> Specification:
         "shapes": None,
         "batching": None,
     }
-    return replace(specification, **changes | specification.origin.functional(specification))
+    brought = specification.origin.functional(schema, specification.reference, faked=fake is not None)
+    return replace(specification, **changes | brought)
 
 
 def functional_name(name: str) -> str:

@@ -192,7 +192,7 @@ def computed(call: OperatorCall, given: Iterator[Any]) -> list[Tensor]:
     values = schema.received(args, kwargs)
     if not call.specification.origin.referenced:
         # The operator would take what knows shapes alone for the results of code that does not run here.
-        results: Sequence[Any] = run_forward(class_of(call.specification), values).results
+        results: Sequence[Any] = run_forward(class_of(call.specification.origin), values).results
     else:
         positional, named = schema.split(values)
         returned = function(*positional, **named)

@@ -115,7 +115,7 @@ def _translation(specification: Specification, opset: int, notes: list[str]) -> 
         pairs = [(leaf, given.get(leaf.name, default(leaf))) for leaf in leaves]
         inputs = [value for _, value in input_slots(pairs)]
         if symbolic is not None:
-            adopted, values = class_of(specification), [value for _, value in pairs]
+            adopted, values = class_of(specification.origin), [value for _, value in pairs]
             if not adopted.parameters.plain:
                 kinds = [argument.kind for argument in adopted.schema.arguments]
                 absent = [value is None and kind.sequence for value, kind in zip(values, kinds, strict=True)]

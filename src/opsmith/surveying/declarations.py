@@ -79,9 +79,8 @@ class Declaration:
 
     def given(self, operator: Operator[..., Any], guess: Guess) -> list[Any]:
         """Return the arguments of a guess in the form of the operator's."""
-        return list(
-            class_of(operator.specification).completed(tuple(map_tensors(torch.clone, guess.values)), {})[0]
-        )
+        adopted, values = class_of(operator.specification.origin), map_tensors(torch.clone, guess.values)
+        return list(adopted.completed(tuple(values), {})[0])
 
     def check(self, operator: Operator[..., Any]) -> Report:
         """Check the operator on the guess with little effort, and trace it once."""

@@ -226,7 +226,7 @@ def _where(function_class: type) -> str:
 
 
 def _written(operator: Operator[..., object]) -> list[str]:
-    adopted = class_of(operator.specification)
+    adopted = class_of(operator.specification.origin)
     names = adopted.schema.names
     written = [names[min(index, len(names) - 1)] for index in sorted(adopted.facts.written or ())]
     written = [name for name in written if name not in adopted.schema.new_values]

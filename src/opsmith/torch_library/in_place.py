@@ -226,7 +226,7 @@ class InPlaceRegistration(DispatcherRegistration):
         from opsmith.core.adopted import class_of
         from opsmith.torch_library.adopted.forward import run_forward
 
-        specification, adopted = self.specification, class_of(self.specification)
+        specification, adopted = self.specification, class_of(self.specification.origin)
         if adopted.facts.chosen and adopted.writes_nothing(tuple(values), {}):
             return None
         recorded = torch.is_grad_enabled() and requires_gradient(values)

@@ -562,7 +562,7 @@ class DispatcherRegistration:
             by_class = all(isinstance(r, ClassFormula) for r in specification.gradients.rules.values())
             if specification.kernels or not by_class:
                 return None
-            return class_call(self, class_of(specification), call, self._by_class)
+            return class_call(self, class_of(specification.origin), call, self._by_class)
         from opsmith.torch_library.dtensor_calls import DTensorCalls
         from opsmith.torch_library.fast_path.generated_call import generate_call
 
@@ -584,7 +584,7 @@ class DispatcherRegistration:
         from opsmith.core.adopted import class_of
         from opsmith.torch_library.adopted.fast_call import computed_by_class
 
-        return computed_by_class(self, class_of(self.specification), values)
+        return computed_by_class(self, class_of(self.specification.origin), values)
 
     def _traced(self, values: list[Any]) -> tuple[Any, ...] | None:
         """Compute a call in operations that torch traces; None where compiled code calls the operator."""

@@ -333,7 +333,7 @@ def test_an_object_without_tensors_stays_as_it_is() -> None:
 
 def test_derived_samples_share_the_copies_of_their_objects() -> None:
     operator = opsmith.adopt(Applied, "object_arguments::shared", samples=lambda: [(X, linear())])
-    adopted = class_of(operator.specification)
+    adopted = class_of(operator.specification.origin)
     module = linear()
     sample = Sample.of(0, CallArguments(tuple(adopted.packed([X, module]))), operator.specification.schema)
     (argnum,) = sample.objects

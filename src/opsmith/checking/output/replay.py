@@ -63,7 +63,7 @@ class ReplayTarget:
         """A call, with every argument by its own name."""
         specification = self.subject.specification
         if self.by_position and specification.origin.kind == "class":
-            given = [_by_position(slot) for slot in class_of(specification).parameters.slots]
+            given = [_by_position(slot) for slot in class_of(specification.origin).parameters.slots]
             return f"{self.callee}({', '.join(given)})"
         given = []
         for argument in sample.flattening.schema.arguments:
@@ -120,7 +120,7 @@ def target_of(subject: Subject) -> ReplayTarget | None:
         reference = None if specification.opaque else "operator.reference"
         bound = {"operator": subject.operator}
         return ReplayTarget(subject, ("", line), "operator", "operator", reference, False, bound)
-    adopted = class_of(specification)
+    adopted = class_of(specification.origin)
     if adopted.takes_self or any(slot.form in ("nested", "mixed") for slot in adopted.parameters.slots):
         return None
     kind = adopted.function_class

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-if TYPE_CHECKING:
-    from opsmith.core.specification import Specification
+from opsmith.core.schema import Schema
 
 Part = Literal["forward", "gradient", "second order", "tangent", "vmap", "fake", "autocast", "onnx"]
 """Part of an operator."""
@@ -81,8 +80,14 @@ class Origin:
         """Return the function for calls that no kernel takes, which writes in place or returns new values."""
         return reference
 
-    def functional(self, specification: Specification) -> dict[str, Any]:
-        """Return what differs in the functional form of an operator that writes, by field."""
+    def functional(self, schema: Schema, reference: Callable[..., Any], *, faked: bool) -> dict[str, Any]:
+        """Return what differs in the functional form of an operator that writes, by field of a specification.
+
+        Args:
+            schema: Schema of the operator that writes.
+            reference: Its reference.
+            faked: True if its author gave a fake kernel.
+        """
         return {}
 
     def runs(self, circumstance: str, *, suspected: bool = False) -> bool:

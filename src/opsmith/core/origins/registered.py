@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,7 @@ from opsmith.core.functional_form import on_copies
 from opsmith.core.kernels import Kernel
 from opsmith.core.location import where
 from opsmith.core.origins.declared import Origin, Own, Part
-from opsmith.core.specification import Specification
+from opsmith.core.schema import Schema
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,11 @@ class LibraryOperator(Origin):
         name = {"forward": "kernels", "fake": "fake kernel"}.get(part, "rule")
         return Own(f"{name} that it was registered with", formula, where(formula) if formula else "")
 
-    def functional(self, specification: Specification) -> dict[str, Any]:
+    def functional(self, schema: Schema, reference: Callable[..., Any], *, faked: bool) -> dict[str, Any]:
         """Return what differs in the functional form: kernels and a fake kernel that call it on copies."""
-        schema, reference = specification.schema, specification.reference
         own, on_copy = next(iter(self.sources()), self.subject), on_copies(self.subject, schema, reference)
         kernels = tuple(Kernel(device, on_copy, None, Kernel(device, own)) for device in self.served)
-        if specification.fake is not None or (schema.results and not self.own("fake")):
+        if faked or (schema.results and not self.own("fake")):
             return {"kernels": kernels}
         fake = on_copy if self.own("fake") else on_copies(_nothing, schema, reference)
         return {"kernels": kernels, "fake": fake}

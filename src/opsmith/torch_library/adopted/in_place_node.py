@@ -22,7 +22,7 @@ class AdoptedInPlacePrimitive(InPlacePrimitive):
 
     def keep_before(self, flat: Flat) -> None:
         """Copy what the call writes over if a second order needs it, as far as earlier runs show."""
-        adopted = class_of(self.specification)
+        adopted = class_of(self.specification.origin)
         needs = [isinstance(value, Tensor) and value.requires_grad for value in flat]
         if not uses_class_backward(self, self.flattening.needed(needs)):
             super().keep_before(flat)
@@ -40,7 +40,7 @@ class AdoptedInPlaceNode(AdoptedNode):
         """Run the class's forward on the arguments themselves, and keep its context."""
         assert isinstance(primitive, AdoptedInPlacePrimitive)
         specification, values = primitive.specification, primitive.flattening.pack(flat)
-        adopted, ctx.state = class_of(specification), None
+        adopted, ctx.state = class_of(specification.origin), None
         needs = primitive.flattening.needed(ctx.needs_input_grad[LEADING_ARGUMENTS:])
         if not uses_class_backward(primitive, needs):
             return InPlaceNode.forward(ctx, primitive, forward_mode, *flat)

@@ -75,7 +75,7 @@ class AdoptedNode(OperatorNode):
     @staticmethod
     def forward(ctx: Any, primitive: Primitive, forward_mode: bool, *flat: Any) -> tuple[Tensor, ...]:
         """Run the class's forward and keep its context; fall back to `OperatorNode` where it cannot run."""
-        adopted, values = class_of(primitive.specification), primitive.flattening.pack(flat)
+        adopted, values = class_of(primitive.specification.origin), primitive.flattening.pack(flat)
         ctx.state = None
         needs = primitive.flattening.needed(ctx.needs_input_grad[LEADING_ARGUMENTS:])
         run, state = None, None
@@ -148,7 +148,7 @@ def save_run(
         of_torch: True if the class ran on this context itself, in a node of the flat arguments alone.
     """
     specification = primitive.specification
-    adopted = class_of(specification)
+    adopted = class_of(specification.origin)
     constant = frozenset(
         position
         for position, (result, described) in enumerate(
@@ -218,7 +218,7 @@ def class_gradients(
         grads: Gradient of each result, None where there is none.
     """
     specification = primitive.specification
-    adopted = class_of(specification)
+    adopted = class_of(specification.origin)
     schema, flattening = specification.schema, primitive.flattening
     formula = next(rule for rule in specification.gradients.rules.values() if isinstance(rule, ClassFormula))
     higher = torch.is_grad_enabled()

@@ -171,7 +171,7 @@ def _vmap(primitive: Primitive, flat: Sequence[Any], transform: capabilities.Tra
             if primitive.specification.origin.runs(MAPPED, suspected=True):
                 raise
             looped = _loop_over_examples(primitive, values, dims, transform)
-            confirm(class_of(primitive.specification), f"forward {MAPPED}")
+            confirm(class_of(primitive.specification.origin), f"forward {MAPPED}")
             return looped
     return _wrap_batched(transform, results, batched.result_dims)
 

@@ -317,7 +317,7 @@ def run_vmap_rule(
     Raises:
         ResultCountError: If the rule does not return results and their dimensions.
     """
-    adopted = class_of(specification)
+    adopted = class_of(specification.origin)
     rule: Any = adopted.method("vmap")
     refuse_nondeterminism(specification)
     given, rest = adopted.spread(values), iter(_tensor_dims(values, dims))
