@@ -63,7 +63,7 @@ class Casting:
 
         An adopted class behaves as the class does, which promises nothing.
         """
-        return self.subject.specification.origin.kind == "declared" and not self.subject.kind.in_library
+        return self.subject.specification.origin.kind == "declared"
 
     def cast(self, flat: Sequence[Any]) -> list[Any]:
         """The arguments as the operator's rule for autocast casts them."""
