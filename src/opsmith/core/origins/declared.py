@@ -8,13 +8,14 @@ from typing import Any, Literal
 
 from opsmith.core.schema import Schema
 
-Part = Literal["forward", "gradient", "second order", "tangent", "vmap", "fake", "autocast", "onnx"]
+Part = Literal["forward", "gradient", "tangent", "vmap", "fake", "autocast", "onnx"]
 """Part of an operator."""
 
 TRACED = "while tracing"
 TRANSFORMED = "under a transform"
 MAPPED = "under vmap"
 SECOND = "in a second order"
+"""Circumstances in which code of an author may not run."""
 
 
 @dataclass(frozen=True)
