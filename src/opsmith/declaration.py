@@ -324,10 +324,10 @@ def declared_operators(module: str | None = None) -> list[Operator[..., Any]]:
 
 
 def _refuse_other_place(old: Specification, new: Specification) -> None:
-    foreign = old.library_operator is not None
+    foreign = old.origin.registered
     # An operator of torch stays the same if its reference has another name.
     same = old.module == new.module and (foreign or old.qualname == new.qualname)
-    if not same or foreign != (new.library_operator is not None):
+    if not same or foreign != new.origin.registered:
         problem = f"the name is taken by `{old.module}.{old.qualname}`"
         hint = "choose another name; the namespace is best the name of your package"
         last = old.module.rpartition(".")[2]

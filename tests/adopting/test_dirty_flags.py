@@ -236,8 +236,7 @@ def test_a_text_that_varies_does_not_fill_memory(monkeypatch: pytest.MonkeyPatch
         assert operator(x, True, str(at)) is x
         assert operator(x, False, str(at)) is not x
         assert_close(x.detach(), 2 * numbers(3))
-    assert operator.specification.adopted is not None
-    facts = operator.specification.adopted.facts
+    facts = adopted.class_of(operator.specification.origin).facts
     for known in (facts.dirty_under, facts.written_under, facts.keeps_under):
         assert 0 < len(known) <= 8
 

@@ -30,6 +30,9 @@ from torch.testing import assert_close
 
 import opsmith
 from opsmith import errors
+from opsmith.checking.effort import EFFORTS
+from opsmith.checking.side_effects.reachable_state import roots
+from opsmith.checking.subject_kinds import subject_of
 from opsmith.torch_library import capabilities
 
 x = torch.tensor([[0.5, -1.0, 2.0], [0.25, 3.0, -0.75]], dtype=torch.float64)
@@ -286,16 +289,15 @@ def test_adopting_again_replaces_and_stacks_nothing() -> None:
         assert again is handle
         assert handle.reference is other
         assert_close(backward(handle), backward(sine))
-    own = handle.specification.library_operator
-    assert own is not None
-    assert (own.autograd, own.fake, own.vmap) == (frozenset(), False, False), "what opsmith added is its own"
+    own = handle.specification.origin.own
+    assert not any(map(own, ("gradient", "fake", "vmap"))), "what opsmith added is its own"
 
 
 def test_adopting_again_takes_nothing_back_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread that calls the operator finds in it, at each moment, what it lacked."""
     made = custom()
     handle = adopted(made)
-    own, overload = handle.specification.library_operator, made.operator._opoverload
+    own, overload = handle.specification.origin, made.operator._opoverload
 
     def destroyed(library: Any) -> None:
         raise AssertionError("the operator was taken out of the dispatcher")
@@ -303,7 +305,7 @@ def test_adopting_again_takes_nothing_back_meanwhile(monkeypatch: pytest.MonkeyP
     with monkeypatch.context() as patched:
         patched.setattr(capabilities, "destroy", destroyed)
         adopted(made)
-    assert handle.specification.library_operator is own
+    assert handle.specification.origin is own
 
     def by_three(x: Tensor, by: float = 2.0) -> Tensor:
         return by * x
@@ -313,6 +315,13 @@ def test_adopting_again_takes_nothing_back_meanwhile(monkeypatch: pytest.MonkeyP
         opsmith.adopt(overload, reference=by_three)
     assert_close(backward(handle), torch.full_like(x, 2.0))
     assert handle.reference is by_three
+
+
+def test_a_check_watches_what_its_own_function_keeps() -> None:
+    handle = adopted(custom())
+    subject = subject_of(handle, [(x,)], 0, EFFORTS["quick"])
+    assert subject.kind.has_reference
+    assert {numpy_sine, sine} <= set(roots(subject))
 
 
 def test_what_is_registered_between_two_adoptions_is_seen() -> None:

@@ -69,8 +69,10 @@ def test_a_surrogate_is_checked_as_one() -> None:
 def test_an_adopted_class_has_its_own_forward_and_backward() -> None:
     assert how(paged.double, "result") == "the forward of `Double`"
     assert how(paged.double, "gradient of `x`") == "backward of Double"
-    titles = [each.title for each in codes_of(paged.double.specification)]
-    assert "gradient of `x`" in titles
+    codes = codes_of(paged.double.specification)
+    assert [each.title for each in codes] == ["forward of Double", "gradient of `x`"]
+    assert all("paged.py:" in each.where for each in codes), "the code of the class, and none of opsmith"
+    assert "def forward(" in codes[0].text
 
 
 def test_answers_that_are_no_formula_are_declared() -> None:

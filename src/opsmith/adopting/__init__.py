@@ -6,16 +6,20 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import torch
-
 from opsmith import errors
 from opsmith.adopting.class_samples import Samples
-from opsmith.adopting.function_class import adopt_function
-from opsmith.adopting.library_operator import adopt_registered, is_operator, refuse_options
+from opsmith.adopting.function_class import adopt_function, is_function_class
+from opsmith.adopting.registered import adopt_registered, is_operator
 from opsmith.adopting.signature import Signature
 from opsmith.core.call_arguments import shown
 from opsmith.core.location import call_site
 from opsmith.core.operator import Operator
+
+_ORIGINS: tuple[tuple[Callable[[Any], bool], Callable[..., Operator[..., Any]]], ...] = (
+    (is_function_class, adopt_function),
+    (is_operator, adopt_registered),
+)
+"""Origins of operators that are adopted: a test of what was given, and the function that adopts it."""
 
 
 def adopt(
@@ -77,32 +81,21 @@ def adopt(
     """
     frame = inspect.currentframe()
     module = call_site(frame and frame.f_back).module
-    if isinstance(subject, type) and issubclass(subject, torch.autograd.Function):
-        named: Any = name  # checked by adopt_function
-        return adopt_function(
-            subject,
-            named,
-            reference=reference,
-            samples=samples,
-            signature=signature,
-            kind=kind,
-            opaque=opaque,
-            deterministic=deterministic,
-            accept=accept,
-            mutates=mutates,
-            module=module,
-        )
-    if is_operator(subject):
-        refuse_options(
-            subject,
-            name=(name, None),
-            signature=(signature, None),
-            kind=(kind, "true"),
-            opaque=(opaque, False),
-            deterministic=(deterministic, True),
-            mutates=(mutates, None),
-        )
-        return adopt_registered(subject, reference=reference, samples=samples, accept=accept, module=module)
+    for takes, adopt_subject in _ORIGINS:
+        if takes(subject):
+            return adopt_subject(
+                subject,
+                name,
+                reference=reference,
+                samples=samples,
+                signature=signature,
+                kind=kind,
+                opaque=opaque,
+                deterministic=deterministic,
+                accept=accept,
+                mutates=mutates,
+                module=module,
+            )
     raise errors.UsageError(
         "only a Function class, or an operator that torch knows, can be adopted",
         operator=name,

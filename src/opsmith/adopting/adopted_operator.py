@@ -13,7 +13,7 @@ import torch
 from opsmith import errors
 from opsmith.adopting.class_specification import class_gradients, class_tangents, computed_by, packed_samples
 from opsmith.adopting.learned_types import has_flag, learned_from
-from opsmith.core.adopted import ClassFormula, ObservedReturn, note
+from opsmith.core.adopted import AdoptedFunction, ClassFormula, ObservedReturn, class_of, note
 from opsmith.core.forked_locks import lock_of
 from opsmith.core.formula import non_differentiable
 from opsmith.core.functional_form import all_results, functional_name
@@ -59,7 +59,7 @@ class AdoptedOperator(Operator[..., Any]):
 
         Return None if they mark something, or earlier runs have shown what they mark.
         """
-        adopted = self._specification.adopted
+        adopted = self._class
         if adopted is None or not adopted.schema.new_values:
             return None
         try:
@@ -102,14 +102,14 @@ class AdoptedOperator(Operator[..., Any]):
             except Exception:
                 self._unlearn(before)
                 raise
-            adopted = self._specification.adopted
-            if adopted is not None and adopted.origin.unseen and not adopted.facts.seen:
+            adopted = self._class
+            if adopted is not None and adopted.provenance().unseen and not adopted.facts.seen:
                 self._learn(args, kwargs, None)
                 adopted.facts.seen = True
             return results
 
     def _computed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        adopted = self._specification.adopted
+        adopted = self._class
         if adopted is None:
             return super().__call__(*args, **kwargs)
         args, kwargs = adopted.completed(args, kwargs)
@@ -137,13 +137,13 @@ class AdoptedOperator(Operator[..., Any]):
             *kept, self._registration = self._kept
             self._kept = tuple(kept)
         super().redeclare(specification, register)
-        chosen = specification.adopted is not None and specification.adopted.facts.chosen
+        chosen = self._class is not None and self._class.facts.chosen
         self._form = self.functional if chosen and specification.schema.written else None
 
     def _note_flags(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note the flags of a call in place that has marked nothing: later ones are not done in place."""
         with _LEARNING:  # another thread may be replacing the facts
-            adopted = self._specification.adopted
+            adopted = self._class
             if adopted is not None and self._specification.schema.written:
                 flags = adopted.flags_of(*adopted.completed(args, kwargs))
                 note(adopted.facts.dirty_under, flags, frozenset())
@@ -153,7 +153,7 @@ class AdoptedOperator(Operator[..., Any]):
     def _learn(self, args: tuple[Any, ...], kwargs: dict[str, Any], observed: ObservedReturn | None) -> bool:
         """Take over the types and results of a call; return False if they show nothing new."""
         with _LEARNING:
-            adopted = self._specification.adopted
+            adopted = self._class
             learned = None if adopted is None else learned_from(adopted, args, kwargs, observed)
             if learned is None:
                 return False
@@ -170,8 +170,8 @@ class AdoptedOperator(Operator[..., Any]):
                 gradients=replace(gradients, rules=MappingProxyType({**by_class, **kept})),
                 tangents=replace(tangents, rules=MappingProxyType(class_tangents(learned))),
                 samples=self._specification.samples
-                if learned.origin.samples is None
-                else packed_samples(learned.origin.samples, learned),
+                if learned.provenance().samples is None
+                else packed_samples(learned.provenance().samples, learned),
             )
             if self._registration.traced:  # a kept graph goes on with the operator that it contains
                 specification = replace(specification, generation=specification.generation + 1)
@@ -190,8 +190,8 @@ class AdoptedOperator(Operator[..., Any]):
 
     def explain(self, /, *args: Any, **kwargs: Any) -> Explanation:
         """Explain a call without running it."""
-        adopted = self._specification.adopted
-        args, kwargs = (args, kwargs) if adopted is None else adopted.completed(args, kwargs)
+        if self._class is not None:
+            args, kwargs = self._class.completed(args, kwargs)
         return super().explain(*args, **kwargs)
 
     def _fallback(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -208,10 +208,10 @@ class AdoptedOperator(Operator[..., Any]):
         return call if out else f"{call}; if its types are others, declare them: {hint}"
 
     @property
-    def function_class(self) -> type[torch.autograd.Function] | None:
+    def _class(self) -> AdoptedFunction | None:
         """The class; None after the operator was declared again as another one."""
-        adopted = self._specification.adopted
-        return None if adopted is None else adopted.function_class
+        origin = self._specification.origin
+        return origin if isinstance(origin, AdoptedFunction) else None
 
 
 class AdoptedFunctionalForm(DerivedOperator[..., Any]):
@@ -228,8 +228,7 @@ class AdoptedFunctionalForm(DerivedOperator[..., Any]):
     def _computed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self is not self._owner.functional:  # the types have grown since
             return self._owner.functional(*args, **kwargs)
-        adopted = self._owner.specification.adopted
-        assert adopted is not None
+        adopted = class_of(self._owner.specification.origin)
         if not adopted.schema.new_values:  # a call has shown that it writes nothing
             return self._owner(*args, **kwargs)
         args, kwargs = adopted.completed(args, kwargs)

@@ -25,7 +25,6 @@ from opsmith.core.samples import (
 from opsmith.core.schema import Schema
 from opsmith.core.specification import Specification
 from opsmith.torch_library.adopted.fallback import declare_opaque
-from opsmith.torch_library.adopted.forward import forward_function, writing_forward
 from opsmith.torch_library.adopted.gradients import gradient_formula, tangent_formula
 
 
@@ -52,23 +51,12 @@ def specification_of(
 
 def computed_by(adopted: AdoptedFunction) -> dict[str, Any]:
     """Return the parts of a specification that compute a class, in place if it writes into arguments."""
-    forward, schema, reference = forward_function(adopted), adopted.call_schema, adopted.reference
-    if not schema.written:
-        return {
-            "schema": schema,
-            "adopted": adopted,
-            "forward": forward,
-            "functional_forward": None,
-            "reference": reference or forward,
-        }
-    writes = writing_forward(adopted)
-    return {
-        "schema": schema,
-        "adopted": adopted,
-        "forward": writes,
-        "functional_forward": forward,
-        "reference": writes if reference is None else copied_back(reference, schema),
-    }
+    schema, reference = adopted.call_schema, adopted.reference
+    if reference is None:
+        reference = adopted.compute(None, in_place=bool(schema.written))
+    elif schema.written:
+        reference = copied_back(reference, schema)
+    return {"schema": schema, "origin": adopted, "reference": reference}
 
 
 def class_gradients(adopted: AdoptedFunction) -> dict[str, Rule]:
@@ -89,7 +77,7 @@ def class_tangents(adopted: AdoptedFunction) -> dict[str, TangentRule]:
     formula = tangent_formula(adopted)
     if formula is not None:
         return dict.fromkeys(results, formula)
-    if "nonlinear" in adopted.kinds:
+    if "nonlinear" in adopted.claims:
         why = "its backward is not linear in grad_output, so forward mode cannot be derived from it"
         return dict.fromkeys(results, not_implemented(why))
     return {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -25,7 +25,7 @@ from opsmith.adopting.signature import (
 from opsmith.core.adopted import (
     KINDS,
     AdoptedFunction,
-    Origin,
+    Adoption,
     overrides,
 )
 from opsmith.core.location import where
@@ -36,9 +36,14 @@ from opsmith.core.samples import (
 )
 from opsmith.core.schema import REQUIRED, Argument, Schema, with_aliases
 from opsmith.declaration import check_flag, check_name, declare_specified
-from opsmith.torch_library.adopted.forward import Returned, returned_by
+from opsmith.torch_library.adopted.forward import Returned, forward_function, returned_by, writing_forward
 
 Runner = Callable[[type[torch.autograd.Function], Sequence[Sequence[Any]]], tuple[int, Returned]]
+
+
+def is_function_class(subject: Any) -> TypeGuard[type[torch.autograd.Function]]:
+    """Return True for a class derived from `torch.autograd.Function`."""
+    return isinstance(subject, type) and issubclass(subject, torch.autograd.Function)
 
 
 def first_returned(
@@ -104,7 +109,7 @@ def _describe(
         arguments = _given_tensors(arguments, results, known=resolved(function_class.forward).parameters)
     schema = Schema(arguments, results, single=outputs == 0)
     shown = tuple(tuple(map(placeholder, values)) for values in calls)
-    origin = Origin(stated is not None, reference, samples, shown, ran=bool(calls))
+    adoption = Adoption(stated is not None, reference, samples, shown, ran=bool(calls))
     if reference is not None:
         reference = flat_reference(reference, schema, outputs, parameters, name)
     return AdoptedFunction(
@@ -117,7 +122,8 @@ def _describe(
         reference,
         defaults,
         mutates,
-        provenance=lambda: origin,
+        provenance=lambda: adoption,
+        makers=(forward_function, writing_forward),
     )
 
 

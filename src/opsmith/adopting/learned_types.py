@@ -39,7 +39,7 @@ def learned_from(
 
     The author's `signature=` is never changed.
     """
-    origin, facts = adopted.origin, adopted.facts
+    origin, facts = adopted.provenance(), adopted.facts
     outputs, results = adopted.outputs, adopted.schema.results
     arguments, parameters, defaults = adopted.schema.arguments, adopted.parameters, adopted.defaults
     ran = origin.ran or facts.written is not None

@@ -29,7 +29,6 @@ from opsmith.checking.subject import Subject
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.formula import Formula, NonDifferentiable, NotImplementedGradient
 from opsmith.core.location import where
-from opsmith.torch_library import capabilities
 from opsmith.torch_library.torch_messages import NO_DERIVATIVE, has_message
 
 
@@ -89,7 +88,7 @@ def _differentiated(subject: Subject, sample: Sample) -> Differentiated:
         elif isinstance(rule, NotImplementedGradient):
             refused[name] = f"the gradient of `{name}` is not implemented: {rule.reason}"
         elif subject.kind.in_library:
-            if not subject.lacks("autograd"):
+            if not subject.lacks("gradient"):
                 argnums.append(argnum)
             else:
                 refused[name] = "it has no gradient: `torch.library.register_autograd` gives it one"
@@ -194,11 +193,11 @@ def _without_derivative(error: Exception) -> str | None:
 
 def leaves_out(subject: Subject, name: str) -> bool:
     """True if a class's backward returns None for an input in every return statement: it may be meant."""
-    adopted = subject.specification.adopted
-    if adopted is None:
+    origin = subject.specification.origin
+    if origin.kind != "class":
         return False
-    parameters = [*forward_signature(adopted.function_class).parameters]
-    return name in parameters and never_returned(adopted.function_class.backward, parameters.index(name))
+    parameters = [*forward_signature(origin.subject).parameters]
+    return name in parameters and never_returned(origin.subject.backward, parameters.index(name))
 
 
 def rule_location(subject: Subject, name: str) -> str:
@@ -207,9 +206,8 @@ def rule_location(subject: Subject, name: str) -> str:
     rule = specification.gradients.rules.get(name)
     if isinstance(rule, Formula):
         return rule.where
-    if specification.library_operator is not None and subject.kind.in_library:
-        parts = capabilities.custom_parts(specification.library_operator.overload)
-        return specification.where if parts is None or parts.backward is None else where(parts.backward)
+    if subject.kind.in_library:
+        return specification.where_of("gradient")
     stand_in = specification.gradients.stand_in
     return where(stand_in) if stand_in is not None and rule is None else specification.where
 

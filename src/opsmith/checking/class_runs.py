@@ -20,7 +20,7 @@ from opsmith.checking.report import Outcome
 from opsmith.checking.samples.given import GIVEN, GivenSamples, drawing, drawn
 from opsmith.checking.samples.sample import sample_named
 from opsmith.checking.side_effects.torch_random import torch_state_restored
-from opsmith.core.adopted import AdoptedFunction
+from opsmith.core.adopted import class_of
 from opsmith.core.call_arguments import CallArguments, call_error
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
@@ -53,14 +53,14 @@ def learnt_from(operator: Operator[..., Any], samples: GivenSamples, seed: int) 
         SampleError: If they are not a list, or cannot be made.
         ForwardRaisedError: If forward raises on a sample whose types no other one shows, or does not return.
     """
-    adopted = operator.specification.adopted
-    if adopted is None:
+    if operator.specification.origin.kind != "class":
         return samples
+    adopted = class_of(operator.specification.origin)
     if samples is not None:
         location = location_of(samples, GIVEN)
         with drawing(seed) as make:
             given = read_samples(samples, make, operator.name, location)
-        if not adopted.origin.stated:
+        if not adopted.provenance().stated:
             _show_types(operator, given)
         calls = [_packed(operator, each) for each in given]
         samples = LocatedSamples(lambda make: calls, location) if callable(samples) else calls
@@ -72,7 +72,7 @@ def learnt_from(operator: Operator[..., Any], samples: GivenSamples, seed: int) 
 def _show_types(operator: Operator[..., Any], samples: Sequence[Any]) -> None:
     """Call the operator on samples that do not fit, until none shows new types: it learns them in calls."""
     calls = [(position, call) for position, call in enumerate(map(_call_of, samples)) if call is not None]
-    function_class, known = _class_of(operator).function_class, None
+    function_class, known = class_of(operator.specification.origin).function_class, None
     raised: dict[int, tuple[str, BaseException]] = {}
     while known is not operator.specification:
         known = operator.specification
@@ -94,12 +94,6 @@ def _show_types(operator: Operator[..., Any], samples: Sequence[Any]) -> None:
             raise _forward_raised(function_class, *raised[position]) from raised[position][1]
 
 
-def _class_of(operator: Operator[..., Any]) -> AdoptedFunction:
-    adopted = operator.specification.adopted
-    assert adopted is not None
-    return adopted
-
-
 def _call_of(sample: Any) -> CallArguments | None:
     """The call of a sample; None if it is none."""
     if isinstance(sample, CallArguments):
@@ -110,13 +104,13 @@ def _call_of(sample: Any) -> CallArguments | None:
 
 
 def _fits(operator: Operator[..., Any], call: CallArguments) -> bool:
-    adopted = _class_of(operator)
+    adopted = class_of(operator.specification.origin)
     return call_error(*adopted.completed(call.args, call.kwargs), adopted.schema) is None
 
 
 def _packed(operator: Operator[..., Any], sample: Any) -> Any:
     """A sample with the operator's arguments, where these carry those of forward in another form."""
-    adopted, call = _class_of(operator), _call_of(sample)
+    adopted, call = class_of(operator.specification.origin), _call_of(sample)
     if call is None or (adopted.parameters.plain and not adopted.defaults):
         return sample
     return CallArguments(*adopted.completed(call.args, call.kwargs))
@@ -131,7 +125,7 @@ def _call_with_copies(operator: Operator[..., Any], call: CallArguments) -> None
 
 def _show_writes(operator: Operator[..., Any], samples: GivenSamples, seed: int) -> None:
     """Call a class that may write, and was never run: a call shows what it marks as dirty."""
-    adopted = _class_of(operator)
+    adopted = class_of(operator.specification.origin)
     calls = drawn(operator.specification, samples, seed, operator.name)
     given = [adopted.schema.call_values(call.args, call.kwargs) for call in calls]
     if not given:

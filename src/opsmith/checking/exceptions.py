@@ -16,7 +16,7 @@ from torch import Tensor
 
 import opsmith
 from opsmith import errors
-from opsmith.adopting.library_operator import is_operator
+from opsmith.adopting.registered import is_operator
 from opsmith.checking.processes.fork import in_child, report_hang
 from opsmith.checking.processes.watchdog import EndlessCallError, Watchdog
 

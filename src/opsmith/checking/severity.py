@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
-import torch
-
 from opsmith.checking.calls import leaves_out
 from opsmith.checking.causes import CAUSES
 from opsmith.checking.properties import PROPERTIES
@@ -94,21 +92,19 @@ def _unpromised(failure: Failure, subject: Subject) -> bool:
 
 def _promised(failure: Failure, subject: Subject) -> bool | None:
     """True if the author of a class promises what a property checks, False if not; None for all else."""
-    function = torch.autograd.Function
     if subject.kind.has_reference:
         return None
-    adopted = subject.specification.adopted
-    if adopted is None:
+    origin = subject.specification.origin
+    if origin.kind != "class":
         return False
-    own = adopted.function_class
     match failure.property:
         case "second_order":  # its author wrote one, if its backward applies a Function
-            code = code_of(own.backward)
+            code = code_of(origin.subject.backward)
             return code is not None and "apply" in names_in(code)
         case "forward_mode":
-            return own.jvp is not function.jvp
+            return origin.own("tangent") is not None
         case "vmap":
-            return own.vmap is not function.vmap or own.generate_vmap_rule
+            return origin.own("vmap") is not None or bool(origin.subject.generate_vmap_rule)
         case _:
             return None
 

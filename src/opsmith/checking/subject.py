@@ -29,6 +29,7 @@ from opsmith.core.call_arguments import tensors_in
 from opsmith.core.kernels import Kernel, choose
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
+from opsmith.core.origins.declared import Part
 from opsmith.core.results import Result
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
@@ -97,8 +98,7 @@ class LibraryWrite:
     @property
     def reference(self) -> Callable[..., Any]:
         """The author's function, if known: torch raises the versions of a `custom_op`, written or not."""
-        own = self.specification.library_operator
-        return self.specification.reference if own is None or own.function is None else own.function
+        return next(iter(self.specification.origin.sources()), self.specification.reference)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it, as users do."""
@@ -212,17 +212,15 @@ class Subject:
         """Rank of a sample among those on which a call does not raise."""
         return sample.position - sum(position < sample.position for position in self.dropped)
 
-    def lacks(self, rule: Literal["autograd", "fake", "vmap"]) -> bool:
+    def lacks(self, rule: Part) -> bool:
         """True if it is an operator of torch.library without a registered rule."""
-        own = self.specification.library_operator
-        return self.kind.in_library and (own is None or not getattr(own, rule))
+        return self.kind.in_library and self.specification.origin.own(rule) is None
 
     @property
     def torch_operator(self) -> Any:
         """The operator as torch registers it; None for a class."""
         if self.kind.in_library:
-            assert self.specification.library_operator is not None
-            return self.specification.library_operator.overload
+            return self.specification.origin.subject
         return self.operator.torch_operator if self.operator is not None and self.apply is None else None
 
     @cached_property
@@ -284,9 +282,9 @@ class Subject:
             returned = self.called(args, kwargs)
         if self.steady is not None:
             self.steady.before_backward(tensors_in([returned]))
-        adopted = self.specification.adopted
-        if adopted is not None:  # its results may lie in tuples inside of tuples
-            return self._received(sample, self._parts(adopted.outputs, returned, flat), flat, on)
+        outputs = self.specification.origin.outputs
+        if outputs is not None:  # its results may lie in tuples inside of tuples
+            return self._received(sample, self._parts(outputs, returned, flat), flat, on)
         self._hold_count(sample, returned, self.specification.schema.visible, lambda: self.runs_at(flat))
         return self._received(sample, self._listed(returned), flat, on)
 
@@ -416,8 +414,7 @@ class Subject:
 
         An adopted class may be declared so; for other subjects the results are examined.
         """
-        adopted = self.specification.adopted
-        declared = bool(self.narrow) or (adopted is not None and "float32" in adopted.kinds)
+        declared = bool(self.narrow) or "float32" in self.specification.origin.claims
         return declared or (self.apply is not None and any(map(self._rounds_in, self.samples)))
 
     def _rounds_in(self, sample: Sample) -> bool:
@@ -450,8 +447,7 @@ class Subject:
     @property
     def linear(self) -> bool:
         """True if its backward is linear in grad_output: an adopted class may be declared not to be."""
-        adopted = self.specification.adopted
-        return adopted is None or "nonlinear" not in adopted.kinds
+        return "nonlinear" not in self.specification.origin.claims
 
     def seeded(self) -> AbstractContextManager[Any]:
         """A region in which every run draws the same numbers; the state outside is restored."""
@@ -484,7 +480,7 @@ class Subject:
 
     def called_with_gradients(self, sample: Sample) -> None:
         """Call a class on inputs that require a gradient: its forward may draw only then."""
-        if self.specification.adopted is not None:
+        if self.specification.origin.kind == "class":
             with torch.enable_grad():
                 self.called(*sample.arguments(sample.leaves()))
 
@@ -501,10 +497,9 @@ class Subject:
     @cached_property
     def devices(self) -> tuple[torch.device, ...]:
         """Devices to check on: those of the samples, and those for which it has kernels that can run here."""
-        own = self.specification.library_operator
-        adopted = own.devices if own is not None else ()
         homes = {each.type: each for each in (sample.home for sample in self.samples)} or {"cpu": CPU}
-        types = dict.fromkeys((*(kernel.device for kernel in self.specification.kernels), *adopted))
+        kernels = [kernel.device for kernel in self.specification.kernels]
+        types = dict.fromkeys((*kernels, *self.specification.origin.devices))
         others = [torch.device(kind) for kind in types if kind not in homes and missing_device(kind) is None]
         return (*homes.values(), *others)
 

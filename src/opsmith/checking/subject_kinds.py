@@ -12,8 +12,8 @@ import torch
 
 from opsmith import errors
 from opsmith.adopting.class_samples import Samples, class_samples
-from opsmith.adopting.function_class import adopt_function
-from opsmith.adopting.library_operator import is_operator, overload_of
+from opsmith.adopting.function_class import adopt_function, is_function_class
+from opsmith.adopting.registered import is_operator, overload_of
 from opsmith.adopting.schema_matching import described
 from opsmith.adopting.signature import value_names
 from opsmith.checking.class_runs import first_run, learnt_from
@@ -34,6 +34,7 @@ from opsmith.checking.subject import (
     Subject,
     SubjectKind,
 )
+from opsmith.core.adopted import class_of
 from opsmith.core.call_arguments import CallArguments, shown
 from opsmith.core.functional_form import on_copies
 from opsmith.core.location import where
@@ -62,14 +63,13 @@ def subject_of(checked: Any, samples: GivenSamples, seed: int, effort: Effort) -
         SampleError: If a sample does not fit.
         ForwardRaisedError: If the forward of a class raises on every sample.
     """
-    if isinstance(checked, type) and issubclass(checked, torch.autograd.Function):
+    if is_function_class(checked):
         with drawing(seed) as make:
             operator = as_operator(checked, samples, make)
         calls = drawn(operator.specification, None, seed, checked.__qualname__)
-        adopted = operator.specification.adopted
-        assert adopted is not None
         # A class of the oldest kind has no `apply` that runs; adopted, it has.
-        apply = None if adopted.takes_self else _apply_of(checked, operator.specification)
+        old = class_of(operator.specification.origin).takes_self
+        apply = None if old else _apply_of(operator.specification)
         kind = ADOPTED_CLASS if apply is None else FUNCTION_CLASS
         return _subject(
             operator.specification, calls, seed, effort, kind, operator, apply, checked.__qualname__
@@ -95,17 +95,16 @@ def subject_of(checked: Any, samples: GivenSamples, seed: int, effort: Effort) -
 
 
 def _kind_of(specification: Specification) -> SubjectKind:
-    adopted = specification.adopted
-    if adopted is not None:
-        return ADOPTED_CLASS if adopted.reference is None else ADOPTED
-    return OPERATOR if specification.library_operator is None else ADOPTED
+    if specification.origin.kind == "declared":
+        return OPERATOR
+    return ADOPTED if specification.origin.referenced else ADOPTED_CLASS
 
 
 def _no_subject(checked: Any) -> errors.UsageError:
     kind = (
         getattr(checked, "__self__", None) if getattr(checked, "__name__", "") == "apply" else type(checked)
     )
-    if isinstance(kind, type) and issubclass(kind, torch.autograd.Function):
+    if is_function_class(kind):
         hint = f"pass the class, `{kind.__name__}`"
     else:
         hint = 'declare it first, with `@opsmith.operator("mylib::name")`'
@@ -117,14 +116,13 @@ def _no_subject(checked: Any) -> errors.UsageError:
     )
 
 
-def _apply_of(function_class: Any, specification: Specification) -> Callable[..., Any]:
+def _apply_of(specification: Specification) -> Callable[..., Any]:
     """A class's own `apply`, with the arguments of the operator."""
-    adopted = specification.adopted
-    assert adopted is not None
+    origin, schema = specification.origin, specification.schema
 
     @calls_operator
     def apply(*args: Any, **kwargs: Any) -> Any:
-        return function_class.apply(*adopted.spread(specification.schema.call_values(args, kwargs)))
+        return origin.subject.apply(*origin.spread(schema.call_values(args, kwargs)))
 
     return apply
 
@@ -136,12 +134,11 @@ def through_apply(subject: Subject) -> Subject | None:
     adopted with a `kind=` is held to torch's contract all the same: checked itself, it would fail for what
     `kind=` declares.
     """
-    adopted = subject.specification.adopted
-    if adopted is None or subject.apply is not None or adopted.kinds == {"true"} or adopted.takes_self:
+    specification = subject.specification
+    promised = subject.apply is not None or specification.origin.claims <= {"true"}
+    if promised or class_of(specification.origin).takes_self:
         return None
-    return replace(
-        subject, kind=FUNCTION_CLASS, apply=_apply_of(adopted.function_class, subject.specification)
-    )
+    return replace(subject, kind=FUNCTION_CLASS, apply=_apply_of(specification))
 
 
 THROUGH_APPLY = "called"
@@ -150,9 +147,7 @@ THROUGH_APPLY = "called"
 
 def of_own_apply(failure: Failure, subject: Subject) -> Failure:
     """The failure of a class through its own `apply`, as a failure of the operator that was made of it."""
-    adopted = subject.specification.adopted
-    assert adopted is not None
-    call = f"`{adopted.name}.apply`"
+    call = f"`{subject.specification.qualname}.apply`"
     message = f"called through {call}: {failure.message}"
     return replace(failure, message=message, evidence={**failure.evidence, THROUGH_APPLY: call})
 
@@ -187,15 +182,9 @@ def _sampling_hint(specification: Specification, operator: Operator[..., Any] | 
         listed = f"({', '.join(names)}{',' * (len(names) == 1)})"
         path = specification.name.replace("::", ".")
         return f"call `opsmith.check(torch.ops.{path}, samples=[{listed}])`"
-    if specification.adopted is not None:
-        return (
-            "give them where it is adopted, `adopt(..., samples=lambda: [(x, weight)])`, or call "
-            "`check(..., samples=[(x, weight)])`"
-        )
-    return (
-        f"write `@{specification.variable}.samples` over a function of `make` that yields tuples of "
-        "arguments, or call `check(..., samples=[(x, weight)])`"
-    )
+    attached = f"write `@{specification.variable}.samples` over a function of `make` that yields tuples of "
+    there = specification.origin.takes_samples or f"{attached}arguments"
+    return f"{there}, or call `check(..., samples=[(x, weight)])`"
 
 
 NAMESPACE = "checked"
@@ -285,8 +274,8 @@ def as_specification(operator: Any) -> Specification:
         UnsupportedTypeError: If its schema has types that opsmith does not know.
     """
     overload = overload_of(operator)
-    signature = capabilities.signature_of(overload)
-    schema = described(signature)
+    signature, origin = capabilities.signature_of(overload), library_operator_of(overload)
+    function, schema = next(iter(origin.sources()), None), described(signature)
 
     @calls_operator
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -299,12 +288,12 @@ def as_specification(operator: Any) -> Specification:
         schema=schema,
         module=__name__,
         qualname=signature.name,
-        where=_where(overload),
+        where=where(function) if function else str(overload),
         opaque=True,
         random=torch.Tag.nondeterministic_seeded in overload.tags,
         deterministic=BITWISE not in overload.tags,
         inline=False,
-        library_operator=library_operator_of(overload),
+        origin=origin,
     )
 
 
@@ -312,9 +301,3 @@ def on_copies_of(specification: Specification) -> Specification:
     """The specification of an operator that is called on copies of what it writes, and returns them."""
     call = calls_operator(on_copies(specification.reference, specification.schema))
     return replace(specification, schema=functional_schema(specification.schema), reference=call)
-
-
-def _where(overload: Any) -> str:
-    """`file:line` of what computes it, where that is Python; else its name."""
-    parts = capabilities.custom_parts(overload)
-    return str(overload) if parts is None else where(parts.function)

@@ -10,6 +10,7 @@ import typer
 from rich.markup import escape
 
 from opsmith import errors
+from opsmith.adopting.function_class import is_function_class
 from opsmith.checking.checker import selected
 from opsmith.checking.output.json import read_reports
 from opsmith.checking.processes.fork import limit_of
@@ -31,7 +32,6 @@ from opsmith.cli.options import (
 from opsmith.cli.output import answering
 from opsmith.core.output_file import replace_file, writable_file
 from opsmith.targets import Target
-from opsmith.targets.definitions import is_function_class
 
 EPILOG = "\n\n".join(
     ["**Properties**", *(f"- `{known.name}` {known.title}" for known in PROPERTIES.values())]

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from opsmith import checking, errors
-from opsmith.adopting.library_operator import name_of
+from opsmith.adopting.function_class import is_function_class
+from opsmith.adopting.registered import name_of
 from opsmith.checking.accepting import project_findings
 from opsmith.checking.processes.fork import limit_of, run_isolated
 from opsmith.checking.report import Outcome, Report
@@ -15,7 +16,6 @@ from opsmith.core.location import where
 from opsmith.core.operator import Operator
 from opsmith.surveying.trials import GuessedSamples, guessed_samples
 from opsmith.targets import Target
-from opsmith.targets.definitions import is_function_class
 
 GUESSED = "its arguments were guessed: {words}. If it is not meant to take these, give it others: {how}"
 

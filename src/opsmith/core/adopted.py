@@ -1,4 +1,4 @@
-"""Adopted operators: `autograd.Function` classes, and operators of torch.library."""
+"""Origin of an operator that was adopted: an `autograd.Function` class, with what its runs have shown."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
+from torch.amp import autocast_mode
 
 from opsmith import errors
 from opsmith.core import source
@@ -17,35 +18,8 @@ from opsmith.core.cached_property import cached_property
 from opsmith.core.formula import Formula
 from opsmith.core.forward_arguments import NO_PARAMETERS, ForwardArguments
 from opsmith.core.location import where
+from opsmith.core.origins.declared import Origin, Own, Part
 from opsmith.core.schema import Schema, in_place_schema
-
-
-@dataclass(frozen=True)
-class LibraryOperator:
-    """An operator that was registered with torch elsewhere, and the parts that it has.
-
-    Args:
-        overload: The operator's `OpOverload`, `torch.ops.namespace.name.default`.
-        devices: Device types that it has kernels for; empty if one kernel serves all.
-        autograd: Device types on which it has its own autograd.
-        autocast: Device types on which it has a rule for autocast.
-        fake: True if it has a fake kernel.
-        vmap: True if it has a rule for `vmap`.
-        sources: Functions that define its behaviour in compiled code, for the source hash.
-        served: Device types that it computes on, as far as they are known.
-        function: The function of a `torch.library.custom_op`.
-    """
-
-    overload: Any
-    devices: tuple[str, ...] = ()
-    autograd: frozenset[str] = frozenset()
-    autocast: frozenset[str] = frozenset()
-    fake: bool = False
-    vmap: bool = False
-    sources: tuple[Any, ...] = ()
-    served: tuple[str, ...] = ()
-    function: Callable[..., Any] | None = None
-
 
 Outputs = int | None | tuple["Outputs", ...]
 """The position of a result, None, or a tuple of such."""
@@ -213,7 +187,7 @@ class Obstacle:
 
 
 @dataclass(frozen=True)
-class Origin:
+class Adoption:
     """The material of an adoption, to repeat it when a call shows other types than it assumed.
 
     Args:
@@ -237,7 +211,7 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class AdoptedFunction(errors.ErrorSubject):
+class AdoptedFunction(Origin, errors.ErrorSubject):
     """An `autograd.Function` class as an operator uses it; the class itself is not changed.
 
     Args:
@@ -245,31 +219,90 @@ class AdoptedFunction(errors.ErrorSubject):
         schema: The signature of the forward on copies: a new value of an argument is a result.
         function_class: The class.
         outputs: Structure of the value that its forward returns.
-        kinds: Keys of `KINDS`.
+        claims: Keys of `KINDS`.
         parameters: The parameters of forward, as the operator's arguments carry them.
         reference: The function that takes over where the class cannot be used, if its author gave one.
         defaults: Defaults that are left out of the schema, because one of them cannot be written there.
         mutates: Names of the arguments that its author declared as written; None if its runs show them.
         facts: Facts observed in its runs.
         provenance: Returns the material of the adoption: a function, since samples are no state of a call.
+        makers: Make its forward a function of the operator's arguments: of an operator that returns new
+            values, and of one that writes them in place.
     """
 
     operator: str
     schema: Schema
     function_class: type[torch.autograd.Function]
     outputs: Outputs
-    kinds: frozenset[str] = frozenset({"true"})
+    claims: frozenset[str] = frozenset({"true"})
     parameters: ForwardArguments = NO_PARAMETERS
     reference: Callable[..., Any] | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     mutates: tuple[str, ...] | None = None
     facts: ObservedFacts = field(default_factory=ObservedFacts, compare=False)
-    provenance: Callable[[], Origin] = field(default=Origin, compare=False)
+    provenance: Callable[[], Adoption] = field(default=Adoption, compare=False)
+    makers: tuple[Callable[[AdoptedFunction], Callable[..., Any]], ...] = ()
+
+    kind = "class"
+    casts = False
+    computes_by = "the class's forward"
+    declares_random = 'kind="stochastic"'
+    takes_samples = "give them where it is adopted, `adopt(..., samples=lambda: [(x, weight)])`"
 
     @property
-    def origin(self) -> Origin:
-        """Material of the adoption."""
-        return self.provenance()
+    def subject(self) -> type[torch.autograd.Function]:
+        """The class."""
+        return self.function_class
+
+    @property
+    def referenced(self) -> bool:
+        """True if its author gave a reference, which defines what is right."""
+        return self.reference is not None
+
+    def own(self, part: Part, device: str = "") -> Own | None:
+        """Return a method of the class."""
+        if part == "autocast":
+            return Own("rule of `custom_fwd`") if self._handles_autocast else None
+        name = _METHODS.get(part, "")
+        function = self.backward if part == "gradient" else self.method(name)
+        return None if function is None else Own(f"{name} of `{self.name}`", function, where(function))
+
+    def method(self, name: str) -> Callable[..., Any] | None:
+        """Return a method that the class defines; None if it has none."""
+        return getattr(self.function_class, name) if overrides(self.function_class, name) else None
+
+    @property
+    def _handles_autocast(self) -> bool:
+        codes = [getattr(each, "__code__", None) for each in (self.function_class.forward, self.backward)]
+        return any(code is not None and code.co_filename == autocast_mode.__file__ for code in codes)
+
+    @cached_property
+    def _functions(self) -> list[Callable[..., Any]]:
+        return [make(self) for make in self.makers]
+
+    def compute(self, reference: Callable[..., Any] | None, *, in_place: bool) -> Any:
+        """Return its forward as a function of the operator's arguments."""
+        return self._functions[in_place]
+
+    def functional(self, schema: Schema, reference: Callable[..., Any], *, faked: bool) -> dict[str, Any]:
+        """Return what differs in the functional form: the forward runs on copies."""
+        forward = self.compute(None, in_place=False)
+        return {"schema": self.schema, "reference": self.reference or forward, "origin": self}
+
+    def runs(self, circumstance: str, *, suspected: bool = False) -> bool:
+        """Return False if its forward does not run there, and no reference stands in."""
+        task = f"forward {circumstance}"
+        fails = task in self.facts.instead or (suspected and task in self.facts.suspected)
+        return self.referenced or not fails
+
+    def sources(self) -> tuple[Any, ...]:
+        """Return the class, and the reference of its author."""
+        return self.function_class, self.reference
+
+    def methods(self, names: Sequence[str]) -> tuple[Mapping[str, Any], Sequence[str]]:
+        """Return the methods of the class, and the name of the argument for each parameter of forward."""
+        own = {name: self.method(name) for name in ("forward", "setup_context", "backward", "jvp")}
+        return {name: each for name, each in own.items() if each}, self.parameters.names
 
     @cached_property
     def call_schema(self) -> Schema:
@@ -294,11 +327,7 @@ class AdoptedFunction(errors.ErrorSubject):
     @cached_property
     def backward(self) -> Callable[..., Any] | None:
         """Its backward, which takes a context and the grad_outputs; None if it has none."""
-        for name in ("backward", "vjp"):
-            if overrides(self.function_class, name):
-                found: Callable[..., Any] = getattr(self.function_class, name)
-                return found
-        return None
+        return self.method("backward") or self.method("vjp")
 
     @cached_property
     def may_write(self) -> bool:
@@ -373,25 +402,15 @@ class AdoptedFunction(errors.ErrorSubject):
         """True if its backward leaves torch, so that it cannot be differentiated."""
         return source.may_name(self.backward, _LEAVING)
 
-    @cached_property
-    def jvp(self) -> Callable[..., Any] | None:
-        """Its rule for forward mode, which takes a context and a tangent for each argument."""
-        return self.function_class.jvp if overrides(self.function_class, "jvp") else None
-
-    @cached_property
-    def vmap(self) -> Callable[..., Any] | None:
-        """Its rule for `vmap`, which takes `info`, the batch dimensions, and the arguments."""
-        return self.function_class.vmap if overrides(self.function_class, "vmap") else None
-
     @property
     def random(self) -> bool:
         """True if its forward draws random numbers, so that a second run computes other results."""
-        return "stochastic" in self.kinds
+        return "stochastic" in self.claims
 
     @property
     def surrogate(self) -> bool:
         """True if the derivative of a reference must never replace its gradient."""
-        return bool(self.kinds & {"surrogate", "approximate", "nonlinear"})
+        return bool(self.claims & {"surrogate", "approximate", "nonlinear"})
 
     @property
     def where(self) -> str:
@@ -491,6 +510,12 @@ class AdoptedFunction(errors.ErrorSubject):
         return self.parameters.spread(values)
 
 
+def class_of(origin: Origin) -> AdoptedFunction:
+    """Return the origin of an operator that was adopted from a class."""
+    assert isinstance(origin, AdoptedFunction)
+    return origin
+
+
 def may_write(function_class: type[torch.autograd.Function]) -> bool:
     """Return True if the code of a class's forward writes into some tensor, or marks one as dirty."""
     methods: list[Any] = [function_class.forward]
@@ -509,6 +534,15 @@ def _writes(code: types.CodeType) -> bool:
         or (each.opname == "BINARY_OP" and each.argrepr.endswith("="))
         for each in dis.get_instructions(code)
     )
+
+
+_METHODS: dict[Part, str] = {
+    "forward": "forward",
+    "gradient": "backward",
+    "tangent": "jvp",
+    "vmap": "vmap",
+    "onnx": "symbolic",
+}
 
 
 class ClassFormula(Formula):

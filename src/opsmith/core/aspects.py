@@ -292,7 +292,7 @@ class Aspects:
             'kernel for cpu, neg'
         """
         check_device(device, self.name)
-        if self._specification.library_operator is not None:
+        if self._specification.origin.registered:
             raise self._own_stays("kernels", "register it with `torch.library.impl`")
         chosen = None if dtypes is None else dtypes_of(dtypes, self.name)
         if not (cpp is cpp_file is entry is None and not strict and not options):
@@ -395,8 +395,7 @@ class Aspects:
             torch.Size([3])
         """
         self._check_attached(function, "the fake kernel")
-        own = self._specification.library_operator
-        if own is not None and own.fake:
+        if self._specification.origin.own("fake"):
             raise self._own_stays("a fake kernel", "fix that one")
         self._replace(fake=function)
         return function

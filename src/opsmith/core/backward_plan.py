@@ -112,7 +112,7 @@ def takes_kernel(specification: Specification, values: list[Any] | None) -> bool
         specification: The operator.
         values: Argument values of the call; None for a call that its kernels take.
     """
-    if specification.library_operator is not None:
+    if specification.origin.registered:
         return True
     kernels = specification.kernels
     return bool(kernels) and (values is None or choose(kernels, values)[0] is not None)

@@ -74,12 +74,12 @@ def explain(specification: Specification, values: list[Any]) -> Explanation:
     """Explain a call with these argument values."""
     accepted, rejected = choose(specification.kernels, values)
     built = accepted.kernel.function if accepted else None
-    if specification.library_operator is not None:
-        forward = "the operator's own kernel"
+    if specification.origin.registered:
+        forward = specification.origin.computes_by
     elif accepted:
         forward = str(accepted.kernel)
     else:
-        forward = f"{_computing(specification)}, {specification.where}"
+        forward = f"{specification.origin.own('forward') or 'reference'}, {specification.where}"
     rules = specification.gradients
     sources = gradient_sources(specification, values)
     own_autograd = any(each.kind == "own" for each in sources.values())
@@ -106,21 +106,15 @@ def explain(specification: Specification, values: list[Any]) -> Explanation:
         saved,
         ordinary,
         any(each.runs_again for each in sources.values()),
-        tuple(specification.adopted.notes(in_place=bool(specification.schema.written)))
-        if specification.adopted
-        else (),
+        tuple(specification.origin.notes(in_place=bool(specification.schema.written))),
         own_autograd,
         (*(built.copies(values) if isinstance(built, BuiltKernel) else ()), *written_over),
         built.sizing if isinstance(built, BuiltKernel) else "",
-        accepted.kernel if accepted and specification.library_operator is None else None,
+        accepted.kernel if accepted and not specification.origin.registered else None,
         accepted.kernel.given.origin_of(values)
         if accepted and isinstance(accepted.kernel.given, BuiltKernel)
         else "",
     )
-
-
-def _computing(specification: Specification) -> str:
-    return f"forward of {specification.adopted.name}" if specification.adopted else "reference"
 
 
 def _saved(plan: BackwardPlan) -> tuple[str, ...]:

@@ -5,58 +5,34 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.kernels import BuiltKernel, Kernel
+from opsmith.core.origins.declared import DECLARED
 from opsmith.core.schema import Schema, functional_schema
 from opsmith.core.specification import FUNCTIONAL_SUFFIX, Specification
 from opsmith.core.tensors import map_tensors
 
-if TYPE_CHECKING:
-    from opsmith.core.adopted import AdoptedFunction, LibraryOperator
-
 
 def functional_form(specification: Specification) -> Specification:
     """Return the specification of the functional form of an in-place operator."""
-    schema, library = specification.schema, specification.library_operator
-    if specification.adopted is not None:
-        return _of_class(specification, specification.adopted)
-    fake = specification.fake
-    if library is not None and fake is None and (library.fake or not schema.results):
-        fake = library.overload if library.fake else _nothing
-    return replace(
-        specification,
-        name=functional_name(specification.name),
-        schema=functional_schema(schema),
-        reference=on_copies(specification.reference, schema),
-        kernels=tuple(_kernel_on_copies(each, specification) for each in specification.kernels)
-        if library is None
-        else _own_kernels(library, specification),
-        fake=None if fake is None else on_copies(fake, schema, specification.reference),
-        library_operator=None,
-        # `shapes=` says nothing of the new values: calls are held to it where they write.
-        shapes=None,
-        batching=None,
-    )
-
-
-def _of_class(specification: Specification, adopted: AdoptedFunction) -> Specification:
-    """Return the functional form of an adopted class: its forward on copies, with its backward."""
     schema, fake = specification.schema, specification.fake
-    assert specification.functional_forward is not None
-    return replace(
-        specification,
-        name=functional_name(specification.name),
-        schema=adopted.schema,
-        reference=adopted.reference or specification.functional_forward,
-        forward=specification.functional_forward,
-        functional_forward=None,
-        kernels=tuple(_kernel_on_copies(each, specification) for each in specification.kernels),
-        fake=None if fake is None else on_copies(fake, schema, specification.reference),
-    )
+    changes: dict[str, Any] = {
+        "name": functional_name(specification.name),
+        "schema": functional_schema(schema),
+        "reference": on_copies(specification.reference, schema),
+        "kernels": tuple(_kernel_on_copies(each, specification) for each in specification.kernels),
+        "fake": None if fake is None else on_copies(fake, schema, specification.reference),
+        "origin": DECLARED,
+        # `shapes=` says nothing of the new values: calls are held to it where they write.
+        "shapes": None,
+        "batching": None,
+    }
+    brought = specification.origin.functional(schema, specification.reference, faked=fake is not None)
+    return replace(specification, **changes | brought)
 
 
 def functional_name(name: str) -> str:
@@ -67,17 +43,6 @@ def functional_name(name: str) -> str:
         'vendor::scale_out_functional'
     """
     return name.replace(".", "_") + FUNCTIONAL_SUFFIX
-
-
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    """Fake kernel of an operator that returns nothing new: what is written keeps its form."""
-
-
-def _own_kernels(library: LibraryOperator, specification: Specification) -> tuple[Kernel, ...]:
-    """Return kernels that call an operator of torch.library on copies."""
-    function = on_copies(library.overload, specification.schema, specification.reference)
-    own = library.function or library.overload
-    return tuple(Kernel(device, function, None, Kernel(device, own)) for device in library.served)
 
 
 def _kernel_on_copies(kernel: Kernel, specification: Specification) -> Kernel:

@@ -62,8 +62,8 @@ def gradient_sources(
 
 def _of_rule(specification: Specification, rule: Rule) -> GradientSource:
     kind = "surrogate " * specification.gradients.surrogate
-    if isinstance(rule, ClassFormula) and specification.adopted is not None:
-        return GradientSource("formula", f"{kind}backward of {specification.adopted.name}", rule.where)
+    if isinstance(rule, ClassFormula):
+        return GradientSource("formula", f"{kind}{specification.origin.own('gradient')}", rule.where)
     if isinstance(rule, Formula):
         return GradientSource("formula", f"{kind}{'joint ' * rule.joint}formula", rule.where)
     if isinstance(rule, NonDifferentiable):
@@ -72,13 +72,12 @@ def _of_rule(specification: Specification, rule: Rule) -> GradientSource:
 
 
 def _without_rule(specification: Specification, values: list[Any] | None) -> GradientSource:
-    rules, own = specification.gradients, specification.library_operator
+    rules = specification.gradients
     if rules.stand_in is not None:
         return GradientSource("stand-in", "derived from the stand-in", where(rules.stand_in))
-    if own is not None and not rules.given:
-        devices = own.autograd if values is None else {each.device.type for each in tensors_in(values)}
-        if not devices.isdisjoint(own.autograd):
-            return GradientSource("own", OWN_AUTOGRAD)
+    devices = {""} if values is None else {each.device.type for each in tensors_in(values)}
+    if not rules.given and any(specification.origin.own("gradient", device) for device in devices):
+        return GradientSource("own", OWN_AUTOGRAD)
     if specification.opaque:
         return GradientSource("missing", "none: the operator is opaque and no formula is given")
     if runs_ordinary(specification, values):

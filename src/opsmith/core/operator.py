@@ -207,7 +207,7 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
             self._fast = True
             call = self._fast_call = self._registration.fast_path(type(self)._fallback)
             if call is not None:
-                plain = self._specification.adopted is None and not self._specification.schema.encoded
+                plain = self._specification.origin.outputs is None and not self._specification.schema.encoded
                 # Compiled code has a guard on the code of `__call__`; plain calls are fast below it, too.
                 if not (plain and self._registration.traced):
                     setattr(type(self), "__call__", call)  # noqa: B010

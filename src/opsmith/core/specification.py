@@ -14,11 +14,11 @@ from opsmith import errors
 from opsmith.core.gradients import GradientRules, TangentRules
 from opsmith.core.kernels import Kernel
 from opsmith.core.location import scopes_of_callers
+from opsmith.core.origins.declared import DECLARED, Origin, Part
 from opsmith.core.samples import Samples
 from opsmith.core.schema import Schema, functional_schema
 
-if TYPE_CHECKING:  # imported only if an operator is adopted, or has shapes
-    from opsmith.core.adopted import AdoptedFunction, LibraryOperator
+if TYPE_CHECKING:  # imported only if an operator has shapes
     from opsmith.core.shapes import Shapes
 
 Autocast = Literal["promote", "lower", "float32"]
@@ -57,12 +57,8 @@ class Specification(errors.ErrorSubject):
         fake: Function that computes shapes and dtypes only, if the author gave one.
         samples: Function that yields representative inputs.
         flops: Function that counts the floating-point operations of a call, if the author gave one.
-        library_operator: Its own kernels and rules, if it was registered elsewhere and adopted.
         accept: Findings of a check that the author accepts: the reason by property and cause.
-        adopted: The `autograd.Function` class that it was adopted from, if it was.
-        forward: The forward of that class, which runs in place of the reference.
-        functional_forward: The same on copies, where that class writes into its arguments.
-        adopted_from: The class whose backward this operator computes.
+        origin: Origin of its code: declared here, or adopted from a class or an operator of torch.
         generation: Number of times that calls have shown other types after a graph was made. Such a graph
             keeps the operator of torch that it contains.
     """
@@ -87,17 +83,18 @@ class Specification(errors.ErrorSubject):
     samples: Samples | None = None
     flops: Callable[..., int] | None = None
     accept: Mapping[tuple[str, ...], str] = field(default_factory=dict)
-    library_operator: LibraryOperator | None = None
-    adopted: AdoptedFunction | None = None
-    forward: Callable[..., Any] | None = None
-    functional_forward: Callable[..., Any] | None = None
-    adopted_from: AdoptedFunction | None = None
+    origin: Origin = DECLARED
     generation: int = 0
 
     @property
     def computed_by(self) -> Callable[..., Any]:
         """The function for calls that no kernel takes: the forward of an adopted class, or the reference."""
-        return self.forward or self.reference
+        return self.origin.compute(self.reference, in_place=bool(self.schema.written))
+
+    def where_of(self, part: Part) -> str:
+        """`file:line` of a part that the operator brought along, or else of the operator."""
+        own = self.origin.own(part)
+        return own.where if own and own.where else self.where
 
     @property
     def rounds_alike(self) -> bool:

@@ -78,11 +78,12 @@ class _OperatorGraphBuilder(CallGraphBuilder):
             if value is not None and not list(nested_tensors(value))
         )
         args, kwargs = specification.schema.split(list(self._values.values()))
-        if specification.opaque or specification.library_operator or specification.adopted:
+        own = specification.origin.own("forward")
+        if specification.opaque or own:
             returned, saved = self._call_operator(args, kwargs)
             label = "opaque" if specification.opaque else "its own kernel"
-            if specification.adopted is not None:
-                label = f"forward of {specification.adopted.name}"
+            if own and own.function:
+                label = str(own)
             where = short_location(specification.where)
             added = self.node("operation", label, attributes=others, where=where, saved=saved)
             results = [result for result in specification.schema.results if not result.hidden]
@@ -105,7 +106,7 @@ class _OperatorGraphBuilder(CallGraphBuilder):
 
     def _call_operator(self, args: Any, kwargs: Any) -> tuple[Any, tuple[Saved, ...]]:
         """Call the operator itself, and return its result with the tensors that an adopted class saves."""
-        if self._specification.adopted is None:
+        if self._specification.origin.kind != "class":
             with torch.no_grad():
                 return self._operator(*args, **kwargs), ()
         leaves = [leaf for each in self._nodes_of.values() for leaf, _ in each if _differentiable(leaf)]

@@ -182,8 +182,8 @@ def refuse_lists_before_others(specification: Specification) -> None:
 
 def symbolic_of(specification: Specification) -> Callable[..., Any] | None:
     """The `symbolic` of the class that an operator was adopted from, if it has one."""
-    adopted = specification.adopted
-    return None if adopted is None else getattr(adopted.function_class, "symbolic", None)
+    own = specification.origin.own("onnx")
+    return own.function if own else None
 
 
 def schema_of(domain: str, op_type: str, inputs: int, outputs: int, attributes: Mapping[str, str]) -> Any:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
+from opsmith.core.adopted import class_of
 from opsmith.core.location import user_line_of_frame, user_line_of_traceback, where
 from opsmith.exporting.calls import OperatorCall, example_shape, example_size, flat_results, varies
 from opsmith.exporting.model import Axes
@@ -190,10 +191,9 @@ def computed(call: OperatorCall, given: Iterator[Any]) -> list[Tensor]:
     args = _filled(tuple(call.node.args), tensors, sizes)
     kwargs = {name: _filled(value, tensors, sizes) for name, value in call.node.kwargs.items()}
     values = schema.received(args, kwargs)
-    adopted = call.specification.adopted
-    if adopted is not None and adopted.reference is None:
+    if not call.specification.origin.referenced:
         # The operator would take what knows shapes alone for the results of code that does not run here.
-        results: Sequence[Any] = run_forward(adopted, values).results
+        results: Sequence[Any] = run_forward(class_of(call.specification.origin), values).results
     else:
         positional, named = schema.split(values)
         returned = function(*positional, **named)
@@ -216,18 +216,16 @@ def source_of(call: OperatorCall) -> Any:
     Raises:
         ExportError: If there is none.
     """
-    specification, adopted = call.specification, call.specification.adopted
-    if specification.opaque or (
-        specification.library_operator is not None and specification.reference is None
-    ):
+    specification = call.specification
+    if specification.opaque:
         raise errors.ExportError(
             "it is opaque: there is no reference in PyTorch that a body could be derived from",
             operator=specification.name,
             where=specification.where,
             hint="write `body='node', verify=False`, and give the runtime a kernel for it",
         )
-    if adopted is not None and adopted.reference is None:
-        return adopted.function_class.forward
+    if not specification.origin.referenced:
+        return specification.origin.subject.forward
     return specification.reference
 
 

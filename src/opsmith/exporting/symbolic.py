@@ -167,8 +167,7 @@ class SymbolicGraph:
 
     @property
     def _class(self) -> str:
-        adopted = self._specification.adopted
-        return self._specification.qualname if adopted is None else adopted.name
+        return self._specification.qualname
 
     def _refused(self, problem: str, expected: str, got: str, hint: str) -> errors.ExportError:
         return errors.ExportError(

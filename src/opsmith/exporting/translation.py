@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from opsmith import errors
+from opsmith.core.adopted import class_of
 from opsmith.core.argument_types import OBJECT
 from opsmith.core.operator import Operator
 from opsmith.core.schema import Argument
@@ -105,7 +106,7 @@ def translations(
 
 
 def _translation(specification: Specification, opset: int, notes: list[str]) -> Callable[..., Any]:
-    leaves, adopted = specification.schema.leaves, specification.adopted
+    leaves, symbolic = specification.schema.leaves, symbolic_of(specification)
     shown = [result for result in specification.schema.results if not result.hidden]
     numbers = itertools.count()
 
@@ -113,8 +114,8 @@ def _translation(specification: Specification, opset: int, notes: list[str]) -> 
         given = {**dict(zip((leaf.name for leaf in leaves), args, strict=False)), **kwargs}
         pairs = [(leaf, given.get(leaf.name, default(leaf))) for leaf in leaves]
         inputs = [value for _, value in input_slots(pairs)]
-        if adopted is not None and symbolic_of(specification) is not None:
-            values = [value for _, value in pairs]
+        if symbolic is not None:
+            adopted, values = class_of(specification.origin), [value for _, value in pairs]
             if not adopted.parameters.plain:
                 kinds = [argument.kind for argument in adopted.schema.arguments]
                 absent = [value is None and kind.sequence for value, kind in zip(values, kinds, strict=True)]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from opsmith.core.formula import Formula
 from opsmith.core.gradient_source import Kind, gradient_sources
 from opsmith.core.location import where
+from opsmith.core.origins.declared import Part
 from opsmith.core.shape_samples import samples_for
 from opsmith.core.specification import Specification
 from opsmith.pages.kernels import kernel_entries
@@ -59,15 +60,19 @@ def aspects_of(specification: Specification, values: list[Any] | None = None) ->
     )
 
 
+def _or_own(specification: Specification, part: Part, aspect: Aspect) -> Aspect:
+    """The aspect, or the part that the operator brought along in its place."""
+    own = specification.origin.own(part)
+    if own is None:
+        return aspect
+    origin: Origin = "handwritten" if own.where else "its own"
+    return replace(aspect, origin=origin, how=f"the {own.label}", where=own.where)
+
+
 def _forward(specification: Specification) -> Iterator[Aspect]:
-    adopted = specification.adopted
-    if specification.library_operator is not None:
-        yield Aspect("result", "its own", "the kernels that it was registered with", "", "forward")
-    elif adopted is not None:
-        yield Aspect("result", "handwritten", f"the forward of `{adopted.name}`", adopted.where, "forward")
-    else:
-        what = "the function itself, which is opaque" if specification.opaque else "the reference"
-        yield Aspect("result", "handwritten", f"{what}: what is right", specification.where, "forward")
+    what = "the function itself, which is opaque" if specification.opaque else "the reference"
+    aspect = Aspect("result", "handwritten", f"{what}: what is right", specification.where, "forward")
+    yield _or_own(specification, "forward", aspect)
     for kernel in kernel_entries(specification.kernels):
         dtypes = f", for {', '.join(kernel.dtypes)}" if kernel.dtypes else ""
         how = f"a kernel in {kernel.language}{dtypes}"
@@ -93,14 +98,13 @@ def _gradients(specification: Specification, values: list[Any] | None) -> Iterat
 
 
 def _second_order(specification: Specification) -> Aspect:
-    adopted, rules = specification.adopted, specification.gradients
-    checked_by = "second_order"
-    if adopted is not None and adopted.once_differentiable:
-        if adopted.reference is not None:
+    own, checked_by = specification.origin.own("gradient"), "second_order"
+    if own and specification.origin.once_differentiable:
+        if specification.origin.referenced:
             return Aspect("second order", "derived", "from its reference", "", checked_by)
-        how = f"the backward of `{adopted.name}` is marked as differentiable once"
-        return Aspect("second order", "missing", how, adopted.backward_where, checked_by)
-    if any(isinstance(rule, Formula) for rule in rules.rules.values()):
+        how = f"the {own.label} is marked as differentiable once"
+        return Aspect("second order", "missing", how, own.where, checked_by)
+    if any(isinstance(rule, Formula) for rule in specification.gradients.rules.values()):
         how = "autograd through the formulas, and the operators that they call"
         return Aspect("second order", "derived", how, "", checked_by)
     if specification.opaque:
@@ -109,8 +113,7 @@ def _second_order(specification: Specification) -> Aspect:
 
 
 def _tangents(specification: Specification) -> Iterator[Aspect]:
-    rules, adopted = specification.tangents.rules, specification.adopted
-    checked_by = "forward_mode"
+    rules, checked_by = specification.tangents.rules, "forward_mode"
     for name, rule in rules.items():
         title = f"tangent of `{name}`"
         if isinstance(rule, Formula):
@@ -121,44 +124,37 @@ def _tangents(specification: Specification) -> Iterator[Aspect]:
     if all(name in rules for name in every):
         return
     title = "forward mode" if not rules else "the other tangents"
-    if adopted is not None and adopted.jvp is not None:
-        yield Aspect(title, "handwritten", f"the jvp of `{adopted.name}`", where(adopted.jvp), checked_by)
-    elif any(isinstance(rule, Formula) for rule in specification.gradients.rules.values()):
+    if any(isinstance(rule, Formula) for rule in specification.gradients.rules.values()):
         how = "the gradient formulas, differentiated by grad_output"
-        yield Aspect(title, "derived", how, "", checked_by)
+        aspect = Aspect(title, "derived", how, "", checked_by)
     elif specification.opaque:
-        yield Aspect(title, "missing", "the operator is opaque: write `op.tangents(...)`", "", checked_by)
+        aspect = Aspect(title, "missing", "the operator is opaque: write `op.tangents(...)`", "", checked_by)
     else:
-        yield Aspect(title, "derived", "forward mode through the reference", "", checked_by)
+        aspect = Aspect(title, "derived", "forward mode through the reference", "", checked_by)
+    yield _or_own(specification, "tangent", aspect)
 
 
 def _vmap(specification: Specification) -> Aspect:
-    adopted, own = specification.adopted, specification.library_operator
     if specification.batching is not None:
         how = f"one call serves the whole batch along `{specification.batching}`"
         return Aspect("vmap", "declared", how, "", "batching")
-    if own is not None and own.vmap:
-        return Aspect("vmap", "its own", "the rule that it was registered with", "", "vmap")
-    if adopted is not None and adopted.vmap is not None:
-        return Aspect("vmap", "handwritten", f"the vmap of `{adopted.name}`", where(adopted.vmap), "vmap")
+    how = "the reference, batched operation by operation"
     if specification.opaque:
-        return Aspect("vmap", "derived", "the function, called for one example after the other", "", "vmap")
-    return Aspect("vmap", "derived", "the reference, batched operation by operation", "", "vmap")
+        how = "the function, called for one example after the other"
+    return _or_own(specification, "vmap", Aspect("vmap", "derived", how, "", "vmap"))
 
 
 def _fake(specification: Specification) -> Aspect:
     if specification.fake is not None:
         how = "a fake kernel"
         return Aspect("shapes and dtypes", "handwritten", how, where(specification.fake), "fake")
-    if specification.library_operator is not None and specification.library_operator.fake:
-        how = "the fake kernel that it was registered with"
-        return Aspect("shapes and dtypes", "its own", how, "", "fake")
+    origin: Origin = "derived"
+    how = "the reference, on tensors without data"
     if specification.shapes is not None:
-        return Aspect("shapes and dtypes", "declared", f"`{specification.shapes.text}`", "", "fake")
-    if specification.opaque:
-        how = "the operator is opaque: write `@op.fake`"
-        return Aspect("shapes and dtypes", "missing", how, "", "fake")
-    return Aspect("shapes and dtypes", "derived", "the reference, on tensors without data", "", "fake")
+        origin, how = "declared", f"`{specification.shapes.text}`"
+    elif specification.opaque:
+        origin, how = "missing", "the operator is opaque: write `@op.fake`"
+    return _or_own(specification, "fake", Aspect("shapes and dtypes", origin, how, "", "fake"))
 
 
 _AUTOCAST = {
@@ -169,15 +165,13 @@ _AUTOCAST = {
 
 
 def _autocast(specification: Specification) -> Aspect:
-    how = _AUTOCAST[specification.autocast]
-    if specification.library_operator is not None and specification.library_operator.autocast:
-        return Aspect("autocast", "its own", "the rule that it was registered with", "", "autocast")
     origin: Origin = "derived" if specification.autocast == "promote" else "declared"
-    return Aspect("autocast", origin, how, "", "autocast")
+    aspect = Aspect("autocast", origin, _AUTOCAST[specification.autocast], "", "autocast")
+    return _or_own(specification, "autocast", aspect)
 
 
 def _compiled(specification: Specification) -> Aspect:
-    if specification.opaque or specification.library_operator is not None:
+    if specification.opaque or specification.origin.registered:
         return Aspect(
             "torch.compile", "derived", "one call, which the compiler does not look into", "", "compile"
         )
@@ -191,13 +185,10 @@ def _compiled(specification: Specification) -> Aspect:
 
 
 def _onnx(specification: Specification) -> Aspect:
-    adopted = specification.adopted
-    if adopted is not None and hasattr(adopted.function_class, "symbolic"):
-        symbolic = adopted.function_class.symbolic
-        return Aspect("ONNX", "handwritten", f"the symbolic of `{adopted.name}`", where(symbolic), "")
+    aspect = Aspect("ONNX", "derived", "the reference, as the body of a node of the operator's name")
     if specification.opaque:
-        return Aspect("ONNX", "missing", "an opaque operator has no body that could be exported", "", "")
-    return Aspect("ONNX", "derived", "the reference, as the body of a node of the operator's name", "", "")
+        aspect = Aspect("ONNX", "missing", "an opaque operator has no body that could be exported")
+    return _or_own(specification, "onnx", aspect)
 
 
 def _flops(specification: Specification) -> Aspect:

@@ -136,9 +136,11 @@ def codes_of(specification: Specification) -> tuple[SourceCode, ...]:
     rules = specification.gradients
     kind = "surrogate gradient" if rules.surrogate else "gradient"
     text = source.text(specification.reference, docstring=False)  # it is at the top of the page
-    found = [SourceCode(_reference_title(specification), text, where(specification.reference))]
-    if specification.adopted is not None:
-        found.append(_code(f"forward of {specification.adopted.name}", specification.computed_by))
+    reference = SourceCode(_reference_title(specification), text, where(specification.reference))
+    found = [reference] * specification.origin.referenced
+    own = specification.origin.own("forward")
+    if own and own.function:
+        found.append(_code(str(own), own.function))
     found += _formulas(rules.rules, kind)
     if rules.stand_in is not None:
         found.append(_code("stand-in, from which gradients are derived", rules.stand_in))

@@ -157,7 +157,7 @@ def _refusal(specification: Specification, on_gpu: bool) -> str | None:
         specification: The operator.
         on_gpu: True if the library holds CUDA kernels of it.
     """
-    if specification.adopted is not None or specification.library_operator is not None:
+    if specification.origin.kind != "declared":
         return "it is adopted from code that computes it already"
     if specification.random:
         return "it draws from torch's random state"

@@ -16,6 +16,7 @@ from opsmith.checking.effort import EFFORTS
 from opsmith.checking.numerics.compare import agree_to_share
 from opsmith.checking.report import Failure, Report
 from opsmith.checking.subject_kinds import throwaway_name
+from opsmith.core.adopted import class_of
 from opsmith.core.call_arguments import CallArguments
 from opsmith.core.operator import Operator
 from opsmith.core.tensors import map_tensors, nested_tensors
@@ -79,9 +80,8 @@ class Declaration:
 
     def given(self, operator: Operator[..., Any], guess: Guess) -> list[Any]:
         """Return the arguments of a guess in the form of the operator's."""
-        adopted = operator.specification.adopted
-        assert adopted is not None
-        return list(adopted.completed(tuple(map_tensors(torch.clone, guess.values)), {})[0])
+        adopted, values = class_of(operator.specification.origin), map_tensors(torch.clone, guess.values)
+        return list(adopted.completed(tuple(values), {})[0])
 
     def check(self, operator: Operator[..., Any]) -> Report:
         """Check the operator on the guess with little effort, and trace it once."""

@@ -14,7 +14,7 @@ from opsmith.adopting.signature import value_names
 from opsmith.checking.properties import GROUPS
 from opsmith.checking.report import Failure, Report
 from opsmith.checking.side_effects.global_settings import thread_count
-from opsmith.core.adopted import overrides
+from opsmith.core.adopted import class_of, overrides
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
 from opsmith.surveying.abilities import abilities
@@ -227,11 +227,9 @@ def _where(function_class: type) -> str:
 
 
 def _written(operator: Operator[..., object]) -> list[str]:
-    adopted = operator.specification.adopted
-    if adopted is None or not adopted.facts.written:
-        return []
+    adopted = class_of(operator.specification.origin)
     names = adopted.schema.names
-    written = [names[min(index, len(names) - 1)] for index in sorted(adopted.facts.written)]
+    written = [names[min(index, len(names) - 1)] for index in sorted(adopted.facts.written or ())]
     written = [name for name in written if name not in adopted.schema.new_values]
     if not written:
         return []
@@ -246,15 +244,14 @@ def _missing_abilities(operator: Operator[..., object], report: Report) -> list[
 
     Surrogate gradients are wrong on purpose, and a check of them leaves their derivatives out.
     """
-    adopted = operator.specification.adopted
-    assert adopted is not None
-    once, found = adopted.once_differentiable, dict[str, list[str]]()
+    origin, surrogate = operator.specification.origin, operator.specification.gradients.surrogate
+    once, found = origin.once_differentiable, dict[str, list[str]]()
     for outcome in report.outcomes:
-        of_surrogate = adopted.surrogate and not (once and outcome.property == "second_order")
+        of_surrogate = surrogate and not (once and outcome.property == "second_order")
         if outcome.property in TITLES and outcome.status == "skipped" and not of_surrogate:
             reason = outcome.reason.removeprefix(f"{report.operator}: ")
             found.setdefault(reason, []).append(TITLES[outcome.property])
-    remedy = f"; {DERIVED}" if once and "stochastic" not in adopted.kinds else ""
+    remedy = f"; {DERIVED}" if once and "stochastic" not in origin.claims else ""
     return [f"no {' and no '.join(which)}: {reason}{remedy}" for reason, which in found.items()]
 
 

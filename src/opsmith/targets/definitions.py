@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from opsmith import errors
-from opsmith.adopting.library_operator import custom_function, is_custom_op, is_operator, name_of
+from opsmith.adopting.function_class import is_function_class
+from opsmith.adopting.registered import custom_function, is_custom_op, is_operator, name_of
 from opsmith.core.operator import Operator
 from opsmith.declaration import declared_operators
 from opsmith.torch_library import capabilities
@@ -84,7 +85,7 @@ def _collect(names: Any, prefix: str, module: str, found: dict[str, Class], seen
 def _named(module: ModuleType, name: str) -> Class:
     value = attribute_of(module, name)
     if is_function_class(value):
-        return value  # type: ignore[no-any-return]
+        return value
     known: dict[str, Class] = {}
     _collect(vars(module), "", module.__name__, known, set())
     available = ", ".join(f"`{each}`" for each in known)
@@ -103,11 +104,6 @@ def attribute_of(module: ModuleType, name: str) -> Any:
     for part in name.split("."):
         value = getattr(value, part, None)
     return value
-
-
-def is_function_class(value: Any) -> bool:
-    """Return True for an `autograd.Function` class."""
-    return isinstance(value, type) and issubclass(value, torch.autograd.Function)
 
 
 def _location(module: ModuleType) -> str:

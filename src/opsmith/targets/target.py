@@ -17,7 +17,8 @@ from types import ModuleType
 from typing import Any
 
 from opsmith import errors
-from opsmith.adopting.library_operator import is_operator
+from opsmith.adopting.function_class import is_function_class
+from opsmith.adopting.registered import is_operator
 from opsmith.core.formula import listed
 from opsmith.core.operator import Operator
 from opsmith.declaration import declared_operators
@@ -25,7 +26,6 @@ from opsmith.targets.definitions import (
     attribute_of,
     classes_in,
     custom_ops_in,
-    is_function_class,
     registered_as,
 )
 
@@ -284,7 +284,7 @@ class Target:
         found = _declared(module)
         if self.name is not None or not found:
             return {}
-        adopted = [each.specification.adopted.function_class for each in found if each.specification.adopted]
+        adopted = [each.specification.origin.subject for each in found]
         return {name: each for name, each in self._others(module).items() if each not in adopted}
 
     def _others(self, module: ModuleType) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.core.backward_plan import takes_kernel
 from opsmith.core.kernels import BuiltKernel, choose, refuse_strictly
+from opsmith.core.origins.declared import TRACED
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autocast import autocast_of_call, noting_autocast
@@ -42,7 +43,7 @@ def inline_reference(
         kwargs = kwargs or {}
         now = specification()
         # A decomposed program has no autocast for what it keeps.
-        if capabilities.exporting() and not (now.adopted is not None and autocast_of_call()):
+        if capabilities.exporting() and (now.origin.casts or not autocast_of_call()):
             return mode.__torch_dispatch__(operator, types, args, kwargs)
         # Needed for the choice of a kernel, and for what is written.
         values = received(args, kwargs) if now.kernels or now.schema.written else []
@@ -59,7 +60,7 @@ def inline_reference(
                 try:
                     return reference(*args, **kwargs)
                 except errors.TransformError:
-                    if now.adopted is None or not _fails_in_traces(now.adopted.facts.suspected):
+                    if now.origin.runs(TRACED, suspected=True):
                         raise
             found = traced(values)
         return mode.__torch_dispatch__(operator, types, args, kwargs) if found is None else returned(found)
@@ -84,17 +85,9 @@ def is_inlined(specification: Specification, values: list[Any]) -> bool:
         return specification.inline
     # The attributes of an object may change, which a graph of the reference would not see.
     objects = specification.schema.lowering is not None and specification.schema.lowering.objects
-    adopted = specification.adopted
-    if adopted is not None and adopted.reference is None and _fails_in_traces(adopted.facts.instead):
+    if not specification.origin.runs(TRACED):
         return False  # its code runs on real tensors only
     return not (specification.opaque or objects) and not takes_kernel(specification, values)
-
-
-def _fails_in_traces(circumstances: Collection[str]) -> bool:
-    """Return True if the forward of a class is among what does not run in a trace."""
-    from opsmith.torch_library.adopted.fallback import TRACED  # for adopted classes alone
-
-    return f"forward {TRACED}" in circumstances
 
 
 EAGER = (Tensor, torch.nn.Parameter)

@@ -159,7 +159,8 @@ class Contract:
             MutationError, AliasError, ResultCountError, ResultTypeError: See their names.
         """
         specification = self.specification
-        restores = function is specification.forward  # it restores what an adopted class wrote
+        # The forward of a class restores what it wrote.
+        restores = specification.origin.kind == "class" and function is specification.computed_by
         before = None if restores else self.before(values)
         # It may change the lists that it gets.
         given = [[*value] if type(value) is list else value for value in values]
@@ -455,9 +456,8 @@ def refuse_nondeterminism(specification: Specification) -> None:
     """
     if specification.deterministic or not torch.are_deterministic_algorithms_enabled():
         return
-    adopted = specification.adopted
-    other = adopted is None or adopted.reference is not None
-    instead = f", or compute with `{specification.variable}.reference`" if other else ""
+    other = f", or compute with `{specification.variable}.reference`"
+    instead = other if specification.origin.referenced else ""
     error = specification.error(
         errors.NondeterministicError,
         "it is declared with `deterministic=False`, and torch.use_deterministic_algorithms(True) is in force",

@@ -43,7 +43,7 @@ class DTensorCalls:
         draws = specification.random or any(each.kind.base is generator for each in schema.arguments)
         lists = any(each.kind.is_tensor and each.kind.sequence for each in schema.arguments)
         self._eligible = not (draws or lists or specification.opaque or schema.written or schema.new_values)
-        self._eligible &= specification.library_operator is None and schema.always_tensors
+        self._eligible &= not specification.origin.registered and schema.always_tensors
         self._formulas = bool(specification.gradients.given)
         self._ordinary = not (specification.kernels or self._formulas)
         self._mixes = False

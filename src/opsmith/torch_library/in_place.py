@@ -100,11 +100,11 @@ class InPlaceRegistration(DispatcherRegistration):
         super()._register()
         self._void = self.overload
         name = self.specification.torch_name.partition("::")[2]
-        if self.specification.schema.returns is not None and self.specification.library_operator is None:
+        if self.specification.schema.returns is not None and not self.specification.origin.registered:
             self.overload = getattr(getattr(torch.ops, self.specification.namespace), name).default
 
     def _node_base(self) -> type[OperatorNode]:
-        if self.specification.adopted is not None:
+        if self.specification.origin.kind == "class":
             from opsmith.torch_library.adopted.in_place_node import AdoptedInPlaceNode
 
             return AdoptedInPlaceNode
@@ -148,7 +148,7 @@ class InPlaceRegistration(DispatcherRegistration):
 
         Where a mode has answered from its memory, the arguments are written all the same.
         """
-        ours = self.specification.library_operator is None
+        ours = not self.specification.origin.registered
         if not (ours and is_watched([*args, *kwargs.values()])):
             return self.full_overload(*args, **kwargs)
         self._stop_serving()  # a kernel without Python does not tell that it has run
@@ -209,7 +209,7 @@ class InPlaceRegistration(DispatcherRegistration):
         from opsmith.torch_library.autograd.in_place_node import InPlacePrimitive
 
         kind = InPlacePrimitive
-        if self.specification.adopted is not None:
+        if self.specification.origin.kind == "class":
             from opsmith.torch_library.adopted.in_place_node import AdoptedInPlacePrimitive
 
             kind = AdoptedInPlacePrimitive
@@ -222,10 +222,10 @@ class InPlaceRegistration(DispatcherRegistration):
 
     def _by_class(self, values: list[Any]) -> tuple[Any, ...] | None:
         """Write by the forward of an adopted class; None if the call needs the slow path."""
+        from opsmith.core.adopted import class_of
         from opsmith.torch_library.adopted.forward import run_forward
 
-        specification, adopted = self.specification, self.specification.adopted
-        assert adopted is not None
+        specification, adopted = self.specification, class_of(self.specification.origin)
         if adopted.facts.chosen and adopted.writes_nothing(tuple(values), {}):
             return None
         recorded = torch.is_grad_enabled() and requires_gradient(values)

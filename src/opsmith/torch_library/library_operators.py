@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
-from opsmith.core.adopted import LibraryOperator
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.forked_locks import lock_of
+from opsmith.core.origins.declared import Origin
+from opsmith.core.origins.registered import LibraryOperator
 from opsmith.core.reachable import refuse_captured_tensors
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
@@ -60,10 +61,6 @@ def inspect_operator(overload: Any) -> LibraryOperator:
         and (custom is None or custom.backward)
     )
     fake = capabilities.registers_kernel(overload, "Meta") if custom is None else custom.fake is not None
-    if custom is not None:
-        sources: tuple[Any, ...] = (custom.backward, custom.setup_context, custom.fake)
-    else:
-        sources = (object(),) if autograd or fake else ()
     autocast = ((device, capabilities.autocast_key(device)) for device in capabilities.AUTOCAST_DEVICES)
     every = tuple(device for device in BACKENDS if device != "meta")
     devices = tuple(each for each in every if capabilities.registers_kernel(overload, BACKENDS[each]))
@@ -71,15 +68,18 @@ def inspect_operator(overload: Any) -> LibraryOperator:
     return LibraryOperator(
         overload,
         devices=devices,
-        autograd=autograd,
-        autocast=frozenset(
-            device for device, key in autocast if key and capabilities.registers_kernel(overload, key)
-        ),
-        fake=fake,
-        vmap=any(capabilities.registers_kernel(overload, key) for key in VMAP_KEYS),
-        sources=sources,
         served=_present_devices() if by_default else devices,
-        function=None if custom is None else custom.function,
+        rules={
+            "forward": frozenset({""}),
+            "gradient": autograd,
+            "autocast": frozenset(
+                device for device, key in autocast if key and capabilities.registers_kernel(overload, key)
+            ),
+            "fake": frozenset({""} if fake else ()),
+            "vmap": frozenset("" for key in VMAP_KEYS if capabilities.registers_kernel(overload, key)),
+        },
+        custom=custom,
+        unknown=object() if custom is None and (autograd or fake) else None,
     )
 
 
@@ -92,7 +92,7 @@ def _present_devices() -> tuple[str, ...]:
 _registrations: dict[str, LibraryOperatorRegistration] = {}
 
 
-def library_operator_of(overload: Any) -> LibraryOperator:
+def library_operator_of(overload: Any) -> Origin:
     """Inspect the parts that an operator had before it was adopted.
 
     If something was registered since, the adoption is undone during the inspection, and concurrent calls of
@@ -102,7 +102,7 @@ def library_operator_of(overload: Any) -> LibraryOperator:
     if earlier is None:
         return inspect_operator(overload)
     if earlier.stands_for(overload):
-        return earlier.library_operator
+        return earlier.specification.origin
     with earlier.withdrawn():
         return inspect_operator(overload)
 
@@ -117,13 +117,6 @@ class LibraryOperatorRegistration(DispatcherRegistration):
         self._validated = specification  # it has just been inspected
         _registrations[specification.name] = self
 
-    @property
-    def library_operator(self) -> LibraryOperator:
-        """The parts that the operator has."""
-        own = self.specification.library_operator
-        assert own is not None
-        return own
-
     def stands_for(self, overload: Any) -> bool:
         """Return True if this operator was inspected, and nothing has been registered for it since."""
         return self._inspected_state == _registration_state(overload)
@@ -136,7 +129,7 @@ class LibraryOperatorRegistration(DispatcherRegistration):
 
     def update(self, specification: Specification) -> None:
         """Use this specification from now on; an operator that is adopted again is registered anew."""
-        if specification.library_operator is self.library_operator:
+        if specification.origin is self.specification.origin:
             super().update(specification)
         else:
             refuse_captured_tensors(specification.reference, specification.name)
@@ -162,11 +155,11 @@ class LibraryOperatorRegistration(DispatcherRegistration):
         self._placed = False
         self._library = torch.library.Library(specification.namespace, "FRAGMENT")
         self._node = None
-        self.overload, self.full_overload = self.library_operator.overload, self._call_own
+        self.overload, self.full_overload = specification.origin.subject, self._call_own
         with warnings.catch_warnings():
             # torch warns once in a process of a kernel that replaces another.
             warnings.filterwarnings("ignore", message="Warning only once for all operators")
-            if not self.library_operator.fake:
+            if not specification.origin.own("fake"):
                 fake = self._kernel(self._run_fake)
                 capabilities.add_fake(self._library, self.overload, fake, specification.where)
             self._register_transforms(self.overload, name, self._returned)
@@ -181,14 +174,9 @@ class LibraryOperatorRegistration(DispatcherRegistration):
         values = self.specification.schema.received(args, kwargs)
         return Contract(self.specification).run(self.overload, values)
 
-    def _own_autocast(self, overload: Any, device: str, key: str) -> Any:
-        if device not in self.library_operator.autocast:
-            return None
-        return capabilities.kernel_at(overload, key).call_boxed
-
     def is_transformed_by_torch(self, transform: capabilities.Transform | None) -> bool:
-        has_rule = transform is not None and transform.kind == "Vmap" and self.library_operator.vmap
-        return has_rule or super().is_transformed_by_torch(transform)
+        own = transform and transform.kind == "Vmap" and self.specification.origin.own("vmap")
+        return bool(own) or super().is_transformed_by_torch(transform)
 
     def _add_autograd(self, name: str) -> None:
         """Register autograd kernels; where the operator has one, ours wraps it."""
@@ -197,11 +185,8 @@ class LibraryOperatorRegistration(DispatcherRegistration):
             self._library.impl(name, partial(self._autograd_around, None), AUTOGRAD, with_keyset=True)
         for device, key in AUTOGRAD_KEYS.items():
             if everywhere or capabilities.registers_kernel(self.overload, key):
-                own = (
-                    capabilities.kernel_at(self.overload, key)
-                    if device in self.library_operator.autograd
-                    else None
-                )
+                brought = self.specification.origin.own("gradient", device)
+                own = capabilities.kernel_at(self.overload, key) if brought else None
                 kernel = partial(self._autograd_around, own)
                 self._library.impl(name, kernel, key, with_keyset=True, allow_override=True)
 
@@ -275,7 +260,7 @@ class LibraryInPlaceRegistration(InPlaceRegistration, LibraryOperatorRegistratio
         return super()._returned(results, hidden=hidden)
 
 
-def register_library_operator(specification: Specification) -> LibraryOperatorRegistration:
+def register_adopted(specification: Specification) -> LibraryOperatorRegistration:
     """Register what an operator of another library lacks."""
     if specification.schema.written:
         return LibraryInPlaceRegistration(specification)

@@ -150,7 +150,7 @@ class DispatcherRegistration:
 
     def _node_base(self) -> type[OperatorNode]:
         """The class that the node is derived from."""
-        if self.specification.adopted is not None:
+        if self.specification.origin.kind == "class":
             from opsmith.torch_library.adopted.node import AdoptedNode
 
             return AdoptedNode
@@ -396,7 +396,7 @@ class DispatcherRegistration:
             if result is not NOT_TAKEN:
                 return result
         values = self._values(args, kwargs)
-        classes = self.specification.adopted is not None and capabilities.on("inlining")
+        classes = self.specification.origin.kind == "class" and capabilities.on("inlining")
         with autocast.noting_autocast(autocast.autocast_in_force()) if classes else nullcontext():
             if not self._differentiates(values):
                 return self._call_below(overload, keyset, args, kwargs)
@@ -412,7 +412,7 @@ class DispatcherRegistration:
             if self.validated and not self._fast_calls.installed:
                 # The fast path takes and returns what the author's function does.
                 schema = specification.schema
-                plain = not schema.encoded and specification.adopted is None
+                plain = not schema.encoded and specification.origin.outputs is None
                 make = self.fast_path if schema.returns is None else self._void_fast_path
                 self._fast_calls.install(make if plain else None, specification.schema)
 
@@ -455,13 +455,10 @@ class DispatcherRegistration:
         """Return True if torch's own kernel handles this transform."""
         return transform is None or transform.kind == "Functionalize"
 
-    def _own_autocast(self, overload: Any, device: str, key: str) -> Any:
-        """The autocast kernel that the operator has already; None for an operator of ours."""
-
     def _register_autocast(self, overload: Any, name: str) -> dict[str, Any]:
         """Register an autocast kernel for each type of device that has none, and return all of them."""
         kernels: dict[str, Any] = {}
-        if self.specification.adopted is not None or self.specification.adopted_from is not None:
+        if not self.specification.origin.casts:
             return kernels  # a class handles autocast itself, as under `apply`
         leaves = enumerate(self.specification.schema.leaves)
         written = {each for place, leaf in leaves if leaf.alias for each in (place, leaf.name)}
@@ -469,8 +466,8 @@ class DispatcherRegistration:
             key = capabilities.autocast_key(device)
             if key is None:
                 continue
-            kernels[device] = self._own_autocast(overload, device, key)
-            if kernels[device] is not None:
+            if self.specification.origin.own("autocast", device):
+                kernels[device] = capabilities.kernel_at(overload, key).call_boxed
                 continue
             kernel = autocast.autocast_kernel(overload, device, lambda: self.specification.autocast, written)
             self._library.impl(name, kernel, key, with_keyset=True)
@@ -518,7 +515,7 @@ class DispatcherRegistration:
         if accepted and isinstance(function, BuiltKernel):
             self._serve_without_python(specification, accepted.kernel, function)
         # The forward of a class runs without grad mode, as under `apply`.
-        with torch.set_grad_enabled(torch.is_grad_enabled() and specification.adopted is None):
+        with torch.set_grad_enabled(torch.is_grad_enabled() and specification.origin.kind != "class"):
             if self.validated or function is not specification.reference:
                 results = run_call(specification, function, values)
             else:  # the first run shows what it calls, before there is a fast path
@@ -531,7 +528,7 @@ class DispatcherRegistration:
     ) -> None:
         """Let a kernel take calls without Python, if it is the first of its device."""
         first = next(each for each in specification.kernels if each.device == kernel.device)
-        plain = specification.adopted is None and not specification.schema.hidden
+        plain = specification.origin.outputs is None and not specification.schema.hidden
         plain &= served_libraries.library_of(specification.dispatched_name) is None
         if first is kernel and plain and specification.rounds_alike:  # else a call may be refused in Python
             with self._lock:
@@ -551,14 +548,14 @@ class DispatcherRegistration:
         if not capabilities.on("fast_path"):
             return None
         # Imported for the first call that takes a fast path.
-        if specification.adopted is not None:
-            from opsmith.core.adopted import ClassFormula
+        if specification.origin.kind == "class":
+            from opsmith.core.adopted import ClassFormula, class_of
             from opsmith.torch_library.adopted.fast_call import class_call
 
             by_class = all(isinstance(r, ClassFormula) for r in specification.gradients.rules.values())
             if specification.kernels or not by_class:
                 return None
-            return class_call(self, specification.adopted, call, self._by_class)
+            return class_call(self, class_of(specification.origin), call, self._by_class)
         from opsmith.torch_library.dtensor_calls import DTensorCalls
         from opsmith.torch_library.fast_path.generated_call import generate_call
 
@@ -577,11 +574,10 @@ class DispatcherRegistration:
 
     def _by_class(self, values: list[Any]) -> tuple[Any, ...] | None:
         """Compute all results of an adopted class, for plain tensors; None for a call of the slow path."""
+        from opsmith.core.adopted import class_of
         from opsmith.torch_library.adopted.fast_call import computed_by_class
 
-        adopted = self.specification.adopted
-        assert adopted is not None
-        return computed_by_class(self, adopted, values)
+        return computed_by_class(self, class_of(self.specification.origin), values)
 
     def _traced(self, values: list[Any]) -> tuple[Any, ...] | None:
         """Compute a call in operations that torch traces; None where compiled code calls the operator."""
@@ -603,7 +599,8 @@ class DispatcherRegistration:
     def _run_fake(self, values: list[Any]) -> tuple[Any, ...]:
         """Compute shapes and dtypes only."""
         specification = self.specification
-        if specification.opaque and specification.fake is None and specification.adopted is None:
+        by_class = specification.origin.kind == "class"
+        if specification.opaque and specification.fake is None and not by_class:
             derived = fake_by_shapes(specification, values)
             if derived is not None:
                 return derived
@@ -613,7 +610,7 @@ class DispatcherRegistration:
                 hint="write `@op.fake` over a function that returns `x.new_empty(shape)` for each result; a "
                 "size that depends on data is `torch.library.get_ctx().new_dynamic_size()`",
             )
-        if specification.fake is not None or specification.forward is not None:
+        if specification.fake is not None or by_class:
             return Contract(specification).run(specification.fake or specification.computed_by, values)
         return Contract(specification).run_traced(specification.reference, values)
 
@@ -699,4 +696,4 @@ def _same_registration(before: Specification, now: Specification) -> bool:
         return False
     parts = ("torch_name", "random", "deterministic")
     same = all(getattr(before, part) == getattr(now, part) for part in parts)
-    return same and (before.adopted is None) == (now.adopted is None)
+    return same and before.origin.kind == now.origin.kind

@@ -15,6 +15,7 @@ from torch.autograd import Function
 import opsmith
 from opsmith.checking.samples.object_arguments import ObjectArguments, copied_object, tensors_of_object
 from opsmith.checking.samples.sample import Sample
+from opsmith.core.adopted import class_of
 from opsmith.core.call_arguments import CallArguments
 
 X = torch.linspace(-2, 2, 12).view(4, 3) + 0.013
@@ -332,8 +333,7 @@ def test_an_object_without_tensors_stays_as_it_is() -> None:
 
 def test_derived_samples_share_the_copies_of_their_objects() -> None:
     operator = opsmith.adopt(Applied, "object_arguments::shared", samples=lambda: [(X, linear())])
-    adopted = operator.specification.adopted
-    assert adopted is not None
+    adopted = class_of(operator.specification.origin)
     module = linear()
     sample = Sample.of(0, CallArguments(tuple(adopted.packed([X, module]))), operator.specification.schema)
     (argnum,) = sample.objects

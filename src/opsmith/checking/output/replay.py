@@ -22,9 +22,9 @@ from opsmith.checking.samples.memory_layouts import Layout
 from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.side_effects.torch_random import torch_state_restored
 from opsmith.checking.subject import LibraryWrite, Subject
+from opsmith.core.adopted import class_of
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.forward_arguments import Slot
-from opsmith.torch_library import capabilities
 
 Shows = Callable[[Exception], bool]
 
@@ -61,9 +61,9 @@ class ReplayTarget:
 
     def call(self, sample: Sample) -> str:
         """A call, with every argument by its own name."""
-        adopted = self.subject.specification.adopted
-        if self.by_position and adopted is not None:
-            given = [_by_position(slot) for slot in adopted.parameters.slots]
+        specification = self.subject.specification
+        if self.by_position and specification.origin.kind == "class":
+            given = [_by_position(slot) for slot in class_of(specification.origin).parameters.slots]
             return f"{self.callee}({', '.join(given)})"
         given = []
         for argument in sample.flattening.schema.arguments:
@@ -85,7 +85,7 @@ class ReplayTarget:
         with subject.seeded(), torch.no_grad():
             args, kwargs = sample.arguments(sample.at())
             returned = subject.called(args, kwargs)
-        bare = len(schema.visible) == 1 and subject.specification.adopted is None
+        bare = len(schema.visible) == 1 and subject.specification.origin.outputs is None
         found: list[tuple[str, str]] = []
         for at, one in enumerate([returned] if bare or not isinstance(returned, tuple | list) else returned):
             index = "" if bare or one is returned else f"[{at}]"
@@ -115,12 +115,12 @@ def target_of(subject: Subject) -> ReplayTarget | None:
         found = f"# {specification.name}: {specification.where}"
         found = found if module is None else f"import {module}  {found}"
         return ReplayTarget(subject, (found, ""), name, name, None, True, {})
-    adopted = specification.adopted
-    if adopted is None or specification.namespace not in TEMPORARY:
+    if specification.origin.kind != "class" or specification.namespace not in TEMPORARY:
         line = f"operator = {_finder(subject)}"
         reference = None if specification.opaque else "operator.reference"
         bound = {"operator": subject.operator}
         return ReplayTarget(subject, ("", line), "operator", "operator", reference, False, bound)
+    adopted = class_of(specification.origin)
     if adopted.takes_self or any(slot.form in ("nested", "mixed") for slot in adopted.parameters.slots):
         return None
     kind = adopted.function_class
@@ -136,11 +136,10 @@ def target_of(subject: Subject) -> ReplayTarget | None:
 
 def _registering(subject: Subject) -> str | None:
     """The module whose import registers a `torch.library.custom_op`, where that is known."""
-    own = subject.specification.library_operator
-    parts = capabilities.custom_parts(own.overload) if own is not None else None
-    if parts is None or "<locals>" in parts.function.__qualname__:
+    function = next(iter(subject.specification.origin.sources()), None)
+    if function is None or "<locals>" in function.__qualname__:
         return None
-    module = parts.function.__module__
+    module: str = function.__module__
     return module if module in sys.modules and module != "__main__" else None
 
 
@@ -267,9 +266,8 @@ def _given(subject: Subject) -> list[str]:
     lines: list[str] = []
     for sample in (each for each in subject.samples if not each.origin):
         args, named = sample.arguments(sample.at())
-        adopted = subject.specification.adopted
-        if adopted is not None and not named:
-            args = adopted.spread(args)
+        if not named:
+            args = subject.specification.origin.spread(args)
         every = [*args, *named.values()]
         values += every
         if all(map(writable, every)):

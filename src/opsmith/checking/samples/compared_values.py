@@ -11,7 +11,6 @@ from opsmith.checking.subject import Subject
 from opsmith.core.formula import Formula
 from opsmith.core.reachable import is_library
 from opsmith.core.reading import Comparison, Reading
-from opsmith.torch_library import capabilities
 
 
 def is_float(number: Any) -> bool:
@@ -88,14 +87,9 @@ def compared_values(subject: Subject) -> Mapping[str, Sequence[Comparison]]:
     """
     reading = Reading()
     specification = subject.specification
-    names, adopted = specification.schema.names, specification.adopted
-    if adopted is not None:
-        reading.read_class(adopted.function_class, adopted.parameters.names)
-    elif specification.library_operator is not None:
-        parts = capabilities.custom_parts(specification.library_operator.overload)
-        if parts is not None:
-            reading.read_methods({"forward": parts.function, "setup_context": parts.setup_context}, names)
-            reading.read_methods({"backward": parts.backward}, names)
+    names = specification.schema.names
+    methods, parameters = specification.origin.methods(names)
+    reading.read_methods(methods, parameters, with_context="setup_context" not in methods)
     if subject.kind.has_reference:
         rules = specification.gradients.rules.values()
         formulas = [rule.function for rule in rules if isinstance(rule, Formula)]

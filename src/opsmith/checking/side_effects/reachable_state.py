@@ -16,7 +16,6 @@ from opsmith.checking.numerics.compare import same_bits
 from opsmith.checking.subject import Subject
 from opsmith.core.formula import Formula
 from opsmith.core.reachable import CONTAINERS, Reached, Step, uses
-from opsmith.torch_library import capabilities
 
 MOST = 2000
 """Largest number of reported values; an operator that reaches more is an application."""
@@ -25,14 +24,9 @@ MOST = 2000
 def roots(subject: Subject) -> list[Any]:
     """List the functions and classes that make up an operator."""
     specification = subject.specification
-    if specification.adopted is not None:
-        found: list[Any] = [specification.adopted.function_class, specification.adopted.reference]
-    elif subject.kind.in_library:
-        own = specification.library_operator
-        parts = capabilities.custom_parts(own.overload) if own is not None else None
-        found = [] if parts is None else [parts.function, parts.backward, parts.setup_context, parts.fake]
-    else:
-        found = [specification.reference, specification.fake]
+    found: list[Any] = [*specification.origin.sources()]
+    if subject.kind.has_reference:
+        found += [specification.reference, specification.fake]
     found += [kernel.given for kernel in specification.kernels]
     found += [rule.function for rule in specification.gradients.rules.values() if isinstance(rule, Formula)]
     return [each for each in found if each is not None]

@@ -135,7 +135,7 @@ def _on_data(specification: Specification, values: Sequence[Any]) -> tuple[Resul
     """Find the layouts by a run on the tensors themselves; None if not allowed, or if their data is read."""
     large = sum(tensor.numel() for tensor in tensors_in(list(values))) > SMALL
     unknown = specification.random or (specification.opaque and specification.fake is None)
-    if large or unknown or specification.adopted is not None or capabilities.tracing_imported():
+    if large or unknown or specification.origin.kind == "class" or capabilities.tracing_imported():
         return None
     reads: list[Any] = []
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -19,6 +20,7 @@ from opsmith.core.call_arguments import tensors_in
 from opsmith.core.forked_locks import lock_of
 from opsmith.core.formula import Formula, zero
 from opsmith.core.gradients import NEEDED, GradientRules, TangentRules
+from opsmith.core.origins.declared import Origin
 from opsmith.core.results import Result
 from opsmith.core.schema import REQUIRED, Argument, Schema
 from opsmith.core.specification import Specification
@@ -79,7 +81,7 @@ def _backward_operator(adopted: AdoptedFunction) -> tuple[Schema, Any]:
         if known is None:
             known = DispatcherRegistration(_specification(adopted, _free_name(adopted.operator)))
             _registered[adopted.operator] = known
-        elif known.specification.adopted_from is not adopted:
+        elif known.specification.origin.subject is not adopted:
             known.update(_specification(adopted, known.specification.name))
         return known.specification.schema, known.overload
 
@@ -90,6 +92,15 @@ def _free_name(operator: str) -> str:
     while capabilities.operator_exists(name):
         name += "_"
     return name
+
+
+@dataclass(frozen=True)
+class BackwardOfClass(Origin):
+    """Origin of the operator that computes the backward of an adopted class."""
+
+    subject: AdoptedFunction
+
+    casts = False
 
 
 def _specification(adopted: AdoptedFunction, name: str) -> Specification:
@@ -147,7 +158,7 @@ def _specification(adopted: AdoptedFunction, name: str) -> Specification:
         gradients=GradientRules(MappingProxyType(dict.fromkeys(tensors, gradients))),
         tangents=TangentRules(MappingProxyType({GRADIENTS: tangents})),
         fake=fake,
-        adopted_from=adopted,
+        origin=BackwardOfClass(adopted),
     )
 
 

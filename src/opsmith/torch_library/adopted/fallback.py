@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from opsmith import errors
 from opsmith.core.adopted import AdoptedFunction, Obstacle
 from opsmith.core.call_arguments import requires_gradient, tensors_in
+from opsmith.core.origins.declared import MAPPED, SECOND, TRACED, TRANSFORMED
 from opsmith.torch_library import capabilities
 
 T = TypeVar("T")
@@ -96,12 +97,6 @@ def declare_opaque(adopted: AdoptedFunction) -> None:
             adopted.facts.instead[f"{method} {circumstance}"] = Obstacle(method, "declared with opaque=True")
 
 
-TRACED = "while tracing"
-TRANSFORMED = "under a transform"
-MAPPED = "under vmap"
-SECOND = "in a second order"
-
-
 def proxy_reason(values: Sequence[Any]) -> str | None:
     """Reason why the tensors are proxies: tracing, vmap, or another transform; None for ordinary tensors."""
     if capabilities.innermost_transform() is not None:
@@ -117,7 +112,7 @@ def cannot_run(adopted: AdoptedFunction, circumstance: str, found: Obstacle) -> 
     elif adopted.reference is None:
         why = "there is no reference"
     elif adopted.surrogate:
-        kinds = ", ".join(sorted(adopted.kinds))
+        kinds = ", ".join(sorted(adopted.claims))
         why = f"the derivative of the reference must not take its place, since its kind is {kinds}"
     else:
         why = "what the reference needs was not kept: mark it with `once_differentiable`"

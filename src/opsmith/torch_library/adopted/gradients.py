@@ -17,10 +17,10 @@ from opsmith.core.formula import Formula, zero
 from opsmith.core.forward_arguments import take_apart
 from opsmith.core.gradients import AUTOCAST, NEEDED
 from opsmith.core.location import where
+from opsmith.core.origins.declared import SECOND
 from opsmith.core.tensors import map_tensors
 from opsmith.torch_library.adopted.context import Context, SavedTensors
 from opsmith.torch_library.adopted.fallback import (
-    SECOND,
     cannot_run,
     once_differentiable_error,
     proxy_reason,
@@ -320,7 +320,7 @@ def by_reference(
 
 def tangent_formula(adopted: AdoptedFunction) -> Formula | None:
     """The `jvp` of an adopted class as a joint formula for all its results; None where it has none."""
-    jvp = adopted.jvp
+    jvp = adopted.method("jvp")
     if jvp is None:
         return None
     schema = adopted.schema

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.core.adopted import AdoptedFunction, note
+from opsmith.core.adopted import AdoptedFunction, class_of, note
 from opsmith.torch_library.adopted.forward import ForwardRun, run_forward
 from opsmith.torch_library.adopted.node import AdoptedNode, save_run, uses_class_backward
 from opsmith.torch_library.autograd.in_place_node import InPlaceNode, InPlacePrimitive
@@ -22,8 +22,7 @@ class AdoptedInPlacePrimitive(InPlacePrimitive):
 
     def keep_before(self, flat: Flat) -> None:
         """Copy what the call writes over if a second order needs it, as far as earlier runs show."""
-        adopted = self.specification.adopted
-        assert adopted is not None
+        adopted = class_of(self.specification.origin)
         needs = [isinstance(value, Tensor) and value.requires_grad for value in flat]
         if not uses_class_backward(self, self.flattening.needed(needs)):
             super().keep_before(flat)
@@ -41,8 +40,7 @@ class AdoptedInPlaceNode(AdoptedNode):
         """Run the class's forward on the arguments themselves, and keep its context."""
         assert isinstance(primitive, AdoptedInPlacePrimitive)
         specification, values = primitive.specification, primitive.flattening.pack(flat)
-        adopted, ctx.state = specification.adopted, None
-        assert adopted is not None
+        adopted, ctx.state = class_of(specification.origin), None
         needs = primitive.flattening.needed(ctx.needs_input_grad[LEADING_ARGUMENTS:])
         if not uses_class_backward(primitive, needs):
             return InPlaceNode.forward(ctx, primitive, forward_mode, *flat)

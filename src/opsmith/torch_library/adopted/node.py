@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.core.adopted import AdoptedFunction, ClassFormula
+from opsmith.core.adopted import AdoptedFunction, ClassFormula, class_of
 from opsmith.core.formula import zero
 from opsmith.core.gradients import AUTOCAST, NEEDED
 from opsmith.core.tensors import map_tensors, replace_tensors
@@ -75,8 +75,7 @@ class AdoptedNode(OperatorNode):
     @staticmethod
     def forward(ctx: Any, primitive: Primitive, forward_mode: bool, *flat: Any) -> tuple[Tensor, ...]:
         """Run the class's forward and keep its context; fall back to `OperatorNode` where it cannot run."""
-        adopted, values = primitive.specification.adopted, primitive.flattening.pack(flat)
-        assert adopted is not None
+        adopted, values = class_of(primitive.specification.origin), primitive.flattening.pack(flat)
         ctx.state = None
         needs = primitive.flattening.needed(ctx.needs_input_grad[LEADING_ARGUMENTS:])
         run, state = None, None
@@ -149,8 +148,7 @@ def save_run(
         of_torch: True if the class ran on this context itself, in a node of the flat arguments alone.
     """
     specification = primitive.specification
-    adopted = specification.adopted
-    assert adopted is not None
+    adopted = class_of(specification.origin)
     constant = frozenset(
         position
         for position, (result, described) in enumerate(
@@ -220,8 +218,7 @@ def class_gradients(
         grads: Gradient of each result, None where there is none.
     """
     specification = primitive.specification
-    adopted = specification.adopted
-    assert adopted is not None
+    adopted = class_of(specification.origin)
     schema, flattening = specification.schema, primitive.flattening
     formula = next(rule for rule in specification.gradients.rules.values() if isinstance(rule, ClassFormula))
     higher = torch.is_grad_enabled()

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
+from opsmith.core.adopted import class_of
+from opsmith.core.origins.declared import MAPPED
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.adopted.fallback import MAPPED
 from opsmith.torch_library.autograd.gradient_values import CallMetadata, constant_results
 from opsmith.torch_library.autograd.node import (
     LEADING_ARGUMENTS,
@@ -158,18 +159,17 @@ def _vmap(primitive: Primitive, flat: Sequence[Any], transform: capabilities.Tra
                 primitive.flattening.pack(values),
             )
             return _wrap_batched(transform, *run_vmap_rule(primitive.specification, info, dims, packed))
-        if primitive.specification.opaque or _runs_on_real_tensors(primitive, suspected=False):
+        if primitive.specification.opaque or not primitive.specification.origin.runs(MAPPED):
             return _loop_over_examples(primitive, values, dims, transform)
         batched = BatchedPrimitive(primitive, tuple(dims), transform.batch_size, transform.randomness)
         try:
             results = call_under_transforms(batched, values)
         except errors.TransformError:
-            if not _runs_on_real_tensors(primitive, suspected=True):
+            if primitive.specification.origin.runs(MAPPED, suspected=True):
                 raise
             looped = _loop_over_examples(primitive, values, dims, transform)
-            assert primitive.specification.adopted is not None
-            facts = primitive.specification.adopted.facts
-            facts.instead.setdefault(_FORWARD, facts.suspected[_FORWARD])
+            facts, task = class_of(primitive.specification.origin).facts, f"forward {MAPPED}"
+            facts.instead.setdefault(task, facts.suspected[task])
             return looped
     return _wrap_batched(transform, results, batched.result_dims)
 
@@ -187,17 +187,6 @@ def _written_mapped(
         if isinstance(value, Tensor) and dims[position] is None:
             mapped[position], places[position] = value.expand(batch_size, *value.shape), 0
     return tuple(mapped), tuple(places)
-
-
-_FORWARD = f"forward {MAPPED}"
-
-
-def _runs_on_real_tensors(primitive: Primitive, *, suspected: bool) -> bool:
-    """Return True if the forward of an adopted class does not run on a batch, and has no reference."""
-    adopted = primitive.specification.adopted
-    if adopted is None or adopted.has_stand_in("forward"):
-        return False
-    return _FORWARD in adopted.facts.instead or (suspected and _FORWARD in adopted.facts.suspected)
 
 
 def _loop_over_examples(

@@ -218,7 +218,8 @@ def constant_results(
         if result is None or (described.differentiable and has_gradient(result.dtype)):
             continue
         constant.append(result)
-        if described.differentiable and described.gradient_name() in named and specification.adopted is None:
+        needed = described.differentiable and described.gradient_name() in named
+        if needed and specification.origin.kind != "class":
             raise specification.error(
                 errors.IntegerResultError,
                 f"an input requires a gradient, and `{described.name}` is {result.dtype}, which has none",

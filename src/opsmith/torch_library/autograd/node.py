@@ -136,7 +136,7 @@ class OperatorPrimitive(Primitive):
 
     def vjp(self, plan: BackwardPlan, metadata: CallMetadata, state: RandomState | None) -> VjpFunction:
         """The vector-Jacobian product of a call with this metadata."""
-        autocast = None if self.specification.adopted is None else autocast_in_force()
+        autocast = None if self.specification.origin.casts else autocast_in_force()
         return Vjp(self.specification, plan, self.flattening, self.results, metadata, state, autocast)
 
     def jvp(self, every: Mapping[str, Any], tangents: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:

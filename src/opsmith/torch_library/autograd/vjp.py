@@ -62,7 +62,7 @@ class Vjp:
         self._refuse()
         values = (*saved.values(), *grads)
         # A class handles autocast itself, as under `apply`.
-        casts = nullcontext() if self.specification.adopted is not None else without_casts(grads)
+        casts = without_casts(grads) if self.specification.origin.casts else nullcontext()
         with replicating(values), casts:
             try:
                 return self._gradients(saved, grads)
@@ -154,7 +154,7 @@ class Vjp:
                     label=label,
                     operator=self.specification.name,
                     formula=formula,
-                    mixed=self.metadata.mixed or self.specification.adopted is not None,
+                    mixed=self.metadata.mixed or self.specification.origin.kind == "class",
                 )
                 constant = isinstance(formula, ClassFormula) and _may_be_zero(gradient)
                 if torch.is_grad_enabled() and not (constant or isinstance(items[item], Zero)):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.core.adopted import AdoptedFunction, StructureMismatchError, leaves
+from opsmith.core.adopted import AdoptedFunction, StructureMismatchError, class_of, leaves
 from opsmith.core.backward_plan import BackwardPlan
 from opsmith.core.call_arguments import shown, tensors_in
 from opsmith.core.shapes import ELEMENTWISE, LEADING, leads
@@ -296,7 +296,8 @@ class VmapInfo(NamedTuple):
 
 def has_vmap_rule(specification: Specification) -> bool:
     """Return True if the operator was adopted from a class with a `vmap` rule."""
-    return specification.adopted is not None and specification.adopted.vmap is not None
+    own = specification.origin.own("vmap")
+    return own is not None and own.function is not None
 
 
 def run_vmap_rule(
@@ -316,14 +317,13 @@ def run_vmap_rule(
     Raises:
         ResultCountError: If the rule does not return results and their dimensions.
     """
-    adopted = specification.adopted
-    assert adopted is not None
-    assert adopted.vmap is not None
+    adopted = class_of(specification.origin)
+    rule: Any = adopted.method("vmap")
     refuse_nondeterminism(specification)
     given, rest = adopted.spread(values), iter(_tensor_dims(values, dims))
     if not adopted.parameters.plain:
         dims = [next(rest) if isinstance(value, Tensor) else None for value in given]
-    returned = adopted.vmap(info, tuple(dims), *given)
+    returned = rule(info, tuple(dims), *given)
     if not isinstance(returned, tuple) or len(returned) != 2:
         raise _vmap_result_error(adopted, shown(returned))
     values, returned_dims = returned

@@ -23,7 +23,7 @@ def has_fast_path(specification: Specification) -> bool:
         schema.always_tensors
         and (not schema.written or len(schema.results) <= 1)
         and not (schema.written and schema.hidden)
-        and not (reserved or by_context or specification.adopted is not None)
+        and not (reserved or by_context or specification.origin.outputs is not None)
         and takes_fast_path(schema)
     )
 

@@ -326,8 +326,8 @@ class KernelSignatures(CallSignatures):
             MutationError, AliasError, ResultTypeError, LayoutError, CapturedTensorError: See their names.
         """
         contract = Contract(self.specification)
-        if type(before) is tuple:
-            before = Before(list(map(State, before)), ())
+        if before is not None and not isinstance(before, Before):
+            before = Before([State(version) for version in before], [])
         results = contract.results(kernel, result, values, before)
         contract.refuse_captured(kernel, tensors_in(list(results)), values)
         return results

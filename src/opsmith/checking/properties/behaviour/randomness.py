@@ -93,7 +93,7 @@ def _same(first: Any, second: Any) -> bool:
 
 def _undeclared(subject: Subject, sample: Sample, draws: list[str]) -> Failure:
     by = f"by `{'`, `'.join(dict.fromkeys(draws))}`" if draws else "somewhere in its kernel"
-    declared = "random=True" if subject.specification.adopted is None else 'kind="stochastic"'
+    declared = subject.specification.origin.declares_random
     return Failure(
         NAME,
         None,
@@ -126,15 +126,13 @@ def _of_a_class(subject: Subject, sample: Sample) -> Failure | Note:
             "its forward draws from torch's random state, and every run here starts from the same one; "
             '`opsmith.adopt(..., kind="stochastic")` declares it'
         )
-    adopted = subject.specification.adopted
-    location = adopted.backward_where if adopted is not None else subject.specification.where
     return Failure(
         NAME,
         None,
         "nondeterministic",
         f"the backward of {subject.name} draws from torch's random state, as its forward does, and gets "
         "other numbers: save what the forward drew, and use that",
-        location,
+        subject.specification.where_of("gradient"),
         {"sample": str(sample)},
     )
 

@@ -49,27 +49,24 @@ def run(subject: Subject) -> Findings:
 
 def _unreachable(subject: Subject) -> str | None:
     """The reason why pickle cannot find a class by its name; None where it can."""
-    adopted = subject.specification.adopted
-    if adopted is None or not subject.kind.applied:
+    if not subject.kind.applied:
         return None
-    found: Any = sys.modules.get(adopted.function_class.__module__)
-    for name in adopted.function_class.__qualname__.split("."):
+    kind = subject.specification.origin.subject
+    found: Any = sys.modules.get(kind.__module__)
+    for name in kind.__qualname__.split("."):
         found = getattr(found, name, None)
-    if found is adopted.function_class:
+    if found is kind:
         return None
     return (
-        f"`{adopted.name}` is not found by its name in `{adopted.function_class.__module__}`, and pickle "
+        f"`{kind.__qualname__}` is not found by its name in `{kind.__module__}`, and pickle "
         "keeps no more of a class: define it at the top of a module"
     )
 
 
 def _copies(subject: Subject) -> Iterator[Finding]:
     """Copy the subject in every way, and compare the results of each copy with its own."""
-    adopted = subject.specification.adopted
-    if subject.kind.applied and adopted is not None:
-        original: Any = adopted.function_class
-    else:
-        original = subject.torch_operator if subject.kind.in_library else subject.operator
+    own = subject.kind.applied or subject.kind.in_library
+    original: Any = subject.specification.origin.subject if own else subject.operator
     refused: dict[str, list[str]] = {}
     for what, made, taken in _forms(original):
         for how, copied in WAYS.items():

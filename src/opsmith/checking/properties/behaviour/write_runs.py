@@ -147,17 +147,14 @@ def in_place(subject: Subject, call: Callable[..., Any]) -> Subject:
         call: Writes in place: that operator, or its reference.
     """
     assert subject.in_place is not None
-    schema, adopted = subject.in_place.specification.schema, subject.in_place.specification.adopted
+    schema, origin = subject.in_place.specification.schema, subject.in_place.specification.origin
 
     @calls_operator
     def written(*args: Any, **kwargs: Any) -> Any:
         returned = call(*args, **kwargs)
-        if adopted is not None and isinstance(call, Operator):
+        if origin.outputs is not None and isinstance(call, Operator):
             return returned  # in the structure of the class, and with what it writes
-        found = all_results(schema, schema.call_values(args, kwargs), returned)
-        if adopted is not None:
-            return adopted.structured(found)
-        return found[0] if len(found) == 1 else found
+        return origin.structured(all_results(schema, schema.call_values(args, kwargs), returned))
 
     return replace(subject, apply=written)
 

@@ -19,11 +19,6 @@ from opsmith.core.formula import Formula
 from opsmith.torch_library.torch_messages import NO_DERIVATIVE, has_message
 
 
-def _differentiates_itself(subject: Subject) -> bool:
-    own = subject.specification.library_operator
-    return own is not None and bool(own.autograd)
-
-
 def given_instead(subject: Subject, sample: Sample) -> dict[str, str]:
     """Inputs with a formula that a sample does not differentiate, and what it gives instead."""
     inexact = {sample.names[argnum] for argnum in sample.inexact}
@@ -52,7 +47,7 @@ def not_exercised(
         whole = given.startswith("torch.") and "float" not in given and "complex" not in given
         if name in differentiated:
             continue
-        if subject.specification.adopted is not None and whole:  # which annotates every tensor alike
+        if subject.specification.origin.kind == "class" and whole:  # which annotates every tensor alike
             yield Note(f"no sample differentiates `{name}`, which is {given}")
             continue
         message = (
@@ -74,8 +69,7 @@ def nothing_to_differentiate(subject: Subject) -> bool:
 
 def promises_gradients(subject: Subject) -> bool:
     """True if the author wrote a gradient: the backward of a class, or one registered with torch."""
-    adopted = subject.specification.adopted
-    return (adopted is not None and adopted.backward is not None) or _differentiates_itself(subject)
+    return subject.specification.origin.own("gradient") is not None
 
 
 def lacks_floats(subject: Subject) -> bool:

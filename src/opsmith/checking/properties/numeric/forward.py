@@ -177,13 +177,11 @@ def _call(case: Case, wrong: set[Kernel]) -> Findings:
         results = subject.call(case.sample, flat)
     except (RuntimeError, TypeError) as error:
         refuse_own(error)
-        specification = subject.specification
-        ours = specification.library_operator is None and specification.adopted is None
-        if ours or case.dtype in ALWAYS_CHECKED or not _lacks_dtype(error):
+        origin = subject.specification.origin
+        if origin.kind == "declared" or case.dtype in ALWAYS_CHECKED or not _lacks_dtype(error):
             yield raised(NAME, subject, error, str(case))
             return
-        what = "the operator's own kernel" if specification.adopted is None else "the class's forward"
-        words = f"{what} does not run in it: {first_line(error)}"
+        words = f"{origin.computes_by} does not run in it: {first_line(error)}"
         yield Note(f"{dtype_name(case.dtype)} was left out on {case.device.type}: {words}")
         return
     visible = subject.visible_positions(case.sample)
@@ -195,8 +193,7 @@ def _lost_precision(subject: Subject) -> Findings:
 
     A reference defines the dtype, as does a class that is declared to compute in float32.
     """
-    adopted = subject.specification.adopted
-    if subject.kind.has_reference or (adopted is not None and "float32" in adopted.kinds):
+    if subject.kind.has_reference or "float32" in subject.specification.origin.claims:
         return
     for sample in subject.samples:
         if not sample.inexact:
@@ -225,8 +222,7 @@ def _through_default_dtype(subject: Subject) -> Findings:
     They change where the default is float64. A constant in that dtype changes them as well, but not how they
     move with the inputs: digits that are lost do not come back.
     """
-    adopted = subject.specification.adopted
-    if subject.draws or (adopted is not None and "float32" in adopted.kinds):
+    if subject.draws or "float32" in subject.specification.origin.claims:
         return
     for sample in subject.samples:
         if sample.origin or not sample.inexact:

@@ -103,8 +103,7 @@ def _about_refused(subject: Subject, seen: GradientCoverage) -> Findings:
             yield Note(reason)
         else:
             some.setdefault((text, sample.position), []).append(name)
-    adopted = subject.specification.adopted
-    where = subject.specification.where if adopted is None else adopted.backward_where
+    where = subject.specification.where_of("gradient")
     for (text, _), names in some.items():
         evidence = {"sample": str(seen.refused[names[0]][1]), REFUSED: "by an error of its own"}
         yield Failure(NAME, ", ".join(names), "raises", text, where, evidence)

@@ -38,8 +38,7 @@ NAME = "second_order"
 
 def run(subject: Subject) -> Findings:
     """Differentiate the gradients of every sample, by all inputs together and by each alone."""
-    adopted = subject.specification.adopted
-    if subject.kind.applied and adopted is not None and adopted.once_differentiable:
+    if subject.kind.applied and subject.specification.origin.once_differentiable:
         yield Skipped("its backward is marked with `once_differentiable`: torch refuses a second order")
         return
     yield from each_subset(NAME, _check_subset, subject)

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.amp import autocast_mode
 
 from opsmith.checking.calls import differentiated, record_copies, rule_location
 from opsmith.checking.causes import UNKNOWN
@@ -26,7 +25,6 @@ from opsmith.checking.samples.sample import Sample, replica
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
-from opsmith.core.source import decorated_in
 
 WIDE = torch.float32
 """dtype of the inputs: autocast leaves float64 alone."""
@@ -65,9 +63,7 @@ class Casting:
 
         An adopted class behaves as the class does, which promises nothing.
         """
-        specification = self.subject.specification
-        adopted = specification.adopted is not None or specification.library_operator is not None
-        return not (adopted or self.subject.kind.in_library)
+        return self.subject.specification.origin.kind == "declared"
 
     def cast(self, flat: Sequence[Any]) -> list[Any]:
         """The arguments as the operator's rule for autocast casts them."""
@@ -111,11 +107,8 @@ def representable(like: Tensor, dtype: torch.dtype, generator: torch.Generator) 
 
 def claims_autocast(subject: Subject) -> bool:
     """True if it claims to support autocast, as our operators and classes under `custom_fwd` do."""
-    adopted, own = subject.specification.adopted, subject.specification.library_operator
-    if adopted is None:
-        return own is None or bool(own.autocast)
-    own_methods = adopted.function_class.forward, adopted.function_class.backward
-    return any(decorated_in(each, autocast_mode.__file__) for each in own_methods)
+    origin = subject.specification.origin
+    return origin.kind == "declared" or origin.own("autocast") is not None
 
 
 def autocast_state(kind: str) -> tuple[bool, torch.dtype, bool]:

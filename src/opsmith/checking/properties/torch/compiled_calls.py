@@ -60,15 +60,14 @@ def step_of(subject: Subject) -> Callable[[Any], Any]:
 
     Its code object is new each time, since torch limits the number of times that it compiles one.
     """
-    adopted = subject.specification.adopted
-    if subject.kind.applied and adopted is not None:
-        target: Any = adopted.function_class
+    own = subject.kind.applied or subject.kind.in_library
+    target: Any = subject.specification.origin.subject if own else subject.operator
+    if subject.kind.applied:
 
         def step(calls: Any) -> Any:
             return [target.apply(*args) for args, _ in calls]
 
     else:
-        target = subject.torch_operator if subject.kind.in_library else subject.operator
         if subject.kind.in_library and subject.in_place is not None:
             target = subject.apply  # on copies
 
@@ -82,9 +81,8 @@ def step_of(subject: Subject) -> Callable[[Any], Any]:
 def call_of(subject: Subject, sample: Sample, flat: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of one call, as `step_of` makes it."""
     schema, values = sample.flattening.schema, sample.flattening.pack(flat)
-    adopted = subject.specification.adopted
-    if subject.kind.applied and adopted is not None:
-        return tuple(adopted.spread(values)), {}
+    if subject.kind.applied:
+        return tuple(subject.specification.origin.spread(values)), {}
     args, kwargs = schema.dispatched(values) if subject.kind.in_library else schema.split(values)
     return tuple(args), dict(kwargs)
 

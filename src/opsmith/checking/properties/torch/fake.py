@@ -210,12 +210,7 @@ def _fits(sizes: Sequence[int | None], real: Tensor) -> bool:
 
 def has_own_fake(subject: Subject) -> bool:
     """True if the author wrote the fake kernel, here or for torch.library."""
-    specification = subject.specification
-    return (
-        specification.fake is not None
-        or specification.library_operator is not None
-        or subject.kind.in_library
-    )
+    return subject.specification.fake is not None or subject.specification.origin.registered
 
 
 def _by_torch(subject: Subject, sample: Sample, flat: Sequence[Any], name: str, real: Tensor) -> bool:
@@ -311,15 +306,10 @@ def _frozen(label: str, dim: int, place: tuple[str, int, str] | None, case: str)
 def fake_location(subject: Subject) -> str:
     """Location of the fake kernel, or of what it is derived from."""
     specification = subject.specification
-    if specification.library_operator is not None and specification.library_operator.fake:
+    if specification.origin.own("fake"):
         return "its own fake kernel"
-    adopted = specification.adopted
-    itself = adopted is not None and adopted.reference is None and specification.fake is None
-    return (
-        specification.where
-        if itself or subject.kind.in_library
-        else where(specification.fake or specification.reference)
-    )
+    itself = subject.kind.in_library or not (specification.origin.referenced or specification.fake)
+    return specification.where if itself else where(specification.fake or specification.reference)
 
 
 def _no_fake(subject: Subject, error: Exception) -> str | None:

@@ -26,7 +26,6 @@ from opsmith.checking.samples.sample import Sample, is_inexact, replica
 from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import tensors_in
-from opsmith.core.location import where
 from opsmith.torch_library.torch_messages import NO_BATCHING_RULE, has_message
 
 SIZE = 3
@@ -111,12 +110,10 @@ def map_over(
 def rule_words(subject: Subject) -> str:
     """Name of what computes a batch, in words."""
     specification = subject.specification
-    if specification.adopted is not None and subject.kind.applied:
-        if specification.adopted.vmap is not None:
+    if subject.kind.applied or specification.origin.registered:
+        if specification.origin.own("vmap"):
             return "its own rule for `vmap`"
-        return "the rule for `vmap` that torch derives from its forward"
-    if specification.library_operator is not None:
-        return "its own rule for `vmap`" if specification.library_operator.vmap else "`vmap`"
+        return "the rule for `vmap` that torch derives from its forward" if subject.kind.applied else "`vmap`"
     if specification.batching is not None:
         return f"the rule for `vmap` that batching={specification.batching!r} makes"
     return "the rule for `vmap` that follows from the reference"
@@ -127,27 +124,15 @@ def declares_rule(subject: Subject) -> bool:
 
     It has a rule of its own, or `generate_vmap_rule = True`.
     """
-    adopted = subject.specification.adopted
-    if adopted is None or not subject.kind.applied:
-        return False
-    return adopted.vmap is not None or bool(getattr(adopted.function_class, "generate_vmap_rule", False))
+    origin = subject.specification.origin
+    derived = subject.kind.applied and bool(getattr(origin.subject, "generate_vmap_rule", False))
+    return derived or (subject.kind.applied and origin.own("vmap") is not None)
 
 
 def own_rule(subject: Subject) -> bool:
     """True if its author wrote a rule for batches, or declares that one call serves a batch."""
     specification = subject.specification
-    if specification.adopted is not None and specification.adopted.vmap is not None:
-        return True
-    own = specification.library_operator
-    return specification.batching is not None or (own is not None and own.vmap)
-
-
-def rule_location(subject: Subject) -> str:
-    """`file:line` of what computes a batch."""
-    adopted = subject.specification.adopted
-    if adopted is not None and adopted.vmap is not None:
-        return where(adopted.vmap)
-    return subject.specification.where
+    return specification.batching is not None or specification.origin.own("vmap") is not None
 
 
 def refusal(subject: Subject, error: Exception, *, empty: bool) -> str | None:
@@ -172,8 +157,8 @@ def refusal(subject: Subject, error: Exception, *, empty: bool) -> str | None:
 
 def inside_own_rule(subject: Subject, error: Exception) -> bool:
     """True if an exception passed through the author's own rule for `vmap`."""
-    adopted = subject.specification.adopted
-    code = getattr(getattr(adopted, "vmap", None), "__code__", None)
+    own = subject.specification.origin.own("vmap")
+    code = getattr(own and own.function, "__code__", None)
     trace = error.__traceback__
     while trace is not None:
         if code is not None and trace.tb_frame.f_code is code:

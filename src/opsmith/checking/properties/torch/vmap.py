@@ -26,7 +26,6 @@ from opsmith.checking.properties.torch.mapping import (
     map_over,
     own_rule,
     refusal,
-    rule_location,
     rule_words,
     ways,
 )
@@ -67,7 +66,7 @@ Mapped = Generator[Finding, None, list[Tensor | None] | None]
 
 def _limit(subject: Subject, reason: str) -> Failure:
     """The limit for what can be mapped in no sample; a class that is called by `apply` need not offer it."""
-    location, message = rule_location(subject), f"it cannot be mapped: {reason}"
+    location, message = subject.specification.where_of("vmap"), f"it cannot be mapped: {reason}"
     return Failure(NAME, None, "raises", message, location, {REFUSED: "in every sample"}, severity="limit")
 
 
@@ -349,7 +348,7 @@ class MappedSample:
                     failure.input,
                     failure.cause,
                     f"{self._raising(error)}: {failure.message}",
-                    rule_location(self.subject),
+                    self.subject.specification.where_of("vmap"),
                     {**failure.evidence, "mapped over": str(batch_dims)},
                 )
             return None
@@ -381,7 +380,7 @@ class MappedSample:
             fault.cause,
             f"{rule_words(self.subject)} is wrong: {what} is not what a loop over the examples gives: "
             f"{fault}",
-            rule_location(self.subject),
+            self.subject.specification.where_of("vmap"),
             {"sample": f"{self.sample} in {dtype}", "mapped over": str(batch_dims), **fault.evidence()},
         )
 

@@ -21,7 +21,7 @@ from opsmith.torch_library.library_operators import (
     COMPOSITE,
     has_kernel,
     library_operator_of,
-    register_library_operator,
+    register_adopted,
 )
 from opsmith.torch_library.registration import BITWISE, HIDDEN_SUFFIX
 
@@ -55,21 +55,26 @@ def name_of(subject: Any) -> str:
 
 def adopt_registered(
     subject: Any,
+    name: str | None,
     *,
     reference: Callable[..., Any] | None,
     samples: Samples | Iterable[Any] | None,
     module: str,
-    accept: Mapping[tuple[str, ...], str] | None = None,
+    accept: Mapping[tuple[str, ...], str] | None,
+    **of_class: Any,
 ) -> Operator[..., Any]:
     """Add the missing kernels and rules to an operator of torch, and return its handle.
 
     Args:
         subject: One of its overloads, a packet with one overload, or a `torch.library.custom_op`.
+        name: None: it keeps its own.
         reference: The mathematics in plain PyTorch; it needs no type hints.
         samples: Function that yields representative inputs, or a list of them.
         module: The module that adopts.
         accept: Findings of a check to accept.
+        **of_class: Arguments that only a class takes, which are refused unless they are the defaults.
     """
+    _refuse_options(subject, name=name, **of_class)
     overload = _overload(capabilities.overloads_of(subject) or {}, subject)
     signature = capabilities.signature_of(overload)
     if reference is None:
@@ -94,9 +99,9 @@ def adopt_registered(
         inline=False,
         accept=dict(accept or {}),
     )
-    specification = replace(specification, library_operator=library_operator_of(overload))
+    specification = replace(specification, origin=library_operator_of(overload))
     _refuse_taken_form(specification)
-    handle = declare_specified(specification, register=register_library_operator)
+    handle = declare_specified(specification, register=register_adopted)
     if samples is not None:
         handle.samples(samples if callable(samples) else _as_function(samples, signature.name))
     return handle
@@ -123,32 +128,30 @@ def _as_function(samples: Iterable[Any], operator: str) -> LocatedSamples:
     return LocatedSamples(lambda make: given, location)
 
 
-_INSTEAD = {
-    "kind": "; attach `op.surrogate_gradients(...)` to the result",
-    "mutates": "; its schema says what it writes into",
-    "deterministic": "; give it torch's tag `nondeterministic_bitwise` where it is defined",
+_OF_CLASSES: dict[str, tuple[Any, str]] = {
+    "name": (None, ""),
+    "signature": (None, ""),
+    "kind": ("true", "; attach `op.surrogate_gradients(...)` to the result"),
+    "opaque": (False, ""),
+    "deterministic": (True, "; give it torch's tag `nondeterministic_bitwise` where it is defined"),
+    "mutates": (None, "; its schema says what it writes into"),
 }
-"""Advice after the hint of the error about an option that only classes take."""
+"""Arguments of `adopt` that only a class takes: each default, and advice after the hint of the error."""
 
 
-def refuse_options(subject: Any, /, **given: tuple[Any, Any]) -> None:
+def _refuse_options(subject: Any, /, **given: Any) -> None:
     """Refuse arguments of `adopt` that only a class takes.
-
-    Args:
-        subject: The operator.
-        **given: Each argument with its default.
 
     Raises:
         UsageError: If one is given.
     """
-    for argument, (value, default) in given.items():
-        if value != default:
-            also = _INSTEAD.get(argument, "")
+    for argument, (default, also) in _OF_CLASSES.items():
+        if given[argument] != default:
             raise errors.UsageError(
                 f"`{argument}` is for a Function class, and not for an operator of torch.library",
                 operator=_name(capabilities.overloads_of(subject) or {}),
                 argument=argument,
-                got=repr(value),
+                got=repr(given[argument]),
                 hint=f"leave it out{also}",
             )
 
@@ -190,7 +193,7 @@ def _refuse(overload: Any, signature: capabilities.OperatorSchema) -> None:
     Raises:
         UsageError: If it cannot be adopted, or lacks nothing.
     """
-    ours = {each.name for each in declared_operators() if each.specification.library_operator is None}
+    ours = {each.name for each in declared_operators() if not each.specification.origin.registered}
     refusal: tuple[str, str] | None = None
     if {signature.name, signature.name.removesuffix(HIDDEN_SUFFIX)} & ours:
         refusal = (
