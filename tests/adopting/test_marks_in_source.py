@@ -26,6 +26,15 @@ class ByFunction(Function):
         return -grad
 
 
+class OfTheClass(ByFunction):
+    """Its forward is a method of the class."""
+
+    @classmethod
+    def forward(cls, ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.mark_dirty(x)
+        return x.neg_()
+
+
 class ByAnotherName(ByFunction):
     """It returns what it writes under another name, beside a new tensor."""
 
@@ -65,6 +74,7 @@ class AllInputs(InSetupContext):
 
 WRITTEN: dict[type[Function], str] = {
     ByFunction: "(Tensor(a!) x) -> Tensor(a!)>",
+    OfTheClass: "(Tensor(a!) x) -> Tensor(a!)>",
     ByAnotherName: "(Tensor(a!) x) -> Tensor>",
     InSetupContext: "(Tensor(a!) x, Tensor(b!) y) -> ()>",
     AllInputs: "(Tensor(a!) x, Tensor(b!) y) -> ()>",

@@ -23,7 +23,9 @@ def wrapping(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @wrapping
-@functools.cache
+@functools.lru_cache(
+    maxsize=3,
+)
 def decorated(x: Any, y: Any = lambda q: q) -> Any:
     """Words,
     with `return nothing` in them.
@@ -38,16 +40,11 @@ def decorated(x: Any, y: Any = lambda q: q) -> Any:
 
 
 class Documented:
-    text = """
-At column 0."""
-
     @staticmethod
     def method(x: Any) -> Any:
-        return (
-            x,
-            """
-at column 0""",
-        )
+        text = """
+at column 0"""
+        return x, text
 
 
 # fmt: off
@@ -70,7 +67,8 @@ TEXTS: dict[str, tuple[Any, str]] = {
     "a default": (source.inspect.unwrap(decorated).__defaults__[0], "lambda q: q"),
     "a method with text at column 0": (
         Documented.method,
-        '    @staticmethod\n    def method(x: Any) -> Any:\n        return x, """\nat column 0"""',
+        "    @staticmethod\n    def method(x: Any) -> Any:\n"
+        '        text = """\nat column 0"""\n        return x, text',
     ),
 }
 
@@ -83,7 +81,7 @@ def test_the_text_is_that_of_the_function_alone(name: str) -> None:
 
 def test_a_decorated_function_is_the_one_that_was_written() -> None:
     text = source.text(decorated)
-    assert text.startswith("@wrapping\n@functools.lru_cache(\n    maxsize=None,\n)\ndef decorated(x: Any")
+    assert text.startswith("@wrapping\n@functools.lru_cache(\n    maxsize=3,\n)\ndef decorated(x: Any")
     assert text.endswith("    return None")
     assert "Words" in text
     assert "Words" not in source.text(decorated, docstring=False)

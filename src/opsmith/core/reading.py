@@ -108,8 +108,9 @@ class Reading:
             calls: Number of calls that led to it.
         """
         function = inspect.unwrap(function)
-        tree = source.tree(function)
-        if tree is None or calls > MOST_CALLS or (calls and is_library(function.__module__)):
+        own = not calls or (calls <= MOST_CALLS and not is_library(getattr(function, "__module__", None)))
+        tree = source.tree(function) if own else None
+        if tree is None:
             return None
         key = (function.__code__, *sorted(stands.items()))
         if key not in self.before:

@@ -67,9 +67,13 @@ def may_name(function: Any, names: Collection[str]) -> bool:
 
 
 def parameters_of(function: Any) -> tuple[str, ...]:
-    """Return the names of the parameters of a function or of code, without `*args` and `**kwargs`."""
+    """Return the names of the parameters of a function or of code, without `*args` and `**kwargs`.
+
+    Of a bound method, the first one is given already.
+    """
     code = function if isinstance(function, types.CodeType) else code_of(function)
-    return () if code is None else code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    names = () if code is None else code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return names[inspect.ismethod(function) :]
 
 
 def file_tree(file: str, scope: dict[str, Any] | None = None) -> ast.Module | None:

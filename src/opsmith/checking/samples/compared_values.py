@@ -97,4 +97,4 @@ def compared_values(subject: Subject) -> Mapping[str, Sequence[Comparison]]:
         for function in (specification.reference, *formulas, *kernels):
             if not is_library(getattr(function, "__module__", None)):
                 reading.read(function, {name: name for name in names})
-    return reading.compared
+    return dict(reading.compared)
