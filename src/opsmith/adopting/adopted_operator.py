@@ -208,8 +208,13 @@ class AdoptedOperator(Operator[..., Any]):
         return call if out else f"{call}; if its types are others, declare them: {hint}"
 
     @property
-    def _class(self) -> AdoptedFunction | None:
+    def function_class(self) -> type[torch.autograd.Function] | None:
         """The class; None after the operator was declared again as another one."""
+        return None if self._class is None else self._class.function_class
+
+    @property
+    def _class(self) -> AdoptedFunction | None:
+        """The origin; None after the operator was declared again as another one."""
         origin = self._specification.origin
         return origin if isinstance(origin, AdoptedFunction) else None
 
