@@ -88,8 +88,10 @@ WITH_THE_FIRST_CALL = (
     "opsmith.kernels.cuda.compiler",
     "opsmith.kernels.cuda.plan",
     "opsmith.torch_library.adopted",
+    "opsmith.torch_library.autograd.formula_rule",
     "opsmith.torch_library.autograd.functorch",
     "opsmith.torch_library.autograd.node",
+    "opsmith.torch_library.autograd.primitive",
     "opsmith.torch_library.fast_path.generated_call",
 )
 """Modules that declarations do not need."""

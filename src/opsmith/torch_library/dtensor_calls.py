@@ -13,7 +13,7 @@ from opsmith.core.argument_types import VALUE_TYPES
 from opsmith.core.call_arguments import requires_gradient
 from opsmith.core.kernels import choose
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.autograd.node import RegisteredOperator
+from opsmith.torch_library.autograd.primitive import RegisteredOperator
 from opsmith.torch_library.distributed import author_code, dtensor, is_unplaced, replicating
 from opsmith.torch_library.dtensor_node import DTensorPrimitive, SlowPathError
 from opsmith.torch_library.dtensor_rule import MAX_TRIALS, DTensorRule

@@ -13,13 +13,14 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.core.backward_plan import BackwardPlan
 from opsmith.torch_library import capabilities
+from opsmith.torch_library.autograd.formula_rule import RecordedOperator
 from opsmith.torch_library.autograd.gradient_values import (
     CallMetadata,
     TensorMetadata,
     constant_results,
     mixes_dtypes,
 )
-from opsmith.torch_library.autograd.node import OperatorPrimitive, RecordedOperator, RegisteredOperator
+from opsmith.torch_library.autograd.primitive import OperatorPrimitive, RegisteredOperator
 from opsmith.torch_library.autograd.vjp import written_into
 from opsmith.torch_library.distributed import dtensor, mesh_of
 from opsmith.torch_library.fast_path.purity import never_writes
@@ -75,7 +76,7 @@ class DTensorPrimitive(OperatorPrimitive):
             return call.backward(ctx, *grads)
 
         functions = {"forward": staticmethod(call.forward), "backward": staticmethod(backward)}
-        node: Any = type(self.node.__name__, (torch.autograd.Function,), functions)
+        node: Any = type(self.specification.short_name, (torch.autograd.Function,), functions)
         node.recorded_operator = RecordedOperator(self.specification, tuple(call.saved))
         capabilities.direct_backward(node, backward)
         return node
