@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,10 +41,11 @@ from opsmith.torch_library.flattening import Flat
 from opsmith.torch_library.validation import refuse_nondeterminism
 
 
-class ClassKept(NamedTuple):
+@dataclass(eq=False)
+class ClassKept:
     """Values that a run of a class keeps for its backward besides tensors.
 
-    Attributes:
+    Args:
         places: Indices of the inputs among the saved tensors.
         inputs: The inputs, if a second order or a fallback of the backward needs them.
         for_second: True if a second order needs the inputs, and does not run through the context.
@@ -152,7 +154,7 @@ class ClassRule(FormulaRule):
         ctx.non_differentiable = tuple(run.results[at] for at in sorted(constant))
         if not of_torch:
             ctx.materialize_grads = False
-        saved = SavedTensors(each for each in run.context.opsmith_record.saved if isinstance(each, Tensor))
+        saved = SavedTensors(each for each in run.context.to_save if isinstance(each, Tensor))
         context = run.context.pack(saved)
         inputs: SavedValues | None = None
         places: tuple[int, ...] = ()

@@ -98,7 +98,7 @@ class ClassNodes:
             MutationError: If it wrote into an argument, which it did not in earlier runs.
         """
         adopted, flags = self._adopted, self._adopted.flags(given)
-        context = Context.of_forward(adopted, ctx)
+        context = Context.of_torch(adopted, ctx, ctx.to_save or ())
         counts = iter(before)
         versions = [next(counts) if isinstance(value, Tensor) else None for value in given]
         try:

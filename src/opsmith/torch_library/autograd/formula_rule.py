@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -20,10 +20,11 @@ from opsmith.torch_library.autograd.saved_values import SavedValues
 from opsmith.torch_library.flattening import Flat
 
 
-class Kept(NamedTuple):
+@dataclass(eq=False)
+class Kept:
     """Values that a call keeps besides tensors.
 
-    Attributes:
+    Args:
         vjp: Its vector-Jacobian product.
         saved: Form of the saved tensors.
         every: Form of the tensors for tangents; None if none are needed.
@@ -61,10 +62,11 @@ class FormulaRule:
         self.compute = compute or primitive.below
         self._forward_mode, self.written, self._draws = forward_mode, written, draws
         self.before: dict[int, Tensor] = {}
+        self._plans: dict[tuple[bool, ...], BackwardPlan] = {}
 
     def keep_before(self, flat: Flat) -> None:
         """Copy values that the call writes over; a second order goes through the copies."""
-        needs = [isinstance(value, Tensor) and value.requires_grad for value in flat]
+        needs = tuple(isinstance(value, Tensor) and value.requires_grad for value in flat)
         names, saved = self.primitive.flattening.names, self.plan(needs).saved
         self.before = {at: flat[at].clone() for at in self.written if names[at] in saved}
 
@@ -125,7 +127,7 @@ class FormulaRule:
     def tangents(self, ctx: NodeContext, tangents: Flat) -> Flat:
         """Tangents of the results, at the level of `torch.autograd.forward_ad`."""
         every = ctx.kept.every.load(ctx.saved_tensors)
-        ctx.kept = ctx.kept._replace(every=None)
+        ctx.kept.every = None
         primal = {name: _without_tangent(value) for name, value in every.items()}
         result_flattening = self.primitive.results
         results = result_flattening.flatten([primal[name] for name in result_flattening.spans])
@@ -137,9 +139,13 @@ class FormulaRule:
         """Labels of the saved tensors."""
         return ctx.kept.saved.labels if isinstance(ctx.kept, Kept) else ()
 
-    def plan(self, needs: Sequence[bool]) -> BackwardPlan:
+    def plan(self, needs: tuple[bool, ...]) -> BackwardPlan:
         """The backward for the flat arguments whose gradients are needed."""
-        return self.primitive.plan(self.primitive.flattening.needed(needs))
+        plan = self._plans.get(needs)
+        if plan is None:
+            needed = self.primitive.flattening.needed(needs)
+            plan = self._plans[needs] = self.primitive.plan(needed)
+        return plan
 
     def saved(self, plan: BackwardPlan) -> Sequence[str]:
         """Names of the values to save."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -123,6 +122,6 @@ def node_class(name: str, base: type[RunsRule]) -> Any:
     return type(name, (base,), {})
 
 
-def needs_of(ctx: NodeContext) -> Sequence[bool]:
+def needs_of(ctx: NodeContext) -> tuple[bool, ...]:
     """True for each flat argument whose gradient is needed: without the rule, which comes before them."""
     return ctx.needs_input_grad[1:]
