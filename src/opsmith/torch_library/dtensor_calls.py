@@ -13,15 +13,21 @@ from opsmith.core.argument_types import VALUE_TYPES
 from opsmith.core.call_arguments import requires_gradient
 from opsmith.core.kernels import choose
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.autograd.primitive import RegisteredOperator
+from opsmith.torch_library.autograd.formula_rule import FormulaRule
+from opsmith.torch_library.autograd.node import Node
+from opsmith.torch_library.autograd.primitive import OperatorPrimitive, RegisteredOperator
 from opsmith.torch_library.distributed import author_code, dtensor, is_unplaced, replicating
-from opsmith.torch_library.dtensor_node import DTensorPrimitive, SlowPathError
 from opsmith.torch_library.dtensor_rule import MAX_TRIALS, DTensorRule
 from opsmith.torch_library.fast_path.purity import always_new, never_writes
+from opsmith.torch_library.flattening import ArgumentFlattening, Flat
 from opsmith.torch_library.torch_messages import MIXED_WITH_DTENSOR, has_message
 
 MAX_GUARDS = 16
 """Maximum number of guards that are tried one after another."""
+
+
+class _SlowPathError(Exception):
+    """The slow path has to compute the call."""
 
 
 class DTensorCalls:
@@ -57,7 +63,9 @@ class DTensorCalls:
         self._on_shards: dict[Any, _ShardCall | None] = {}
         self._known: dict[Any, list[tuple[Callable[..., bool], Callable[..., Any] | None]]] = {}
         if self._eligible:
-            self._primitive = DTensorPrimitive(registered, self._computed)
+            flattening = ArgumentFlattening(schema, (None,) * len(schema.names))
+            self._gradients = FormulaRule(OperatorPrimitive(registered, flattening), self._flat)
+            self._node = registered.node(Node)
 
     def results(self, values: tuple[Any, ...]) -> Any:
         """The results of the reference or kernel; None where the slow path has to compute them.
@@ -79,13 +87,21 @@ class DTensorCalls:
         else:
             if not self._is_known(tensors):
                 return None
-            apply = self._note(given, tensors, values)
+            apply = self._note(given, tensors)
         try:
             if apply is None or not torch.is_grad_enabled():
                 return self._computed(values)
-            return apply(*values)  # what hooks of saved tensors raise is not for the slow path
-        except SlowPathError:
+            results = apply(
+                self._gradients, *values
+            )  # what hooks of saved tensors raise is not for the slow path
+            return results[0] if self._count == 1 else results
+        except _SlowPathError:
             return None
+
+    def _flat(self, flat: Flat) -> Flat:
+        """All results, without a graph."""
+        results = self._computed(flat)
+        return (results,) if self._count == 1 else results
 
     def _is_known(self, tensors: Sequence[Any]) -> bool:
         """Return True if calls with tensors like these need not take the slow path."""
@@ -100,18 +116,17 @@ class DTensorCalls:
             in_cpp.use_dtensor(kind)
         return True
 
-    def _note(self, given: Any, tensors: Sequence[Tensor], values: Sequence[Any]) -> Any:
+    def _note(self, given: Any, tensors: Sequence[Tensor]) -> Any:
         """The `apply` of a node for calls with tensors like these, to be guarded; None where none is needed.
 
         Args:
             given: Which optional tensors are given.
             tensors: The tensors among the values.
-            values: The argument values.
         """
         apply = None
         # Without formulas and kernels autograd records the reference, on plain tensors of its own too.
         if requires_gradient(list(tensors)) and not (self._ordinary and not self._mixes):
-            apply = self._primitive.apply(values)
+            apply = capabilities.direct_apply(self._node)
         guard = capabilities.tensor_guard(tensors)
         if guard(*tensors):
             others = self._known.get(given, [])
@@ -126,7 +141,7 @@ class DTensorCalls:
         """The result, or all of several, without a graph.
 
         Raises:
-            SlowPathError: Where the slow path has to compute them, or raises the error with a reason.
+            _SlowPathError: Where the slow path has to compute them, or raises the error with a reason.
         """
         try:
             results = self._compute(values)
@@ -134,9 +149,9 @@ class DTensorCalls:
             if is_unplaced(error):  # the slow path gathers
                 self._eligible, self._known = False, {}
             self._note_mixed(error)
-            raise SlowPathError from error
+            raise _SlowPathError from error
         if results is None:
-            raise SlowPathError
+            raise _SlowPathError
         return results
 
     def _compute(self, values: Sequence[Any]) -> Any:
@@ -159,12 +174,12 @@ class DTensorCalls:
         """The call on shards where the trial has shown that right; None for the reference.
 
         Raises:
-            SlowPathError: Where a kernel refuses the call with an error, or shards have no data.
+            _SlowPathError: Where a kernel refuses the call with an error, or shards have no data.
         """
         accepted, rejected = choose(self._specification.kernels, values)
         shards = [capabilities.shard_of(value) for value in values if isinstance(value, Tensor)]
         if any(each.strict for each in rejected) or any(type(shard) is not Tensor for shard in shards):
-            raise SlowPathError
+            raise _SlowPathError
         layouts = self._rule.layouts(values) if accepted else None
         return None if layouts is None else _ShardCall(self._rule.on_plain_tensors, layouts)
 
