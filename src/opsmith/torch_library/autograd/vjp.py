@@ -89,7 +89,9 @@ class Vjp:
     ) -> list[Tensor | None] | None:
         """Gradients of a usual call: by formulas alone, without a graph; None where there is more to do."""
         specification, plan = self.specification, self.plan
-        if torch.is_grad_enabled() or torch.compiler.is_dynamo_compiling() or not self.flattening.is_flat:
+        if torch.is_grad_enabled() or torch.compiler.is_dynamo_compiling():
+            return None
+        if not (self.flattening.is_flat and self.results.is_flat):
             return None
         given = dict(saved)
         given.update((name, grads[at]) for name, at in specification.schema.gradient_position.items())
