@@ -126,6 +126,7 @@ class FormulaRule:
 
     def tangents(self, ctx: NodeContext, tangents: Flat) -> Flat:
         """Tangents of the results, at the level of `torch.autograd.forward_ad`."""
+        # In the node, since saved tensors keep their tangents there: forward mode over a backward needs them.
         every = ctx.kept.every.load(ctx.saved_tensors)
         ctx.kept.every = None
         primal = {name: _without_tangent(value) for name, value in every.items()}

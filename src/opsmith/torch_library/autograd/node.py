@@ -38,7 +38,7 @@ class NodeContext(Protocol):
 
 
 class BackwardRule(Protocol):
-    """How a node goes back. It is kept with the graph, and holds no tensors."""
+    """Derivatives of a node. They are kept with the graph, and hold no tensors."""
 
     def backward(self, ctx: NodeContext, grads: Flat) -> Flat:
         """Gradients of the flat arguments."""
@@ -50,7 +50,7 @@ class BackwardRule(Protocol):
 
 
 class Rule(BackwardRule, Protocol):
-    """How a node computes, and goes back."""
+    """A computation of a node, and its derivatives."""
 
     def forward(self, ctx: NodeContext, flat: Flat) -> Flat:
         """Compute the flat results of flat arguments, and save the values that the backward needs."""
