@@ -26,7 +26,7 @@ MAX_GUARDS = 16
 """Maximum number of guards that are tried one after another."""
 
 
-class _SlowPathError(Exception):
+class SlowPathError(Exception):
     """The slow path has to compute the call."""
 
 
@@ -94,7 +94,7 @@ class DTensorCalls:
             # What hooks of saved tensors raise is not for the slow path.
             results = self._apply(self._formula_rule, *values)
             return results[0] if self._count == 1 else results
-        except _SlowPathError:
+        except SlowPathError:
             return None
 
     def _flat(self, flat: Flat) -> Flat:
@@ -138,7 +138,7 @@ class DTensorCalls:
         """The result, or all of several, without a graph.
 
         Raises:
-            _SlowPathError: Where the slow path has to compute them, or raises the error with a reason.
+            SlowPathError: Where the slow path has to compute them, or raises the error with a reason.
         """
         try:
             results = self._compute(values)
@@ -146,9 +146,9 @@ class DTensorCalls:
             if is_unplaced(error):  # the slow path gathers
                 self._eligible, self._known = False, {}
             self._note_mixed(error)
-            raise _SlowPathError from error
+            raise SlowPathError from error
         if results is None:
-            raise _SlowPathError
+            raise SlowPathError
         return results
 
     def _compute(self, values: Sequence[Any]) -> Any:
@@ -171,12 +171,12 @@ class DTensorCalls:
         """The call on shards where the trial has shown that right; None for the reference.
 
         Raises:
-            _SlowPathError: Where a kernel refuses the call with an error, or shards have no data.
+            SlowPathError: Where a kernel refuses the call with an error, or shards have no data.
         """
         accepted, rejected = choose(self._specification.kernels, values)
         shards = [capabilities.shard_of(value) for value in values if isinstance(value, Tensor)]
         if any(each.strict for each in rejected) or any(type(shard) is not Tensor for shard in shards):
-            raise _SlowPathError
+            raise SlowPathError
         layouts = self._rule.layouts(values) if accepted else None
         return None if layouts is None else _ShardCall(self._rule.on_plain_tensors, layouts)
 

@@ -195,7 +195,7 @@ class InPlaceRegistration(DispatcherRegistration):
     def _by_node(self, values: list[Any]) -> tuple[Any, ...]:
         """Write with an autograd node; return the new values, and all results."""
         # With the first such call.
-        from opsmith.torch_library.autograd.node import Node
+        from opsmith.torch_library.autograd.node import Node, through
         from opsmith.torch_library.autograd.primitive import OperatorPrimitive
 
         flattening = ArgumentFlattening.of(self.form.schema, values)
@@ -204,7 +204,7 @@ class InPlaceRegistration(DispatcherRegistration):
         written = flattening.positions(self.form.schema.new_values)
         rule = self.rule(call, written=[at for at in written if flat[at] is not None])
         rule.keep_before(flat)
-        results = self.node(Node).apply(rule, *flat)  # the lengths of lists are known after it
+        results = through(self.node(Node), rule, flat)  # the lengths of lists are known after it
         return tuple(call.results.pack(results))
 
     def _by_class(self, values: list[Any]) -> tuple[Any, ...] | None:

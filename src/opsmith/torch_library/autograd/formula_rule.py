@@ -11,6 +11,7 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.core.backward_plan import BackwardPlan
 from opsmith.core.specification import Specification
+from opsmith.core.tensors import map_tensors
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.gradient_values import CallMetadata, constant_results
 from opsmith.torch_library.autograd.node import NodeContext, needs_of
@@ -129,7 +130,7 @@ class FormulaRule:
         # In the node, since saved tensors keep their tangents there: forward mode over a backward needs them.
         every = ctx.kept.every.load(ctx.saved_tensors)
         ctx.kept.every = None
-        primal = {name: _without_tangent(value) for name, value in every.items()}
+        primal = dict(zip(every, map_tensors(capabilities.primal_of, every.values()), strict=True))
         result_flattening = self.primitive.results
         results = result_flattening.flatten([primal[name] for name in result_flattening.spans])
         with capabilities.forward_mode_on():
@@ -180,15 +181,6 @@ def _with_strides_of(tangent: Tensor | None, result: Tensor) -> Tensor | None:
         return tangent
     # Allocated from the tangent, which may be batched where the result is not.
     return tangent.new_empty_strided(result.shape, result.stride()).copy_(tangent)
-
-
-def _without_tangent(value: Any) -> Any:
-    """A saved value without its tangent at the level of `torch.autograd.forward_ad`."""
-    if isinstance(value, Tensor):
-        return capabilities.primal_of(value)
-    if isinstance(value, list):
-        return [_without_tangent(item) for item in value]
-    return value
 
 
 @dataclass(frozen=True)

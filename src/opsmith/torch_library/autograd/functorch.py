@@ -15,7 +15,7 @@ from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.adopted.fallback import MAPPED, confirm
 from opsmith.torch_library.autograd.formula_rule import FormulaRule, all_names
-from opsmith.torch_library.autograd.node import NodeContext, RunsRule, TransformedNode, needs_of
+from opsmith.torch_library.autograd.node import NodeContext, RunsRule, TransformedNode, needs_of, through
 from opsmith.torch_library.autograd.primitive import OperatorPrimitive, Primitive, differentiate
 from opsmith.torch_library.autograd.random_state import RandomState, generators_in
 from opsmith.torch_library.autograd.vmap import (
@@ -76,8 +76,7 @@ def _grad(primitive: Primitive, flat: Sequence[Any], transform: capabilities.Tra
     rule = FormulaRule(primitive, partial(_on_level, primitive), draws=False)
     node = primitive.registered.node(LevelNode)
     with capabilities.single_level_nodes():
-        results: Flat = node.apply(rule, *(transform.lift(value) for value in flat))
-    return results
+        return through(node, rule, [transform.lift(value) for value in flat])
 
 
 def _jvp(primitive: Primitive, flat: Sequence[Any], transform: capabilities.Transform) -> Flat:
@@ -241,7 +240,7 @@ def _call_by_node(primitive: Primitive, flat: Sequence[Any]) -> Flat:
         )  # the arguments of the reference would not be cast
     node = primitive.registered.node(TransformedNode)
     try:
-        results: Flat = node.apply(RerunRule(primitive, partial(_transformed, primitive)), *flat)
+        return through(node, RerunRule(primitive, partial(_transformed, primitive)), flat)
     except (RuntimeError, ValueError, IndexError) as error:
         for kind, texts, transform in _UNSUPPORTED:
             if isinstance(error, kind) and has_message(error, texts):
@@ -250,7 +249,6 @@ def _call_by_node(primitive: Primitive, flat: Sequence[Any]) -> Flat:
             unmapped = "`vmap` over an argument, but not over what is written,"
             raise unsupported_transform(primitive.specification, unmapped) from error
         raise
-    return results
 
 
 def _transformed(primitive: Primitive, flat: Flat) -> Flat:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,13 +32,17 @@ def refuse_differentiation(
 ) -> list[Any]:
     """Return the values; a derivative of the tensors among them raises `error`."""
     return [
-        _attached(answer.detach(), sources, error) if isinstance(answer, Tensor) else answer
+        _attached(answer.detach(), sources, partial(copy, error)) if isinstance(answer, Tensor) else answer
         for answer in answers
     ]
 
 
 def _attached(
-    value: Tensor, sources: Sequence[Tensor], error: errors.OpsmithError, *, forward_only: bool = False
+    value: Tensor,
+    sources: Sequence[Tensor],
+    error: Callable[[], errors.OpsmithError],
+    *,
+    forward_only: bool = False,
 ) -> Tensor:
     attached: Tensor = _NODE.apply(Refusal(error, forward_only), value, *sources)[0]
     return attached
@@ -51,11 +56,11 @@ class Refusal:
     there, or no tangent, and a source has.
 
     Args:
-        error: The error.
+        error: Makes the error.
         forward_only: True if a missing tangent alone is refused.
     """
 
-    error: errors.OpsmithError
+    error: Callable[[], errors.OpsmithError]
     forward_only: bool
 
     def compute(self, flat: Flat) -> Flat:
@@ -71,13 +76,13 @@ class Refusal:
         needed, *others = needs_of(ctx)
         if not (grads[0] is None or self.forward_only or needed):
             # What is raised gets a traceback, whose frames hold the result, and so this node.
-            raise copy(self.error)
+            raise self.error()
         return grads[0], *[None] * len(others)
 
     def tangents(self, ctx: NodeContext, tangents: Flat) -> Flat:
         """Pass the tangent on, or refuse."""
         if tangents[0] is None:
-            raise copy(self.error)
+            raise self.error()
         return (tangents[0].clone(),)
 
 
@@ -134,7 +139,7 @@ def refusing_cuts(
                 return value
             if value.requires_grad and not recorded:
                 value = capabilities.outside_graph(value)
-            return _attached(value, sources, error(overload.name()), forward_only=recorded)
+            return _attached(value, sources, partial(error, overload.name()), forward_only=recorded)
 
         return map_tensors(attached, [results])[0]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -120,6 +121,19 @@ def node_class(name: str, base: type[RunsRule]) -> Any:
         base: `Node`, or that of another kind of autograd: one level of `torch.func`, torch's own transforms.
     """
     return type(name, (base,), {})
+
+
+def through(node: Any, rule: BackwardRule, flat: Sequence[Any]) -> Flat:
+    """Compute flat results through a node, and raise what that raises.
+
+    Torch warns after a node, also where the node has raised, and Python makes a `SystemError` of that.
+    """
+    try:
+        results: Flat = node.apply(rule, *flat)
+    except SystemError as error:
+        raised = error.__cause__ or error
+        raise raised from raised.__cause__
+    return results
 
 
 def needs_of(ctx: NodeContext) -> tuple[bool, ...]:

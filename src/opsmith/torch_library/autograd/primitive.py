@@ -15,7 +15,7 @@ from opsmith.torch_library import capabilities
 from opsmith.torch_library.autocast import autocast_in_force
 from opsmith.torch_library.autograd.forward_mode import jvp
 from opsmith.torch_library.autograd.gradient_values import CallMetadata
-from opsmith.torch_library.autograd.node import Node, RunsRule
+from opsmith.torch_library.autograd.node import Node, RunsRule, through
 from opsmith.torch_library.autograd.random_state import RandomState
 from opsmith.torch_library.autograd.saved_values import SavedValues, save_values
 from opsmith.torch_library.autograd.vjp import Vjp
@@ -160,6 +160,5 @@ def differentiate(primitive: Primitive, flat: Sequence[Any]) -> Flat:
     requires = any(isinstance(value, Tensor) and value.requires_grad for value in flat)
     if forward_mode or (requires and torch.is_grad_enabled()):
         rule = primitive.registered.rule(primitive, forward_mode=forward_mode)
-        results: Flat = primitive.registered.node(Node).apply(rule, *flat)
-        return results
+        return through(primitive.registered.node(Node), rule, flat)
     return primitive.below(flat)

@@ -283,23 +283,27 @@ class Vjp:
         if specification.gradients.stand_in is not None:
             function, what = specification.gradients.stand_in, "the stand-in"
             wanted = [grads[index] for index in self._indices_of(specification.schema.visible)]
-        runs = [(function, what, plan.derived, wanted)]
+        if plan.derived:
+            indices = self._input_indices(plan.derived)
+            with refusing_cuts(specification, function, what, derived=True):
+                answers = vjp_by_recompute(function, self.flattening, flat, indices, wanted, self.state)
+            for index, answer in zip(indices, answers, strict=True):
+                gradients[index] = answer
         for formula in plan.formulas:
             blind = [
                 p
                 for p in followed
                 if specification.schema.results[p].gradient_name() not in formula.parameters
             ]
+            if not blind:
+                continue
+            indices = self._input_indices([name for name in formula.answers_for if name in plan.needed])
             kept = self._indices_of(blind)
             only = [grad if index in kept else None for index, grad in enumerate(grads)]
-            inputs = tuple(name for name in formula.answers_for if blind and name in plan.needed)
-            runs.append((specification.reference, "the reference", inputs, only))
-        for function, what, inputs, wanted in runs:
-            indices = self._input_indices(inputs)
-            if not indices:
-                continue
-            with refusing_cuts(specification, function, what, derived=True):
-                answers = vjp_by_recompute(function, self.flattening, flat, indices, wanted, self.state)
+            with refusing_cuts(specification, specification.reference, "the reference", derived=True):
+                answers = vjp_by_recompute(
+                    specification.reference, self.flattening, flat, indices, only, self.state
+                )
             for index, answer in zip(indices, answers, strict=True):
                 known = gradients[index]
                 gradients[index] = answer if known is None else known + answer
