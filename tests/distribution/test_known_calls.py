@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 import opsmith
 from opsmith import errors
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.autograd.node import recorded_operator
+from opsmith.torch_library.autograd.formula_rule import recorded_operator
 from opsmith.torch_library.dtensor_rule import DTensorRule
 from opsmith.torch_library.fast_path.signatures import CallSignatures
 

@@ -88,8 +88,10 @@ WITH_THE_FIRST_CALL = (
     "opsmith.kernels.cuda.compiler",
     "opsmith.kernels.cuda.plan",
     "opsmith.torch_library.adopted",
+    "opsmith.torch_library.autograd.formula_rule",
     "opsmith.torch_library.autograd.functorch",
     "opsmith.torch_library.autograd.node",
+    "opsmith.torch_library.autograd.primitive",
     "opsmith.torch_library.fast_path.generated_call",
 )
 """Modules that declarations do not need."""
@@ -157,13 +159,13 @@ from torch._subclasses import FakeTensorMode
 import opsmith
 with FakeTensorMode():
     from opsmith.adopting import learned_types
-    from opsmith.torch_library.adopted import node
+    from opsmith.torch_library.adopted import class_rule
     some = learned_types.placeholder(torch.ones(2))
     from opsmith.torch_library.capabilities import public
 with torch.inference_mode():
     from opsmith.torch_library import capabilities
     made = capabilities.plain_tensor()
-tensors = [node.PLACEHOLDER, some, made, public._FORWARD_MODE_PROBE, public._TORCH_FUNC_PROBE]
+tensors = [class_rule.PLACEHOLDER, some, made, public._FORWARD_MODE_PROBE, public._TORCH_FUNC_PROBE]
 print({(type(each).__name__, each.is_inference()) for each in tensors})
 """
     assert run_alone(program).stdout == "{('Tensor', False)}\n"

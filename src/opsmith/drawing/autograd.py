@@ -17,7 +17,7 @@ from opsmith.drawing.node_attributes import context_tensors, leaf_of, recorded_a
 from opsmith.drawing.recording import RecordedCall, Recording
 from opsmith.drawing.subject import Options
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.autograd.node import RecordedOperator, recorded_operator
+from opsmith.torch_library.autograd.formula_rule import RecordedOperator, recorded_operator
 
 
 def autograd_graph(

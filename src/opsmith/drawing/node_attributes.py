@@ -12,7 +12,7 @@ from torch import Tensor
 from opsmith.core.operator import Operator
 from opsmith.core.tensors import named_tensors, nested_tensors
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.autograd.node import recorded_operator
+from opsmith.torch_library.autograd.formula_rule import recorded_operator
 from opsmith.torch_library.torch_messages import GRAPH_FREED, has_message
 
 LONGEST = 60

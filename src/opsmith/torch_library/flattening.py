@@ -22,6 +22,7 @@ class Flattening:
 
     Attributes:
         lengths: As given.
+        is_flat: True if no value is a list.
         spans: Slice of each value, by name.
         names: Name of the value at each position.
         labels: Label of each position: `x`, or `xs[0]`, `xs[1]`, ...
@@ -29,7 +30,7 @@ class Flattening:
 
     def __init__(self, lists: Mapping[str, bool], lengths: Sequence[int | None]) -> None:
         self._lists, self.lengths = lists, tuple(lengths)
-        self._is_flat = not any(lists.values())
+        self.is_flat = not any(lists.values())
         self.spans: dict[str, slice] = {}
         labels: list[str] = []
         for name, length in zip(lists, lengths, strict=True):
@@ -55,7 +56,7 @@ class Flattening:
 
     def pack(self, flat: Sequence[Any]) -> list[Any]:
         """Restore the values; inverse of `flatten`."""
-        if self._is_flat and len(flat) == len(self.spans):
+        if self.is_flat and len(flat) == len(self.spans):
             return list(flat)
         return [self.item(name, flat) for name in self.spans]
 

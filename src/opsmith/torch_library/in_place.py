@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,9 +27,6 @@ from opsmith.torch_library.registration import (
     is_watched,
 )
 from opsmith.torch_library.writes import raising_versions, refuse_leaves, refuse_unwritable, written_tensors
-
-if TYPE_CHECKING:
-    from opsmith.torch_library.autograd.node import OperatorNode
 
 IN_PLACE: Any = getattr(torch.Tag, "inplace", None)
 """Tag of an operator that returns the argument that it writes into; None before torch 2.13."""
@@ -102,15 +99,6 @@ class InPlaceRegistration(DispatcherRegistration):
         name = self.specification.torch_name.partition("::")[2]
         if self.specification.schema.returns is not None and not self.specification.origin.registered:
             self.overload = getattr(getattr(torch.ops, self.specification.namespace), name).default
-
-    def _node_base(self) -> type[OperatorNode]:
-        if self.specification.origin.kind == "class":
-            from opsmith.torch_library.adopted.in_place_node import AdoptedInPlaceNode
-
-            return AdoptedInPlaceNode
-        from opsmith.torch_library.autograd.in_place_node import InPlaceNode
-
-        return InPlaceNode
 
     def _define(self, name: str, *, hidden: bool) -> Any:
         schema = self.specification.schema
@@ -206,18 +194,17 @@ class InPlaceRegistration(DispatcherRegistration):
 
     def _by_node(self, values: list[Any]) -> tuple[Any, ...]:
         """Write with an autograd node; return the new values, and all results."""
-        from opsmith.torch_library.autograd.in_place_node import InPlacePrimitive
+        # With the first such call.
+        from opsmith.torch_library.autograd.node import Node, through
+        from opsmith.torch_library.autograd.primitive import OperatorPrimitive
 
-        kind = InPlacePrimitive
-        if self.specification.origin.kind == "class":
-            from opsmith.torch_library.adopted.in_place_node import AdoptedInPlacePrimitive
-
-            kind = AdoptedInPlacePrimitive
         flattening = ArgumentFlattening.of(self.form.schema, values)
         flat = flattening.flatten(values)
-        call = kind(self.form_registration, flattening, self._write)
-        call.keep_before(flat)
-        results = call.through(self.node, False, flat)  # the lengths of lists are known after it
+        call = OperatorPrimitive(self.form_registration, flattening, self._write)
+        written = flattening.positions(self.form.schema.new_values)
+        rule = self.rule(call, written=[at for at in written if flat[at] is not None])
+        rule.keep_before(flat)
+        results = through(self.node(Node).apply, rule, flat)  # the lengths of lists are known after it
         return tuple(call.results.pack(results))
 
     def _by_class(self, values: list[Any]) -> tuple[Any, ...] | None:

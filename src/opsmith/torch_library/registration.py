@@ -33,7 +33,8 @@ from opsmith.torch_library.flops import register_flops, unregister_flops
 from opsmith.torch_library.torch_messages import KERNEL_OVERRIDDEN
 
 if TYPE_CHECKING:
-    from opsmith.torch_library.autograd.node import OperatorNode
+    from opsmith.torch_library.autograd.formula_rule import FormulaRule
+    from opsmith.torch_library.autograd.node import RunsRule
 
 HIDDEN_SUFFIX = "_and_hidden"
 """Suffix of the second operator that is registered for hidden results, and returns them."""
@@ -87,7 +88,7 @@ class DispatcherRegistration:
         self._plans: dict[frozenset[str], BackwardPlan] = {}
         self._result_flattenings: dict[tuple[int | None, ...], ResultFlattening] = {}
         self._compiled = CompiledCode()
-        self._node: type[OperatorNode] | None = None
+        self._nodes: dict[Any, Any] = {}
         for make in (type(self).make_out_form, type(self).make_functional):
             capabilities.run_in_traces(make)
         self._packets: list[Any] = []
@@ -137,26 +138,24 @@ class DispatcherRegistration:
 
             self.out_form = out_variant.renew_out_form(self.out_form, self)
 
+    def node(self, base: type[RunsRule]) -> Any:
+        """The class of its autograd nodes on this base, made with the first call that has one."""
+        if base not in self._nodes:
+            from opsmith.torch_library.autograd.node import node_class
+
+            self._nodes.setdefault(base, node_class(self.specification.short_name, base))
+        return self._nodes[base]
+
     @property
-    def node(self) -> type[OperatorNode]:
-        """The class of its autograd node, made with the first call that has one."""
-        node = self._node
-        if node is None:
-            with self._lock:
-                node = self._node = self._node or type(
-                    self.specification.short_name, (self._node_base(),), {}
-                )
-        return node
-
-    def _node_base(self) -> type[OperatorNode]:
-        """The class that the node is derived from."""
+    def rule(self) -> type[FormulaRule]:
+        """The kind of rule that its nodes have."""
         if self.specification.origin.kind == "class":
-            from opsmith.torch_library.adopted.node import AdoptedNode
+            from opsmith.torch_library.adopted.class_rule import ClassRule
 
-            return AdoptedNode
-        from opsmith.torch_library.autograd.node import OperatorNode
+            return ClassRule
+        from opsmith.torch_library.autograd.formula_rule import FormulaRule
 
-        return OperatorNode
+        return FormulaRule
 
     def forget_calls(self) -> None:
         """Validate the next call as the first one of a process."""
@@ -202,7 +201,7 @@ class DispatcherRegistration:
         schema, name = specification.schema, specification.torch_name.partition("::")[2]
         self._packets = []
         self._library = torch.library.Library(specification.namespace, "FRAGMENT")
-        self._node = None
+        self._nodes = {}
         self._placements: list[DTensorRule] = []
         self.overload = self.full_overload = self._define(name, hidden=False)
         self._fast_calls = FastCalls(self.overload, self._packets[0])
@@ -643,7 +642,7 @@ class DispatcherRegistration:
             for name, value in zip(flattening.names, flattening.flatten(values), strict=True)
         ]
         # Imported with the first such call, which an operator without gradients never has.
-        from opsmith.torch_library.autograd.node import OperatorPrimitive, differentiate
+        from opsmith.torch_library.autograd.primitive import OperatorPrimitive, differentiate
 
         call = OperatorPrimitive(self, flattening)
         if transformed:

@@ -15,101 +15,96 @@ from torch import Tensor
 from opsmith.core.adopted import AdoptedFunction
 
 
-@dataclass
-class ContextRecord:
-    """Values that a class passed to the methods of its context.
-
-    Attributes:
-        saved: Tensors kept for the backward.
-        saved_forward: Tensors kept for `jvp`.
-        dirty: Inputs that were written into.
-        constant: Results that have no gradient.
-        materialize: True if a gradient that is not there arrives as zeros.
-    """
-
-    saved: tuple[Tensor | None, ...] = ()
-    saved_forward: tuple[Tensor | None, ...] = ()
-    dirty: tuple[Any, ...] = ()
-    constant: tuple[Any, ...] = ()
-    materialize: bool = True
-
-
 class Context:
-    """Values that a Function class keeps from its forward for its backward.
+    """Values that a Function class keeps from its forward for its backward, under the names of torch's own.
 
-    Every attribute but these three belongs to the class.
+    Every attribute but these belongs to the class.
+
+    Args:
+        adopted: The class.
+        needs_input_grad: For each argument of `forward`, whether its gradient is needed.
+        to_save: Tensors kept for the backward.
+        saved_for_forward: Tensors kept for `jvp`.
+        materialize_grads: True if a gradient that is not there arrives as zeros.
 
     Attributes:
-        needs_input_grad: For each argument of `forward`, whether its gradient is needed.
-        opsmith_adopted: The class.
-        opsmith_record: Values that it passed to the methods.
+        dirty_tensors: Inputs that were written into.
+        non_differentiable: Results that have no gradient.
     """
 
-    def __init__(self, adopted: AdoptedFunction, needs_input_grad: Sequence[bool]) -> None:
-        self.opsmith_adopted = adopted
-        self.opsmith_record = ContextRecord()
-        self.needs_input_grad = tuple(needs_input_grad)
+    __slots__ = (
+        "__dict__",
+        "__weakref__",
+        "dirty_tensors",
+        "materialize_grads",
+        "needs_input_grad",
+        "non_differentiable",
+        "opsmith_adopted",
+        "saved_for_forward",
+        "to_save",
+    )
+
+    def __init__(
+        self,
+        adopted: AdoptedFunction,
+        needs_input_grad: Sequence[bool],
+        to_save: Sequence[Tensor | None] = (),
+        saved_for_forward: Sequence[Tensor | None] = (),
+        *,
+        materialize_grads: bool = True,
+    ) -> None:
+        self.opsmith_adopted, self.needs_input_grad = adopted, tuple(needs_input_grad)
+        self.to_save, self.saved_for_forward = tuple(to_save), tuple(saved_for_forward)
+        self.dirty_tensors: tuple[Any, ...] = ()
+        self.non_differentiable: tuple[Any, ...] = ()
+        self.materialize_grads = materialize_grads
 
     @classmethod
     def of_torch(cls, adopted: AdoptedFunction, context: Any, saved: Sequence[Tensor | None]) -> Context:
-        """Copy what a class kept on torch's own context for its backward.
-
-        torch makes zeros of gradients by itself.
+        """Copy what a class kept on torch's own context, which makes zeros of gradients by itself.
 
         Args:
             adopted: The class.
             context: torch's context.
             saved: The tensors that the class saved.
         """
-        own = cls.__new__(cls)
-        own.__dict__ = {**context.__dict__, "opsmith_adopted": adopted}
-        own.opsmith_record = ContextRecord(tuple(saved), materialize=False)
-        own.needs_input_grad = context.needs_input_grad
-        return own
-
-    @classmethod
-    def of_forward(cls, adopted: AdoptedFunction, context: Any) -> Context:
-        """Copy what a class kept on torch's own context in its forward, with what it has marked."""
-        own = cls.of_torch(adopted, context, context.to_save or ())
-        record = own.opsmith_record
-        record.saved_forward = tuple(context.saved_for_forward or ())
-        record.dirty = tuple(context.dirty_tensors or ())
-        record.constant = tuple(context.non_differentiable or ())
+        for_jvp = context.saved_for_forward or ()
+        own = cls(adopted, context.needs_input_grad, saved, for_jvp, materialize_grads=False)
+        vars(own).update(vars(context))
+        own.dirty_tensors = tuple(context.dirty_tensors or ())
+        own.non_differentiable = tuple(context.non_differentiable or ())
         return own
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
         """Keep tensors; the last call counts, as in torch."""
-        self.opsmith_record.saved = tensors
+        self.to_save = tensors
 
     def save_for_forward(self, *tensors: Tensor | None) -> None:
         """Keep tensors for `jvp`."""
-        self.opsmith_record.saved_forward = tensors
+        self.saved_for_forward = tensors
 
     @property
     def saved_tensors(self) -> tuple[Tensor | None, ...]:
         """Saved tensors; in `jvp` those of `save_for_forward`."""
-        return self.opsmith_record.saved
+        return self.to_save
 
-    @property
-    def saved_variables(self) -> tuple[Tensor | None, ...]:
-        """Alias of `saved_tensors` for old classes, which torch's own context still has."""
-        return self.opsmith_record.saved
+    saved_variables = saved_tensors  # for old classes; torch's own context still has it
 
     def mark_dirty(self, *tensors: Any) -> None:
         """Record which inputs were written to."""
-        self.opsmith_record.dirty = tensors
+        self.dirty_tensors = tensors
 
     def mark_non_differentiable(self, *tensors: Any) -> None:
         """Record which results have no gradient."""
-        self.opsmith_record.constant = tensors
+        self.non_differentiable = tensors
 
     def set_materialize_grads(self, value: bool) -> None:
         """Choose whether an undefined gradient arrives as zeros, the default, or as None."""
-        self.opsmith_record.materialize = value
+        self.materialize_grads = value
 
     def __getattr__(self, name: str) -> Any:
         """Look up an attribute of the class, for a class whose methods take the context as `self`."""
-        adopted: AdoptedFunction | None = vars(self).get("opsmith_adopted")
+        adopted = None if name in Context.__slots__ else self.opsmith_adopted
         if adopted is None or not adopted.takes_self:
             raise AttributeError(f"the context has no attribute {name!r}")
         found = inspect.getattr_static(adopted.function_class, name, None)
@@ -123,22 +118,20 @@ class Context:
         Marked tensors are dropped: they matter only right after the forward, and a result in the context of
         its own node would close a reference cycle.
         """
-        record, other = self.opsmith_record, Context(self.opsmith_adopted, self.needs_input_grad)
-        vars(other).update(
-            {name: _changed(value, change) for name, value in vars(self).items() if name not in _OURS}
+        other = Context(
+            self.opsmith_adopted,
+            self.needs_input_grad,
+            _changed(self.to_save, change),
+            _changed(self.saved_for_forward, change),
+            materialize_grads=self.materialize_grads,
         )
-        other.opsmith_record = ContextRecord(
-            _changed(record.saved, change),
-            _changed(record.saved_forward, change),
-            materialize=record.materialize,
-        )
+        vars(other).update({name: _changed(value, change) for name, value in vars(self).items()})
         return other
 
     def hides(self, given: Sequence[Any]) -> bool:
         """Return True if it holds an object, other than an argument, that may hide tensors."""
         known = {id(value) for value in given}
-        values = (value for name, value in vars(self).items() if name not in _OURS)
-        return any(_hidden(value, known) for value in values)
+        return any(_hidden(value, known) for value in vars(self).values())
 
     def with_identities(self, known: Mapping[int, Tensor]) -> Context:
         """Copy the context, with some tensors replaced by identity."""
@@ -147,7 +140,7 @@ class Context:
     def pack(self, saved: SavedTensors) -> PackedContext:
         """The context without its tensors, which are saved."""
         # Tensors for `jvp` are not for a backward.
-        self.opsmith_record.saved_forward = ()
+        self.saved_for_forward = ()
         return PackedContext(
             self.each_tensor(
                 lambda value: _TensorIndex(saved.place(value)) if isinstance(value, Tensor) else value
@@ -194,9 +187,6 @@ class PackedContext:
         return self.context.each_tensor(
             lambda value: tensors[value.position] if isinstance(value, _TensorIndex) else value
         )
-
-
-_OURS = ("opsmith_adopted", "opsmith_record", "opsmith_kept", "needs_input_grad")
 
 
 _NUMBERS_AND_NAMES = frozenset(

@@ -18,7 +18,7 @@ from opsmith.torch_library.adopted.fallback import proxy_reason
 from opsmith.torch_library.adopted.forward import run_forward
 from opsmith.torch_library.adopted.generated_node import ClassNodes, MisfitError
 from opsmith.torch_library.arguments import unsupported_kind
-from opsmith.torch_library.autograd.node import OperatorPrimitive, RegisteredOperator
+from opsmith.torch_library.autograd.primitive import OperatorPrimitive, RegisteredOperator, differentiate
 from opsmith.torch_library.fast_path.eligibility import takes_fast_path
 from opsmith.torch_library.fast_path.generated_call import generated, in_order
 from opsmith.torch_library.fast_path.signatures import SLOW_PATH, CallSignatures, Implementation
@@ -157,7 +157,7 @@ def computed_by_class(
             return run_forward(adopted, values).results
     flattening = ArgumentFlattening.of(adopted.schema, values)
     primitive = OperatorPrimitive(registered, flattening)
-    return primitive.through(registered.node, False, flattening.flatten(values))
+    return differentiate(primitive, flattening.flatten(values))
 
 
 def _is_plain(kind: ArgumentType, value: Any) -> bool:

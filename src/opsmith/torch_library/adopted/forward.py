@@ -230,15 +230,15 @@ def finished_run(
         copies: The copies among them, by position.
         own: Positions of the arguments that it was to write into.
     """
-    record, names = context.opsmith_record, adopted.argument_names(given)
+    names = adopted.argument_names(given)
     after = [version_of(value) for value in handed]
     written = frozenset(
         position
         for position, value in enumerate(handed)
-        if before[position] != after[position] or any(value is dirty for dirty in record.dirty)
+        if before[position] != after[position] or any(value is dirty for dirty in context.dirty_tensors)
     )
     counted = None not in itertools.compress(after, [isinstance(value, Tensor) for value in handed])
-    marked = _marked(adopted, handed, record.dirty) if record.dirty else {}
+    marked = _marked(adopted, handed, context.dirty_tensors) if context.dirty_tensors else {}
     if proxy_reason(handed) is None:  # compiled code is guarded by what is known of real calls
         earlier, now = adopted.facts.dirty_under.get(flags), frozenset(marked.values())
         note(adopted.facts.dirty_under, flags, now)
@@ -249,7 +249,9 @@ def finished_run(
             raise unmarked_write(adopted, names[position])
     results = _flat_results(adopted, returned, marked, [names[position] for position in sorted(own)])
     constant = frozenset(
-        position for position, result in enumerate(results) if any(result is one for one in record.constant)
+        position
+        for position, result in enumerate(results)
+        if any(result is one for one in context.non_differentiable)
     )
     apart = unaliased(adopted, results, handed, given, written)
     known = copies_of_results(results, apart, handed)
@@ -369,7 +371,7 @@ def returned_by(function_class: type[torch.autograd.Function], given: Sequence[A
     context = Context(adopted, [False] * len(copies))
     with torch.no_grad():
         value = _call(adopted, context, copies)
-    dirty = context.opsmith_record.dirty
+    dirty = context.dirty_tensors
     found = {id(each): at for at, each in enumerate(copies) if any(each is other for other in dirty)}
     return Returned(value, found)
 

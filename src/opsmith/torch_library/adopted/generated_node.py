@@ -12,20 +12,15 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.core.adopted import AdoptedFunction, ClassFormula
 from opsmith.torch_library import capabilities
+from opsmith.torch_library.adopted.class_rule import PLACEHOLDER, ClassKept, ClassRule
 from opsmith.torch_library.adopted.context import Context, SavedTensors, tensor_attributes
 from opsmith.torch_library.adopted.forward import copies_of_results, finished_run, late_writes, unaliased
 from opsmith.torch_library.adopted.gradients import by_position, grad_output_error
-from opsmith.torch_library.adopted.node import (
-    PLACEHOLDER,
-    NodeState,
-    class_gradients,
-    save_run,
-    saved_gradients,
-)
 from opsmith.torch_library.arguments import unsupported_kind
 from opsmith.torch_library.autocast import autocast_in_force
+from opsmith.torch_library.autograd.formula_rule import RecordedOperator
 from opsmith.torch_library.autograd.gradient_values import CallMetadata, TensorMetadata, fit, has_gradient
-from opsmith.torch_library.autograd.node import OperatorPrimitive, RecordedOperator, RegisteredOperator
+from opsmith.torch_library.autograd.primitive import OperatorPrimitive, RegisteredOperator
 from opsmith.torch_library.autograd.saved_values import SavedValues
 from opsmith.torch_library.fast_path.purity import ContractSource
 from opsmith.torch_library.flattening import ArgumentFlattening
@@ -46,7 +41,7 @@ class ClassNodes:
     def __init__(self, registered: RegisteredOperator, adopted: AdoptedFunction) -> None:
         self._specification, self._adopted = registered.specification, adopted
         flattening = ArgumentFlattening(adopted.schema, (None,) * len(adopted.schema.arguments))
-        self._primitive = OperatorPrimitive(registered, flattening)
+        self._rule = ClassRule(OperatorPrimitive(registered, flattening))
         self._formula = next(
             rule for rule in self._specification.gradients.rules.values() if isinstance(rule, ClassFormula)
         )
@@ -103,7 +98,7 @@ class ClassNodes:
             MutationError: If it wrote into an argument, which it did not in earlier runs.
         """
         adopted, flags = self._adopted, self._adopted.flags(given)
-        context = Context.of_forward(adopted, ctx)
+        context = Context.of_torch(adopted, ctx, ctx.to_save or ())
         counts = iter(before)
         versions = [next(counts) if isinstance(value, Tensor) else None for value in given]
         try:
@@ -116,7 +111,7 @@ class ClassNodes:
             raise late_writes(adopted, flags, given, written)
         vars(ctx).clear()  # a result in the context of its own node would close a reference cycle
         ctx.opsmith_kept = None
-        save_run(ctx, self._primitive, given, run, None, of_torch=True)
+        self._rule.keep_run(ctx, given, run, ctx.needs_input_grad, of_torch=True)
         return run.results if isinstance(adopted.outputs, tuple) else run.results[0]
 
     def _apart(self, ctx: Any, returned: Any, given: tuple[Any, ...]) -> Any:
@@ -202,10 +197,10 @@ class ClassNodes:
         kept: tuple[Any, ...] | None,
         *grads: Tensor | None,
     ) -> tuple[Any, ...]:
-        """The backward of `AdoptedNode`: with all checks, and with a graph."""
+        """The backward of `ClassRule`: with all checks, and with a graph."""
         names = self._adopted.schema.names
         if kept is None:
-            return tuple(saved_gradients(ctx, grads))
+            return self._rule.backward(ctx, grads)
         *shapes, inputs = kept
         pairs = zip(needed.items(), shapes, strict=True)
         expected = {name: TensorMetadata(shape, *like) for (name, like), shape in pairs}
@@ -226,9 +221,9 @@ class ClassNodes:
                     (name, False, (next(positions) if name in tensors else (next(rest),),)) for name in names
                 )
             )
-        state = NodeState(places, loaded, others is not None, given, metadata, None, frozenset(), autocast)
+        state = ClassKept(places, loaded, others is not None, given, metadata, autocast)
         context = self._own_context(ctx, saved, count, attributes)
-        return tuple(class_gradients(self._primitive, state, context, saved, grads))
+        return tuple(self._rule.gradients(state, context, saved, grads))
 
 
 def _raise(error: Callable[[], errors.OpsmithError]) -> None:

@@ -101,7 +101,7 @@ def _by_output(
             handed.append(None)
             continue
         grad, expected = grads[output], metadata[output]
-        filled = grad is None and expected is not None and context.opsmith_record.materialize
+        filled = grad is None and expected is not None and context.materialize_grads
         handed.append(expected.zeros() if filled and expected is not None else grad)
     return handed
 
@@ -331,8 +331,7 @@ def tangent_formula(adopted: AdoptedFunction) -> Formula | None:
     def forward_mode(**given: Any) -> Mapping[str, Any]:
         values = [given[name] for name in schema.names]
         run = run_as_applied(adopted, values, frozenset(schema.tensor_names), autocast_in_force())
-        record = run.context.opsmith_record
-        record.saved = record.saved_forward
+        run.context.to_save = run.context.saved_for_forward
         skeletons = {slot.value for slot in adopted.parameters.slots if slot.form == "mixed"}
         # torch wants the tangent of an input that forward writes into to be written as well.
         written = {schema.names[position] for position in adopted.facts.written or ()}

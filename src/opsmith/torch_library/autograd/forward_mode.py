@@ -27,7 +27,7 @@ from opsmith.torch_library.autograd.vjp import call_formula, formula_answers, li
 from opsmith.torch_library.flattening import ArgumentFlattening
 
 if TYPE_CHECKING:
-    from opsmith.torch_library.autograd.node import Primitive
+    from opsmith.torch_library.autograd.primitive import Primitive
 
 
 def jvp(

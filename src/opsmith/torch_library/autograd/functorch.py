@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,20 +11,14 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.core.adopted import class_of
+from opsmith.core.backward_plan import BackwardPlan
 from opsmith.core.origins.declared import MAPPED
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.autograd.gradient_values import CallMetadata, constant_results
-from opsmith.torch_library.autograd.node import (
-    LEADING_ARGUMENTS,
-    OperatorNode,
-    OperatorPrimitive,
-    Primitive,
-    all_names,
-    differentiate,
-    prepare_backward,
-)
-from opsmith.torch_library.autograd.random_state import generators_in
+from opsmith.torch_library.autograd.formula_rule import FormulaRule, all_names
+from opsmith.torch_library.autograd.node import NodeContext, RunsRule, TransformedNode, needs_of, through
+from opsmith.torch_library.autograd.primitive import OperatorPrimitive, Primitive, differentiate
+from opsmith.torch_library.autograd.random_state import RandomState, generators_in
 from opsmith.torch_library.autograd.vmap import (
     BatchedPrimitive,
     VmapInfo,
@@ -44,28 +39,18 @@ from opsmith.torch_library.torch_messages import (
 _BY_LEVEL = capabilities.on("torch_func")
 
 
-class LevelNode(capabilities.SingleLevelFunction):  # type: ignore[misc]  # torch gives it no type
-    """The autograd node of one `grad` transform."""
+class LevelNode(RunsRule, capabilities.SingleLevelFunction):  # type: ignore[misc]  # torch gives it no type
+    """The node of one `grad` transform."""
 
-    @staticmethod
-    def forward(primitive: Primitive, transform: capabilities.Transform, *flat: Any) -> Flat:
-        """Compute the results on the level below, and lift them to this one."""
-        lowered = [transform.unwrap(value) for value in flat]
-        with torch.enable_grad(), capabilities.forward_mode_on(), transform.interpreter.lower():
-            results = _call_below(primitive, lowered)
-        return tuple(_wrapped(transform, result) for result in results)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Flat) -> None:
-        """Save the values that the backward needs."""
-        primitive, flat = inputs[0], inputs[LEADING_ARGUMENTS:]
-        plan = primitive.plan(primitive.flattening.needed(ctx.needs_input_grad[LEADING_ARGUMENTS:]))
-        prepare_backward(ctx, primitive, plan, flat, output, None)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        """Gradients of the flat arguments."""
-        return OperatorNode.backward(ctx, *grads)
+def _on_level(primitive: Primitive, flat: Sequence[Any]) -> Flat:
+    """Compute the results on the level below, and lift them to the innermost one."""
+    transform = capabilities.innermost_transform()
+    assert transform is not None
+    lowered = [transform.unwrap(value) for value in flat]
+    with torch.enable_grad(), capabilities.forward_mode_on(), transform.interpreter.lower():
+        results = _call_below(primitive, lowered)
+    return tuple(_wrapped(transform, result) for result in results)
 
 
 def call_under_transforms(primitive: Primitive, flat: Sequence[Any]) -> Flat:
@@ -89,9 +74,10 @@ def _call_below(primitive: Primitive, flat: Sequence[Any]) -> Flat:
 
 
 def _grad(primitive: Primitive, flat: Sequence[Any], transform: capabilities.Transform) -> Flat:
-    lifted = [transform.lift(value) for value in flat]
+    rule = FormulaRule(primitive, partial(_on_level, primitive), draws=False)
+    node = primitive.registered.node(LevelNode)
     with capabilities.single_level_nodes():
-        return primitive.through(LevelNode, transform, lifted)
+        return through(node.apply, rule, [transform.lift(value) for value in flat])
 
 
 def _jvp(primitive: Primitive, flat: Sequence[Any], transform: capabilities.Transform) -> Flat:
@@ -242,8 +228,9 @@ def _call_by_node(primitive: Primitive, flat: Sequence[Any]) -> Flat:
         raise unsupported_transform(
             primitive.specification, "autocast under `torch.func`"
         )  # the arguments of the reference would not be cast
+    node = primitive.registered.node(TransformedNode)
     try:
-        return primitive.through(TransformedNode, None, flat)
+        return through(node.apply, RerunRule(primitive, partial(_transformed, primitive)), flat)
     except (RuntimeError, ValueError, IndexError) as error:
         for kind, texts, transform in _UNSUPPORTED:
             if isinstance(error, kind) and has_message(error, texts):
@@ -254,56 +241,46 @@ def _call_by_node(primitive: Primitive, flat: Sequence[Any]) -> Flat:
         raise
 
 
-class TransformedNode(torch.autograd.Function):
-    """A node whose rules under transforms are torch's."""
+def _transformed(primitive: Primitive, flat: Flat) -> Flat:
+    """Compute the results: below every transform by the operator, with a batch by its reference."""
+    if capabilities.innermost_transform() is None:
+        return primitive.below(flat)
+    if primitive.specification.opaque:
+        raise unsupported_transform(primitive.specification, "vmap, since it is opaque,")
+    return _with_batch(primitive.example(flat), flat)
 
-    generate_vmap_rule = True
 
-    @staticmethod
-    def forward(primitive: Primitive, _: None, *flat: Any) -> Flat:
-        """Compute the results: below every transform by the operator, with a batch by its reference."""
-        if capabilities.innermost_transform() is None:
-            return primitive.below(flat)
-        if primitive.specification.opaque:
-            raise unsupported_transform(primitive.specification, "vmap, since it is opaque,")
-        return _with_batch(primitive.example(flat), flat)
+class RerunRule(FormulaRule):
+    """A rule under torch's own transforms, which cut the graph of results: these are computed again."""
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Flat) -> None:
-        """Save arguments for the backward, and no results, since torch cuts their graph under `vmap`."""
-        primitive, flat = inputs[0], inputs[LEADING_ARGUMENTS:]
-        specification, flattening = primitive.specification, primitive.flattening
-        plan = primitive.plan(flattening.needed(ctx.needs_input_grad[LEADING_ARGUMENTS:]))
-        ctx.mark_non_differentiable(*constant_results(primitive.results, specification, plan, output))
-        ctx.set_materialize_grads(False)
-        ctx.primitive = primitive
-        ctx.vjp = primitive.vjp(
-            plan, CallMetadata.of(flat, output, ctx.needs_input_grad[LEADING_ARGUMENTS:]), None
-        )
-        ctx.again = any(name in specification.schema.result_position for name in plan.saved)
-        if ctx.again and (specification.random or generators_in(flat)):
-            raise unsupported_transform(
-                specification, "a formula under `torch.func` that uses a result drawn at random"
-            )
-        names = specification.schema.names if ctx.again else plan.saved
-        ctx.kept = primitive.save(ctx.save_for_backward, names, flat, output)
+    def _reruns(self, plan: BackwardPlan) -> bool:
+        """Return True if a formula uses a result."""
+        return not self.specification.schema.result_position.keys().isdisjoint(plan.saved)
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        """Gradients of the flat arguments; the results that formulas use are computed again."""
-        schema = ctx.primitive.specification.schema
-        saved = ctx.kept.load([capabilities.unwrap_dead(tensor) for tensor in ctx.saved_tensors])
-        if ctx.again:
-            results = ctx.primitive.call(
-                ctx.primitive.flattening.flatten([saved[name] for name in schema.names])
-            )
-            saved.update(zip(schema.result_position, ctx.primitive.results.pack(results), strict=True))
-        return (*(None,) * LEADING_ARGUMENTS, *ctx.vjp(saved, grads))
+    def saved(self, plan: BackwardPlan) -> Sequence[str]:
+        """Names of the values to save: arguments alone."""
+        return self.specification.schema.names if self._reruns(plan) else plan.saved
 
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
+    def keep(self, ctx: NodeContext, flat: Flat, results: Flat, state: RandomState | None = None) -> None:
+        """Save arguments for the backward."""
+        draws = self.specification.random or generators_in(flat)
+        if draws and self._reruns(self.plan(needs_of(ctx))):
+            what = "a formula under `torch.func` that uses a result drawn at random"
+            raise unsupported_transform(self.specification, what)
+        super().keep(ctx, flat, results, state)
+
+    def loaded(self, ctx: NodeContext) -> dict[str, Any]:
+        """Saved arguments by name, and the results of a new run."""
+        schema, flattening, saved = self.specification.schema, self.primitive.flattening, super().loaded(ctx)
+        if self._reruns(self.plan(needs_of(ctx))):
+            assert isinstance(self.primitive, OperatorPrimitive)
+            results = self.primitive.call(flattening.flatten([saved[name] for name in schema.names]))
+            saved.update(zip(schema.result_position, self.primitive.results.pack(results), strict=True))
+        return saved
+
+    def tangents(self, ctx: NodeContext, tangents: Flat) -> Flat:
         """Refuse."""
-        raise unsupported_transform(ctx.primitive.specification, "forward mode under `torch.func`")
+        raise unsupported_transform(self.specification, "forward mode under `torch.func`")
 
 
 def _with_batch(results: Sequence[Any], flat: Sequence[Any]) -> Flat:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,14 +14,13 @@ from opsmith.core.backward_plan import BackwardPlan
 from opsmith.core.call_arguments import shown
 from opsmith.core.formula import Formula, Zero
 from opsmith.core.specification import Specification
-from opsmith.torch_library.distributed import mesh_of, replicated
+from opsmith.torch_library.distributed import dtensor, mesh_of, replicated
 from opsmith.torch_library.flattening import ResultFlattening
 
 E = TypeVar("E", bound=errors.OpsmithError)
 
 
-@dataclass(frozen=True, slots=True)
-class TensorMetadata:
+class TensorMetadata(NamedTuple):
     """Shape, dtype, device and mesh that a gradient must have: those of its tensor."""
 
     shape: torch.Size
@@ -33,6 +32,12 @@ class TensorMetadata:
     def of(cls, tensor: Tensor) -> TensorMetadata:
         """Metadata of this tensor."""
         return cls(tensor.shape, tensor.dtype, tensor.device, mesh_of(tensor))
+
+    def describes(self, value: Any) -> bool:
+        """Return True for a dense tensor that has this metadata, plain or on a mesh."""
+        kind = Tensor if self.mesh is None else dtensor()
+        alike = type(value) is kind and value.layout is torch.strided and value.dtype is self.dtype
+        return alike and value.device == self.device and value.shape == self.shape
 
     def zeros(self) -> Tensor:
         """Return a zero tensor with this metadata."""
@@ -162,11 +167,10 @@ def _shape_hint(value: Tensor, expected: TensorMetadata, advice: str) -> str:
     return f"look at which dimensions {advice}"
 
 
-@dataclass(frozen=True)
-class CallMetadata:
+class CallMetadata(NamedTuple):
     """Metadata of the tensors of a call.
 
-    Args:
+    Attributes:
         inputs: Metadata of each flat argument that needs a gradient; None for the others.
         shapes: Shape of each flat argument that is a tensor; None for the others.
         results: Metadata of each flat result; None for a missing one.
@@ -181,22 +185,22 @@ class CallMetadata:
     @classmethod
     def of(cls, flat: Sequence[Any], results: Sequence[Any], needs: Sequence[bool]) -> CallMetadata:
         """Metadata of these arguments, some of which need a gradient, and results."""
-        inputs = tuple(
-            TensorMetadata.of(value) if need and isinstance(value, Tensor) else None
-            for value, need in zip(flat, needs, strict=True)
-        )
-        shapes = tuple(value.shape if isinstance(value, Tensor) else None for value in flat)
+        every = [TensorMetadata.of(value) if isinstance(value, Tensor) else None for value in flat]
         return cls(
-            inputs,
-            shapes,
+            tuple(each if need else None for each, need in zip(every, needs, strict=True)),
+            tuple(None if each is None else each.shape for each in every),
             tuple(None if result is None else TensorMetadata.of(result) for result in results),
-            mixes_dtypes(flat),
+            _are_mixed({each.dtype for each in every if each is not None}),
         )
 
 
 def mixes_dtypes(values: Sequence[Any]) -> bool:
     """Return True if the tensors among some values have more than one dtype that can have a gradient."""
-    return len({each.dtype for each in values if isinstance(each, Tensor) and has_gradient(each.dtype)}) > 1
+    return _are_mixed({each.dtype for each in values if isinstance(each, Tensor)})
+
+
+def _are_mixed(dtypes: Collection[torch.dtype]) -> bool:
+    return len(dtypes) > 1 and sum(map(has_gradient, dtypes)) > 1
 
 
 def has_gradient(dtype: torch.dtype) -> bool:
@@ -212,14 +216,13 @@ def constant_results(
     Raises:
         IntegerResultError: If a formula uses the gradient of a result that has none.
     """
-    named = {name for formula in plan.formulas for name in formula.parameters}
     constant: list[Tensor] = []
     for described, result in zip(flattening.described, results, strict=True):
         if result is None or (described.differentiable and has_gradient(result.dtype)):
             continue
         constant.append(result)
-        needed = described.differentiable and described.gradient_name() in named
-        if needed and specification.origin.kind != "class":
+        uses = any(described.gradient_name() in formula.parameters for formula in plan.formulas)
+        if described.differentiable and uses and specification.origin.kind != "class":
             raise specification.error(
                 errors.IntegerResultError,
                 f"an input requires a gradient, and `{described.name}` is {result.dtype}, which has none",

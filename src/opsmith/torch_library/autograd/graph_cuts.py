@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,9 @@ from opsmith.core.location import where
 from opsmith.core.specification import Specification
 from opsmith.core.tensors import map_tensors
 from opsmith.torch_library import capabilities
+from opsmith.torch_library.autograd.node import NodeContext, TransformedNode, needs_of, node_class, through
 from opsmith.torch_library.autograd.pullback import pull_back
+from opsmith.torch_library.flattening import Flat
 
 
 def refuse_differentiation(
@@ -35,48 +38,56 @@ def refuse_differentiation(
     ]
 
 
-def _attached(value: Tensor, sources: Sequence[Tensor], error: Any, *, forward_only: bool = False) -> Tensor:
-    apply: Any = _RefusingNode.apply
-    attached: Tensor = apply(error, forward_only, value, *sources)
+def _attached(
+    value: Tensor,
+    sources: Sequence[Tensor],
+    error: Callable[[], errors.OpsmithError],
+    *,
+    forward_only: bool = False,
+) -> Tensor:
+    attached: Tensor = through(_NODE.apply, Refusal(error, forward_only), (value, *sources))[0]
     return attached
 
 
-class _RefusingNode(torch.autograd.Function):
-    """A node between a value and what it was computed from.
+@dataclass(frozen=True, eq=False)
+class Refusal:
+    """The rule of a node between a value and what it was computed from.
 
     It raises when it is differentiated, at any level of autograd or `torch.func`, if the value has no graph
     there, or no tangent, and a source has.
+
+    Args:
+        error: Makes the error.
+        forward_only: True if a missing tangent alone is refused.
     """
 
-    generate_vmap_rule = True
+    error: Callable[[], errors.OpsmithError]
+    forward_only: bool
 
-    @staticmethod
-    def forward(
-        _error: Callable[[], errors.OpsmithError], _forward_only: bool, value: Tensor, *_sources: Tensor
-    ) -> Tensor:
-        """Return the value."""
-        return value.clone()
+    def compute(self, flat: Flat) -> Flat:
+        """Return the value, which comes before its sources."""
+        return (flat[0].clone(),)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Keep the function that makes the error."""
-        ctx.error, ctx.forward_only = inputs[:2]
-        ctx.set_materialize_grads(False)
+    def keep(self, ctx: NodeContext, flat: Flat, results: Flat) -> None:
+        """Keep no tensors."""
+        ctx.materialize_grads, ctx.to_save = False, ()
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor | None) -> Any:
+    def backward(self, ctx: NodeContext, grads: Flat) -> Flat:
         """Pass the gradient on to the value, or refuse."""
-        if not (grad is None or ctx.forward_only or ctx.needs_input_grad[2]):
+        needed, *others = needs_of(ctx)
+        if not (grads[0] is None or self.forward_only or needed):
             # What is raised gets a traceback, whose frames hold the result, and so this node.
-            raise ctx.error()
-        return None, None, grad, *[None] * (len(ctx.needs_input_grad) - 3)
+            raise self.error()
+        return grads[0], *[None] * len(others)
 
-    @staticmethod
-    def jvp(ctx: Any, _error: None, _forward_only: None, tangent: Tensor | None, *_tangents: Any) -> Tensor:
+    def tangents(self, ctx: NodeContext, tangents: Flat) -> Flat:
         """Pass the tangent on, or refuse."""
-        if tangent is None:
-            raise ctx.error()
-        return tangent.clone()
+        if tangents[0] is None:
+            raise self.error()
+        return (tangents[0].clone(),)
+
+
+_NODE = node_class("Refusal", TransformedNode)
 
 
 _CUT: set[int] = set()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,19 +30,27 @@ class SavedValues:
             loaded[name] = values if is_list else values[0]
         return loaded
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Labels of the saved tensors, in order: `x`, or `xs[0]`."""
+        return tuple(
+            f"{name}[{position}]" if is_list else name
+            for name, is_list, items in self.items
+            for position, item in enumerate(items)
+            if isinstance(item, int)
+        )
+
 
 def save_values(
-    save: Callable[..., None],
     names: Sequence[str],
     flattening: Flattening,
     flat: Sequence[Any],
     results: Sequence[Any],
     result_flattening: ResultFlattening,
-) -> SavedValues:
-    """Save arguments and results by name; tensors are passed to `save`, a method of an autograd context.
+) -> tuple[tuple[Tensor, ...], SavedValues]:
+    """Return the tensors among some arguments and results, and the form in which they are loaded again.
 
     Args:
-        save: Takes the tensors.
         names: Names of the values to save.
         flattening: Flat form of the arguments.
         flat: The flat arguments.
@@ -63,5 +71,4 @@ def save_values(
                 kept.append((value,))
         is_list = result_flattening.is_list(name) if is_result else flattening.is_list(name)
         items.append((name, is_list, tuple(kept)))
-    save(*tensors)
-    return SavedValues(tuple(items))
+    return tuple(tensors), SavedValues(tuple(items))

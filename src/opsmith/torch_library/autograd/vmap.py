@@ -17,7 +17,7 @@ from opsmith.core.shapes import ELEMENTWISE, LEADING, leads
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.gradient_values import CallMetadata, TensorMetadata
-from opsmith.torch_library.autograd.node import Primitive, VjpFunction
+from opsmith.torch_library.autograd.primitive import Primitive, VjpFunction
 from opsmith.torch_library.autograd.random_state import RandomState, generators_in
 from opsmith.torch_library.contract import refuse_nondeterminism
 from opsmith.torch_library.flattening import ArgumentFlattening, Flat, ResultFlattening

@@ -13,8 +13,8 @@ from torch import Tensor
 from opsmith.core.formula import Formula
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
+from opsmith.torch_library.autograd.formula_rule import RecordedOperator
 from opsmith.torch_library.autograd.gradient_values import CallMetadata, TensorMetadata, constant_results, fit
-from opsmith.torch_library.autograd.node import RecordedOperator
 from opsmith.torch_library.autograd.vjp import (
     Vjp,
     formula_answers,
@@ -242,7 +242,7 @@ def _full_backward(
     signature: NodeSignature,
     lengths: Mapping[str, int],
 ) -> Callable[..., tuple[Any, ...]]:
-    """The backward of `OperatorNode`, for a generated node: with all checks, and with a graph."""
+    """The backward of `FormulaRule`, for a generated node: with all checks, and with a graph."""
     schema = specification.schema
     flattening = ArgumentFlattening(schema, [lengths.get(name) for name in schema.names])
     result_flattening = ResultFlattening(schema, (None,) * len(schema.results))
