@@ -14,52 +14,23 @@ def _alike(what: str, *executors: str, **others: str) -> dict[str, str]:
 
 
 _ROWS: list[tuple[dict[str, str], tuple[str, ...]]] = [
-    # One memory with two storages is taken for two memories.
-    (_alike("accepted", *DIRECT, "compiled", "Inductor", "grad level", "DTensor"), ("kernel-by-numpy",)),
     (
-        _alike("accepted", *DIRECT, "compiled", "grad level", "DTensor"),
+        _alike("RuntimeError", "DTensor"),
         (
-            "kernel-a-part-by-numpy",
-            "kernel-by-dlpack",
-            "kernel-a-part-by-dlpack",
-            "kernel-by-buffer",
-            "kernel-one-result-twice-by-numpy",
-        ),
-    ),
-    (
-        _alike("accepted", *DIRECT, "compiled", "grad level", "vmap level", "DTensor"),
-        (
-            "opaque-by-numpy",
-            "opaque-a-part-by-numpy",
-            "opaque-by-dlpack",
-            "opaque-a-part-by-dlpack",
-            "opaque-by-buffer",
-        ),
-    ),
-    (
-        _alike("accepted", *DIRECT, "DTensor"),
-        (
-            "reference-by-numpy",
-            "reference-a-part-by-numpy",
             "reference-by-dlpack",
             "reference-a-part-by-dlpack",
-            "reference-by-buffer",
-            "reference-one-result-twice-by-numpy",
         ),
     ),
     (
-        _alike("accepted", *DIRECT, "grad level", "DTensor"),
+        _alike("RuntimeError", "DTensor"),
         (
-            "formulas-by-numpy",
-            "formulas-a-part-by-numpy",
             "formulas-by-dlpack",
             "formulas-a-part-by-dlpack",
-            "formulas-by-buffer",
         ),
     ),
     # The shape, dtype and device of a result of a kernel, or of an opaque function, are not looked at.
     (
-        _alike("accepted", *DIRECT, "compiled", "grad level", "DTensor", Inductor="AssertionError"),
+        _alike("accepted", *DIRECT, "compiled", "grad level", "DTensor", **{"Inductor": "AssertionError"}),
         ("kernel-misfit-shape",),
     ),
     (
@@ -94,13 +65,17 @@ _ROWS: list[tuple[dict[str, str], tuple[str, ...]]] = [
     ),
     (
         _alike(
-            "accepted in plain, no_grad, inference", *DIRECT, "vmap level", "DTensor", compiled="accepted"
+            "accepted in plain, no_grad, inference",
+            *DIRECT,
+            "vmap level",
+            "DTensor",
+            **{"compiled": "accepted"},
         ),
         ("opaque-misfit-whole-numbers",),
     ),
     # Other strides than those of the fake are taken as they are, and not copied.
     (
-        _alike("accepted", *DIRECT, "compiled", "grad level", "DTensor", Inductor="AssertionError"),
+        _alike("accepted", *DIRECT, "compiled", "grad level", "DTensor", **{"Inductor": "AssertionError"}),
         (
             "kernel-misfit-strides",
             "opaque-misfit-strides",
@@ -108,7 +83,7 @@ _ROWS: list[tuple[dict[str, str], tuple[str, ...]]] = [
     ),
     # Metadata and storages of arguments that are declared as written are not looked at.
     (
-        _alike("accepted", *DIRECT, "DTensor", compiled="RuntimeError", **{"grad level": "RuntimeError"}),
+        _alike("RuntimeError", "compiled", "grad level"),
         (
             "kernel-resized",
             "kernel-transposed",
@@ -117,73 +92,44 @@ _ROWS: list[tuple[dict[str, str], tuple[str, ...]]] = [
         ),
     ),
     (
-        _alike("accepted", *DIRECT, "compiled", "grad level", "DTensor"),
+        _alike("accepted", "compiled", "grad level"),
         (
             "kernel-shrunk",
             "kernel-storage-grown",
             "kernel-set",
             "kernel-data-replaced",
-            "reference-data-replaced",
         ),
     ),
+    (_alike("accepted", "grad level"), ("reference-data-replaced",)),
     (
-        _alike(
-            "accepted in plain, no_grad, inference",
-            *DIRECT,
-            DTensor="accepted",
-            **{"grad level": "RuntimeError in plain, no_grad, inference", "vmap level": "RuntimeError"},
-        ),
+        _alike("RuntimeError in plain, no_grad, inference", "grad level", **{"vmap level": "RuntimeError"}),
         ("reference-resized",),
     ),
     (
-        _alike(
-            "accepted in plain, no_grad, inference",
-            *DIRECT,
-            "grad level",
-            DTensor="accepted",
-            **{"vmap level": "accepted"},
-        ),
+        _alike("accepted in plain, no_grad, inference", "grad level", **{"vmap level": "accepted"}),
         ("reference-shrunk",),
     ),
+    (_alike("accepted", "grad level"), ("reference-storage-grown",)),
     (
-        _alike("accepted", *DIRECT, "grad level", "DTensor"),
-        ("reference-storage-grown",),
-    ),
-    (
-        _alike("accepted", *DIRECT, "grad level", "vmap level", "DTensor", compiled="BackendCompilerFailed"),
+        _alike("accepted", "grad level", "vmap level", **{"compiled": "BackendCompilerFailed"}),
         ("reference-set",),
     ),
-    (
-        _alike(
-            "accepted",
-            *DIRECT,
-            "compiled",
-            "DTensor",
-            **{"grad level": "RuntimeError", "vmap level": "RuntimeError"},
-        ),
-        ("reference-transposed",),
-    ),
-    (
-        _alike("accepted", *DIRECT, "compiled", "vmap level", "DTensor", **{"grad level": "RuntimeError"}),
-        ("reference-unsqueezed",),
-    ),
-    (
-        _alike(
-            "accepted in plain, no_grad, inference",
-            *DIRECT,
-            DTensor="accepted",
-            **{"grad level": "RuntimeError in plain, no_grad, inference"},
-        ),
-        ("reference-out-of-another-size",),
-    ),
+    (_alike("RuntimeError", "grad level", "vmap level"), ("reference-transposed",)),
+    (_alike("accepted", "vmap level", **{"grad level": "RuntimeError"}), ("reference-unsqueezed",)),
+    (_alike("RuntimeError in plain, no_grad, inference", "grad level"), ("reference-out-of-another-size",)),
     # A known call in inference mode compares no versions; DTensors and tensors under `vmap` have none of use.
     (
-        _alike("accepted in inference", "C++", "Python", DTensor="accepted"),
+        _alike("accepted in inference", "DTensor"),
         (
             "kernel-written",
             "kernel-written-by-a-view",
             "kernel-written-by-out",
             "kernel-written-by-detached",
+        ),
+    ),
+    (
+        _alike("accepted", "DTensor"),
+        (
             "opaque-written",
             "opaque-written-by-a-view",
             "opaque-written-by-out",
@@ -194,7 +140,7 @@ _ROWS: list[tuple[dict[str, str], tuple[str, ...]]] = [
         ),
     ),
     (
-        _alike("accepted in inference", "C++", "Python", DTensor="accepted", **{"vmap level": "accepted"}),
+        _alike("accepted", "DTensor", "vmap level"),
         (
             "reference-written",
             "reference-written-by-a-view",
@@ -209,19 +155,22 @@ _ROWS: list[tuple[dict[str, str], tuple[str, ...]]] = [
     (_alike("accepted", "DTensor"), ("kernel-writes-the-other",)),
     # Tensors of a transform have no storage, and DTensors are compared by identity.
     (
-        _alike("accepted", "grad level", "vmap level", DTensor="accepted in plain, graph, no_grad"),
+        _alike("accepted", "grad level", "vmap level", **{"DTensor": "accepted in plain, graph, no_grad"}),
         (
             "reference-a-part",
             "reference-a-view",
             "reference-a-transpose",
             "reference-detached",
-            "reference-one-result-twice",
         ),
     ),
-    (_alike("accepted", "grad level", DTensor="accepted in plain, graph, no_grad"), ("reference-.data",)),
+    (_alike("accepted in plain, graph, no_grad", "DTensor"), ("reference-one-result-twice",)),
+    (
+        _alike("accepted", "grad level", **{"DTensor": "accepted in plain, graph, no_grad"}),
+        ("reference-.data",),
+    ),
     (_alike("accepted", "grad level", "vmap level", "DTensor"), ("reference-halves-of-one",)),
     (
-        _alike("accepted", "vmap level", DTensor="accepted in plain, graph, no_grad"),
+        _alike("accepted", "vmap level", **{"DTensor": "accepted in plain, graph, no_grad"}),
         (
             "formulas-a-part",
             "formulas-a-view",
@@ -276,7 +225,7 @@ _ROWS: list[tuple[dict[str, str], tuple[str, ...]]] = [
         ),
     ),
     (
-        _alike("accepted", *DIRECT, "DTensor", compiled="BackendCompilerFailed"),
+        _alike("accepted", *DIRECT, "DTensor", **{"compiled": "BackendCompilerFailed"}),
         ("call-columns-that-overlap-backwards",),
     ),
 ]

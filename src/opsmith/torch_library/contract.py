@@ -200,7 +200,8 @@ class Contract:
             return False
         written = zip(before.written, self._written(values), strict=True)
         return all(
-            state.is_placed(tensor) and capabilities.version(tensor) != state.version
+            state.is_placed(tensor)
+            and (state.version is None or capabilities.version(tensor) != state.version)
             for state, tensor in written
         )
 

@@ -363,7 +363,7 @@ class KernelSignatures(CallSignatures):
 def _inference_call(
     specification: Specification, lengths: dict[str, int], validate: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Generate the call in inference mode, without version counters and marks of views.
+    """Generate the call in inference mode.
 
     It takes the items of lists one by one. It returns what a node returns, all results; or for an operator in
     place what that returns.
@@ -375,14 +375,19 @@ def _inference_call(
     arguments = "".join(f"{item}, " for each in items.values() for item in each)
     values = "".join(f"{name}, " for name in schema.names)
     returned = contract.returned() if schema.written else "_op_result"
+    held = " and (_op_in_cpp or _op_holds(_op_before, _op_values))" if contract.may_write else ""
     several = schema.written or len(schema.results) > 1
     source = f"""
 def _op_in_inference(_op_kernel, _op_in_cpp, {arguments}):
     {make_lists(lengths, items)}
+    _op_values = [{values}]
+    _op_before = {"None if _op_in_cpp else _op_states(_op_values)" if contract.may_write else None}
     _op_result = _op_kernel({to_kernel_source(schema, items)})
-    if {contract.fresh()}:
+    if {contract.fresh()}{held}:
         return {returned}
-    {"_op_result" if several else "(_op_result,)"} = _op_validate(_op_kernel, _op_result, [{values}], None)
+    {"_op_result" if several else "(_op_result,)"} = _op_validate(
+        _op_kernel, _op_result, _op_values, _op_before
+    )
     return _op_result
 """
     exec(source, names)
