@@ -13,21 +13,15 @@ from opsmith.core.argument_types import VALUE_TYPES
 from opsmith.core.call_arguments import requires_gradient
 from opsmith.core.kernels import choose
 from opsmith.torch_library import capabilities, distributed
-from opsmith.torch_library.autograd.formula_rule import FormulaRule
-from opsmith.torch_library.autograd.node import Node, through
-from opsmith.torch_library.autograd.primitive import OperatorPrimitive, RegisteredOperator
+from opsmith.torch_library.autograd.primitive import RegisteredOperator
 from opsmith.torch_library.distributed import author_code, dtensor, is_authors, is_unplaced, replicating
+from opsmith.torch_library.dtensor_node import DTensorPrimitive, SlowPathError
 from opsmith.torch_library.dtensor_rule import MAX_TRIALS, DTensorRule
 from opsmith.torch_library.fast_path.purity import always_new, never_writes
-from opsmith.torch_library.flattening import ArgumentFlattening, Flat
 from opsmith.torch_library.torch_messages import MIXED_WITH_DTENSOR, has_message
 
 MAX_GUARDS = 16
 """Maximum number of guards that are tried one after another."""
-
-
-class SlowPathError(Exception):
-    """The slow path has to compute the call."""
 
 
 class DTensorCalls:
@@ -61,11 +55,9 @@ class DTensorCalls:
         self._only_tensors = len(self._tensor_places) == len(schema.names)
         self._optional = any(each.kind.is_tensor and each.kind.optional for each in schema.arguments)
         self._on_shards: dict[Any, _ShardCall | None] = {}
-        self._known: dict[Any, list[tuple[Callable[..., bool], bool]]] = {}
+        self._known: dict[Any, list[tuple[Callable[..., bool], Callable[..., Any] | None]]] = {}
         if self._eligible:
-            flattening = ArgumentFlattening(schema, (None,) * len(schema.names))
-            self._formula_rule = FormulaRule(OperatorPrimitive(registered, flattening), self._flat)
-            self._apply = capabilities.direct_apply(registered.node(Node))
+            self._primitive = DTensorPrimitive(registered, self._computed)
 
     def results(self, values: tuple[Any, ...]) -> Any:
         """The results of the reference or kernel; None where the slow path has to compute them.
@@ -82,25 +74,18 @@ class DTensorCalls:
             tensors = [values[at] for at in self._tensor_places]
         for guard, known in self._known.get(given, ()):
             if guard(*tensors):
-                records = known
+                apply = known
                 break
         else:
             if not self._is_known(tensors):
                 return None
-            records = self._note(given, tensors)
+            apply = self._note(given, tensors, values)
         try:
-            if not (records and torch.is_grad_enabled()):
+            if apply is None or not torch.is_grad_enabled():
                 return self._computed(values)
-            # What hooks of saved tensors raise is not for the slow path.
-            results = through(self._apply, self._formula_rule, values)
-            return results[0] if self._count == 1 else results
+            return apply(*values)  # what hooks of saved tensors raise is not for the slow path
         except SlowPathError:
             return None
-
-    def _flat(self, flat: Flat) -> Flat:
-        """All results, without a graph."""
-        results = self._computed(flat)
-        return (results,) if self._count == 1 else results
 
     def _is_known(self, tensors: Sequence[Any]) -> bool:
         """Return True if calls with tensors like these need not take the slow path."""
@@ -115,20 +100,23 @@ class DTensorCalls:
             in_cpp.use_dtensor(kind)
         return True
 
-    def _note(self, given: Any, tensors: Sequence[Tensor]) -> bool:
-        """Note a guard for calls with tensors like these, and return True if they need a node.
+    def _note(self, given: Any, tensors: Sequence[Tensor], values: Sequence[Any]) -> Any:
+        """The `apply` of a node for calls with tensors like these, to be guarded; None where none is needed.
 
         Args:
             given: Which optional tensors are given.
             tensors: The tensors among the values.
+            values: The argument values.
         """
+        apply = None
         # Without formulas and kernels autograd records the reference, on plain tensors of its own too.
-        records = requires_gradient(list(tensors)) and not (self._ordinary and not self._mixes)
+        if requires_gradient(list(tensors)) and not (self._ordinary and not self._mixes):
+            apply = self._primitive.apply(values)
         guard = capabilities.tensor_guard(tensors)
         if guard(*tensors):
             others = self._known.get(given, [])
-            self._known[given] = [(guard, records), *others[: MAX_GUARDS - 1]]
-        return records
+            self._known[given] = [(guard, apply), *others[: MAX_GUARDS - 1]]
+        return apply
 
     def _is_new(self, result: Any, values: Sequence[Any]) -> bool:
         """Return True for a DTensor that is no argument."""
