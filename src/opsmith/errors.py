@@ -258,6 +258,10 @@ class MutationError(OpsmithError, RuntimeError):
     """An argument is written that is not declared as such, or that cannot be written."""
 
 
+class MetadataError(MutationError):
+    """A reference or kernel gave an argument that it writes another shape, other strides or other memory."""
+
+
 class NondeterministicError(OpsmithError, RuntimeError):
     """An operator that is declared nondeterministic was called while torch must be deterministic."""
 

@@ -30,7 +30,7 @@ _ROWS: list[tuple[dict[str, str], tuple[str, ...]]] = [
     ),
     # The shape, dtype and device of a result of a kernel, or of an opaque function, are not looked at.
     (
-        _alike("accepted", *DIRECT, "compiled", "grad level", "DTensor", **{"Inductor": "AssertionError"}),
+        _alike("accepted", *DIRECT, "compiled", "grad level", "DTensor", Inductor="AssertionError"),
         ("kernel-misfit-shape",),
     ),
     (
@@ -69,13 +69,13 @@ _ROWS: list[tuple[dict[str, str], tuple[str, ...]]] = [
             *DIRECT,
             "vmap level",
             "DTensor",
-            **{"compiled": "accepted"},
+            compiled="accepted",
         ),
         ("opaque-misfit-whole-numbers",),
     ),
     # Other strides than those of the fake are taken as they are, and not copied.
     (
-        _alike("accepted", *DIRECT, "compiled", "grad level", "DTensor", **{"Inductor": "AssertionError"}),
+        _alike("accepted", *DIRECT, "compiled", "grad level", "DTensor", Inductor="AssertionError"),
         (
             "kernel-misfit-strides",
             "opaque-misfit-strides",
@@ -111,7 +111,7 @@ _ROWS: list[tuple[dict[str, str], tuple[str, ...]]] = [
     ),
     (_alike("accepted", "grad level"), ("reference-storage-grown",)),
     (
-        _alike("accepted", "grad level", "vmap level", **{"compiled": "BackendCompilerFailed"}),
+        _alike("accepted", "grad level", "vmap level", compiled="BackendCompilerFailed"),
         ("reference-set",),
     ),
     (_alike("RuntimeError", "grad level", "vmap level"), ("reference-transposed",)),
@@ -155,7 +155,7 @@ _ROWS: list[tuple[dict[str, str], tuple[str, ...]]] = [
     (_alike("accepted", "DTensor"), ("kernel-writes-the-other",)),
     # Tensors of a transform have no storage, and DTensors are compared by identity.
     (
-        _alike("accepted", "grad level", "vmap level", **{"DTensor": "accepted in plain, graph, no_grad"}),
+        _alike("accepted", "grad level", "vmap level", DTensor="accepted in plain, graph, no_grad"),
         (
             "reference-a-part",
             "reference-a-view",
@@ -165,12 +165,12 @@ _ROWS: list[tuple[dict[str, str], tuple[str, ...]]] = [
     ),
     (_alike("accepted in plain, graph, no_grad", "DTensor"), ("reference-one-result-twice",)),
     (
-        _alike("accepted", "grad level", **{"DTensor": "accepted in plain, graph, no_grad"}),
+        _alike("accepted", "grad level", DTensor="accepted in plain, graph, no_grad"),
         ("reference-.data",),
     ),
     (_alike("accepted", "grad level", "vmap level", "DTensor"), ("reference-halves-of-one",)),
     (
-        _alike("accepted", "vmap level", **{"DTensor": "accepted in plain, graph, no_grad"}),
+        _alike("accepted", "vmap level", DTensor="accepted in plain, graph, no_grad"),
         (
             "formulas-a-part",
             "formulas-a-view",
@@ -225,7 +225,7 @@ _ROWS: list[tuple[dict[str, str], tuple[str, ...]]] = [
         ),
     ),
     (
-        _alike("accepted", *DIRECT, "DTensor", **{"compiled": "BackendCompilerFailed"}),
+        _alike("accepted", *DIRECT, "DTensor", compiled="BackendCompilerFailed"),
         ("call-columns-that-overlap-backwards",),
     ),
 ]

@@ -91,7 +91,6 @@ WRONG_CALLS: dict[str, Callable[[Tensor], Any]] = {
     "a number for a tensor": lambda x: declared(x, 3.0),
     "None for a tensor": lambda x: declared(None, x),
     "too many": lambda x: declared(x, x, 1.0, 2),
-    "twice": lambda x: declared(x, x, x=x),
     "an unknown name": lambda x: declared(x, x, bye=2),
     "a text for a number": lambda x: declared(x, x, "2"),
     "a tensor for a number": lambda x: declared(x, x, torch.ones(())),
@@ -105,17 +104,7 @@ WRONG_CALLS: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-TORN = pytest.mark.xfail(
-    capabilities.on("fast_path"),
-    reason="generated Python: `Value after * must be an iterable`",
-    strict=True,
-)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [pytest.param(each, marks=TORN if each == "a number for a list" else ()) for each in WRONG_CALLS],
-)
+@pytest.mark.parametrize("wrong", WRONG_CALLS)
 def test_direct_executors_refuse_wrong_calls_alike(wrong: str) -> None:
     x = torch.ones(2)
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import opsmith
+from opsmith.core import source
 from opsmith.pages.aspects import aspects_of
-from opsmith.pages.declaration import codes_of, source_of
+from opsmith.pages.declaration import codes_of
 
 NAMES = {"result", "second order", "forward mode", "vmap", "shapes and dtypes", "autocast", "torch.compile"}
 NAMES |= {"ONNX", "count of operations", "samples"}
@@ -117,7 +118,7 @@ wrapped = [
     ids=["first", "second", "wrapped", "builtin", "evaluated"],
 )
 def test_a_lambda_is_shown_alone(function: object, text: str) -> None:
-    assert source_of(function) == text  # type: ignore[arg-type]
+    assert source.text(function) == text  # type: ignore[arg-type]
 
 
 def test_a_function_is_shown_with_its_decorators() -> None:
@@ -129,4 +130,4 @@ def test_a_function_is_shown_with_its_decorators() -> None:
         """Words."""
 
     expected = '@around\ndef inside() -> None:\n    """Words."""'
-    assert source_of(inside) == textwrap.dedent(expected)  # type: ignore[arg-type]
+    assert source.text(inside) == textwrap.dedent(expected)  # type: ignore[arg-type]

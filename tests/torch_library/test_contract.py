@@ -133,7 +133,7 @@ def test_what_is_written_keeps_its_shape_and_memory(calls: str, change: Callable
         operator(torch.ones(2, 2))
     switch[0] = True
     with pytest.raises(
-        errors.MutationError, match="it gave `x` another shape, other strides or other memory"
+        errors.MetadataError, match="it gave `x` another shape, other strides or other memory"
     ) as got:
         operator(torch.ones(2, 2))
     assert "hint: write `x.copy_(...)`" in str(got.value)

@@ -67,6 +67,7 @@ _OURS: dict[type[errors.OpsmithError], str] = {
     errors.AliasError: "aliases-input",
     errors.GraphCutError: "second-order",
     errors.IntegerResultError: "dtype",
+    errors.MetadataError: "shape",
 }
 """Errors of ours that each stand for one fault."""
 

@@ -221,7 +221,8 @@ class Contract:
             before: What `before` returned; None to allow writes.
 
         Raises:
-            MutationError, AliasError, ResultCountError, ResultTypeError, LayoutError: See their names.
+            MutationError, MetadataError, AliasError, ResultCountError, ResultTypeError, LayoutError: See their
+                names.
         """
         results = self._as_tuple(function, returned, values)
         if before is not None:
@@ -290,7 +291,7 @@ class Contract:
             if not state.is_placed(tensor):
                 name = name_of(tensor, self.specification.schema, values)
                 raise self.specification.error(
-                    errors.MutationError,
+                    errors.MetadataError,
                     f"it gave `{name}` another shape, other strides or other memory",
                     argument=name,
                     expected="new numbers in the memory that it has",

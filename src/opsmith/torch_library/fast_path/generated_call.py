@@ -86,7 +86,7 @@ def generated(
         **capabilities.guard_names(),
         **names,
         "_op_MISSING": MISSING,
-        "_op_AttributeError": AttributeError,
+        "_op_not_tensors": (AttributeError, TypeError),
         "_op_dict": dict,
         "_op_float": float,
         "_op_int": int,
@@ -170,8 +170,8 @@ def __call__(_op_handle, {signature}):
         return {compiled or slow_path}
     try:
         _op_plain = {" and ".join(plain)}
-    except _op_AttributeError:
-        _op_plain = False  # an argument is not a tensor
+    except _op_not_tensors:
+        _op_plain = False
     if _op_plain:
         for _op_guard, {implementation} in {_by_given(known, optional)}:
             if {guarded}:
