@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from torch.testing import assert_close
 
 import opsmith
 from opsmith import errors
+from opsmith.torch_library.autograd.node import Node, TransformedNode, node_class, through
 
 
 class Squares(Function):
@@ -171,3 +174,38 @@ def test_a_formula_that_writes_is_refused_in_a_first_call() -> None:
     fixed = operator.gradients(w=lambda grad, x: (grad.clone().mul_(x)).sum(0))
     found = torch.autograd.grad(fixed(x, w), (x, w), torch.ones(2, 3))
     assert_close(list(found), [torch.ones(2, 3), torch.full((3,), 2.0)])
+
+
+class Raising:
+    """A rule for which torch has a warning when its node ends."""
+
+    def forward(self, ctx: Any, flat: Any) -> Any:
+        return self.compute(flat)
+
+    def compute(self, flat: Any) -> Any:
+        torch.ops.aten.std.default(flat[0].detach()[:1])
+        raise ValueError("planted")
+
+
+@pytest.mark.parametrize("base", [Node, TransformedNode], ids=lambda base: base.__name__)
+@pytest.mark.parametrize("action", ["ignore", "always", "error"])
+def test_what_a_rule_raises_arrives_after_a_warning_of_torch(base: Any, action: Any) -> None:
+    """Torch gives its warning while the error is set."""
+    rule: Any = Raising()
+    with warnings.catch_warnings(record=True):
+        warnings.filterwarnings(action, ".*degrees of freedom", UserWarning)
+        for _ in range(3):
+            with pytest.raises(ValueError, match="planted") as caught:
+                through(node_class("raising", base).apply, rule, [torch.ones(2, requires_grad=True)])
+            assert caught.value.__context__ is None
+
+
+def test_what_a_rule_raises_arrives_where_python_has_lost_it() -> None:
+    def losing(*arguments: Any) -> Any:
+        with suppress(ValueError):
+            node_class("raising", Node).apply(*arguments)
+        raise SystemError("returned NULL without setting an exception")
+
+    rule: Any = Raising()
+    with pytest.raises(ValueError, match="planted"):
+        through(losing, rule, [torch.ones(2)])

@@ -20,7 +20,7 @@ class NodeContext(Protocol):
         non_differentiable: Results that have no gradient.
         dirty_tensors: Arguments that were written into.
         materialize_grads: True if a gradient that is not there arrives as zeros.
-        needs_input_grad: True for the rule or each flat argument whose gradient is needed; see `needs_of`.
+        needs_input_grad: True for each argument of `apply` whose gradient is needed; see `needs_of`.
         kept: Values other than tensors that the rule keeps for its backward.
     """
 
@@ -70,14 +70,34 @@ class SplitRule(BackwardRule, Protocol):
         ...
 
 
+class Run:
+    """A rule on its way into a node, and the exception that it raises there.
+
+    Args:
+        rule: The rule.
+    """
+
+    def __init__(self, rule: Any) -> None:
+        self.rule = rule
+        self.raised: list[BaseException] = []
+
+    def noting(self, compute: Callable[..., Flat], *arguments: Any) -> Flat:
+        """Compute, and note what is raised."""
+        try:
+            return compute(*arguments)
+        except BaseException as error:
+            self.raised.append(error)
+            raise
+
+
 class RunsRule:
-    """Methods of a node, whose `apply` takes a rule and the flat arguments."""
+    """Methods of a node, whose `apply` takes the run of a `Rule` and the flat arguments."""
 
     @staticmethod
-    def forward(ctx: Any, rule: Rule, *flat: Any) -> Flat:
+    def forward(ctx: Any, run: Run, *flat: Any) -> Flat:
         """Compute by the rule."""
-        ctx.rule = rule
-        return rule.forward(ctx, flat)
+        ctx.rule = run.rule
+        return run.noting(run.rule.forward, ctx, flat)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
@@ -101,14 +121,15 @@ class TransformedNode(RunsRule, torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(rule: SplitRule, *flat: Any) -> Flat:  # type: ignore[override]  # it has `setup_context`
+    def forward(run: Run, *flat: Any) -> Flat:  # type: ignore[override]  # it has `setup_context`
         """Compute by the rule."""
-        return rule.compute(flat)
+        return run.noting(run.rule.compute, flat)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Flat) -> None:
         """Save by the rule."""
-        ctx.rule, *flat = inputs
+        run, *flat = inputs
+        ctx.rule = run.rule
         ctx.rule.keep(ctx, tuple(flat), output)
         ctx.save_for_backward(*ctx.to_save)  # torch's context for `vmap` notes the dimensions of batches
 
@@ -124,18 +145,22 @@ def node_class(name: str, base: type[RunsRule]) -> Any:
 
 
 def through(apply: Callable[..., Any], rule: BackwardRule, flat: Sequence[Any]) -> Flat:
-    """Compute flat results by the `apply` of a node, and raise what that raises.
+    """Compute flat results by the `apply` of a node, and raise what the rule raises.
 
-    Torch warns after a node, also where the node has raised, and Python makes a `SystemError` of that.
+    Torch warns after a node, also where the node has raised. Python makes a `SystemError` of that, which may
+    have lost its cause.
     """
+    run, results = Run(rule), ()
     try:
-        results: Flat = apply(rule, *flat)
-    except SystemError as error:
-        raised = error.__cause__ or error
-        raise raised from raised.__cause__
+        results = apply(run, *flat)
+    except BaseException:
+        if not run.raised:
+            raise
+    if run.raised:
+        raise run.raised.pop()
     return results
 
 
 def needs_of(ctx: NodeContext) -> tuple[bool, ...]:
-    """True for each flat argument whose gradient is needed: without the rule, which comes before them."""
+    """True for each flat argument whose gradient is needed: without the rule's run before them."""
     return ctx.needs_input_grad[1:]
