@@ -17,7 +17,6 @@ from torch import Tensor
 
 import opsmith
 from opsmith import errors
-from opsmith.torch_library import capabilities
 
 pytestmark = [
     # torch says so of the breach itself.
