@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.core.call_arguments import requires_gradient, shown, tensors_in
+from opsmith.core.call_arguments import shown, tensors_in
 from opsmith.core.location import where
 from opsmith.core.schema import Schema
 from opsmith.core.shapes import NO_SIZE, Dims
@@ -121,9 +121,8 @@ def are_apart(results: Sequence[Tensor], arguments: Sequence[Tensor]) -> bool:
 
 def _are_one(result: Any, value: Any) -> bool:
     """Return True if a result is a tensor, or shares its memory."""
-    if not (isinstance(result, Tensor) and isinstance(value, Tensor)):
-        return False
-    return result is value or capabilities.shares_memory(result, value)
+    both = isinstance(result, Tensor) and isinstance(value, Tensor)
+    return both and (result is value or capabilities.shares_memory(result, value))
 
 
 def are_new(count: int, returned: Any, *arguments: Tensor | None) -> bool:
@@ -221,25 +220,14 @@ class Contract:
             before: What `before` returned; None to allow writes.
 
         Raises:
-            MutationError, MetadataError, AliasError, ResultCountError, ResultTypeError, LayoutError: See their
-                names.
+            MutationError, MetadataError, AliasError: See their names.
+            ResultCountError, ResultTypeError, LayoutError: See their names.
         """
         results = self._as_tuple(function, returned, values)
         if before is not None:
             self._refuse_writes(function, before, values)
         self._refuse_aliases(function, results, values)
         return results
-
-    def refuse_captured(
-        self, function: Callable[..., Any], results: Sequence[Tensor], values: list[Any]
-    ) -> None:
-        """Refuse results that require a gradient, of a function that computed without one.
-
-        Raises:
-            CapturedTensorError: If no argument requires a gradient.
-        """
-        if any(each.requires_grad for each in results) and not requires_gradient(values):
-            raise self.captured(function)
 
     def captured(self, function: Callable[..., Any]) -> errors.OpsmithError:
         """The error for a result that requires a gradient, from arguments that do not."""

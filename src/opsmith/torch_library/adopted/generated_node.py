@@ -251,7 +251,7 @@ def _source(specification: Any, adopted: AdoptedFunction, tensors: list[str], ne
     several = isinstance(adopted.outputs, tuple)
     copied = [
         "0 in _op_facts.copied",  # the reason is recorded
-        contract.dense(),
+        "_op_are_new(_op_result)",  # a dense tensor
         "not _op_result.is_quantized",
         "_op_ctx.to_save is None is _op_ctx.non_differentiable and not _op_ctx.__dict__",
     ]

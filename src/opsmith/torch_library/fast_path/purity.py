@@ -285,7 +285,3 @@ class ContractSource:
             f"*{each.name}, " if each.kind.sequence else f"{each.name}, " for each in self._tensors
         )
         return f"_op_are_new(_op_result, {tensors})"
-
-    def dense(self) -> str:
-        """Source of a condition: one result is a dense tensor."""
-        return "_op_are_new(_op_result)"

@@ -329,7 +329,8 @@ class KernelSignatures(CallSignatures):
         if before is not None and not isinstance(before, Before):
             before = Before([State(version) for version in before], [])
         results = contract.results(kernel, result, values, before)
-        contract.refuse_captured(kernel, tensors_in(list(results)), values)
+        if not requires_gradient(values) and requires_gradient(list(results)):
+            raise contract.captured(kernel)
         return results
 
     def validate_write(
