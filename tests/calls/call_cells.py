@@ -55,7 +55,7 @@ def equal(found: Any, truth: Any) -> bool:
 
 
 def expected(subject: Subject, executor: Executor, context: str) -> str:
-    """What is right in a cell: RIGHT, or the name of the error."""
+    """The right outcome of a cell: RIGHT, or the name of the error."""
     foreign = context in FOREIGN and not subject.any_kind
     by_context = subject.refuses.get(context, "LayoutError" if foreign else RIGHT)
     return subject.refuses.get(executor.name, by_context)
@@ -157,7 +157,7 @@ def of_a_breach(breach: Breach, executor: Executor, mode: Mode) -> Any:
 
 
 def said(breach: Breach, executor: Executor) -> str:
-    """What a breach leads to: RIGHT, or what else happens, and in which modes if not in all."""
+    """The outcome of a breach: RIGHT, or another outcome, and its modes if it is not that of all."""
     modes = breach.modes[-3:-2] or breach.modes if executor.compiles else breach.modes
     words: dict[str, list[str]] = {}
     for mode in modes:

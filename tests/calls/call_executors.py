@@ -132,7 +132,7 @@ class Executor:
 
     @property
     def missing(self) -> str:
-        """What is missing here for this way; empty for nothing."""
+        """The reason why this executor is missing here; empty if it is not."""
         if self.needs == "calls_in_cpp":
             return (
                 "" if capabilities.calls_in_cpp() is not None else "calls in C++ are not built, or turned off"

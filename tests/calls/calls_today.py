@@ -9,7 +9,7 @@ DIRECT = ("dispatcher", "C++", "Python")
 
 
 def _alike(what: str, *executors: str, **others: str) -> dict[str, str]:
-    """The same in several executors, and what else happens in others."""
+    """One outcome in several executors, and the outcomes in others."""
     return {**dict.fromkeys(executors, what), **others}
 
 

@@ -58,7 +58,7 @@ def test_cell(breach: str, executor: Executor) -> None:
 
 
 def in_each(call: Callable[[Executor], Any]) -> list[Any]:
-    """What a call gives in each direct executor that there is here."""
+    """The answers of a call in all direct executors that there are here."""
     found = []
     for each in DIRECT:
         if not each.missing:

@@ -167,7 +167,7 @@ class Transcribed(Origin):
 
 
 def test_a_new_origin_is_one_class() -> None:
-    """What explains, draws, hashes and computes asks the origin, so that a new one needs no other change."""
+    """Explanations, drawings, hashes and calls ask the origin, so that a new one needs no other change."""
 
     def routine(x: Tensor) -> Tensor:
         return x.exp()

@@ -1,4 +1,4 @@
-"""What code does with arguments, read from its source."""
+"""Uses of arguments in code, read from its source."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def operators_of(function: Callable[[], Any]) -> list[str]:
 
 
 def told(use: Callable[[Tensor], Any], x: Tensor) -> str:
-    """What a use returns, or its error."""
+    """The result of a use, or its error."""
     try:
         return repr(use(x))
     except Exception as error:

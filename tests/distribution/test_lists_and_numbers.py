@@ -321,7 +321,7 @@ def raising(part: str, x: Tensor) -> None:
 @pytest.mark.parametrize("known", [False, True], ids=["first call", "known call"])
 @pytest.mark.parametrize("part", ["reference", "kernel", "formula", "reference with a kernel"])
 def test_an_error_of_the_author_s_own_is_raised_once(part: str, known: bool, place: Any) -> None:
-    """As a function that torch has no placements for raises, which is computed on whole tensors instead."""
+    """The class of the error is that of an operation without placements, which runs on whole tensors."""
 
     @opsmith.operator(f"numbers::raising_{part.replace(' ', '_')}_{known}")
     def operator(x: Tensor) -> Tensor:

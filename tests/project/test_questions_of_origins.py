@@ -1,4 +1,4 @@
-"""Where code comes from is asked of an origin: the number of other questions only falls."""
+"""Origins answer questions about code: the number of other questions only falls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def lines_with(pattern: re.Pattern[str]) -> list[str]:
 
 
 def test_no_field_of_a_specification_tells_an_origin_but_origin() -> None:
-    """What is left names the modules of adopted classes, in imports."""
+    """The lines that are left name the modules of adopted classes, in imports."""
     imports = re.compile(r": from opsmith\.(core|torch_library)\.adopted\b")
     assert [line for line in lines_with(FIELDS) if not imports.search(line)] == []
 

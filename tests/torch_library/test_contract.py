@@ -20,7 +20,7 @@ NUMBER = iter(range(10_000))
 
 @pytest.fixture(params=["in C++", "in Python"])
 def calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How operators that are declared from now on are called."""
+    """The executor of operators that are declared from now on."""
     if request.param == "in Python":
         monkeypatch.setattr(capabilities, "calls_in_cpp", lambda: None)
     elif config.conservative() or capabilities.calls_in_cpp() is None:

@@ -191,7 +191,7 @@ class Inputs:
         """The outcome of results, with what was found before any property ran."""
         if self.refused:  # also where results were not asked for: no property runs on these samples
             failures = merged((*self.refused, *outcome.failures))
-            # The reason of what did not run points to this outcome, which itself tells what is missing.
+            # Properties that did not run refer to this outcome, so its own reason must name what is missing.
             reason = outcome.reason and (missing_here(failures) or "it could not be run at all")
             outcome = replace(outcome, status="failed", reason=reason, failures=failures, left_out=False)
         more = [failure_of(PROPERTY, self.subject, each) for each in self.derived.unserved]

@@ -151,7 +151,7 @@ class ObservedFacts:
         copied: Results that are copied because they were inputs, views of inputs or of one another, each
             with the reason.
         grads_written: True if its backward writes into its grad_outputs; None before the first run.
-        instead: Tasks that its own code cannot do, each with what is in the way.
+        instead: Tasks that its own code cannot do, each with its obstacle.
         suspected: Tasks at which its own code raised, and nothing else has done them.
         tried: Metadata of the results of trials, by that of the arguments.
     """
@@ -182,7 +182,7 @@ class Obstacle:
     reason: str
 
     def of(self, task: str) -> str:
-        """Return it in words, for a task that begins with a method's name."""
+        """Return the obstacle in words, for a task that begins with the name of a method."""
         return self.reason if task.startswith(self.method) else f"{self.method} raises {self.reason}"
 
 
@@ -256,7 +256,7 @@ class AdoptedFunction(Origin, errors.ErrorSubject):
 
     @property
     def referenced(self) -> bool:
-        """True if its author gave a reference, which defines what is right."""
+        """True if its author gave a reference, which defines the right results."""
         return self.reference is not None
 
     def own(self, part: Part, device: str = "") -> Own | None:
@@ -285,7 +285,7 @@ class AdoptedFunction(Origin, errors.ErrorSubject):
         return self._functions[in_place]
 
     def functional(self, schema: Schema, reference: Callable[..., Any], *, faked: bool) -> dict[str, Any]:
-        """Return what differs in the functional form: the forward runs on copies."""
+        """Return the fields that differ in the functional form: the forward runs on copies."""
         forward = self.compute(None, in_place=False)
         return {"schema": self.schema, "reference": self.reference or forward, "origin": self}
 

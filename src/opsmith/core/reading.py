@@ -42,7 +42,7 @@ class Comparison:
     """A condition on one argument.
 
     Args:
-        values: Values in it: those that the argument is equal to, or numbers at which the condition changes.
+        values: Values that the argument is equal to, or numbers at which the condition changes.
         code: The code of the function that compares.
         holds: The condition as a function of the argument, where it is more than equality: True, False, or
             None for a value that raises.
@@ -55,7 +55,7 @@ class Comparison:
 
 @dataclass
 class Reading:
-    """What the code that was read does with arguments.
+    """Uses of arguments in the code that was read.
 
     Attributes:
         called: Arguments that it calls.
@@ -100,7 +100,7 @@ class Reading:
             self.methods[name] = self.read(method, stands)
 
     def read(self, function: Any, stands: Mapping[str, str], calls: int = 0) -> FunctionReader | None:
-        """Read a function; one that another function calls is read if it is no library's.
+        """Read a function; a function that another one calls is read unless it belongs to a library.
 
         Args:
             function: The function.
@@ -123,7 +123,7 @@ class FunctionReader(ast.NodeVisitor):
     """Reader of one function.
 
     Args:
-        reading: Receives what it finds.
+        reading: Receives the findings.
         function: The function.
         stands: The argument that each name stands for; more names are added.
         calls: As of `Reading.read`.
@@ -255,7 +255,7 @@ class FunctionReader(ast.NodeVisitor):
 
     def _truth(self, *nodes: ast.expr) -> None:
         for node in nodes:
-            if not isinstance(node, ast.Compare):  # which is read where it stands
+            if not isinstance(node, ast.Compare):  # a comparison is read where it stands
                 self._condition(node)
 
     def _condition(self, node: ast.expr) -> None:

@@ -1,7 +1,7 @@
 """Source of functions: their code, their syntax trees and their text.
 
 The source of a function is the lines that a traceback shows of it: of a file, a notebook's cell, a doctest.
-A function under decorators is the one that its author wrote. A lambda is the one whose columns its code has.
+Under decorators, the function of the author counts. A lambda is known by the columns that its code has.
 Without such lines, as under `exec`, or where they have changed since, there is no tree and no text. The code
 is always there.
 """
@@ -98,7 +98,7 @@ def tree(function: Any) -> Definition | None:
         return None
     parsed = file_tree(code.co_filename, getattr(inspect.unwrap(function), "__globals__", None))
     found = () if parsed is None else _definitions(parsed).get(code.co_firstlineno, ())
-    # Python puts what it adds to a function, such as the first instruction, at column 0.
+    # Python puts instructions that it adds to a function, such as the first one, at column 0.
     spans = [span for span in code.co_positions() if None not in span and span[2:] != (0, 0)]
     own = [each for each in found if _is_of(each, code) and all(_holds(each, span) for span in spans)]
     # Of lambdas in one another, the inner one; of lambdas side by side without columns, none.

@@ -56,7 +56,7 @@ def refuse_unsupported(specification: Specification, values: list[Any]) -> None:
 
 
 def refuse_shapes(specification: Specification, values: list[Any]) -> None:
-    """Refuse tensors whose shapes are not those that the operator was declared with.
+    """Refuse tensors whose shapes differ from the declared shapes of the operator.
 
     Raises:
         ShapeError: Naming the argument.

@@ -30,7 +30,7 @@ class State(NamedTuple):
 
     Args:
         version: Its version counter; None for a tensor that has none.
-        form: Its shape, strides, offset, storage, and the bytes of that; empty where nobody compares them.
+        form: Its shape, strides, offset, storage and bytes of the storage; empty if nobody compares it.
     """
 
     version: int | None
@@ -59,8 +59,8 @@ class Before(NamedTuple):
     """States of the tensors among the arguments before a call.
 
     Args:
-        read: Those of the tensors that are only read.
-        written: Those of the tensors that are written.
+        read: States of the tensors that are only read.
+        written: States of the tensors that are written.
     """
 
     read: Sequence[State]
@@ -131,7 +131,7 @@ def are_new(count: int, returned: Any, *arguments: Tensor | None) -> bool:
     Args:
         count: The number of results.
         returned: The result, or a tuple of several.
-        arguments: The argument tensors; None for one that is not given.
+        arguments: The argument tensors; None for an argument that is not given.
     """
     results = (returned,) if count == 1 else returned
     if type(results) is not tuple or len(results) != count:
@@ -193,7 +193,7 @@ class Contract:
         )
 
     def holds(self, before: Before, values: list[Any]) -> bool:
-        """Return True if a call left what it reads, and wrote what it writes by operations of torch."""
+        """Return True if a call left the tensors that it reads, and wrote the others through torch."""
         read = zip(before.read, self._only_read(values), strict=True)
         if not all(state.is_left(tensor) for state, tensor in read):
             return False
@@ -211,13 +211,13 @@ class Contract:
         values: list[Any],
         before: Before | None,
     ) -> tuple[Any, ...]:
-        """Validate what a reference or kernel did and returned, and return the results as a tuple.
+        """Validate the effects and results of a reference or kernel, and return the results as a tuple.
 
         Args:
             function: The reference or kernel.
             returned: What it returned.
             values: Its argument values.
-            before: What `before` returned; None to allow writes.
+            before: The states that `before` returned; None to allow writes.
 
         Raises:
             MutationError, MetadataError, AliasError: See their names.
@@ -413,7 +413,7 @@ class Contract:
 
 
 def _alias_hint(schema: Schema, name: str) -> str:
-    """Return the hint for a function that returns an argument; it may have meant the one that it writes."""
+    """Return the hint for a function that returns an argument, perhaps the argument that it writes."""
     if schema.written == (name,) and len(schema.results) == 1 and schema.names[0] == name:
         return f'declare it, `returns="{name}"`, if callers get `{name}` itself; or return a copy: `.clone()`'
     if name in schema.written:
@@ -426,7 +426,7 @@ def run_call(
 ) -> tuple[Any, ...]:
     """Compute a call by a reference or kernel, with the checks of its results and of determinism.
 
-    Every call passes here once, or an adopted class's own code: also one that is inlined, mapped or traced.
+    Every call, also an inlined, mapped or traced one, passes here once, or runs the code of an adopted class.
 
     Raises:
         NondeterministicError, ShapeError, ResultTypeError: See their names; and those of `Contract.run`.

@@ -1,4 +1,4 @@
-"""Origin of an operator: what other modules may ask about it, and the answers of one that was declared."""
+"""Origin of an operator: the questions that other modules ask, and the answers of a declared operator."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Own:
     """A part that an operator brought along, which opsmith does not derive.
 
     Args:
-        label: Name of it, as "backward of `Relu`".
+        label: Its name, as "backward of `Relu`".
         function: The function, where it is known.
         where: `file:line` of the function; empty where it is not known.
     """
@@ -44,7 +44,7 @@ class Origin:
         subject: The object that was adopted: a class, or an operator of torch; None if none was.
         claims: Claims of an author of a class, keys of `KINDS`.
         devices: Device types for which it brought kernels along.
-        outputs: Structure of what the author's own call returns; None if it is that of the schema.
+        outputs: Structure of the results of the author's own call; None if the schema has it.
         registered: True if torch knew it before it was adopted, with kernels of its own.
         casts: True if autocast follows the operator's rule; False if its own code handles autocast.
         computes_by: Name of what computes it, in messages.
@@ -65,7 +65,7 @@ class Origin:
 
     @property
     def referenced(self) -> bool:
-        """True if a reference defines what is right."""
+        """True if a reference defines the right results."""
         return True
 
     @property
@@ -82,7 +82,7 @@ class Origin:
         return reference
 
     def functional(self, schema: Schema, reference: Callable[..., Any], *, faked: bool) -> dict[str, Any]:
-        """Return what differs in the functional form of an operator that writes, by field of a specification.
+        """Return the fields of a specification that differ in the functional form of an operator that writes.
 
         Args:
             schema: Schema of the operator that writes.
@@ -105,7 +105,7 @@ class Origin:
         return list(values)
 
     def structured(self, results: Sequence[Any]) -> Any:
-        """Return what the author's own call returns, from the results."""
+        """Return the results in the structure of the author's own call."""
         return results[0] if len(results) == 1 else tuple(results)
 
     def sources(self) -> tuple[Any, ...]:
@@ -113,7 +113,7 @@ class Origin:
         return ()
 
     def methods(self, names: Sequence[str]) -> tuple[Mapping[str, Any], Sequence[str]]:
-        """Return what it brought along, by the names that a Function class has for its methods.
+        """Return the functions that it brought along, under the names of the methods of a Function class.
 
         Args:
             names: Names of the operator's arguments.

@@ -47,7 +47,7 @@ class LibraryOperator(Origin):
         return Own(f"{name} that it was registered with", formula, where(formula) if formula else "")
 
     def functional(self, schema: Schema, reference: Callable[..., Any], *, faked: bool) -> dict[str, Any]:
-        """Return what differs in the functional form: kernels and a fake kernel that call it on copies."""
+        """Return the fields that differ in the functional form: kernels, and a fake kernel, on copies."""
         own, on_copy = next(iter(self.sources()), self.subject), on_copies(self.subject, schema, reference)
         kernels = tuple(Kernel(device, on_copy, None, Kernel(device, own)) for device in self.served)
         if faked or (schema.results and not self.own("fake")):

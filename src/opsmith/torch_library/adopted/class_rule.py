@@ -71,7 +71,7 @@ class ClassKept:
 
 
 class ClassRule(FormulaRule):
-    """The rule of an adopted class; that of its formulas where the class cannot run."""
+    """The rule of an adopted class; the rule of its formulas where the class cannot run."""
 
     @property
     def origin(self) -> AdoptedFunction:
@@ -185,7 +185,7 @@ class ClassRule(FormulaRule):
         return tuple(self.gradients(kept, kept.context.unpack(saved), saved, grads))
 
     def tangents(self, ctx: NodeContext, tangents: Flat) -> Flat:
-        """Tangents of the results; None for those that the class marked as constants, as torch wants it."""
+        """Tangents of the results; None for a result that the class marked as constant, as torch requires."""
         answers = super().tangents(ctx, tangents)
         constant = ctx.kept.constant if isinstance(ctx.kept, ClassKept) else ()
         return tuple(None if at in constant else answer for at, answer in enumerate(answers))
@@ -269,7 +269,7 @@ def _no_run() -> ForwardRun | None:
 
 
 PLACEHOLDER = capabilities.plain_tensor()
-"""Tensor in place of those in arguments, of which only the type matters: a node keeps none alive."""
+"""Tensor in place of each tensor in arguments, of which only the type matters: a node keeps none alive."""
 
 
 def _refuse_constants(adopted: AdoptedFunction, run: ForwardRun) -> None:
@@ -304,7 +304,7 @@ def _keeps_inputs(adopted: AdoptedFunction, kept: Sequence[Tensor], run: Forward
 def _if_reproducible(
     adopted: AdoptedFunction, answers: Sequence[Any], first: Sequence[Any], around: Sequence[Tensor | None]
 ) -> list[Any]:
-    """Recomputed gradients if they equal those of the first run; else these, which refuse a second order.
+    """Recomputed gradients if they equal the first ones; else the first ones, which refuse a second order.
 
     A forward that draws random numbers, or keeps state, gives other results when it runs again.
     """
@@ -328,7 +328,7 @@ def _checked_graph(
     saved: Sequence[Tensor],
     grads: Sequence[Tensor | None],
 ) -> list[Any]:
-    """Gradients under `create_graph`: those that lost the graph raise when they are differentiated."""
+    """Gradients under `create_graph`: a gradient that lost the graph raises when it is differentiated."""
     sources = [tensor for tensor in (*saved, *grads) if tensor is not None and tensor.requires_grad]
     # A class may give zeros on purpose.
     cut = [isinstance(each, Tensor) and not each.requires_grad and bool(each.any()) for each in answers]

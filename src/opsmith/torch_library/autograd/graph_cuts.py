@@ -51,7 +51,7 @@ def _attached(
 
 @dataclass(frozen=True, eq=False)
 class Refusal:
-    """The rule of a node between a value and what it was computed from.
+    """The rule of a node between a value and its sources.
 
     It raises when it is differentiated, at any level of autograd or `torch.func`, if the value has no graph
     there, or no tangent, and a source has.
@@ -76,7 +76,7 @@ class Refusal:
         """Pass the gradient on to the value, or refuse."""
         needed, *others = needs_of(ctx)
         if not (grads[0] is None or self.forward_only or needed):
-            # What is raised gets a traceback, whose frames hold the result, and so this node.
+            # An error that is raised gets a traceback, whose frames hold the result, and so this node.
             raise self.error()
         return grads[0], *[None] * len(others)
 

@@ -82,7 +82,7 @@ class Run:
         self.raised: list[BaseException] = []
 
     def noting(self, compute: Callable[..., Flat], *arguments: Any) -> Flat:
-        """Compute, and note what is raised."""
+        """Compute, and note the exception that is raised."""
         try:
             return compute(*arguments)
         except BaseException as error:
@@ -106,7 +106,7 @@ class RunsRule:
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> Any:
-        """Tangents by the rule; without a tuple where there is one."""
+        """Tangents by the rule; a single tangent comes without a tuple."""
         answers = ctx.rule.tangents(ctx, tangents)
         return answers if len(answers) > 1 else answers[0]
 
@@ -145,7 +145,7 @@ def node_class(name: str, base: type[RunsRule]) -> Any:
 
 
 def through(apply: Callable[..., Any], rule: BackwardRule, flat: Sequence[Any]) -> Flat:
-    """Compute flat results by the `apply` of a node, and raise what the rule raises.
+    """Compute flat results by the `apply` of a node, and raise the exception that its rule raises.
 
     Torch warns after a node, also where the node has raised. Python makes a `SystemError` of that, which may
     have lost its cause.
@@ -162,5 +162,5 @@ def through(apply: Callable[..., Any], rule: BackwardRule, flat: Sequence[Any]) 
 
 
 def needs_of(ctx: NodeContext) -> tuple[bool, ...]:
-    """True for each flat argument whose gradient is needed: without the rule's run before them."""
+    """Return True for each flat argument whose gradient is needed; the run before them is left out."""
     return ctx.needs_input_grad[1:]

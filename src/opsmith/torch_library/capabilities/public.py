@@ -364,7 +364,7 @@ def unwrap_dead(value: Any) -> Any:
 
 
 def innermost_value(tensor: Tensor) -> Tensor:
-    """The tensor; under a transform, below which numbers are not public, one that is not zero."""
+    """The tensor; under a transform, whose inner numbers are not public, another tensor that is not zero."""
     return tensor if innermost_transform() is None else torch.ones(())
 
 
