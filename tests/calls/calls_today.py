@@ -204,6 +204,7 @@ _ROWS: list[tuple[dict[str, str], tuple[str, ...]]] = [
         ),
     ),
     # Another class of error than in the other executors.
+    (_alike("RuntimeError", "DTensor"), ("gradient-device",)),
     (_alike("PlacementError", "DTensor"), ("call-expanded",)),
     # A known call alone sees a result whose graph no argument gave it.
     (_alike("accepted", "dispatcher", "grad level", "vmap level", "DTensor"), ("reference-captured",)),
