@@ -117,7 +117,7 @@ _ROWS: list[tuple[dict[str, str], tuple[str, ...]]] = [
     (_alike("RuntimeError", "grad level", "vmap level"), ("reference-transposed",)),
     (_alike("accepted", "vmap level", **{"grad level": "RuntimeError"}), ("reference-unsqueezed",)),
     (_alike("RuntimeError in plain, no_grad, inference", "grad level"), ("reference-out-of-another-size",)),
-    # A known call in inference mode compares no versions; DTensors and tensors under `vmap` have none of use.
+    # DTensors, and tensors under `vmap`, have no versions that tell of a write.
     (
         _alike("accepted in inference", "DTensor"),
         (

@@ -548,3 +548,30 @@ def test_nondeterministic_operator_where_torch_must_be_deterministic(
             operator(torch.ones(2))
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def resizes(x: Tensor) -> None:
+    x.resize_(3).zero_()
+
+
+def test_reference_that_gives_what_it_writes_another_shape(name: str, place: Place, says: Any) -> None:
+    operator = opsmith.operator(name, mutates=["x"])(resizes)
+    with says(
+        errors.MetadataError,
+        f"""
+        {name}: it gave `x` another shape, other strides or other memory
+          argument: x
+          expected: new numbers in the memory that it has
+          got: shape [3], strides [1] after the call
+          where: {place(resizes)}
+          hint: write `x.copy_(...)`; return a new tensor for a result of another shape
+        """,
+    ):
+        operator(torch.ones(2))
+
+
+def test_a_look_at_variables_leaves_those_that_a_caller_holds() -> None:
+    operator, values = opsmith.operator("calling::held")(scaled), locals()
+    with pytest.raises(errors.ArgumentError):
+        operator()
+    assert values["operator"] is operator

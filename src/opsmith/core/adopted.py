@@ -273,8 +273,8 @@ class AdoptedFunction(Origin, errors.ErrorSubject):
 
     @property
     def _handles_autocast(self) -> bool:
-        codes = [getattr(each, "__code__", None) for each in (self.function_class.forward, self.backward)]
-        return any(code is not None and code.co_filename == autocast_mode.__file__ for code in codes)
+        both = (self.function_class.forward, self.backward)
+        return any(source.decorated_in(each, autocast_mode.__file__) for each in both if each)
 
     @cached_property
     def _functions(self) -> list[Callable[..., Any]]:

@@ -113,14 +113,20 @@ def user_line_of_frame(frame: FrameType | None) -> SourceLine | None:
     return None
 
 
+HELD_BY_FRAME = 3 if sys.version_info < (3, 13) else -1
+"""Number of references to the local variables of a frame: its own, a name and an argument."""
+
+
 def scopes_of_callers() -> Iterator[dict[str, Any]]:
     """The local and the global variables of each user frame among the callers, the innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if is_user_code(frame.f_code.co_filename):
-            scope = dict(frame.f_locals)
-            if frame.f_code.co_flags & inspect.CO_OPTIMIZED and sys.version_info < (3, 13):
-                frame.f_locals.clear()  # a copy, which would hold what the function lets go of
+            live = frame.f_locals
+            scope = dict(live)
+            # Before Python 3.13 a copy, which holds what the function lets go of; `locals()` returns it, too.
+            if frame.f_code.co_flags & inspect.CO_OPTIMIZED and sys.getrefcount(live) <= HELD_BY_FRAME:
+                live.clear()
             yield from (scope, frame.f_globals)
         frame = frame.f_back
 

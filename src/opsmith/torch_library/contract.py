@@ -446,8 +446,8 @@ def refuse_nondeterminism(specification: Specification) -> None:
     """
     if specification.deterministic or not torch.are_deterministic_algorithms_enabled():
         return
-    other = f", or compute with `{specification.variable}.reference`"
-    instead = other if specification.origin.referenced else ""
+    referenced = specification.origin.referenced
+    instead = f", or compute with `{specification.variable}.reference`" if referenced else ""
     error = specification.error(
         errors.NondeterministicError,
         "it is declared with `deterministic=False`, and torch.use_deterministic_algorithms(True) is in force",

@@ -135,7 +135,9 @@ def is_authors(error: Exception) -> bool:
         trace = trace.tb_next
     code, module = trace.tb_frame.f_code, str(trace.tb_frame.f_globals.get("__name__"))
     # What C++ raises has no frame of its own: the last one is that of a call, and raises nothing.
-    return dis.opname[code.co_code[trace.tb_lasti]] == "RAISE_VARARGS" and not module.startswith("torch.")
+    return dis.opname[code.co_code[trace.tb_lasti]] == "RAISE_VARARGS" and not f"{module}.".startswith(
+        "torch."
+    )
 
 
 def is_unplaced(error: Exception) -> bool:

@@ -140,11 +140,10 @@ class DispatcherRegistration:
 
     def node(self, base: type[RunsRule]) -> Any:
         """The class of its autograd nodes on this base, made with the first call that has one."""
-        if base not in self._nodes:
-            from opsmith.torch_library.autograd.node import node_class
+        from opsmith.torch_library.autograd.node import node_class
 
-            self._nodes.setdefault(base, node_class(self.specification.short_name, base))
-        return self._nodes[base]
+        nodes = self._nodes  # another thread may declare the operator anew
+        return nodes.get(base) or nodes.setdefault(base, node_class(self.specification.short_name, base))
 
     @property
     def rule(self) -> type[FormulaRule]:

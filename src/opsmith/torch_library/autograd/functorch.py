@@ -155,7 +155,8 @@ def _vmap(primitive: Primitive, flat: Sequence[Any], transform: capabilities.Tra
                 raise
             looped = _loop_over_examples(primitive, values, dims, transform)
             facts, task = class_of(primitive.specification.origin).facts, f"forward {MAPPED}"
-            facts.instead.setdefault(task, facts.suspected[task])
+            if task not in facts.instead:
+                facts.instead[task] = facts.suspected[task]
             return looped
     return _wrap_batched(transform, results, batched.result_dims)
 

@@ -154,13 +154,11 @@ def _operation(name: str) -> bool:
 
 CONTRACT_NAMES: dict[str, Any] = {
     "_op_Tensor": Tensor,
-    "_op_data_ptr": Tensor.data_ptr,
     "_op_is_contiguous": Tensor.is_contiguous,
     "_op_map": map,
     "_op_len": len,
     "_op_tuple": tuple,
     "_op_type": type,
-    "_op_set": set,
     "_op_strided": torch.strided,
 }
 """Globals of the source below."""

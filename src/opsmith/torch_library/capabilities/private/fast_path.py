@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -94,20 +94,9 @@ def direct_backward(node: Any, backward: Callable[..., Any]) -> None:
     node._backward_cls.apply = backward
 
 
-def versions_source(names: Sequence[str], lists: Collection[str] = ()) -> str:
-    """Source of a tuple of the version counters of these tensors; None for one that is None.
-
-    Args:
-        names: Names of the tensors.
-        lists: Those among the names that are lists of tensors.
-    """
-    each = [
-        f"*[_op_item._version for _op_item in {name}], "
-        if name in lists
-        else f"None if {name} is None else {name}._version, "
-        for name in names
-    ]
-    return f"({''.join(each)})"
+def versions_source(names: Sequence[str]) -> str:
+    """Source of a tuple of the version counters of tensors of these names; None for one that is None."""
+    return f"({''.join(f'None if {name} is None else {name}._version, ' for name in names)})"
 
 
 _RETURN_THEIR_INPUT = ("dequantize", "index", "lift", "resize", "resize_as", "_unsafe_view")
