@@ -75,7 +75,9 @@ def span(storage: torch.UntypedStorage) -> tuple[int, int]:
 
 
 def storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
-    """Return the storage of a tensor, one object while it is held; None for a wrapped tensor."""
+    """Return the storage of a tensor, one object while it is held; None for a wrapped one, and in a trace."""
+    if torch.compiler.is_dynamo_compiling():  # torch 2.15 dies at a wrapped tensor there
+        return None
     try:
         return tensor.untyped_storage()
     except NotImplementedError:
