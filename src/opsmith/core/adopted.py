@@ -551,5 +551,4 @@ class ClassFormula(Formula):
 
 def overrides(function_class: type, name: str) -> bool:
     """True if a class defines this method, which `torch.autograd.Function` only declares."""
-    method = inspect.getattr_static(function_class, name, None)
-    return method is not inspect.getattr_static(torch.autograd.Function, name, None)
+    return getattr(function_class, name, None) is not getattr(torch.autograd.Function, name, None)
