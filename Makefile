@@ -34,7 +34,7 @@ setup: $(SET_UP)  ## create .venv with opsmith and everything that development u
 tour: $(SET_UP)  ## see what opsmith does, on real input, start to end
 	$(VENV)/bin/opsmith tour
 
-test: $(SET_UP)  ## lint, types, tests, examples and documentation: what must pass before a push (eight minutes on two slow cores)
+test: $(SET_UP)  ## lint, types, tests, examples and documentation: what must pass before a push (ten minutes on two slow cores)
 	$(RUN_PARTS) test
 
 test-all: $(SET_UP) $(patsubst %,.venv-%/.set-up,$(filter-out $(WITHOUT),$(OTHER_TORCHES)))  ## all of that, the slow tests, and the other versions of torch
