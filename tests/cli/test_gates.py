@@ -80,6 +80,15 @@ def no_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter, "triton_module", missing)
 
 
+def refusal(device: str) -> str:
+    """The words of torch where a device is missing: builds for CUDA and for the CPU have their own."""
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        return str(error).splitlines()[0]
+    return ""
+
+
 def nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave every tool."""
 
@@ -103,7 +112,7 @@ def checked(run: Run, file: Path, *options: str) -> tuple[Result, dict[str, Any]
         (CUDA, no_compiler, "CUDA kernel at", "there is no C++ compiler: no `no-such-compiler` in PATH"),
         (TRITON, no_triton, "Triton kernel at", "Triton is not installed"),
         (PTX, nothing, "CUDA kernel at", "inline PTX is not emulated"),
-        (IN_PYTHON, nothing, "kernel for `cuda` at", "CUDA"),
+        (IN_PYTHON, nothing, "kernel for `cuda` at", refusal("cuda")),
         (FOR_HALVES, nothing, "C++ kernel at", "it takes none of the samples (`x` is "),
         (
             CPP + FOR_HALVES.replace("gated(View", "other(View").replace("dtypes=", "entry='other', dtypes="),

@@ -217,6 +217,15 @@ NUMBERS = [scaled, truncated, branching]
 GATHERED = [told_alike, positive, places, selected, windows, through_numpy]
 
 
+def is_placed_by_torch(reference: Callable[..., Any], x: Tensor) -> bool:
+    """Whether torch has placements for all that a reference does with a DTensor: versions of torch differ."""
+    try:
+        reference(x)
+    except RuntimeError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize("kernel", [False, True], ids=["reference", "kernel"])
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
 @pytest.mark.parametrize("reference", [*NUMBERS, *GATHERED, assigned], ids=lambda f: f.__name__)
@@ -227,7 +236,9 @@ def test_a_reference_that_looks_at_numbers(
     operator = opsmith.operator(f"numbers::{reference.__name__}")(reference)
     if kernel:
         operator.kernel("cpu", lambda x: reference(x))
-    gathers = reference in GATHERED or (reference is assigned and placement == Shard(0))
+    gathers = reference in GATHERED or (
+        reference is assigned and not is_placed_by_torch(assigned, place(placement))
+    )
     with expect_gathering(gathers and placement != Replicate()):
         for requires in (False, True):
             expected = told(reference, X.clone().requires_grad_(requires))

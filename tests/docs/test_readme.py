@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
+import importlib
 import inspect
 import runpy
 from pathlib import Path
@@ -61,15 +61,6 @@ def test_a_program_prints_the_same(block: object, path: Path) -> None:
     assert_same(printed(path), block)
 
 
-def load(name: str) -> ModuleType:
-    specification = importlib.util.spec_from_file_location(f"readme_{name}", FOLDER / f"{name}.py")
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
-
-
 class Norm(torch.nn.Module):
     def __init__(self, function: object) -> None:
         super().__init__()
@@ -82,9 +73,12 @@ class Norm(torch.nn.Module):
 
 @pytest.mark.slow
 @pytest.mark.compile
-def test_the_operator_without_opsmith_works_and_lacks_what_is_said(tmp_path: Path) -> None:
+def test_the_operator_without_opsmith_works_and_lacks_what_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The comparison is fair: each of its six pieces works, and what is said to be missing is missing."""
-    before, after = load("before"), load("rms")
+    monkeypatch.syspath_prepend(FOLDER)
+    before, after = importlib.import_module("before"), importlib.import_module("rms")
     before.test_gradient()
     x = torch.randn(4, 8)
     model = Norm(before.rms_norm).eval()
