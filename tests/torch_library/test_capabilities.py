@@ -7,7 +7,7 @@ import math
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -196,6 +196,34 @@ def test_version() -> None:
     assert capabilities.version(x) != before
     with torch.inference_mode():
         assert capabilities.version(torch.ones(2)) is None
+
+
+def test_versions() -> None:
+    written, other = torch.ones(2), torch.ones(2)
+    before = capabilities.versions([written, None, other])
+    written.add_(1)
+    after = capabilities.versions([written, None, other])
+    assert [old == new for old, new in zip(before, after, strict=True)] == [False, True, True]
+
+
+def test_states() -> None:
+    changes: list[Callable[[Tensor], object]] = [
+        lambda x: x.add_(1),
+        lambda x: x.t_(),
+        lambda x: x.resize_(3, 2),
+        lambda x: x.untyped_storage().resize_(400),
+        lambda x: setattr(x, "data", x.data.clone()),
+        lambda x: setattr(x, "data", x.data[:, 1:]),
+        lambda x: x.set_(torch.ones(2, 3)),
+    ]
+    for change in changes:
+        x = torch.ones(2, 3)
+        before = capabilities.states([x])
+        assert capabilities.states([x]) == before
+        change(x)
+        assert capabilities.states([x]) != before
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="version"):
+        capabilities.states([torch.ones(2)])
 
 
 def test_viewed() -> None:

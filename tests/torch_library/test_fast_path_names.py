@@ -17,6 +17,7 @@ import opsmith
 
 # The private means themselves, whatever is decided about them.
 from opsmith.torch_library.capabilities.private import fast_path as capabilities
+from opsmith.torch_library.capabilities.private import known_calls
 from opsmith.torch_library.capabilities.private.calls_in_cpp import calls_in_cpp
 from opsmith.torch_library.capabilities.private.dispatch_mode import observe_operators
 
@@ -66,9 +67,9 @@ def test_guard_conditions() -> None:
 
 
 def test_any_autocast() -> None:
-    assert not capabilities.any_autocast()
+    assert not known_calls.any_autocast()
     with torch.autocast("cpu"):
-        assert capabilities.any_autocast()
+        assert known_calls.any_autocast()
 
 
 def test_torch_function_condition() -> None:
@@ -81,9 +82,39 @@ def test_torch_function_condition() -> None:
     assert not eval(question, {**names, "x": X.as_subclass(Watching)})
 
 
+def test_call_keys() -> None:
+    library = torch.library.Library("call_keys", "FRAGMENT")
+    library.define("keys(Tensor x) -> Tensor")
+
+    def at_autograd(keyset: Any, x: Tensor) -> Tensor:
+        _note(known_calls.call_keys(keyset))
+        return x.clone()
+
+    library.impl("keys", at_autograd, "Autograd", with_keyset=True)
+
+    def keys(x: Tensor) -> Any:
+        torch.ops.call_keys.keys(x)
+        return NOTED.pop()
+
+    plain = keys(X)
+    assert isinstance(plain, int)
+    assert keys(torch.nn.Parameter(torch.ones(2, 3))) == plain
+    with torch.no_grad(), torch.profiler.profile():
+        assert keys(X) == plain
+    others = (torch.eye(2).to_sparse(), torch.eye(2).to_mkldnn(), X.to("meta"), X.cfloat().conj())
+    assert all(keys(each) not in (None, plain) for each in others)
+    with FakeTensorMode() as fakes:
+        assert keys(fakes.from_tensor(X)) != plain
+    with forward_ad.dual_level():
+        assert keys(X) is None
+    conjugate: Any = torch._C.DispatchKeySet(torch._C.DispatchKey.Conjugate)
+    with torch._C._ExcludeDispatchKeyGuard(conjugate):  # as in the handler of a mode
+        assert keys(X) is None
+
+
 @pytest.mark.filterwarnings(r"ignore:`torch\.jit\.trace` is deprecated:FutureWarning")  # torch 2.15
 def test_nothing_active() -> None:
-    assert capabilities.nothing_active()
+    assert known_calls.nothing_active()
     for region in (
         observe_operators(lambda operator, kwargs: None),
         TorchFunctionMode(),
@@ -92,10 +123,10 @@ def test_nothing_active() -> None:
         torch.profiler.profile(),
     ):
         with region:
-            assert not capabilities.nothing_active(), region
-    inside(torch.func.vmap, lambda x: _note(capabilities.nothing_active()))
+            assert not known_calls.nothing_active(), region
+    inside(torch.func.vmap, lambda x: _note(known_calls.nothing_active()))
     assert NOTED.pop() is False
-    torch.jit.trace(lambda x: (_note(capabilities.nothing_active()), x * 2)[1], (X,), check_trace=False)
+    torch.jit.trace(lambda x: (_note(known_calls.nothing_active()), x * 2)[1], (X,), check_trace=False)
     assert NOTED.pop() is False
 
 
@@ -215,7 +246,7 @@ def test_direct_apply() -> None:
             return grad * 7
 
     x = X.clone().requires_grad_()
-    result = capabilities.direct_apply(Node)(x)
+    result = known_calls.direct_apply(Node)(x)
     assert_close(result.detach(), 2 * X)
     result.sum().backward()
     assert_close(x.grad, torch.full((2,), 7.0))
@@ -232,7 +263,7 @@ def test_direct_backward() -> None:
         def backward(ctx: Any, grad: Tensor) -> Tensor:
             raise AssertionError("it is not to be called")
 
-    capabilities.direct_backward(Node, lambda ctx, grad: grad * ctx.saved_tensors[0])
+    known_calls.direct_backward(Node, lambda ctx, grad: grad * ctx.saved_tensors[0])
     x = X.clone().requires_grad_()
     Node.apply(x).sum().backward()  # type: ignore[no-untyped-call]
     assert_close(x.grad, X)

@@ -199,7 +199,7 @@ def test_what_a_rule_raises_arrives_after_a_warning_of_torch(base: Any, action: 
             rule.compute([torch.ones(2)])
         for _ in range(3):
             with pytest.raises(plain.type, match=re.escape(str(plain.value))) as caught:
-                through(node_class("raising", base).apply, rule, [torch.ones(2, requires_grad=True)])
+                through(node_class("raising", base).apply, rule, torch.ones(2, requires_grad=True))
             assert caught.value.__context__ is None
 
 
@@ -211,4 +211,4 @@ def test_what_a_rule_raises_arrives_where_python_has_lost_it() -> None:
 
     rule: Any = Raising()
     with warnings.catch_warnings(action="ignore"), pytest.raises(ValueError, match="planted"):
-        through(losing, rule, [torch.ones(2)])
+        through(losing, rule, torch.ones(2))

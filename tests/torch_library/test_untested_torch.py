@@ -16,7 +16,8 @@ from opsmith.torch_library.capabilities.capability import CAPABILITIES, TESTED, 
 
 # What is taken away from torch before opsmith is imported, for each capability.
 LOSSES = {
-    "fast_path": "del torch._C._len_torch_dispatch_stack",
+    "known_calls": "del torch._C._is_any_autocast_enabled",
+    "fast_path": "del torch.autograd.profiler._is_profiler_enabled",
     # Where it is not built, nothing is lost, and nothing is said.
     "calls_in_cpp": "import sys; sys.modules['opsmith.torch_library.calls_extension'] = None",
     "torch_func": "del torch._functorch.autograd_function.reductify_leaf",

@@ -172,7 +172,7 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
             # Checked only after a failure, which keeps valid calls fast; its message is better than torch's.
             self._check_call(args, kwargs)
             raise
-        if self._registration.validated and not self._fast and not torch.compiler.is_compiling():
+        if not self._fast and self._registration.validated and not torch.compiler.is_compiling():
             self._use_fast_path()
         return result
 

@@ -30,11 +30,19 @@ class State(NamedTuple):
 
     Args:
         version: Its version counter; None for a tensor that has none.
-        form: Its shape, strides, offset, storage and bytes of the storage; empty if nobody compares it.
+        shape: Its shape; None if neither this nor what follows is compared.
+        strides: Its strides.
+        offset: The place in its storage at which it begins.
+        storage: Its storage.
+        size: The number of bytes of the storage.
     """
 
     version: int | None
-    form: tuple[Any, ...] = ()
+    shape: torch.Size | None = None
+    strides: tuple[int, ...] = ()
+    offset: int | torch.SymInt = 0
+    storage: torch.UntypedStorage | None = None
+    size: int = 0
 
     @classmethod
     def of(cls, tensor: Tensor) -> State:
@@ -44,7 +52,7 @@ class State(NamedTuple):
         if storage is None or storage.device.type == "meta":
             return cls(version)  # to compare symbols would put conditions into a trace
         form = tensor.shape, tensor.stride(), tensor.storage_offset(), storage, storage.nbytes()
-        return cls(version, form)
+        return cls(version, *form)
 
     def is_left(self, tensor: Tensor) -> bool:
         """Return True if nothing has written into a tensor since."""
@@ -52,7 +60,7 @@ class State(NamedTuple):
 
     def is_placed(self, tensor: Tensor) -> bool:
         """Return True if a tensor has the same shape, strides and memory still."""
-        return not self.form or self.form == State.of(tensor).form
+        return self.shape is None or self[1:] == State.of(tensor)[1:]
 
 
 class Before(NamedTuple):

@@ -13,15 +13,20 @@ from opsmith.core.argument_types import VALUE_TYPES
 from opsmith.core.call_arguments import requires_gradient
 from opsmith.core.kernels import choose
 from opsmith.torch_library import capabilities, distributed
-from opsmith.torch_library.autograd.primitive import RegisteredOperator
+from opsmith.torch_library.autograd.prepared_rule import PreparedRule
+from opsmith.torch_library.autograd.primitive import OperatorPrimitive, RegisteredOperator
 from opsmith.torch_library.distributed import author_code, dtensor, is_authors, is_unplaced, replicating
-from opsmith.torch_library.dtensor_node import DTensorPrimitive, SlowPathError
 from opsmith.torch_library.dtensor_rule import MAX_TRIALS, DTensorRule
 from opsmith.torch_library.fast_path.purity import always_new, never_writes
+from opsmith.torch_library.flattening import ArgumentFlattening
 from opsmith.torch_library.torch_messages import MIXED_WITH_DTENSOR, has_message
 
 MAX_GUARDS = 16
 """Maximum number of guards that are tried one after another."""
+
+
+class SlowPathError(Exception):
+    """The slow path has to compute the call."""
 
 
 class DTensorCalls:
@@ -57,7 +62,8 @@ class DTensorCalls:
         self._on_shards: dict[Any, _ShardCall | None] = {}
         self._known: dict[Any, list[tuple[Callable[..., bool], Callable[..., Any] | None]]] = {}
         if self._eligible:
-            self._primitive = DTensorPrimitive(registered, self._computed)
+            flattening = ArgumentFlattening(schema, (None,) * len(schema.names))
+            self._primitive = OperatorPrimitive(registered, flattening)
 
     def results(self, values: tuple[Any, ...]) -> Any:
         """The results of the reference or kernel; None where the slow path has to compute them.
@@ -111,7 +117,7 @@ class DTensorCalls:
         apply = None
         # Without formulas and kernels autograd records the reference, on plain tensors of its own too.
         if requires_gradient(list(tensors)) and not (self._ordinary and not self._mixes):
-            apply = self._primitive.apply(values)
+            apply = PreparedRule(self._primitive, self._all_results, values).apply
         guard = capabilities.tensor_guard(tensors)
         if guard(*tensors):
             others = self._known.get(given, [])
@@ -121,6 +127,10 @@ class DTensorCalls:
     def _is_new(self, result: Any, values: Sequence[Any]) -> bool:
         """Return True for a DTensor that is no argument."""
         return type(result) is self._kind and (self._new or all(result is not value for value in values))
+
+    def _all_results(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        found = self._computed(values)
+        return (found,) if self._count == 1 else found
 
     def _computed(self, values: Sequence[Any]) -> Any:
         """The result, or all of several, without a graph.

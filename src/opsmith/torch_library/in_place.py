@@ -204,7 +204,7 @@ class InPlaceRegistration(DispatcherRegistration):
         written = flattening.positions(self.form.schema.new_values)
         rule = self.rule(call, written=[at for at in written if flat[at] is not None])
         rule.keep_before(flat)
-        results = through(self.node(Node).apply, rule, flat)  # the lengths of lists are known after it
+        results = through(self.node(Node).apply, rule, *flat)  # the lengths of lists are known after it
         return tuple(call.results.pack(results))
 
     def _by_class(self, values: list[Any]) -> tuple[Any, ...] | None:

@@ -35,6 +35,7 @@ from opsmith.torch_library.torch_messages import KERNEL_OVERRIDDEN
 if TYPE_CHECKING:
     from opsmith.torch_library.autograd.formula_rule import FormulaRule
     from opsmith.torch_library.autograd.node import RunsRule
+    from opsmith.torch_library.calls.routes import RouteTable
 
 HIDDEN_SUFFIX = "_and_hidden"
 """Suffix of the second operator that is registered for hidden results, and returns them."""
@@ -83,6 +84,7 @@ class DispatcherRegistration:
         self.specification = specification
         self._validated: Specification | None = None
         self._fast_calls = FastCalls()
+        self._routes: RouteTable | None = None
         self._lock = lock_of(self, "_lock")
         self._deregister: list[Callable[[], None]] = []
         self._plans: dict[frozenset[str], BackwardPlan] = {}
@@ -117,6 +119,7 @@ class DispatcherRegistration:
         with self._lock:  # calls of other threads may be installing a fast path or a kernel
             # The specification last: after an interrupt, the next replacement begins with what stands here.
             self._fast_calls.uninstall()
+            self._routes = None
             before = self.specification
             _withdraw(before)
             self.specification = specification
@@ -160,7 +163,7 @@ class DispatcherRegistration:
         """Validate the next call as the first one of a process."""
         with self._lock:
             self._fast_calls.uninstall()
-            self._validated = None
+            self._validated = self._routes = None
 
     def make_functional(self) -> None:
         """Do nothing: an operator that writes nothing is its own functional form."""
@@ -386,6 +389,29 @@ class DispatcherRegistration:
 
     def _autograd(self, overload: Any, returned: Returned, keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
         """The kernel for the autograd key."""
+        routes = self._routes
+        if routes is not None:
+            results = routes.results(keyset, args, kwargs)
+            if results is not None:
+                return results[0] if len(results) == 1 else returned(results)
+        result = self._call_in_full(overload, returned, keyset, args, kwargs)
+        if self.validated and capabilities.on("known_calls"):
+            self._accept(keyset, args, kwargs)
+        return result
+
+    def _accept(self, keyset: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note that a call has passed validation: later calls like it take a shorter way."""
+        from opsmith.torch_library.calls.routes import RouteTable  # with the first call
+
+        with self._lock:
+            if self._routes is None or self._routes.specification is not self.specification:
+                self._routes = RouteTable(self)
+        self._routes.accept(keyset, args, kwargs)
+
+    def _call_in_full(
+        self, overload: Any, returned: Returned, keyset: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Compute a call at the autograd key that must be validated in full."""
         if not self._fast_calls.installed and self.validated:
             self._install_fast_calls()
         wants_hidden = self.specification.schema.hidden and overload is self.full_overload
@@ -543,7 +569,7 @@ class DispatcherRegistration:
         While torch compiles, it calls `compiled` instead, by default the operator's `OpOverload`.
         """
         specification = self.specification
-        if not capabilities.on("fast_path"):
+        if not (capabilities.on("fast_path") and capabilities.on("known_calls")):
             return None
         # Imported for the first call that takes a fast path.
         if specification.origin.kind == "class":

@@ -77,7 +77,8 @@ def _grad(primitive: Primitive, flat: Sequence[Any], transform: capabilities.Tra
     rule = FormulaRule(primitive, partial(_on_level, primitive), draws=False)
     node = primitive.registered.node(LevelNode)
     with capabilities.single_level_nodes():
-        return through(node.apply, rule, [transform.lift(value) for value in flat])
+        found: Flat = through(node.apply, rule, *[transform.lift(value) for value in flat])
+    return found
 
 
 def _jvp(primitive: Primitive, flat: Sequence[Any], transform: capabilities.Transform) -> Flat:
@@ -231,7 +232,9 @@ def _call_by_node(primitive: Primitive, flat: Sequence[Any]) -> Flat:
         )  # the arguments of the reference would not be cast
     node = primitive.registered.node(TransformedNode)
     try:
-        return through(node.apply, RerunRule(primitive, partial(_transformed, primitive)), flat)
+        rule = RerunRule(primitive, partial(_transformed, primitive))
+        found: Flat = through(node.apply, rule, *flat)
+        return found
     except (RuntimeError, ValueError, IndexError) as error:
         for kind, texts, transform in _UNSUPPORTED:
             if isinstance(error, kind) and has_message(error, texts):

@@ -45,7 +45,7 @@ def _attached(
     *,
     forward_only: bool = False,
 ) -> Tensor:
-    attached: Tensor = through(_NODE.apply, Refusal(error, forward_only), (value, *sources))[0]
+    attached: Tensor = through(_NODE.apply, Refusal(error, forward_only), value, *sources)[0]
     return attached
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from opsmith.torch_library import capabilities
 from opsmith.torch_library.flattening import Flat
 
 
@@ -70,34 +73,37 @@ class SplitRule(BackwardRule, Protocol):
         ...
 
 
-class Run:
-    """A rule on its way into a node, and the exception that it raises there.
+class _Raised(threading.local):
+    """The exception that a rule has raised in the forward of a node."""
 
-    Args:
-        rule: The rule.
-    """
+    error: BaseException | None = None
 
-    def __init__(self, rule: Any) -> None:
-        self.rule = rule
-        self.raised: list[BaseException] = []
+    def take(self) -> BaseException | None:
+        """Return the exception, and keep it no longer."""
+        error, self.error = self.error, None
+        return error
 
-    def noting(self, compute: Callable[..., Flat], *arguments: Any) -> Flat:
-        """Compute, and note the exception that is raised."""
-        try:
-            return compute(*arguments)
-        except BaseException as error:
-            self.raised.append(error)
-            raise
+
+_RAISED = _Raised()
+
+
+def _noting(compute: Callable[..., Flat], *arguments: Any) -> Flat:
+    """Compute, and note the exception that is raised."""
+    try:
+        return compute(*arguments)
+    except BaseException as error:
+        _RAISED.error = error
+        raise
 
 
 class RunsRule:
-    """Methods of a node, whose `apply` takes the run of a `Rule` and the flat arguments."""
+    """Methods of a node, whose `apply` takes a `Rule` and the flat arguments."""
 
     @staticmethod
-    def forward(ctx: Any, run: Run, *flat: Any) -> Flat:
+    def forward(ctx: Any, rule: Any, *flat: Any) -> Flat:
         """Compute by the rule."""
-        ctx.rule = run.rule
-        return run.noting(run.rule.forward, ctx, flat)
+        ctx.rule = rule
+        return _noting(rule.forward, ctx, flat)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
@@ -121,15 +127,14 @@ class TransformedNode(RunsRule, torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(run: Run, *flat: Any) -> Flat:  # type: ignore[override]  # it has `setup_context`
+    def forward(rule: Any, *flat: Any) -> Flat:  # type: ignore[override]  # it has `setup_context`
         """Compute by the rule."""
-        return run.noting(run.rule.compute, flat)
+        return _noting(rule.compute, flat)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Flat) -> None:
         """Save by the rule."""
-        run, *flat = inputs
-        ctx.rule = run.rule
+        ctx.rule, *flat = inputs
         ctx.rule.keep(ctx, tuple(flat), output)
         ctx.save_for_backward(*ctx.to_save)  # torch's context for `vmap` notes the dimensions of batches
 
@@ -144,23 +149,48 @@ def node_class(name: str, base: type[RunsRule]) -> Any:
     return type(name, (base,), {})
 
 
-def through(apply: Callable[..., Any], rule: BackwardRule, flat: Sequence[Any]) -> Flat:
-    """Compute flat results by the `apply` of a node, and raise the exception that its rule raises.
+def through(apply: Callable[..., Any], *arguments: Any) -> Any:
+    """Compute by the `apply` of a node, and raise the exception that its rule raises.
 
     Torch warns after a node, also where the node has raised. Python makes a `SystemError` of that, which may
     have lost its cause.
     """
-    run, results = Run(rule), ()
     try:
-        results = apply(run, *flat)
+        return apply(*arguments)
     except BaseException:
-        if not run.raised:
+        error = _RAISED.take()
+        if error is None:
             raise
-    if run.raised:
-        raise run.raised.pop()
-    return results
+    raise error
 
 
 def needs_of(ctx: NodeContext) -> tuple[bool, ...]:
     """Return True for each flat argument whose gradient is needed; the run before them is left out."""
     return ctx.needs_input_grad[1:]
+
+
+def bound_apply(name: str, rule: Any, recorded_operator: Any) -> Callable[..., Any]:
+    """The `apply` of a node that has one rule, with less to do than `node_class` and `through`.
+
+    Args:
+        name: Name of the operator.
+        rule: Its `forward` takes a context and argument values, one by one; its `backward` a context and the
+            gradients of all results.
+        recorded_operator: The operator, as it is found in the graph.
+    """
+
+    def forward(ctx: Any, *values: Any) -> Any:
+        try:
+            return compute(ctx, *values)
+        except BaseException as error:
+            _RAISED.error = error
+            raise
+
+    def backward(ctx: Any, *grads: Any) -> Any:  # a function, which torch binds to the context
+        return go_back(ctx, grads)
+
+    compute, go_back = rule.forward, rule.backward
+    functions = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    node: Any = type(name, (torch.autograd.Function,), {**functions, "recorded_operator": recorded_operator})
+    capabilities.direct_backward(node, backward)
+    return partial(through, capabilities.recorder(node))

@@ -160,5 +160,6 @@ def differentiate(primitive: Primitive, flat: Sequence[Any]) -> Flat:
     requires = any(isinstance(value, Tensor) and value.requires_grad for value in flat)
     if forward_mode or (requires and torch.is_grad_enabled()):
         rule = primitive.registered.rule(primitive, forward_mode=forward_mode)
-        return through(primitive.registered.node(Node).apply, rule, flat)
+        found: Flat = through(primitive.registered.node(Node).apply, rule, *flat)
+        return found
     return primitive.below(flat)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # the types of all names; their values are looked up below
     from opsmith.torch_library.capabilities.private.fast_path import *  # noqa: F403
     from opsmith.torch_library.capabilities.private.forward_mode import *  # noqa: F403
     from opsmith.torch_library.capabilities.private.inlining import *  # noqa: F403
+    from opsmith.torch_library.capabilities.private.known_calls import *  # noqa: F403
     from opsmith.torch_library.capabilities.private.library_operators import *  # noqa: F403
     from opsmith.torch_library.capabilities.private.onnx_registry import *  # noqa: F403
     from opsmith.torch_library.capabilities.private.sharding import *  # noqa: F403

@@ -98,6 +98,30 @@ def version(tensor: Tensor) -> int | None:
     return None if torch.compiler.is_dynamo_compiling() or tensor.is_inference() else tensor._version
 
 
+def versions(tensors: Sequence[Tensor | None]) -> list[int | None]:
+    """Version counters of tensors that have one; None for one that is None."""
+    return [None if tensor is None else tensor._version for tensor in tensors]
+
+
+def states(tensors: Sequence[Tensor]) -> list[tuple[Any, ...]]:
+    """Version, shape, strides, offset, storage and bytes of the storage of each tensor.
+
+    Raises:
+        RuntimeError: For inference tensors, which have no version.
+    """
+    return [
+        (
+            tensor._version,
+            tensor.shape,
+            tensor.stride(),
+            tensor.storage_offset(),
+            storage := tensor.untyped_storage(),
+            storage.nbytes(),
+        )
+        for tensor in tensors
+    ]
+
+
 def viewed(tensor: Tensor) -> Tensor | None:
     """Return the tensor that a view is a view of, for autograd; None for one that is no view."""
     return tensor._base
@@ -153,3 +177,8 @@ def self_test() -> None:
     assert viewed(written[0]) is written
     with torch.inference_mode():
         assert version(torch.ones(2)) is None
+    assert versions([written, None]) == [version(written), None]
+    stood = states([written])
+    assert states([written]) == stood
+    written.resize_(3)
+    assert states([written]) != stood, "another shape was not seen"

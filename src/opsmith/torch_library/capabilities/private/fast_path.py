@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _functorch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
@@ -17,7 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from opsmith.torch_library import capabilities
 
 _C: Any = torch._C
-_autograd: Any = torch.autograd
 
 
 def guard_names() -> dict[str, Any]:
@@ -29,10 +27,6 @@ def guard_names() -> dict[str, Any]:
         "_op_forward_mode": forward_ad,
         "_op_profiler": torch.autograd.profiler,
     }
-
-
-any_autocast: Any = _C._is_any_autocast_enabled
-"""Return True if autocast is on, for any type of device."""
 
 
 GUARD_CONDITIONS = (
@@ -49,21 +43,6 @@ UNWATCHED = ((forward_ad, "_current_level", -1), (torch.autograd.profiler, "_is_
 def torch_function_condition(names: str) -> str:
     """Source of a condition: no tensor subclass and no mode overrides `__torch_function__`."""
     return f"not _op_watched({names})"
-
-
-def nothing_active() -> bool:
-    """Return True if no mode, transform, autocast, trace, profiler or forward-mode level is active."""
-    return not (
-        _C._len_torch_dispatch_stack()
-        or _C._dispatch_tls_is_dispatch_key_included(_C.DispatchKey.PreDispatch)  # its handler pops its modes
-        or _C._dispatch_tls_is_dispatch_key_excluded(_C.DispatchKey.Conjugate)  # and so does that of any mode
-        or _C._len_torch_function_stack()
-        or _functorch.peek_interpreter_stack() is not None
-        or any_autocast()
-        or forward_ad._current_level >= 0
-        or _C._get_tracing_state() is not None
-        or _autograd._profiler_enabled()
-    )
 
 
 def tensor_guard(tensors: Sequence[Tensor], *, sizes: bool = False) -> Callable[..., bool]:
@@ -87,11 +66,6 @@ def tensor_guard(tensors: Sequence[Tensor], *, sizes: bool = False) -> Callable[
     guards = _C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=shapes, dynamic_dims_strides=ranks)
     check: Callable[..., bool] = guards.check
     return check
-
-
-def direct_backward(node: Any, backward: Callable[..., Any]) -> None:
-    """Make autograd call this backward of a node directly, without looking it up in Python."""
-    node._backward_cls.apply = backward
 
 
 def versions_source(names: Sequence[str]) -> str:
@@ -132,17 +106,6 @@ def writes_nowhere(name: str) -> bool:
         for argument in schema.arguments
     ]
     return bool(schemas) and not any(writes)
-
-
-def direct_apply(node: type[torch.autograd.Function]) -> Any:
-    """The `apply` of a node in C, without the checks in Python that the fast path has made already."""
-    return super(torch.autograd.Function, node).apply  # type: ignore[misc]
-
-
-def recorder(node: type[torch.autograd.Function]) -> Any:
-    """The `apply` of a node whose context is used for what is saved alone: in C++ where that is built."""
-    in_cpp = capabilities.calls_in_cpp()
-    return direct_apply(node) if in_cpp is None else in_cpp.recorder(node)
 
 
 def call_in_cpp(handle: type, call: Any) -> None:
@@ -194,7 +157,7 @@ def self_test() -> None:
     assert not differs(torch.zeros(5)[::2], torch.zeros(0)), "another size or stride is another form"
     sized = tensor_guard((x,), sizes=True)
     assert (sized(torch.zeros(2)), sized(y)) == (True, False)
-    assert nothing_active()
+    assert capabilities.nothing_active()
     others = (x.double(), torch.ones(1, 2), x.to("meta"), torch.nn.Parameter(x), x.clone().requires_grad_())
     special = (
         torch.ones(2, dtype=torch.complex64).conj(),
@@ -218,50 +181,11 @@ def self_test() -> None:
     seen: list[bool] = []
 
     def inner(row: Tensor) -> Tensor:
-        seen.append(differs(x, y) and differs(row, y) and not nothing_active())
+        seen.append(differs(x, y) and differs(row, y) and not capabilities.nothing_active())
         return row
 
     torch.func.vmap(inner)(torch.ones(3, 2))
     assert seen == [True]
-
-    class Sevenfold(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            return x * 2
-
-        @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> Any:
-            return grad * 7
-
-    leaf = torch.ones(2, requires_grad=True)
-    result = direct_apply(Sevenfold)(leaf)
-    (gradient,) = torch.autograd.grad(result.sum(), leaf)
-    assert (result.tolist(), gradient.tolist()) == ([2.0, 2.0], [7.0, 7.0])
-    direct_backward(Sevenfold, lambda ctx, grad: grad * 8)
-    (gradient,) = torch.autograd.grad(direct_apply(Sevenfold)(leaf).sum(), leaf)
-    assert gradient.tolist() == [8.0, 8.0]
-
-    class Attributes(torch.autograd.Function):
-        """Attributes of a context, as generated nodes take them."""
-
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Any:
-            y, z = x * 2, x * 3
-            assert ctx.to_save is ctx.dirty_tensors is ctx.non_differentiable is None
-            ctx.to_save, ctx.non_differentiable, ctx.materialize_grads = (x, None), (z,), False
-            return y, z
-
-        @staticmethod
-        def backward(ctx: Any, *grads: Any) -> Any:
-            saved, nothing = ctx.saved_tensors
-            assert saved.equal(torch.ones(2))
-            assert nothing is grads[1] is None
-            return grads[0] * 2
-
-    results = direct_apply(Attributes)(leaf)
-    assert [each.requires_grad for each in results] == [True, False]
-    (gradient,) = torch.autograd.grad(results[0].sum(), leaf)
-    assert gradient.tolist() == [2.0, 2.0]
 
     negative = torch.ops.aten.neg.default
     assert direct_call(negative)(x).tolist() == [-1.0, -1.0]

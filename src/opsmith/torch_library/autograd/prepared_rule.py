@@ -1,9 +1,10 @@
-"""The autograd node of a known call on DTensors: as `Node`, with less to do for each call."""
+"""The rule of calls that are alike: as `FormulaRule`, prepared once, with less to do for each call."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from operator import itemgetter
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from opsmith.core.backward_plan import BackwardPlan
+from opsmith.core.formula import Formula
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.formula_rule import RecordedOperator
 from opsmith.torch_library.autograd.gradient_values import (
@@ -19,66 +21,10 @@ from opsmith.torch_library.autograd.gradient_values import (
     constant_results,
     mixes_dtypes,
 )
-from opsmith.torch_library.autograd.primitive import OperatorPrimitive, RegisteredOperator
+from opsmith.torch_library.autograd.node import bound_apply
+from opsmith.torch_library.autograd.primitive import OperatorPrimitive
 from opsmith.torch_library.autograd.vjp import note_formula, written_into
 from opsmith.torch_library.distributed import dtensor, is_authors, mesh_of
-from opsmith.torch_library.fast_path.purity import never_writes
-from opsmith.torch_library.flattening import ArgumentFlattening
-
-MAX_NODES = 64
-"""Maximum number of node classes of an operator that are kept."""
-
-MAX_GUARDS = 32
-"""Maximum number of guards that a node makes for its gradients, one after another."""
-
-
-class SlowPathError(Exception):
-    """The slow path has to compute the call."""
-
-
-class DTensorPrimitive(OperatorPrimitive):
-    """An operator whose nodes compute calls on DTensors.
-
-    Args:
-        registered: The operator; no argument of it is a list of tensors.
-        compute: Takes argument values, all tensors among them DTensors, and returns the result, or all of
-            several, or raises SlowPathError.
-    """
-
-    def __init__(self, registered: RegisteredOperator, compute: Callable[[Sequence[Any]], Any]) -> None:
-        schema = registered.specification.schema
-        super().__init__(registered, ArgumentFlattening(schema, (None,) * len(schema.names)))
-        self.compute = compute
-        self._applies: dict[Any, Callable[..., Any]] = {}
-
-    def apply(self, values: Sequence[Any]) -> Callable[..., Any]:
-        """The `apply` of the node for calls with tensors of these dtypes that require gradients as these do.
-
-        It takes the argument values, and returns what `compute` does.
-        """
-        tensors = [value if isinstance(value, Tensor) else None for value in values]
-        inputs = tuple(
-            (tensor.dtype, tensor.device) if tensor is not None and tensor.requires_grad else None
-            for tensor in tensors
-        )
-        key = inputs, mixes_dtypes(values)
-        if key not in self._applies:
-            if len(self._applies) >= MAX_NODES:
-                self._applies.clear()
-            self._applies[key] = capabilities.recorder(self._node(DTensorCall(self, *key)))
-        return self._applies[key]
-
-    def _node(self, call: DTensorCall) -> Any:
-        """The class of a node."""
-
-        def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-            return call.backward(ctx, *grads)
-
-        functions = {"forward": staticmethod(call.forward), "backward": staticmethod(backward)}
-        node: Any = type(self.specification.short_name, (torch.autograd.Function,), functions)
-        node.recorded_operator = RecordedOperator(self.specification, tuple(call.saved))
-        capabilities.direct_backward(node, backward)
-        return node
 
 
 @dataclass(frozen=True)
@@ -101,26 +47,34 @@ class _Kept:
 _NOTHING = _Kept()
 
 
-class DTensorCall:
-    """Forward and backward of a node: what all calls share whose tensors are alike.
+class PreparedRule:
+    """Forward and backward of the calls of one signature.
 
     Args:
-        primitive: The operator.
-        inputs: Dtype and device of each argument whose gradient is needed; None for the others.
-        mixed: True if floating dtypes are mixed.
+        primitive: The operator, for calls without lists of tensors.
+        compute: Takes argument values, and returns all results.
+        values: The argument values of one of the calls.
 
     Attributes:
         saved: Names of the saved tensors.
+        apply: The `apply` of its node: it takes argument values, and returns the result, or all of several.
     """
 
-    def __init__(self, primitive: DTensorPrimitive, inputs: Sequence[Any], mixed: bool) -> None:
+    def __init__(
+        self,
+        primitive: OperatorPrimitive,
+        compute: Callable[[Sequence[Any]], tuple[Any, ...]],
+        values: Sequence[Any],
+    ) -> None:
         schema = primitive.specification.schema
-        self._primitive, self._inputs, self._mixed = primitive, inputs, mixed
+        self._primitive, self._compute, self._mixed = primitive, compute, mixes_dtypes(values)
+        inputs = [value if isinstance(value, Tensor) and value.requires_grad else None for value in values]
+        self._inputs = [None if each is None else TensorMetadata.of(each) for each in inputs]
         plan = primitive.plan(primitive.flattening.needed([each is not None for each in inputs]))
         self._plan: BackwardPlan = plan
-        values = {each.name for each in schema.arguments if not each.kind.is_tensor}
-        self.saved = [name for name in plan.saved if name not in values]
-        self._values = [name for name in plan.saved if name in values]
+        others = {each.name for each in schema.arguments if not each.kind.is_tensor}
+        self.saved: Sequence[str] = [name for name in plan.saved if name not in others]
+        self._values = [name for name in plan.saved if name in others]
         wanted = [(name, at) for at, name in enumerate(schema.names) if inputs[at] is not None]
         self._wanted = sorted(wanted, key=lambda each: each[0] not in self.saved)  # the saved ones first
         self._unsaved = [at for name, at in wanted if name not in self.saved]
@@ -140,24 +94,29 @@ class DTensorCall:
         self._quick = bool(plan.formulas) and named <= set(self._names)
         self._quick &= not (plan.derived or plan.refused or plan.zeros)
         self._used_grads = [at for name, at in grads.items() if name in named]
-        self._formulas = [
-            (formula, [self._names.index(name) for name in formula.parameters])
+        at_name = dict(wanted)
+        self._calls = [
+            (
+                formula,
+                _by_position(formula),
+                _picker([self._names.index(name) for name in formula.parameters]),
+                [(name, at_name[name]) for name in formula.answers_for if name in at_name],
+            )
             for formula in plan.formulas
             if self._quick
         ]
-        self._pure = all(never_writes(formula.function) for formula in plan.formulas)
+        self._expected = [
+            (at, dtensor() if like.mesh else Tensor, like.dtype, like.device)
+            for _, at in self._wanted
+            if (like := self._inputs[at]) is not None
+        ]
         self._saved_wanted = [self.saved.index(name) for name, _ in wanted if name in self.saved]
-        self._alike: Callable[..., bool] = lambda *_: False
-        self._guards_left = MAX_GUARDS
+        recorded = RecordedOperator(primitive.specification, tuple(self.saved))
+        self.apply = bound_apply(primitive.specification.short_name, self, recorded)
 
     def forward(self, ctx: Any, *values: Any) -> Any:
-        """Compute the results, and save what the backward needs.
-
-        Raises:
-            SlowPathError: Where the slow path has to compute them.
-        """
-        found = self._primitive.compute(values)
-        results = (found,) if self._single else found
+        """Compute the results, and save what the backward needs."""
+        results = self._compute(values)
         dtypes = [result.dtype for result in results]
         known, constants = self._constants  # one value: another thread may note others
         if dtypes != known:
@@ -175,7 +134,7 @@ class DTensorCall:
                 # Zeros are made of the metadata of a result where another one has a gradient.
                 results=(None,) if self._single else tuple(map(TensorMetadata.of, results)),
             )
-        return found
+        return results[0] if self._single else results
 
     def _noted_constants(self, results: Sequence[Tensor], dtypes: list[torch.dtype]) -> list[int]:
         """Note which results of these dtypes have no gradient, and return their positions.
@@ -189,10 +148,13 @@ class DTensorCall:
         self._constants = (dtypes, constants)
         return constants
 
-    def backward(self, ctx: Any, *grads: Any) -> tuple[Any, ...]:
+    def backward(self, ctx: Any, grads: Sequence[Any]) -> tuple[Any, ...]:
         """Gradients of the arguments."""
         saved, kept = ctx.saved_tensors, ctx.kept if self._keeps else _NOTHING
-        if self._quick and not (torch.is_grad_enabled() or torch.compiler.is_dynamo_compiling()):
+        unusual = torch.is_grad_enabled() or torch.compiler.is_dynamo_compiling()
+        # Inference tensors have no versions.
+        unusual = unusual or torch.is_inference_mode_enabled()
+        if self._quick and not (unusual or capabilities.any_autocast()):
             try:
                 answers = self._by_formulas(saved, grads, kept)
             except Exception as error:
@@ -217,50 +179,34 @@ class DTensorCall:
             if grads[at] is None:
                 return None
         every = (*saved, *grads, *kept.values)
-        before = () if self._pure else _versions(every)
-        found: dict[str, Any] = {}
-        for formula, places in self._formulas:
-            given = zip(formula.keywords, places, strict=True)
+        tensors = (*saved, *grads)
+        before = capabilities.versions(tensors)
+        answers: list[Any] = [None] * len(self._inputs)
+        for formula, function, pick, answered in self._calls:
             try:
-                answer = formula.function(**{keyword: every[at] for keyword, at in given})
+                answer = function(*pick(every))
             except Exception as error:
                 note_formula(self._primitive.specification, formula, error)
                 raise
-            if formula.joint:
-                found.update(answer)
-            else:
-                found[formula.answers_for[0]] = answer
-        if before and before != (after := _versions(every)):
+            for name, at in answered:
+                answers[at] = answer.get(name) if formula.joint else answer
+        after = capabilities.versions(tensors)
+        if before != after:
             self._refuse_writes(before, after)
-        gradients: list[Any] = [found.get(name) for name, _ in self._wanted]
-        # The guard knows neither shapes, nor a tensor that is given twice.
-        if not self._alike(*gradients) and not self._are_alike(gradients):
-            return None
         shapes = [saved[at].shape for at in self._saved_wanted]
-        shapes += [shape for shape, _ in kept.unsaved]
-        if [gradient.shape for gradient in gradients] != shapes:
-            return None
-        answers: list[Any] = [None] * len(self._inputs)
-        for gradient, (_, at) in zip(gradients, self._wanted, strict=True):
-            answers[at] = gradient
+        if self._unsaved:
+            shapes += [shape for shape, _ in kept.unsaved]
+        for (at, kind, dtype, device), shape in zip(self._expected, shapes, strict=True):
+            gradient = answers[at]
+            if type(gradient) is not kind or gradient.shape != shape or gradient.dtype is not dtype:
+                return None
+            if gradient.device != device or gradient.layout is not torch.strided:
+                return None
         return tuple(answers)
-
-    def _are_alike(self, gradients: Sequence[Any]) -> bool:
-        """Return True if gradients have the types and dtypes of their inputs, and keep a guard of theirs."""
-        kind = dtensor()
-        for gradient, (_, at) in zip(gradients, self._wanted, strict=True):
-            if type(gradient) is not kind or gradient.dtype != self._inputs[at][0]:
-                return False
-        if not capabilities.nothing_active():
-            return False
-        if self._guards_left:
-            self._guards_left -= 1
-            self._alike = capabilities.tensor_guard(gradients)
-        return True
 
     def _refuse_writes(self, before: Sequence[int | None], after: Sequence[int | None]) -> None:
         """Raise an error that names the tensor that a formula wrote to, and the formulas that use it."""
-        name = next(name for name, old, new in zip(self._names, before, after, strict=True) if old != new)
+        name = next(name for name, old, new in zip(self._names, before, after, strict=False) if old != new)
         formulas = [formula for formula in self._plan.formulas if name in formula.parameters]
         raise written_into(self._primitive.specification, formulas, name)
 
@@ -270,9 +216,18 @@ class DTensorCall:
         unsaved = iter(kept.unsaved)
         for name, at in self._wanted:
             shape, mesh = (saved[name].shape, mesh_of(saved[name])) if name in saved else next(unsaved)
-            dtype, device = self._inputs[at]
-            inputs[at] = TensorMetadata(shape, dtype, device, mesh)
+            like = self._inputs[at]
+            inputs[at] = None if like is None else TensorMetadata(shape, like.dtype, like.device, mesh)
         return CallMetadata(tuple(inputs), kept.shapes or (None,) * len(inputs), kept.results, self._mixed)
+
+
+def _by_position(formula: Formula) -> Callable[..., Any]:
+    """The function of a formula, for values in the order of its parameters."""
+    if all(
+        each.kind is each.POSITIONAL_OR_KEYWORD for each in signature(formula.function).parameters.values()
+    ):
+        return formula.function
+    return lambda *values: formula.function(**dict(zip(formula.keywords, values, strict=True)))
 
 
 def _picker(places: list[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
@@ -284,7 +239,3 @@ def _picker(places: list[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
 
 def _shape(value: Any) -> torch.Size | None:
     return value.shape if isinstance(value, Tensor) else None
-
-
-def _versions(values: Sequence[Any]) -> tuple[int | None, ...]:
-    return tuple(capabilities.version(value) if isinstance(value, Tensor) else None for value in values)

@@ -1,0 +1,1 @@
+"""Known calls: their signatures, and the routes that they take."""
