@@ -580,11 +580,13 @@ class DispatcherRegistration:
             if specification.kernels or not by_class:
                 return None
             return class_call(self, class_of(specification.origin), call, self._by_class)
+        from opsmith.torch_library.calls.routes import RouteTable
         from opsmith.torch_library.dtensor_calls import DTensorCalls
         from opsmith.torch_library.fast_path.generated_call import generate_call
 
         on_dtensors = DTensorCalls(self, self._placements[-1]).results
-        return generate_call(specification, compiled or self.overload, call, on_dtensors)
+        route_of = RouteTable(self).route
+        return generate_call(specification, compiled or self.overload, call, route_of, on_dtensors)
 
     def call_in_cpp(self, handle: type, call: Callable[..., Any]) -> None:
         """Make the calls of a handle in C++, where that is built.

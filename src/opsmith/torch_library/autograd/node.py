@@ -78,9 +78,10 @@ class _Raised(threading.local):
 
     error: BaseException | None = None
 
-    def take(self) -> BaseException | None:
+    def take(self) -> BaseException:
         """Return the exception, and keep it no longer."""
         error, self.error = self.error, None
+        assert error is not None
         return error
 
 
@@ -158,10 +159,9 @@ def through(apply: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return apply(*arguments)
     except BaseException:
-        error = _RAISED.take()
-        if error is None:
+        if _RAISED.error is None:
             raise
-    raise error
+    raise _RAISED.take()  # in no variable of this frame, which its traceback holds
 
 
 def needs_of(ctx: NodeContext) -> tuple[bool, ...]:
@@ -169,8 +169,8 @@ def needs_of(ctx: NodeContext) -> tuple[bool, ...]:
     return ctx.needs_input_grad[1:]
 
 
-def bound_apply(name: str, rule: Any, recorded_operator: Any) -> Callable[..., Any]:
-    """The `apply` of a node that has one rule, with less to do than `node_class` and `through`.
+def bound_node(name: str, rule: Any, recorded_operator: Any) -> Any:
+    """The class of a node that has one rule, with less to do than `node_class` has.
 
     Args:
         name: Name of the operator.
@@ -193,4 +193,10 @@ def bound_apply(name: str, rule: Any, recorded_operator: Any) -> Callable[..., A
     functions = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     node: Any = type(name, (torch.autograd.Function,), {**functions, "recorded_operator": recorded_operator})
     capabilities.direct_backward(node, backward)
-    return partial(through, capabilities.recorder(node))
+    return node
+
+
+def bound_apply(node: Any) -> Callable[..., Any]:
+    """The `apply` of a node that has one rule."""
+    apply = capabilities.recorder(node)
+    return apply if capabilities.calls_in_cpp() else partial(through, apply)  # C++ leaves an error as it is

@@ -6,133 +6,255 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from opsmith.core.backward_plan import BackwardPlan
 from opsmith.core.formula import Formula
+from opsmith.core.gradients import NEEDED
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.formula_rule import RecordedOperator
 from opsmith.torch_library.autograd.gradient_values import (
     CallMetadata,
     TensorMetadata,
     constant_results,
+    fit,
     mixes_dtypes,
 )
-from opsmith.torch_library.autograd.node import bound_apply
+from opsmith.torch_library.autograd.node import bound_apply, bound_node
 from opsmith.torch_library.autograd.primitive import OperatorPrimitive
-from opsmith.torch_library.autograd.vjp import note_formula, written_into
+from opsmith.torch_library.autograd.vjp import formula_answers, list_answers, note_formula, written_into
 from opsmith.torch_library.distributed import dtensor, is_authors, mesh_of
+
+Kept = tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]
+"""Values that a call keeps for its backward besides saved tensors, in C++, too: other arguments; shapes of
+flat arguments; their meshes; metadata of results whose gradients may be needed as zeros."""
+
+VALUES, SHAPES, MESHES, METADATA = range(4)
+_NOTHING: Kept = ((), (), (), ())
+
+
+CONSTANT, USED, FOLLOWED = 1, 2, 4
+"""Roles of a result for C++: it has no gradient; a formula uses that; it goes through the reference."""
+
+
+class KernelOfRule(NamedTuple):
+    """What computes the results of a node in C++.
+
+    Args:
+        function: The kernel or reference.
+        keywords: Names of its last arguments, those by keyword.
+        trusted: True if it writes into no argument, and returns new tensors.
+        validate: Takes what it returned, the arguments, and their versions before; None where it is trusted;
+            returns all results.
+    """
+
+    function: Callable[..., Any]
+    keywords: tuple[str, ...]
+    trusted: bool
+    validate: Callable[[Any, Sequence[Any], tuple[int, ...] | None], tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
-class _Kept:
-    """Values that a call keeps for its backward besides saved tensors.
+class _FormulaCall:
+    """The call of a formula in the backward.
 
     Args:
-        values: The arguments that formulas name and that are not tensors.
-        unsaved: Shape and mesh of each input whose gradient is needed and that is not saved.
-        shapes: Shape of each argument that is a tensor; empty where no formula names a shape.
-        results: Metadata of the results; None for a single one.
+        formula: The formula.
+        function: Takes its arguments by position.
+        sources: Their places among the saved tensors, gradients, and kept values; several for a list.
+        pick: Takes them from these.
+        inputs: The inputs whose gradients it computes, each with its positions among the flat arguments.
+        grads: Positions of the results whose gradients it uses; empty where they cannot all be missing.
+        plain: The position of the single gradient that it returns as it is; None for a dict or a list.
     """
 
-    values: tuple[Any, ...] = ()
-    unsaved: tuple[tuple[torch.Size, Any], ...] = ()
-    shapes: tuple[torch.Size | None, ...] = ()
-    results: tuple[TensorMetadata | None, ...] = (None,)
-
-
-_NOTHING = _Kept()
+    formula: Formula
+    function: Callable[..., Any]
+    sources: list[int | list[int]]
+    pick: Callable[[Sequence[Any]], Sequence[Any]]
+    inputs: list[tuple[str, list[int]]]
+    grads: list[int]
+    plain: int | None
 
 
 class PreparedRule:
-    """Forward and backward of the calls of one signature.
+    """Forward and backward of the calls of one signature, whose gradients are formulas or zeros.
 
     Args:
-        primitive: The operator, for calls without lists of tensors.
-        compute: Takes argument values, and returns all results.
-        values: The argument values of one of the calls.
+        primitive: The operator.
+        compute: Takes flat arguments, and returns all results.
+        flat: The flat arguments of one of the calls.
 
     Attributes:
-        saved: Names of the saved tensors.
-        apply: The `apply` of its node: it takes argument values, and returns the result, or all of several.
+        saved: Names of the saved tensors, one for each.
+        apply: The `apply` of its node: it takes flat arguments, and returns the result, or all of several.
     """
 
     def __init__(
         self,
         primitive: OperatorPrimitive,
         compute: Callable[[Sequence[Any]], tuple[Any, ...]],
-        values: Sequence[Any],
+        flat: Sequence[Any],
     ) -> None:
-        schema = primitive.specification.schema
-        self._primitive, self._compute, self._mixed = primitive, compute, mixes_dtypes(values)
-        inputs = [value if isinstance(value, Tensor) and value.requires_grad else None for value in values]
-        self._inputs = [None if each is None else TensorMetadata.of(each) for each in inputs]
-        plan = primitive.plan(primitive.flattening.needed([each is not None for each in inputs]))
-        self._plan: BackwardPlan = plan
-        others = {each.name for each in schema.arguments if not each.kind.is_tensor}
-        self.saved: Sequence[str] = [name for name in plan.saved if name not in others]
-        self._values = [name for name in plan.saved if name in others]
-        wanted = [(name, at) for at, name in enumerate(schema.names) if inputs[at] is not None]
-        self._wanted = sorted(wanted, key=lambda each: each[0] not in self.saved)  # the saved ones first
-        self._unsaved = [at for name, at in wanted if name not in self.saved]
-        places = {name: at for at, name in enumerate((*schema.names, *schema.result_position))}
-        self._pick_saved = _picker([places[name] for name in self.saved])
-        self._pick_values = _picker([places[name] for name in self._values])
-        self._single = len(schema.results) == 1
+        specification, schema = primitive.specification, primitive.specification.schema
+        flattening, names = primitive.flattening, primitive.flattening.names
+        self._primitive, self._compute, self._mixed = primitive, compute, mixes_dtypes(flat)
+        differentiable = [specification.gradients.differentiable(name) for name in names]
+        self._inputs = [
+            TensorMetadata.of(value) if isinstance(value, Tensor) and value.requires_grad and own else None
+            for value, own in zip(flat, differentiable, strict=True)
+        ]
+        self._on_mesh = any(isinstance(value, Tensor) and mesh_of(value) for value in flat)
+        plan = primitive.plan(flattening.needed([each is not None for each in self._inputs]))
+        self._plan, self._single = plan, len(schema.results) == 1
+        tensors = (*schema.tensor_names, *schema.result_position)
+        spans = {name: range(*flattening.spans[name].indices(len(names))) for name in schema.names}
+        spans |= {
+            name: range(len(names) + at, len(names) + at + 1) for name, at in schema.result_position.items()
+        }
+        saved = [name for name in plan.saved if name in tensors]
+        self._saved = [
+            (name, name in schema.names and flattening.is_list(name), spans[name]) for name in saved
+        ]
+        self.saved: Sequence[str] = [name for name, _, span in self._saved for _ in span]
+        saved_places = [at for _, _, span in self._saved for at in span]
+        self._constant = [
+            number for number, at in enumerate(saved_places) if at < len(names) and not differentiable[at]
+        ]
+        self._pick_saved = _picker(saved_places)
+        self._wanted = [at for at, like in enumerate(self._inputs) if like is not None]
         named = {name for formula in plan.formulas for name in formula.parameters}
-        self._takes_shapes = not named.isdisjoint(schema.shapes)
-        self._keeps = bool(self._values or self._unsaved or self._takes_shapes or not self._single)
+        # A second order may run the reference again.
+        self._values = [
+            name for name in schema.names if name in {*plan.saved, *named} and name not in tensors
+        ]
+        self._value_places = [spans[name][0] for name in self._values]
+        self._pick_values = _picker(self._value_places)
+        shapes = {name: spans[tensor][0] for name, tensor in schema.shapes.items() if name in named}
+        unsaved = any(at not in saved_places for at in self._wanted)
+        self._keeps_shapes = bool(shapes or unsaved or plan.zeros)
+        several = [[at for at in used if len(used) > 1] for used in map(self._grads_of, plan.formulas)]
+        self._filled = sorted({at for used in several for at in used})
+        self._pick_filled = _picker(self._filled)
+        self._keeps = bool(self._values or self._keeps_shapes or self._on_mesh or self._filled)
         self._constants: tuple[list[torch.dtype], list[int]] = ([], [])
 
-        # Formulas get what is saved, the gradients, and what is kept.
+        # Formulas get what is saved, the gradients, what is kept, and the inputs that need gradients.
         grads = schema.gradient_position
-        self._names = (*self.saved, *grads, *self._values)
-        # True if the gradients are what formulas return for these.
-        self._quick = bool(plan.formulas) and named <= set(self._names)
-        self._quick &= not (plan.derived or plan.refused or plan.zeros)
-        self._used_grads = [at for name, at in grads.items() if name in named]
-        at_name = dict(wanted)
-        self._calls = [
-            (
-                formula,
-                _by_position(formula),
-                _picker([self._names.index(name) for name in formula.parameters]),
-                [(name, at_name[name]) for name in formula.answers_for if name in at_name],
+        self._followed = [schema.result_position[name] for name in plan.follows_hidden]
+        first: dict[str, int | list[int]] = {}
+        at_saved = 0
+        for name, is_list, span in self._saved:
+            places = [*range(at_saved, at_saved + len(span))]
+            first[name] = places if is_list else at_saved
+            at_saved += len(span)
+        first |= {name: at_saved + at for name, at in grads.items()}
+        at_values = at_saved + len(schema.results)
+        first |= {name: at_values + at for at, name in enumerate(self._values)}
+        at_shapes = at_values + len(self._values)
+        first |= {name: at_shapes + at for name, at in shapes.items()}
+        at_constants = at_shapes + len(names) * self._keeps_shapes
+        self._needed: list[frozenset[str]] = []
+        self._calls: list[_FormulaCall] = []
+        for formula in plan.formulas:
+            inputs = [name for name in formula.answers_for if name in plan.needed]
+            first[NEEDED] = at_constants + len(self._needed)
+            if NEEDED in formula.parameters:
+                self._needed.append(frozenset(inputs))
+            used, sources = self._grads_of(formula), [first[name] for name in formula.parameters]
+            places = [at for at in spans[inputs[0]] if self._inputs[at] is not None]
+            plain = not formula.joint and not flattening.is_list(inputs[0])
+            self._calls.append(
+                _FormulaCall(
+                    formula,
+                    _by_position(formula),
+                    sources,
+                    _picker(sources),
+                    [(name, [*spans[name]]) for name in inputs],
+                    [] if self._single else used,
+                    places[0] if plain else None,
+                )
             )
-            for formula in plan.formulas
-            if self._quick
-        ]
+        self._zeros = [at for name in plan.zeros for at in spans[name] if self._inputs[at] is not None]
+        number = {at: each for each, at in enumerate(saved_places)}
         self._expected = [
-            (at, dtensor() if like.mesh else Tensor, like.dtype, like.device)
-            for _, at in self._wanted
-            if (like := self._inputs[at]) is not None
+            (at, number.get(at), dtensor() if like.mesh else Tensor, like.dtype, like.device)
+            for at, like in enumerate(self._inputs)
+            if like is not None
         ]
-        self._saved_wanted = [self.saved.index(name) for name, _ in wanted if name in self.saved]
-        recorded = RecordedOperator(primitive.specification, tuple(self.saved))
-        self.apply = bound_apply(primitive.specification.short_name, self, recorded)
+        self._saved_places = saved_places
+        recorded = RecordedOperator(specification, tuple(saved))
+        self._node = bound_node(specification.short_name, self, recorded)
+        self.apply = bound_apply(self._node)
 
-    def forward(self, ctx: Any, *values: Any) -> Any:
+    def apply_in_cpp(self, kernel: KernelOfRule) -> Callable[..., Any] | None:
+        """The `apply` of its node in C++; None where that is not built, or does not know such a rule."""
+        in_cpp = capabilities.calls_in_cpp()
+        known = self._primitive.flattening.is_flat and not (self._needed or self._zeros or self._on_mesh)
+        if in_cpp is None or not known or any(call.plain is None for call in self._calls):
+            return None
+        used = {at for formula in self._plan.formulas for at in self._grads_of(formula)}
+        roles = [
+            CONSTANT * (not each.differentiable) | USED * (at in used) | FOLLOWED * (at in self._followed)
+            for at, each in enumerate(self._primitive.specification.schema.results)
+        ]
+        formulas = [(call.function, tuple(call.sources), call.plain) for call in self._calls]
+
+        def validated(returned: Any, flat: tuple[Any, ...], versions: tuple[int, ...] | None) -> Any:
+            results = kernel.validate(returned, flat, versions)
+            self._noted_constants(results, [result.dtype for result in results])
+            return results[0] if self._single else results
+
+        def fitted(at: int, gradient: Any, saved: Sequence[Any], kept: Kept | None) -> Tensor:
+            return self._fitted(at, gradient, saved, kept or _NOTHING)
+
+        def note(number: int, error: Exception) -> None:
+            note_formula(self._primitive.specification, self._calls[number].formula, error)
+
+        apply: Callable[..., Any] = in_cpp.rule(
+            self._node,
+            kernel.function,
+            kernel.keywords or None,
+            validated,
+            fitted,
+            self._refuse_write,
+            note,
+            kernel.trusted,
+            tuple(roles),
+            tuple(self._saved_places),
+            tuple(self._value_places),
+            tuple(self._filled),
+            self._keeps,
+            self._keeps_shapes,
+            tuple(formulas),
+        )
+        return apply
+
+    def _grads_of(self, formula: Formula) -> list[int]:
+        """Positions of the results whose gradients a formula uses."""
+        grads = self._primitive.specification.schema.gradient_position
+        return [grads[name] for name in formula.parameters if name in grads]
+
+    def forward(self, ctx: Any, *flat: Any) -> Any:
         """Compute the results, and save what the backward needs."""
-        results = self._compute(values)
+        results = self._compute(flat)
         dtypes = [result.dtype for result in results]
         known, constants = self._constants  # one value: another thread may note others
         if dtypes != known:
             constants = self._noted_constants(results, dtypes)
         if constants:
             ctx.non_differentiable = tuple([results[at] for at in constants])
-        every = (*values, *results)
+        every = (*flat, *results)
         ctx.to_save = self._pick_saved(every)
         ctx.materialize_grads = False
         if self._keeps:
-            ctx.kept = _Kept(
-                values=self._pick_values(every),
-                unsaved=tuple([(values[at].shape, mesh_of(values[at])) for at in self._unsaved]),
-                shapes=tuple(map(_shape, values)) if self._takes_shapes else (),
-                # Zeros are made of the metadata of a result where another one has a gradient.
-                results=(None,) if self._single else tuple(map(TensorMetadata.of, results)),
+            ctx.kept = (
+                self._pick_values(every),
+                tuple(map(_shape, flat)) if self._keeps_shapes else (),
+                tuple(map(_mesh, flat)) if self._on_mesh else (),
+                tuple([tuple(TensorMetadata.of(each)) for each in self._pick_filled(results)]),
             )
         return results[0] if self._single else results
 
@@ -149,93 +271,150 @@ class PreparedRule:
         return constants
 
     def backward(self, ctx: Any, grads: Sequence[Any]) -> tuple[Any, ...]:
-        """Gradients of the arguments."""
-        saved, kept = ctx.saved_tensors, ctx.kept if self._keeps else _NOTHING
-        unusual = torch.is_grad_enabled() or torch.compiler.is_dynamo_compiling()
-        # Inference tensors have no versions.
-        unusual = unusual or torch.is_inference_mode_enabled()
-        if self._quick and not (unusual or capabilities.any_autocast()):
-            try:
-                answers = self._by_formulas(saved, grads, kept)
-            except Exception as error:
-                if is_authors(error):
-                    raise
-                answers = None  # torch raises it again, or has placements for whole tensors
-            if answers is not None:
-                return answers
+        """Gradients of the flat arguments."""
+        # Torch has freed the tensors of a node that goes back again; one without tensors may do so.
+        saved, kept = ctx.saved_tensors if self.saved else (), ctx.kept if self._keeps else _NOTHING
         if all(grad is None for grad in grads):
             return (None,) * len(self._inputs)
-        given = dict(zip((*self.saved, *self._values), (*saved, *kept.values), strict=True))
-        vjp = self._primitive.vjp(self._plan, self._metadata(given, kept), None)
+        unusual = torch.is_grad_enabled() or torch.compiler.is_dynamo_compiling()
+        # Inference tensors have no versions.
+        unusual = unusual or capabilities.any_autocast() or torch.is_inference_mode_enabled()
+        if not (unusual or any(grads[at] is not None for at in self._followed)):
+            try:
+                return self._by_formulas(saved, grads, kept)
+            except Exception as error:
+                if not self._on_mesh or is_authors(error):
+                    raise  # else torch raises it again, or has placements for whole tensors
+        saved = list(saved)
+        for at in self._constant:  # they have no second order
+            saved[at] = None if saved[at] is None else saved[at].detach()
+        flat, given = iter(saved), {}
+        for name, is_list, span in self._saved:
+            items = [next(flat) for _ in span]
+            given[name] = items if is_list else items[0]
+        given |= dict(zip(self._values, kept[VALUES], strict=True))
+        vjp = self._primitive.vjp(self._plan, self._metadata(saved, grads, kept), None)
         return tuple(vjp(given, grads))
 
-    def _by_formulas(self, saved: Sequence[Any], grads: Sequence[Any], kept: _Kept) -> tuple[Any, ...] | None:
-        """The gradient of each argument by the formulas; None where the checks of `Vjp` are needed.
+    def _by_formulas(self, saved: Sequence[Any], grads: Sequence[Any], kept: Kept) -> tuple[Any, ...]:
+        """The gradient of each flat argument by the formulas, without a graph.
 
         Raises:
             SavedTensorModifiedError: If a formula writes.
         """
-        for at in self._used_grads:
-            if grads[at] is None:
-                return None
-        every = (*saved, *grads, *kept.values)
-        tensors = (*saved, *grads)
+        given = grads
+        if any(grads[at] is None for at in self._filled):
+            given = list(grads)
+            for at, metadata in zip(self._filled, kept[METADATA], strict=True):
+                given[at] = TensorMetadata(*metadata).zeros() if grads[at] is None else grads[at]
+        every = (*saved, *given, *kept[VALUES], *kept[SHAPES], *self._needed)
+        tensors = (*saved, *given)
         before = capabilities.versions(tensors)
         answers: list[Any] = [None] * len(self._inputs)
-        for formula, function, pick, answered in self._calls:
+        for call in self._calls:
+            if call.grads and all(grads[at] is None for at in call.grads):
+                for at in self._wanted_of(call):  # a gradient is linear in `grad`, which is zero
+                    answers[at] = self._like(at, saved, kept).zeros()
+                continue
             try:
-                answer = function(*pick(every))
+                answer = call.function(*call.pick(every))
             except Exception as error:
-                note_formula(self._primitive.specification, formula, error)
+                note_formula(self._primitive.specification, call.formula, error)
                 raise
-            for name, at in answered:
-                answers[at] = answer.get(name) if formula.joint else answer
+            if call.plain is not None:
+                answers[call.plain] = answer
+            else:
+                self._spread(call, answer, answers)
         after = capabilities.versions(tensors)
         if before != after:
-            self._refuse_writes(before, after)
-        shapes = [saved[at].shape for at in self._saved_wanted]
-        if self._unsaved:
-            shapes += [shape for shape, _ in kept.unsaved]
-        for (at, kind, dtype, device), shape in zip(self._expected, shapes, strict=True):
+            changed = (old != new for old, new in zip(before, after, strict=True))
+            self._refuse_write([*changed].index(True))
+        for at in self._zeros:
+            answers[at] = self._like(at, saved, kept).zeros()
+        for at, number, kind, dtype, device in self._expected:
             gradient = answers[at]
-            if type(gradient) is not kind or gradient.shape != shape or gradient.dtype is not dtype:
-                return None
-            if gradient.device != device or gradient.layout is not torch.strided:
-                return None
+            shape = kept[SHAPES][at] if number is None else saved[number].shape
+            fits = type(gradient) is kind and gradient.shape == shape and gradient.dtype is dtype
+            if not (fits and gradient.device == device and gradient.layout is torch.strided):
+                answers[at] = self._fitted(at, gradient, saved, kept)
         return tuple(answers)
 
-    def _refuse_writes(self, before: Sequence[int | None], after: Sequence[int | None]) -> None:
-        """Raise an error that names the tensor that a formula wrote to, and the formulas that use it."""
-        name = next(name for name, old, new in zip(self._names, before, after, strict=False) if old != new)
-        formulas = [formula for formula in self._plan.formulas if name in formula.parameters]
-        raise written_into(self._primitive.specification, formulas, name)
+    def _wanted_of(self, call: _FormulaCall) -> list[int]:
+        return [at for _, places in call.inputs for at in places if self._inputs[at] is not None]
 
-    def _metadata(self, saved: dict[str, Any], kept: _Kept) -> CallMetadata:
+    def _spread(self, call: _FormulaCall, answer: Any, answers: list[Any]) -> None:
+        """Put the gradients of several tensors in their places."""
+        specification, formula = self._primitive.specification, call.formula
+        found = formula_answers(specification, formula, answer, [name for name, _ in call.inputs])
+        for name, places in call.inputs:
+            items: Sequence[Any] = [found[name]]
+            if self._primitive.flattening.is_list(name):
+                items = list_answers(specification, formula, name, found[name], len(places))
+            for at, item in zip(places, items, strict=True):
+                if self._inputs[at] is not None:
+                    answers[at] = item
+
+    def _like(self, at: int, saved: Sequence[Any], kept: Kept) -> TensorMetadata:
+        """Metadata that the gradient of a flat argument must have."""
+        like = self._inputs[at]
+        assert like is not None
+        number = next(number for place, number, *_ in self._expected if place == at)
+        shape = kept[SHAPES][at] if number is None else saved[number].shape
+        assert shape is not None
+        return TensorMetadata(shape, like.dtype, like.device, kept[MESHES][at] if self._on_mesh else None)
+
+    def _fitted(self, at: int, gradient: Any, saved: Sequence[Any], kept: Kept) -> Tensor:
+        """A gradient that a formula returned, fitted to its input."""
+        specification, flattening = self._primitive.specification, self._primitive.flattening
+        formula = next(call.formula for call in self._calls if at in self._wanted_of(call))
+        return fit(
+            gradient,
+            self._like(at, saved, kept),
+            label=flattening.labels[at],
+            operator=specification.name,
+            formula=formula,
+            mixed=self._mixed,
+        )
+
+    def _refuse_write(self, at: int) -> None:
+        """Raise an error that names the tensor that a formula wrote to, and the formulas that use it."""
+        schema = self._primitive.specification.schema
+        names = (*self.saved, *(each.gradient_name() for each in schema.results))
+        formulas = [formula for formula in self._plan.formulas if names[at] in formula.parameters]
+        raise written_into(self._primitive.specification, formulas, names[at])
+
+    def _metadata(self, saved: Sequence[Any], grads: Sequence[Any], kept: Kept) -> CallMetadata:
         """Metadata of a call, for `Vjp`."""
         inputs: list[TensorMetadata | None] = [None] * len(self._inputs)
-        unsaved = iter(kept.unsaved)
-        for name, at in self._wanted:
-            shape, mesh = (saved[name].shape, mesh_of(saved[name])) if name in saved else next(unsaved)
-            like = self._inputs[at]
-            inputs[at] = None if like is None else TensorMetadata(shape, like.dtype, like.device, mesh)
-        return CallMetadata(tuple(inputs), kept.shapes or (None,) * len(inputs), kept.results, self._mixed)
+        for at in self._wanted:
+            inputs[at] = self._like(at, saved, kept)
+        results = [None if grad is None else TensorMetadata.of(grad) for grad in grads]
+        for at, metadata in zip(self._filled, kept[METADATA], strict=True):
+            results[at] = results[at] or TensorMetadata(*metadata)
+        shapes = kept[SHAPES] or (None,) * len(inputs)
+        return CallMetadata(tuple(inputs), shapes, tuple(results), self._mixed)
 
 
 def _by_position(formula: Formula) -> Callable[..., Any]:
     """The function of a formula, for values in the order of its parameters."""
-    if all(
-        each.kind is each.POSITIONAL_OR_KEYWORD for each in signature(formula.function).parameters.values()
-    ):
+    kinds = {each.kind for each in signature(formula.function).parameters.values()}
+    if all(kind is kind.POSITIONAL_OR_KEYWORD for kind in kinds):
         return formula.function
     return lambda *values: formula.function(**dict(zip(formula.keywords, values, strict=True)))
 
 
-def _picker(places: list[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """Return a function that takes the values at some places of a sequence."""
-    if len(places) > 1:
+def _picker(places: Sequence[int | list[int]]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """Return a function that takes the values at some places of a sequence, or lists of several."""
+    if len(places) > 1 and all(isinstance(at, int) for at in places):
         return itemgetter(*places)
-    return lambda every: tuple([every[at] for at in places])
+    return lambda every: tuple(
+        [every[at] if isinstance(at, int) else [every[item] for item in at] for at in places]
+    )
 
 
 def _shape(value: Any) -> torch.Size | None:
     return value.shape if isinstance(value, Tensor) else None
+
+
+def _mesh(value: Any) -> Any:
+    return mesh_of(value) if isinstance(value, Tensor) else None

@@ -19,7 +19,7 @@ from opsmith.core.kernels import BuiltKernel, choose
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.graph_cuts import is_cut
-from opsmith.torch_library.autograd.prepared_rule import PreparedRule
+from opsmith.torch_library.autograd.prepared_rule import KernelOfRule, PreparedRule
 from opsmith.torch_library.autograd.primitive import OperatorPrimitive, RegisteredOperator
 from opsmith.torch_library.contract import Before, Contract, State
 from opsmith.torch_library.flattening import ArgumentFlattening, detached
@@ -71,7 +71,10 @@ class RouteTable:
         self._only_tensors = len(kinds) == len(schema.names) and not any(
             kind.sequence or kind.optional for kind in kinds
         )
-        self._lists = any(kind.sequence for kind in kinds)
+        self._list_places = {
+            at for at, each in enumerate(schema.arguments) if each.kind.is_tensor and each.kind.sequence
+        }
+        self._lists = bool(self._list_places)
         self._in_order = not any(each.kind.sequence for each in schema.arguments)
         self._count, self._received = len(schema.names), schema.received
         self._is_open = _has_routes(self.specification)
@@ -99,7 +102,7 @@ class RouteTable:
         try:
             if route.apply is None:
                 return route.compute(values)
-            found = route.apply(*values)
+            found = route.apply(*(self._flat(values) if self._lists else values))
         except InferenceTensorError:
             return None
         return found if isinstance(found, tuple) else (found,)
@@ -113,7 +116,7 @@ class RouteTable:
         plain = all(type(each) in PLAIN_TYPES and each.layout is torch.strided for each in tensors)
         if not plain or len({each.device for each in tensors}) != 1:
             return
-        route = self._route(list(values), tensors)
+        route = self.route(list(values), tensors)
         if route is None:
             return
         if len(self._routes) >= MAX_ROUTES:
@@ -132,18 +135,28 @@ class RouteTable:
                 tensors += value
         return tensors
 
+    def _flat(self, values: Sequence[Any]) -> list[Any]:
+        """Argument values with the items of lists of tensors one by one."""
+        flat: list[Any] = []
+        for at, value in enumerate(values):
+            if at in self._list_places and value is not None:
+                flat += value
+            else:
+                flat.append(value)
+        return flat
+
     def _signature(self, keyset: Any, values: Sequence[Any], tensors: Sequence[Tensor]) -> Signature:
         signature: list[Any] = [capabilities.call_keys(keyset), torch.is_grad_enabled()]
         if not self._only_tensors:
             signature += [
-                len(values[at]) if type(values[at]) is list else values[at] is None
+                len(values[at]) if at in self._list_places and values[at] is not None else values[at] is None
                 for at in self._tensor_places
             ]
         for each in tensors:
             signature += (type(each), each.dtype, each.ndim, each.requires_grad)
         return tuple(signature)
 
-    def _route(self, values: list[Any], tensors: Sequence[Tensor]) -> Route | None:
+    def route(self, values: list[Any], tensors: Sequence[Tensor]) -> Route | None:
         """Choose what computes calls like this one; None where each of them must be validated in full."""
         specification = self.specification
         accepted, rejected = choose(specification.kernels, values)
@@ -166,11 +179,13 @@ class RouteTable:
             return None
         if records or not requires:
             return Route(compute, None)
-        if self._lists or not self._has_prepared_rule(values):
+        if not self._has_prepared_rule(values):
             return None
-        flattening = ArgumentFlattening(specification.schema, (None,) * len(values))
-        rule = PreparedRule(OperatorPrimitive(self._registered, flattening), compute, values)
-        return Route(compute, rule.apply)
+        flattening = ArgumentFlattening.of(specification.schema, values)
+        of_flat = compute if not self._lists else lambda flat: compute(flattening.pack(flat))
+        primitive = OperatorPrimitive(self._registered, flattening)
+        rule = PreparedRule(primitive, of_flat, flattening.flatten(values))
+        return Route(compute, rule.apply_in_cpp(compute.for_rule) or rule.apply)
 
     def _has_prepared_rule(self, values: Sequence[Any]) -> bool:
         """Return True if formulas give all gradients of a call."""
@@ -179,11 +194,10 @@ class RouteTable:
         needed = [
             name
             for name, value in zip(names, values, strict=True)
-            if isinstance(value, Tensor) and value.requires_grad
+            if specification.gradients.differentiable(name)
+            and any(each.requires_grad for each in tensors_in([value]))
         ]
-        if not all(map(specification.gradients.differentiable, needed)):
-            return False
-        if not all(isinstance(rules.get(name), Formula | Zero) for name in needed):
+        if not needed or not all(isinstance(rules.get(name), Formula | Zero) for name in needed):
             return False
         generator = VALUE_TYPES[torch.Generator]
         draws = specification.random or any(
@@ -203,6 +217,7 @@ def _has_routes(specification: Specification) -> bool:
         and schema.always_tensors
         and not (schema.written or schema.new_values or schema.encoded)
         and not any(kind.length is not None or kind.base.held or kind.encoded for kind in values)
+        and not any(each.kind.sequence and each.kind.item_optional for each in schema.arguments)
         and not any(kernel.by_context for kernel in specification.kernels)
     )
 
@@ -235,7 +250,11 @@ class Computation:
         self._compute = built.direct if built else function
         self._by_keyword = schema.positional < len(schema.names)
         self._count, self._single = len(schema.results), schema.single
-        self._lists = [at for at, each in enumerate(schema.arguments) if each.kind.sequence]
+        self._lists = [
+            (at, tuple if each.kind.as_tuple else list)
+            for at, each in enumerate(schema.arguments)
+            if each.kind.sequence
+        ]
         self._regroups = bool(self._by_keyword or self._lists)
         self._constant = has_graph and any(not each.differentiable for each in schema.results)
         self._below = below_autograd
@@ -259,22 +278,42 @@ class Computation:
             returned = self._compute(*args, **kwargs)
         results = (returned,) if self._single else returned
         if not self._trusted and not self._holds(results, tensors, before):
-            results = self._contract.results(
-                self._function, returned, list(values), Before([State(*each) for each in before], [])
-            )
-            if not self._has_graph and any(each.requires_grad for each in tensors_in(list(results))):
-                raise self._contract.captured(self._function)
+            results = self._validated(returned, values, [State(*each) for each in before])
         if not self._constant:
             return results
         roles = zip(results, self._specification.schema.results, strict=True)
         return tuple(result if role.differentiable else detached(result) for result, role in roles)
 
+    @property
+    def for_rule(self) -> KernelOfRule:
+        """The same for a node in C++."""
+        schema = self._specification.schema
+
+        def validate(
+            returned: Any, values: Sequence[Any], versions: tuple[int, ...] | None
+        ) -> tuple[Any, ...]:
+            before = None if versions is None else [State(version) for version in versions]
+            return self._validated(returned, values, before)
+
+        return KernelOfRule(self._compute, schema.names[schema.positional :], self._trusted, validate)
+
+    def _validated(
+        self, returned: Any, values: Sequence[Any], before: Sequence[State] | None
+    ) -> tuple[Any, ...]:
+        """Validate what a call returned and did against the whole contract, and return all results."""
+        states = None if before is None else Before(before, [])
+        results = self._contract.results(self._function, returned, list(values), states)
+        if not self._has_graph and any(each.requires_grad for each in tensors_in(list(results))):
+            raise self._contract.captured(self._function)
+        return results
+
     def _given(self, values: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any]]:
         """Positional and keyword arguments, with lists of their own, which the function may change."""
-        if self._lists:
-            values = [[*value] if type(value) is list else value for value in values]
+        values = list(values)
+        for at, kind in self._lists:
+            values[at] = None if values[at] is None else kind(values[at])
         if self._by_keyword:
-            return self._specification.schema.split(list(values))
+            return self._specification.schema.split(values)
         return values, {}
 
     def _holds(self, results: Any, tensors: Sequence[Tensor], before: Sequence[Any]) -> bool:

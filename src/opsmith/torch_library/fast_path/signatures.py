@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from opsmith.core.argument_types import VALUE_TYPES
-from opsmith.core.backward_plan import backward_plan
 from opsmith.core.call_arguments import requires_gradient, tensors_in
-from opsmith.core.formula import Formula, Zero
 from opsmith.core.kernels import BuiltKernel, choose
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.autograd.gradient_values import mixes_dtypes
 from opsmith.torch_library.autograd.graph_cuts import is_cut
+from opsmith.torch_library.calls.routes import Route
 from opsmith.torch_library.contract import Before, Contract, State
-from opsmith.torch_library.fast_path.generated_node import GeneratedNodes, NodeSignature
 from opsmith.torch_library.fast_path.node_source import item_names, make_lists, to_kernel_source
 from opsmith.torch_library.fast_path.purity import ContractSource
 
@@ -129,17 +125,18 @@ class KernelSignatures(CallSignatures):
 
     Args:
         specification: The operator.
+        route_of: Returns the route of a call, from its argument values and the tensors among them.
         on_dtensors: Computes a call on DTensors from its argument values; returns None for the slow path.
     """
 
     def __init__(
         self,
         specification: Specification,
+        route_of: Callable[[list[Any], Sequence[Tensor]], Route | None],
         on_dtensors: Callable[[tuple[Any, ...]], Any] | None = None,
     ) -> None:
         super().__init__(specification)
-        self.on_dtensors = on_dtensors
-        self._nodes: dict[tuple[frozenset[str], tuple[int, ...]], GeneratedNodes] = {}
+        self.on_dtensors, self._route_of = on_dtensors, route_of
         self._inference_calls: dict[tuple[int, ...], Callable[..., Any]] = {}
         self._graphless: dict[Callable[..., Any], Callable[..., Any]] = {}
         self._writes_lists = bool(self.lists and specification.schema.written)
@@ -231,47 +228,9 @@ class KernelSignatures(CallSignatures):
             return SLOW_PATH
         if not requires or ordinary:
             return guard, kernel, None, requires, in_cpp, False
-        lengths = self._lengths(given)
-        items = item_names(specification.schema, lengths)
-        examples = {
-            item: tensor.detach().new_empty((0,) * tensor.dim())
-            for name in specification.schema.tensor_names
-            for item, tensor in zip(
-                items[name], given[name] if name in lengths else [given[name]], strict=True
-            )
-            if tensor is not None and tensor.requires_grad and specification.gradients.differentiable(name)
-        }
-        inputs = {name for name, each in items.items() if not examples.keys().isdisjoint(each)}
-        nodes = self._fast_node(inputs, frozenset(examples), lengths)
-        if nodes is None:
-            return guard, kernel, False, True, in_cpp, False
-        node = nodes.of(NodeSignature(kernel, in_cpp, examples, mixes_dtypes(tensors)))
-        return guard, kernel, capabilities.recorder(node), True, in_cpp, False
-
-    def _fast_node(
-        self, inputs: set[str], needed: frozenset[str], lengths: dict[str, int]
-    ) -> GeneratedNodes | None:
-        """The nodes for calls in which some tensors need gradients; None where there are none.
-
-        Args:
-            inputs: The arguments.
-            needed: The tensors in them, by their names in the source.
-            lengths: The lengths of lists of tensors.
-        """
-        specification = self.specification
-        rules = specification.gradients.rules
-        if not inputs or not all(isinstance(rules.get(name), Formula | Zero) for name in inputs):
-            return None
-        generator, arguments = VALUE_TYPES[torch.Generator], specification.schema.arguments
-        draws = specification.random or any(each.kind.base is generator for each in arguments)
-        if draws and backward_plan(specification, frozenset(inputs)).follows_hidden:
-            return None  # a second order draws the same numbers again
-        key = needed, tuple(lengths.values())
-        if key not in self._nodes:
-            if lengths and len(self._nodes) >= MAX_SIGNATURES:
-                return None  # another length in each call would make another node in each
-            self._nodes[key] = GeneratedNodes(specification, needed, lengths, self.validate_all)
-        return self._nodes[key]
+        route = self._route_of(list(given.values()), tensors)
+        apply: Apply = False if route is None or route.apply is None else route.apply
+        return guard, kernel, apply, True, in_cpp, False
 
     def _lengths(self, given: dict[str, Any]) -> dict[str, int]:
         return {name: len(given[name]) for name in self.lists}

@@ -1,8 +1,7 @@
 // Calls of a handle: the conditions of the fast path, without a frame in Python.
 #pragma once
 
-#include "node.h"
-#include "results.h"
+#include "rule.h"
 
 #include <ATen/Context.h>
 #include <ATen/PythonTorchFunctionTLS.h>
@@ -82,9 +81,6 @@ inline bool are_integers(PyObject* value) {
   }
   return true;
 }
-
-// New objects of a call, held to its end.
-using Owned = c10::SmallVector<THPObjectPtr, 4>;
 
 inline PyObject* frame_callback = nullptr;  // see `use_frame_callback`
 inline PyTypeObject* dtensor = nullptr;     // see `use_dtensor`
@@ -209,41 +205,6 @@ inline bool holds_contract(const Plan* plan, PyObject* result, const Values& ten
     if (THPVariable_Unpack(each).requires_grad()) return false;
   }
   return true;
-}
-
-// The state of an argument tensor before a call, which only reads it.
-struct State {
-  int64_t version;
-  const c10::StorageImpl* storage;
-  size_t bytes;  // of the storage
-  int64_t offset;
-  c10::DimVector sizes, strides;
-
-  explicit State(const at::Tensor& tensor)
-      : version(tensor._version()),
-        storage(tensor.storage().unsafeGetStorageImpl()),
-        bytes(storage->nbytes()),
-        offset(tensor.storage_offset()),
-        sizes(tensor.sizes()),
-        strides(tensor.strides()) {}
-
-  bool is_left(const at::Tensor& tensor) const {
-    return tensor._version() == version && tensor.storage().unsafeGetStorageImpl() == storage &&
-        storage->nbytes() == bytes && tensor.storage_offset() == offset && tensor.sizes() == at::IntArrayRef(sizes) &&
-        tensor.strides() == at::IntArrayRef(strides);
-  }
-};
-
-using States = c10::SmallVector<State, 8>;
-
-// The versions before a call, as `validate` takes them: -1 for a tensor that is not as it was.
-inline PyObject* as_versions(const Values& tensors, const States& before) {
-  PyObject* all = PyTuple_New(static_cast<Py_ssize_t>(before.size()));
-  for (size_t at = 0; all && at < before.size(); at++) {
-    const bool left = before[at].is_left(THPVariable_Unpack(tensors[at]));
-    PyTuple_SET_ITEM(all, at, PyLong_FromLongLong(left ? before[at].version : -1));
-  }
-  return all;
 }
 
 // The arguments as a kernel takes them, or as a node does: the items of lists one by one. `owned` holds new objects.

@@ -222,51 +222,79 @@ inline bool holds(PyObject* tuple, PyObject* item) {
   return false;
 }
 
+template <class N>
+auto new_node() {
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
+  return c10::make_intrusive<N>();
+#else
+  return std::shared_ptr<N>(new N(), torch::autograd::deleteNode);
+#endif
+}
+
+inline Context* new_context() {
+  auto* context = PyObject_New(Context, &ContextType);
+  if (!context) raise_python_error();
+  context->to_save = context->non_differentiable = context->kept = context->materialize_grads = nullptr;
+  context->node = nullptr;
+  return context;
+}
+
+// Gives a node its class, its context and its edges.
+inline void begin(
+    OperatorNode& node, PyObject* generated, Context* context, PyObject* const* arguments, size_t count) {
+  node.generated = Py_NewRef(generated);
+  node.context = reinterpret_cast<Context*>(Py_NewRef(reinterpret_cast<PyObject*>(context)));
+  context->node = &node;
+  torch::autograd::edge_list edges;
+  edges.reserve(count);
+  node.given.reserve(count);
+  for (size_t at = 0; at < count; at++) {
+    const bool tensor = THPVariable_Check(arguments[at]);
+    node.given.push_back(tensor + (tensor && THPVariable_Unpack(arguments[at]).requires_grad()));
+    if (tensor) edges.push_back(torch::autograd::impl::gradient_edge(THPVariable_Unpack(arguments[at])));
+  }
+  node.set_next_edges(std::move(edges));
+}
+
+// Makes a result that of a node; `constant` for one without a gradient.
+template <class Pointer>
+void add_result(const Pointer& node, PyObject* result, bool constant) {
+  const at::Tensor& tensor = THPVariable_Unpack(result);
+  constant |= !torch::autograd::isDifferentiableType(tensor.scalar_type());
+  node->constant.push_back(constant);
+  if (constant) {
+    node->add_input_metadata(torch::autograd::Node::undefined_input());
+  } else {
+    const auto number = node->add_input_metadata(tensor);
+    torch::autograd::impl::set_gradient_edge(tensor, {node, number});
+  }
+}
+
+inline void save(OperatorNode& node, PyObject* value, bool is_result) {
+  if (value == Py_None) {
+    node.saved.emplace_back();
+  } else {
+    node.saved.emplace_back(THPVariable_Unpack(value), is_result);
+  }
+}
+
 // Makes the results those of a node.
 inline void record(
     PyObject* generated, Context* context, PyObject* to_save, PyObject* non_differentiable, PyObject* result,
     PyObject* const* arguments, size_t count) {
-#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
-  auto node = c10::make_intrusive<OperatorNode>();
-#else
-  auto node = std::shared_ptr<OperatorNode>(new OperatorNode(), torch::autograd::deleteNode);
-#endif
-  node->generated = Py_NewRef(generated);
-  node->context = reinterpret_cast<Context*>(Py_NewRef(reinterpret_cast<PyObject*>(context)));
-  context->node = node.get();
-  torch::autograd::edge_list edges;
-  edges.reserve(count);
-  node->given.reserve(count);
-  for (size_t at = 0; at < count; at++) {
-    const bool tensor = THPVariable_Check(arguments[at]);
-    node->given.push_back(tensor + (tensor && THPVariable_Unpack(arguments[at]).requires_grad()));
-    if (tensor) edges.push_back(torch::autograd::impl::gradient_edge(THPVariable_Unpack(arguments[at])));
-  }
-  node->set_next_edges(std::move(edges));
+  const auto node = new_node<OperatorNode>();
+  begin(*node, generated, context, arguments, count);
   const bool several = PyTuple_Check(result);
   const Py_ssize_t results = several ? PyTuple_GET_SIZE(result) : 1;
   for (Py_ssize_t at = 0; at < results; at++) {
     PyObject* each = several ? PyTuple_GET_ITEM(result, at) : result;
-    const at::Tensor& tensor = THPVariable_Unpack(each);
-    const bool constant =
-        !torch::autograd::isDifferentiableType(tensor.scalar_type()) || holds(non_differentiable, each);
-    node->constant.push_back(constant);
-    if (constant) {
-      node->add_input_metadata(torch::autograd::Node::undefined_input());
-    } else {
-      const auto number = node->add_input_metadata(tensor);
-      torch::autograd::impl::set_gradient_edge(tensor, {node, number});
-    }
+    add_result(node, each, holds(non_differentiable, each));
   }
   const Py_ssize_t count_saved = to_save ? PyTuple_GET_SIZE(to_save) : 0;
   node->saved.reserve(count_saved);
   for (Py_ssize_t at = 0; at < count_saved; at++) {
     PyObject* each = PyTuple_GET_ITEM(to_save, at);
-    if (each == Py_None) {
-      node->saved.emplace_back();
-    } else {
-      node->saved.emplace_back(THPVariable_Unpack(each), several ? holds(result, each) : each == result);
-    }
+    save(*node, each, several ? holds(result, each) : each == result);
   }
 }
 
@@ -274,11 +302,8 @@ inline PyObject* call_recorder(PyObject* self, PyObject* const* arguments, size_
   return for_python([&]() -> PyObject* {
     auto* recorder = reinterpret_cast<Recorder*>(self);
     const size_t count = PyVectorcall_NARGS(flags);
-    auto* context = PyObject_New(Context, &ContextType);
-    if (!context) return nullptr;
+    auto* context = new_context();
     THPObjectPtr owned(reinterpret_cast<PyObject*>(context));
-    context->to_save = context->non_differentiable = context->kept = context->materialize_grads = nullptr;
-    context->node = nullptr;
     c10::SmallVector<PyObject*, 16> given{owned.get()};
     given.append(arguments, arguments + count);
     THPObjectPtr result;

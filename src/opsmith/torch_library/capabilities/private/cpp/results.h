@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/object_ptr.h>
 
+#include <c10/util/DimVector.h>
 #include <c10/util/SmallVector.h>
 
 namespace opsmith {
@@ -12,6 +13,9 @@ namespace opsmith {
 inline PyTypeObject *plain_tensor = nullptr, *plain_parameter = nullptr;
 
 using Values = c10::SmallVector<PyObject*, 16>;
+
+// New objects of a call, held to its end.
+using Owned = c10::SmallVector<THPObjectPtr, 4>;
 
 // True if one storage is the other, or has memory of it: torch allocates no memory twice, but a storage that NumPy or
 // DLPack has made, which cannot be resized, may have memory of another one.
@@ -44,6 +48,44 @@ inline bool are_new(PyObject* result, Py_ssize_t count, const Values& arguments)
     taken.push_back(storage);
   }
   return true;
+}
+
+// The version of a tensor; inference tensors have none.
+inline int64_t version_of(const at::Tensor& tensor) { return tensor.is_inference() ? 0 : tensor._version(); }
+
+// The state of an argument tensor before a call, which only reads it.
+struct State {
+  int64_t version;
+  const c10::StorageImpl* storage;
+  size_t bytes;  // of the storage
+  int64_t offset;
+  c10::DimVector sizes, strides;
+
+  explicit State(const at::Tensor& tensor)
+      : version(version_of(tensor)),
+        storage(tensor.storage().unsafeGetStorageImpl()),
+        bytes(storage->nbytes()),
+        offset(tensor.storage_offset()),
+        sizes(tensor.sizes()),
+        strides(tensor.strides()) {}
+
+  bool is_left(const at::Tensor& tensor) const {
+    return version_of(tensor) == version && tensor.storage().unsafeGetStorageImpl() == storage &&
+        storage->nbytes() == bytes && tensor.storage_offset() == offset && tensor.sizes() == at::IntArrayRef(sizes) &&
+        tensor.strides() == at::IntArrayRef(strides);
+  }
+};
+
+using States = c10::SmallVector<State, 8>;
+
+// The versions before a call, as `validate` takes them: -1 for a tensor that is not as it was.
+inline PyObject* as_versions(const Values& tensors, const States& before) {
+  PyObject* all = PyTuple_New(static_cast<Py_ssize_t>(before.size()));
+  for (size_t at = 0; all && at < before.size(); at++) {
+    const bool left = before[at].is_left(THPVariable_Unpack(tensors[at]));
+    PyTuple_SET_ITEM(all, at, PyLong_FromLongLong(left ? before[at].version : -1));
+  }
+  return all;
 }
 
 // Tells whether results are new: called with the result and the tensor arguments, some of them None.
