@@ -28,59 +28,6 @@ _ROWS: list[tuple[dict[str, str], tuple[str, ...]]] = [
             "formulas-a-part-by-dlpack",
         ),
     ),
-    # The shape, dtype and device of a result of a kernel, or of an opaque function, are not looked at.
-    (
-        _alike("accepted", *DIRECT, "compiled", "grad level", "DTensor", Inductor="AssertionError"),
-        ("kernel-misfit-shape",),
-    ),
-    (
-        _alike("accepted", *DIRECT, "compiled", "grad level", "DTensor"),
-        (
-            "kernel-misfit-rank",
-            "kernel-misfit-size-of-a-batch",
-            "kernel-misfit-device",
-        ),
-    ),
-    (
-        _alike("accepted", *DIRECT, "compiled", "Inductor", "grad level", "DTensor"),
-        (
-            "kernel-misfit-dtype",
-            "kernel-misfit-narrow-dtype",
-        ),
-    ),
-    (
-        _alike("accepted", *DIRECT, "compiled", "DTensor", **{"grad level": "RuntimeError"}),
-        ("kernel-misfit-whole-numbers",),
-    ),
-    (
-        _alike("accepted", *DIRECT, "compiled", "grad level", "vmap level", "DTensor"),
-        (
-            "opaque-misfit-shape",
-            "opaque-misfit-rank",
-            "opaque-misfit-size-of-a-batch",
-            "opaque-misfit-dtype",
-            "opaque-misfit-narrow-dtype",
-            "opaque-misfit-device",
-        ),
-    ),
-    (
-        _alike(
-            "accepted in plain, no_grad, inference",
-            *DIRECT,
-            "vmap level",
-            "DTensor",
-            compiled="accepted",
-        ),
-        ("opaque-misfit-whole-numbers",),
-    ),
-    # Other strides than those of the fake are taken as they are, and not copied.
-    (
-        _alike("accepted", *DIRECT, "compiled", "grad level", "DTensor", Inductor="AssertionError"),
-        (
-            "kernel-misfit-strides",
-            "opaque-misfit-strides",
-        ),
-    ),
     # Metadata and storages of arguments that are declared as written are not looked at.
     (
         _alike("RuntimeError", "compiled", "grad level"),

@@ -17,8 +17,8 @@ from opsmith.core.samples import Make, samples_of
 from opsmith.core.shape_samples import samples_for
 from opsmith.core.specification import Specification
 from opsmith.core.tensors import map_tensors
-from opsmith.kernels.common.result_layout import ResultLayout, result_layouts
 from opsmith.kernels.serving.tables import ACCEPTED
+from opsmith.torch_library.result_layouts import ResultLayout, result_layouts
 
 LayOut = Callable[[Tensor], Tensor]
 

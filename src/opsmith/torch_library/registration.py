@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from opsmith.torch_library.autograd.formula_rule import FormulaRule
     from opsmith.torch_library.autograd.node import RunsRule
     from opsmith.torch_library.calls.routes import RouteTable
+    from opsmith.torch_library.held_results import HeldResults
 
 HIDDEN_SUFFIX = "_and_hidden"
 """Suffix of the second operator that is registered for hidden results, and returns them."""
@@ -85,6 +86,7 @@ class DispatcherRegistration:
         self._validated: Specification | None = None
         self._fast_calls = FastCalls()
         self._routes: RouteTable | None = None
+        self._held: HeldResults | None = None
         self._lock = lock_of(self, "_lock")
         self._deregister: list[Callable[[], None]] = []
         self._plans: dict[frozenset[str], BackwardPlan] = {}
@@ -158,6 +160,14 @@ class DispatcherRegistration:
         from opsmith.torch_library.autograd.formula_rule import FormulaRule
 
         return FormulaRule
+
+    def held(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A kernel or reference, whose results are held to what is promised of them."""
+        if self._held is None or self._held.specification is not self.specification:
+            from opsmith.torch_library.held_results import HeldResults  # with the first call
+
+            self._held = HeldResults(self.specification)
+        return self._held.of(function)
 
     def forget_calls(self) -> None:
         """Validate the next call as the first one of a process."""
@@ -541,7 +551,7 @@ class DispatcherRegistration:
         # The forward of a class runs without grad mode, as under `apply`.
         with torch.set_grad_enabled(torch.is_grad_enabled() and specification.origin.kind != "class"):
             if self.validated or function is not specification.reference:
-                results = run_call(specification, function, values)
+                results = run_call(specification, self.held(function), values)
             else:  # the first run shows what it calls, before there is a fast path
                 results = self._by_reference(values)
         self._validated = specification
@@ -580,13 +590,11 @@ class DispatcherRegistration:
             if specification.kernels or not by_class:
                 return None
             return class_call(self, class_of(specification.origin), call, self._by_class)
-        from opsmith.torch_library.calls.routes import RouteTable
         from opsmith.torch_library.dtensor_calls import DTensorCalls
         from opsmith.torch_library.fast_path.generated_call import generate_call
 
         on_dtensors = DTensorCalls(self, self._placements[-1]).results
-        route_of = RouteTable(self).route
-        return generate_call(specification, compiled or self.overload, call, route_of, on_dtensors)
+        return generate_call(self, compiled or self.overload, call, on_dtensors)
 
     def call_in_cpp(self, handle: type, call: Callable[..., Any]) -> None:
         """Make the calls of a handle in C++, where that is built.
@@ -616,7 +624,7 @@ class DispatcherRegistration:
         specification = self.specification
         reference, derived = specification.reference, not self.validated
         with author_code, refusing_cuts(specification, reference, "the reference", derived=derived):
-            return run_call(specification, specification.computed_by, values)
+            return run_call(specification, self.held(specification.computed_by), values)
 
     def in_torch(self, values: list[Any]) -> tuple[Any, ...]:
         """Run the reference, in operations of torch alone."""

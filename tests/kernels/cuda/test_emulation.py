@@ -14,7 +14,6 @@ from torch import Tensor
 
 import opsmith
 from opsmith import errors
-from opsmith.kernels.common.result_layout import extent_of
 from opsmith.kernels.cuda.compiler import Instance
 from opsmith.kernels.cuda.emulation import compiler
 from opsmith.kernels.cuda.emulation.call import KernelEmulation
@@ -22,6 +21,7 @@ from opsmith.kernels.cuda.emulation.launch import Order, guarded
 from opsmith.kernels.cuda.kernel import CudaKernel
 from opsmith.kernels.cuda.nvrtc import include_directories
 from opsmith.kernels.gpu_usage import gpu_kernels
+from opsmith.torch_library.result_layouts import extent_of
 
 VALUES = "wrong values"
 ORDERS = ("forward", "backward", "alternating", "random(3)")

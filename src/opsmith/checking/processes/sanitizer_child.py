@@ -33,11 +33,11 @@ from opsmith.checking.processes.sanitizer_parent import (
 from opsmith.checking.samples.sample import replica
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.forked_child import end_with_parent
-from opsmith.kernels.common.result_layout import ResultLayout
 from opsmith.kernels.cpp.crash_trace import trace_exit, tracer
 from opsmith.kernels.cpp.kernel import CppKernel
 from opsmith.kernels.cpp.runtime import fill_new_memory
 from opsmith.kernels.cpp.sanitizer import Fill, sanitized
+from opsmith.torch_library.result_layouts import ResultLayout
 
 DEATHS = 5
 """Number of crashes after which no more calls are run."""

@@ -28,9 +28,9 @@ from opsmith.build.symbols import Line
 from opsmith.build.toolchain import find_toolchain, processors
 from opsmith.checking.exceptions import UncheckableError
 from opsmith.checking.samples.memory_layouts import Layout
-from opsmith.kernels.common.result_layout import ResultLayout
 from opsmith.kernels.cpp.crash_trace import lines_in
 from opsmith.kernels.cpp.sanitizer import SanitizerReport, preloaded, reports
+from opsmith.torch_library.result_layouts import ResultLayout
 
 REDZONE = 1024
 """Poisoned bytes on either side of each argument."""

@@ -16,7 +16,7 @@ from opsmith.core.kernels import BuiltKernel
 from opsmith.core.results import Result
 from opsmith.core.schema import Argument
 from opsmith.kernels.common.dtypes import CPP_TYPES, dtype_name
-from opsmith.kernels.common.result_layout import LAYOUTS, ResultLayout, has_layout
+from opsmith.torch_library.result_layouts import LAYOUTS, ResultLayout, has_layout
 
 PARAMETER_TYPES = ("Tensor", "int", "float", "bool", "str", "Tensor[]", "int[]", "float[]", "bool[]")
 """Types of parameters in torch's schema language, in the order of `enum ParameterType` in both headers."""

@@ -283,7 +283,7 @@ class CppKernel(BuiltKernel[CppSource]):
     def copies(self, values: Sequence[Any]) -> tuple[str, ...]:
         """Return the arguments and results that the kernel copies into another layout."""
         from opsmith.kernels.common.parameters import copied_results, copy_reason
-        from opsmith.kernels.common.result_layout import has_layout, result_layouts
+        from opsmith.torch_library.result_layouts import has_layout, result_layouts
 
         loaded = self._load()
         choice = self._choose(loaded, values)

@@ -17,9 +17,9 @@ from opsmith.build.elf import SONAME, dynamic_texts, fault_of
 from opsmith.build.packaged import Found
 from opsmith.core.argument_types import NUMBERED
 from opsmith.kernels.common.parameters import PARAMETER_TYPES, Parameter
-from opsmith.kernels.common.result_layout import LAYOUTS
 from opsmith.kernels.cpp.codegen import TABLE
 from opsmith.kernels.cpp.compiler import LIBRARY
+from opsmith.torch_library.result_layouts import LAYOUTS
 
 VERSION = 4
 """Version of the structures that a library exports; a test compares it with the header's."""

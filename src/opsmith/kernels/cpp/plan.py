@@ -10,8 +10,8 @@ from opsmith.core.argument_types import NUMBERED
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.kernels import BuiltKernel
 from opsmith.kernels.common.parameters import Parameter, check_written
-from opsmith.kernels.common.result_layout import ResultLayout, has_layout, result_layouts
 from opsmith.torch_library.arguments import refuse_shapes
+from opsmith.torch_library.result_layouts import ResultLayout, has_layout, result_layouts
 
 _DTYPE_NUMBERS = {dtype: number for number, dtype in enumerate(NUMBERED["ScalarType"])}
 

@@ -175,8 +175,8 @@ class CudaKernel(BuiltKernel[CudaSource]):
     def copied_tensors(self, choice: CudaChoice, values: Sequence[Any]) -> tuple[str, ...]:
         """Return the arguments and results that are copied for an instance, each with the reason."""
         from opsmith.kernels.common.parameters import copied_results, copy_reason
-        from opsmith.kernels.common.result_layout import result_layouts
         from opsmith.kernels.cuda.plan import needs_copy
+        from opsmith.torch_library.result_layouts import result_layouts
 
         specification = self.operator.specification
         schema = specification.schema

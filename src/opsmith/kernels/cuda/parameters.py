@@ -25,8 +25,8 @@ from opsmith.kernels.common.parameters import (
     choose_candidate,
     unsupported_argument,
 )
-from opsmith.kernels.common.result_layout import LAYOUTS
 from opsmith.kernels.cuda.rules import MAX_DIM
+from opsmith.torch_library.result_layouts import LAYOUTS
 
 TABLE = "opsmith_table_"
 """Name of the tables in the generated file, up to their numbers."""

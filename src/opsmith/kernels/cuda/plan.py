@@ -17,11 +17,11 @@ from opsmith.core.schema import Schema
 from opsmith.core.tensors import map_tensors, on_meta
 from opsmith.kernels.common.dtypes import dtype_name
 from opsmith.kernels.common.parameters import check_written
-from opsmith.kernels.common.result_layout import ResultLayout, has_layout, memory_format, result_layouts
 from opsmith.kernels.cuda.compiler import Instance
 from opsmith.kernels.cuda.launch import Geometry
 from opsmith.kernels.cuda.parameters import CudaParameter, PackedParameters, pack_parameters
 from opsmith.kernels.cuda.rules import KernelRules, passed_arguments
+from opsmith.torch_library.result_layouts import ResultLayout, has_layout, memory_format, result_layouts
 
 
 @dataclass(frozen=True, slots=True)

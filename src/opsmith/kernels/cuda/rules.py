@@ -19,7 +19,7 @@ from opsmith.kernels.common.dtypes import CPP_TYPES, dtype_name
 from opsmith.kernels.cuda.launch import Geometry, LaunchRule, LaunchRules, launch_rule, launch_rules
 
 if TYPE_CHECKING:  # imported with the first call
-    from opsmith.kernels.common.result_layout import ResultLayout
+    from opsmith.torch_library.result_layouts import ResultLayout
 
 MAX_DIM = 8
 """Capacity of a view without a number of dimensions; a test compares it with the header's."""
@@ -48,7 +48,7 @@ class ScratchRule:
         Raises:
             LaunchError: If a size cannot be computed, or the dtype is that of None.
         """
-        from opsmith.kernels.common.result_layout import ResultLayout
+        from opsmith.torch_library.result_layouts import ResultLayout
 
         sizes = self.sizes.value(values)
         if any(size < 0 for size in sizes):

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from opsmith.core.argument_types import NUMBERED
 from opsmith.core.schema import Schema
 from opsmith.kernels.common.parameters import PARAMETER_TYPES, Parameter
-from opsmith.kernels.common.result_layout import LAYOUTS
 from opsmith.kernels.cpp.codegen import SHAPES_FUNCTION
 from opsmith.kernels.cpp.literals import array, flag, text
 from opsmith.kernels.cuda.launch import LaunchRule
 from opsmith.kernels.cuda.parameters import CudaParameter
 from opsmith.kernels.cuda.rules import KernelRules, ScratchRule
 from opsmith.kernels.serving.expressions import rule_in_cpp
+from opsmith.torch_library.result_layouts import LAYOUTS
 
 IMAGES = "images.bin"
 """File of all images, which the assembler puts into the library."""

@@ -15,8 +15,8 @@ from opsmith import errors
 from opsmith.core.kernels import BuiltKernel
 from opsmith.core.schema import Schema
 from opsmith.kernels.common.parameters import check_results, unsupported_argument
-from opsmith.kernels.common.result_layout import CHANNELS_LAST, extent_of, has_layout, memory_format
 from opsmith.kernels.triton.source import LAUNCH_OPTIONS, TritonParameter, TritonSource
+from opsmith.torch_library.result_layouts import CHANNELS_LAST, extent_of, has_layout, memory_format
 
 BoundKind = Literal["pointer", "value", "numel", "size", "stride", "given"]
 _PART = re.compile(r"(?P<name>\w+?)_(?:(?P<numel>numel)|(?P<kind>size|stride)_(?P<dim>\d+)|ptr)")

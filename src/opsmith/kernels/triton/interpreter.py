@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.kernels.common.result_layout import extent_of
 from opsmith.kernels.triton.compiler import compile_specialization, specialization_of
 from opsmith.kernels.triton.interpreted_language import interpreted_language
 from opsmith.kernels.triton.source import TritonSource, language_lock, triton_module
+from opsmith.torch_library.result_layouts import extent_of
 
 MEMORY = "_interpreter"
 """Name of the interpreter's memory access in Triton's module."""

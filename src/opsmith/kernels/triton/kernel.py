@@ -19,12 +19,12 @@ from opsmith.core.operator import Operator
 from opsmith.kernels.common.call_cache import CallCache, call_signature, is_symbolic
 from opsmith.kernels.common.dtypes import dtype_name
 from opsmith.kernels.common.parameters import copied_results, copy_reason, device_refusal, layout_refusal
-from opsmith.kernels.common.result_layout import ResultLayout, result_layouts
 from opsmith.kernels.cuda.launch import MOST_GRID
 from opsmith.kernels.triton.binding import Binding, bind, names_of_call
 from opsmith.kernels.triton.compiler import launch_error
 from opsmith.kernels.triton.interpreter import interpret
 from opsmith.kernels.triton.source import TritonSource, compiler_options, triton_module
+from opsmith.torch_library.result_layouts import ResultLayout, result_layouts
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 """Default floating-point dtypes of a kernel."""

@@ -38,6 +38,10 @@ class RegisteredOperator(Protocol):
         """Call it through the dispatcher, and return its hidden results, too."""
         ...
 
+    def held(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A kernel or reference, whose results are held to what is promised of them."""
+        ...
+
     @property
     def rule(self) -> type[FormulaRule]:
         """The kind of rule that its nodes have."""

@@ -171,6 +171,7 @@ class RouteTable:
         compute = Computation(
             specification,
             function,
+            self._registered.held(function),
             below_autograd=bool(in_memory),
             has_graph=records,
             tensors_of=None if self._only_tensors else self._tensors,
@@ -228,6 +229,7 @@ class Computation:
     Args:
         specification: The operator.
         function: The reference or kernel.
+        held: The same, with results held to what is promised of them.
         below_autograd: True if autograd must not record it.
         has_graph: True if a result may require a gradient.
         tensors_of: Returns the tensors among argument values; None where there are no other values.
@@ -237,6 +239,7 @@ class Computation:
         self,
         specification: Specification,
         function: Callable[..., Any],
+        held: Callable[..., Any],
         *,
         below_autograd: bool,
         has_graph: bool,
@@ -247,7 +250,7 @@ class Computation:
         self._contract, self._tensors_of = Contract(specification), tensors_of
         built = function if isinstance(function, BuiltKernel) else None
         self._trusted = built is not None and built.pure
-        self._compute = built.direct if built else function
+        self._compute = built.direct if built else held
         self._by_keyword = schema.positional < len(schema.names)
         self._count, self._single = len(schema.results), schema.single
         self._lists = [

@@ -8,14 +8,13 @@ from operator import attrgetter
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from opsmith.core.argument_types import FLOAT
 from opsmith.core.operator import MISSING
 from opsmith.core.schema import REQUIRED, Argument, Schema
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.calls.routes import Route
+from opsmith.torch_library.autograd.primitive import RegisteredOperator
 from opsmith.torch_library.fast_path.call_plan import call_plan
 from opsmith.torch_library.fast_path.eligibility import (
     are_ints,
@@ -31,24 +30,23 @@ from opsmith.torch_library.fast_path.signatures import CallSignatures, KernelSig
 
 
 def generate_call(
-    specification: Specification,
+    registered: RegisteredOperator,
     overload: Any,
     call: Callable[..., Any],
-    route_of: Callable[[list[Any], Sequence[Tensor]], Route | None],
     on_dtensors: Callable[[tuple[Any, ...]], Any] | None = None,
 ) -> Callable[..., Any] | None:
     """Generate the `__call__` of a handle; None for an operator without a fast path.
 
     Args:
-        specification: The operator.
+        registered: The operator.
         overload: The operator's `OpOverload`, `torch.ops.namespace.name.default`.
         call: Takes the handle, positional and keyword arguments: the slow path.
-        route_of: Returns the route of a call, from its argument values and the tensors among them.
         on_dtensors: Computes a call on DTensors from its argument values; returns None for the slow path.
     """
+    specification = registered.specification
     if not has_fast_path(specification):
         return None
-    schema, signatures = specification.schema, KernelSignatures(specification, route_of, on_dtensors)
+    schema, signatures = specification.schema, KernelSignatures(registered, on_dtensors)
     contract = ContractSource(specification)
     names = {
         **contract.names,

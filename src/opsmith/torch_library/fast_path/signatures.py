@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
@@ -15,7 +15,8 @@ from opsmith.core.kernels import BuiltKernel, choose
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.graph_cuts import is_cut
-from opsmith.torch_library.calls.routes import Route
+from opsmith.torch_library.autograd.primitive import RegisteredOperator
+from opsmith.torch_library.calls.routes import RouteTable
 from opsmith.torch_library.contract import Before, Contract, State
 from opsmith.torch_library.fast_path.node_source import item_names, make_lists, to_kernel_source
 from opsmith.torch_library.fast_path.purity import ContractSource
@@ -124,25 +125,24 @@ class KernelSignatures(CallSignatures):
     """Known call signatures of an operator whose kernels or reference compute it.
 
     Args:
-        specification: The operator.
-        route_of: Returns the route of a call, from its argument values and the tensors among them.
+        registered: The operator.
         on_dtensors: Computes a call on DTensors from its argument values; returns None for the slow path.
     """
 
     def __init__(
         self,
-        specification: Specification,
-        route_of: Callable[[list[Any], Sequence[Tensor]], Route | None],
+        registered: RegisteredOperator,
         on_dtensors: Callable[[tuple[Any, ...]], Any] | None = None,
     ) -> None:
-        super().__init__(specification)
-        self.on_dtensors, self._route_of = on_dtensors, route_of
+        super().__init__(registered.specification)
+        self.on_dtensors, self._registered = on_dtensors, registered
+        self._routes = RouteTable(registered)
         self._inference_calls: dict[tuple[int, ...], Callable[..., Any]] = {}
         self._graphless: dict[Callable[..., Any], Callable[..., Any]] = {}
-        self._writes_lists = bool(self.lists and specification.schema.written)
+        self._writes_lists = bool(self.lists and self.specification.schema.written)
         self._devices_in_cpp = {
             kernel.device
-            for kernel in specification.kernels
+            for kernel in self.specification.kernels
             if isinstance(kernel.function, BuiltKernel) and kernel.function.pure
         }
 
@@ -172,7 +172,7 @@ class KernelSignatures(CallSignatures):
         elif self._writes_lists:
             return SLOW_PATH
         elif accepted or specification.opaque:
-            kernel = self._without_graph(kernel)
+            kernel = self._without_graph(self._registered.held(kernel))
         if specification.schema.written:
             return self._writing(guard, kernel, given, tensors, in_cpp, any_layout)
         return self._implementation(guard, kernel, given, tensors, in_cpp)
@@ -228,7 +228,7 @@ class KernelSignatures(CallSignatures):
             return SLOW_PATH
         if not requires or ordinary:
             return guard, kernel, None, requires, in_cpp, False
-        route = self._route_of(list(given.values()), tensors)
+        route = self._routes.route(list(given.values()), tensors)
         apply: Apply = False if route is None or route.apply is None else route.apply
         return guard, kernel, apply, True, in_cpp, False
 

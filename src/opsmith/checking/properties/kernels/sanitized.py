@@ -35,10 +35,10 @@ from opsmith.checking.samples.variations import variations
 from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
 from opsmith.core.kernels import Kernel, Rejected
-from opsmith.kernels.common.result_layout import ResultLayout
 from opsmith.kernels.cpp.kernel import CppKernel
 from opsmith.kernels.cpp.sanitizer import SanitizerReport, unset_lines
 from opsmith.kernels.cpp.source import CppSource
+from opsmith.torch_library.result_layouts import ResultLayout
 from opsmith.torch_library.writes import refuse_unwritable
 
 NAME = "sanitized"

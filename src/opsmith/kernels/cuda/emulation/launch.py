@@ -21,10 +21,10 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.core.forked_child import end_with_parent
 from opsmith.core.forked_locks import lock_of
-from opsmith.kernels.common.result_layout import extent_of
 from opsmith.kernels.cuda.emulation.compiler import EmulatedLibrary
 from opsmith.kernels.cuda.launch import Geometry
 from opsmith.kernels.cuda.parameters import PackedParameters
+from opsmith.torch_library.result_layouts import extent_of
 
 MAX_REPORTS = 48
 """Most reports of one launch, each of other lines."""

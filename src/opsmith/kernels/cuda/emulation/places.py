@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from opsmith.kernels.common.result_layout import extent_of
 from opsmith.kernels.cuda.emulation.compiler import SharedVariable
 from opsmith.kernels.cuda.emulation.launch import (
     IN_GLOBAL_VARIABLE,
@@ -17,6 +16,7 @@ from opsmith.kernels.cuda.emulation.launch import (
 )
 from opsmith.kernels.cuda.emulation.source_lines import SourceLine, SourceLines
 from opsmith.kernels.cuda.source import CudaSource
+from opsmith.torch_library.result_layouts import extent_of
 
 
 class ReportReader:

@@ -9,8 +9,8 @@ from torch.testing import assert_close
 
 import opsmith
 from opsmith import errors
-from opsmith.kernels.common.result_layout import SMALL, ResultLayout, result_layouts
 from opsmith.torch_library import capabilities
+from opsmith.torch_library.result_layouts import SMALL, ResultLayout, result_layouts
 
 
 @opsmith.operator("kernel_forms::counted")

@@ -1,0 +1,168 @@
+"""Results of kernels in Python and of opaque functions, held to the metadata that the operator promises.
+
+Compiled code and exported programs are made for the results of the fake kernel or the reference. Other shapes,
+dtypes and devices are refused; other strides are copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import update_wrapper
+from typing import Any
+
+from torch import Tensor
+
+from opsmith import errors
+from opsmith.core.call_arguments import tensors_in
+from opsmith.core.kernels import BuiltKernel
+from opsmith.core.location import where
+from opsmith.core.specification import Specification
+from opsmith.torch_library import capabilities
+from opsmith.torch_library.compilation import EAGER
+from opsmith.torch_library.result_layouts import ResultLayout, result_layouts
+
+MAX_KNOWN = 4096
+"""Maximum number of combinations of metadata that are kept as right ones."""
+
+
+class HeldResults:
+    """What one operator promises of its results.
+
+    A combination of the metadata of arguments and results is compared once.
+
+    Args:
+        specification: The operator.
+
+    Attributes:
+        specification: As given.
+        copies: Results that have been copied into other strides, in words.
+    """
+
+    def __init__(self, specification: Specification) -> None:
+        self.specification = specification
+        self._functions: dict[Callable[..., Any], Callable[..., Any]] = {}
+        self.copies: dict[str, str] = {}
+
+    def of(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function whose results are held to the promise; itself where nothing is promised of them."""
+        schema = self.specification.schema
+        free = isinstance(function, BuiltKernel) or not schema.results or schema.returns is not None
+        if free or self.specification.origin.kind != "declared":
+            return function
+        if function is self.specification.reference and not self.specification.opaque:
+            return function
+        if function not in self._functions:
+            self._functions[function] = self._held(function)
+        return self._functions[function]
+
+    def _held(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        known: set[Any] = set()
+
+        def held(*args: Any, **kwargs: Any) -> Any:
+            returned = function(*args, **kwargs)
+            try:
+                metadata = _metadata((*args, *kwargs.values())), _metadata((returned,))
+                if metadata in known:
+                    return returned
+            except TypeError:  # a value that has no hash
+                metadata = None
+            results = self._compared(function, args, kwargs, returned)
+            if metadata is not None and results is returned:
+                if len(known) >= MAX_KNOWN:
+                    known.clear()
+                known.add(metadata)
+            return results
+
+        return update_wrapper(held, function)
+
+    def _compared(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], returned: Any
+    ) -> Any:
+        """Compare results with the promise; return them, or copies of those with other strides.
+
+        Raises:
+            ShapeError, ResultTypeError: See their names.
+        """
+        schema = self.specification.schema
+        values = [*args, *(kwargs[name] for name in schema.names[len(args) :])]
+        found = tensors_in([returned])
+        tensors = [*tensors_in(values), *found]
+        if capabilities.recording() or not all(type(each) in EAGER for each in tensors):
+            return returned
+        if len(found) != len(schema.results) or any(result.sequence for result in schema.results):
+            return returned  # the contract tells of another number
+        try:
+            promised = result_layouts(self.specification, values)
+        except Exception:  # metadata that depend on data, or a call that the reference alone refuses
+            return returned
+        if len(promised) != len(found):
+            return returned
+        results = [
+            self._fitted(function, described.name, result, layout, values)
+            for described, result, layout in zip(schema.results, found, promised, strict=True)
+        ]
+        if all(new is old for new, old in zip(results, found, strict=True)):
+            return returned
+        return results[0] if schema.single else tuple(results)
+
+    def _fitted(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        result: Tensor,
+        promised: ResultLayout,
+        values: Sequence[Any],
+    ) -> Tensor:
+        """A result as it is promised: itself, or a copy in other strides."""
+        source = "the fake kernel" if self.specification.fake else "the reference"
+        if self.specification.opaque and not self.specification.fake:
+            source = "`shapes=`"
+
+        def wrong(
+            kind: type[errors.OpsmithError], what: str, expected: object, got: object, hint: str
+        ) -> errors.OpsmithError:
+            return self.specification.error(
+                kind,
+                f"the {what} of `{name}` is not that of {source}",
+                argument=name,
+                expected=str(expected),
+                got=str(got),
+                where=where(function),
+                hint=hint,
+            )
+
+        if tuple(result.shape) != promised.shape:
+            shapes = list(promised.shape), list(result.shape)
+            hint = f"return `{name}` in the expected shape, or correct {source}"
+            raise wrong(errors.ShapeError, "shape", *shapes, hint)
+        if result.dtype != promised.dtype:
+            hint = f"convert it: `.to({promised.dtype})`, or correct {source}"
+            raise wrong(errors.ResultTypeError, "dtype", promised.dtype, result.dtype, hint)
+        devices = {each.device for each in tensors_in(list(values))}
+        if len(devices) == 1 and result.device not in devices and result.is_meta:
+            (device,) = devices
+            hint = f"make `{name}` on the device of the arguments"
+            raise wrong(errors.ResultTypeError, "device", device, result.device, hint)
+        if not _are_alike(result, promised):
+            self.copies[name] = f"`{name}`: the kernel lays it out as {list(result.stride())}"
+            return promised.restore(result)
+        return result
+
+
+def _are_alike(result: Tensor, promised: ResultLayout) -> bool:
+    """Return True if strides agree where they are used: in dimensions of more than one element."""
+    pairs = zip(result.shape, result.stride(), promised.stride, strict=True)
+    return result.numel() == 0 or all(size == 1 or old == new for size, old, new in pairs)
+
+
+def _metadata(values: Sequence[Any]) -> tuple[Any, ...]:
+    """Metadata on which that of results may depend: of tensors, and values but floating numbers."""
+    found: list[Any] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append((type(value), value.shape, value.dtype, value.device, value.stride()))
+        elif isinstance(value, list | tuple):
+            found.append(_metadata(value))
+        elif not isinstance(value, float):
+            found.append(value)
+    return tuple(found)
