@@ -413,6 +413,8 @@ class DispatcherRegistration:
         """Note that a call has passed validation: later calls like it take a shorter way."""
         from opsmith.torch_library.calls.routes import RouteTable  # with the first call
 
+        if not self._fast_calls.installed:
+            self._install_fast_calls()
         with self._lock:
             if self._routes is None or self._routes.specification is not self.specification:
                 self._routes = RouteTable(self)
