@@ -32,10 +32,15 @@ _ROWS: list[tuple[dict[str, str], tuple[str, ...]]] = [
     (
         _alike("RuntimeError", "compiled", "grad level"),
         (
-            "kernel-resized",
             "kernel-transposed",
-            "kernel-unsqueezed",
             "kernel-out-of-another-size",
+        ),
+    ),
+    (
+        _alike("ShapeError", "compiled", "grad level"),
+        (
+            "kernel-resized",
+            "kernel-unsqueezed",
         ),
     ),
     (

@@ -89,6 +89,11 @@ class Registration(Protocol):
         """The operators of torch that compute this one."""
         ...
 
+    @property
+    def copied_results(self) -> tuple[str, ...]:
+        """Results of kernels that earlier calls have copied into other strides, in words."""
+        ...
+
     def fast_path(self, call: Callable[..., Any]) -> Callable[..., Any] | None:
         """Return a faster `__call__` whose fallback is `call`; None if there is none."""
         ...
@@ -236,7 +241,8 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
         from opsmith.core.explanation import explain  # imported when it is used
 
         self._check_call(args, kwargs)
-        return explain(self._specification, self._specification.schema.call_values(args, kwargs))
+        explanation = explain(self._specification, self._specification.schema.call_values(args, kwargs))
+        return replace(explanation, copies=(*explanation.copies, *self._registration.copied_results))
 
     def _check_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         error = self._call_error(args, kwargs)

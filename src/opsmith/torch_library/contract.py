@@ -19,7 +19,7 @@ from opsmith.core.schema import Schema
 from opsmith.core.shapes import NO_SIZE, Dims
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.arguments import fake_by_shapes, name_of, unsupported_kind
+from opsmith.torch_library.arguments import name_of, unsupported_kind
 from opsmith.torch_library.distributed import replicating
 from opsmith.torch_library.flattening import ResultFlattening
 from opsmith.torch_library.symbolic_sizes import for_symbolic_sizes
@@ -471,7 +471,6 @@ def refuse_result_shapes(specification: Specification, values: list[Any], result
 
     Raises:
         ShapeError: Naming the result.
-        ResultTypeError: If an opaque operator's result is of another dtype than its fake kernel's.
     """
     shapes = specification.shapes
     if shapes is None:
@@ -492,8 +491,6 @@ def refuse_result_shapes(specification: Specification, values: list[Any], result
                 got=str(list(result.shape)),
                 hint="write what the function returns: `_` stands for a size that cannot be inferred",
             )
-    if specification.opaque and specification.fake is None:
-        _refuse_dtypes(specification, values, results)
 
 
 def _declared_results(
@@ -508,18 +505,3 @@ def _declared_results(
     ):
         if result is not None and described.name in dims:
             yield label, dims[described.name], result
-
-
-def _refuse_dtypes(specification: Specification, values: list[Any], results: tuple[Any, ...]) -> None:
-    for described, fake, result in zip(
-        specification.schema.results, fake_by_shapes(specification, values) or (), results, strict=False
-    ):
-        if fake.dtype != result.dtype:
-            raise specification.error(
-                errors.ResultTypeError,
-                f"the dtype of `{described.name}` is not that of the fake kernel derived from `shapes=`",
-                argument=described.name,
-                expected=f"{fake.dtype}, to which its tensors promote",
-                got=str(result.dtype),
-                hint="write `@op.fake` over a function that returns empty tensors of the right dtype",
-            )

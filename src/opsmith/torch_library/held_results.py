@@ -1,13 +1,13 @@
 """Results of kernels in Python and of opaque functions, held to the metadata that the operator promises.
 
-Compiled code and exported programs are made for the results of the fake kernel or the reference. Other shapes,
-dtypes and devices are refused; other strides are copied.
+Compiled code and exported programs are made for the results of the fake kernel or the reference. Another
+shape, dtype or device is refused. A result with other strides is copied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import update_wrapper
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial, update_wrapper
 from typing import Any
 
 from torch import Tensor
@@ -18,7 +18,9 @@ from opsmith.core.kernels import BuiltKernel
 from opsmith.core.location import where
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
+from opsmith.torch_library.arguments import unsupported_kind
 from opsmith.torch_library.compilation import EAGER
+from opsmith.torch_library.contract import aliases
 from opsmith.torch_library.result_layouts import ResultLayout, result_layouts
 
 MAX_KNOWN = 4096
@@ -56,18 +58,20 @@ class HeldResults:
         return self._functions[function]
 
     def _held(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        compare, in_cpp = partial(self._compared, function), capabilities.calls_in_cpp()
+        if in_cpp is not None:
+            made: Callable[..., Any] = in_cpp.held(function, compare)
+            return made
         known: set[Any] = set()
 
         def held(*args: Any, **kwargs: Any) -> Any:
+            given = _metadata((*args, *kwargs.values()))
             returned = function(*args, **kwargs)
-            try:
-                metadata = _metadata((*args, *kwargs.values())), _metadata((returned,))
-                if metadata in known:
-                    return returned
-            except TypeError:  # a value that has no hash
-                metadata = None
-            results = self._compared(function, args, kwargs, returned)
-            if metadata is not None and results is returned:
+            metadata = given, _metadata((returned,))
+            if metadata in known or given != _metadata((*args, *kwargs.values())):
+                return returned  # the contract refuses what a call did to its arguments
+            results = compare(returned, *args, **kwargs)
+            if results is returned:
                 if len(known) >= MAX_KNOWN:
                     known.clear()
                 known.add(metadata)
@@ -75,9 +79,7 @@ class HeldResults:
 
         return update_wrapper(held, function)
 
-    def _compared(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], returned: Any
-    ) -> Any:
+    def _compared(self, function: Callable[..., Any], returned: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Compare results with the promise; return them, or copies of those with other strides.
 
         Raises:
@@ -89,8 +91,11 @@ class HeldResults:
         tensors = [*tensors_in(values), *found]
         if capabilities.recording() or not all(type(each) in EAGER for each in tensors):
             return returned
+        # The contract refuses another number of results, their layouts and aliases.
         if len(found) != len(schema.results) or any(result.sequence for result in schema.results):
-            return returned  # the contract tells of another number
+            return returned
+        if any(map(unsupported_kind, found)) or aliases(found, tensors_in(values)):
+            return returned
         try:
             promised = result_layouts(self.specification, values)
         except Exception:  # metadata that depend on data, or a call that the reference alone refuses
@@ -114,9 +119,16 @@ class HeldResults:
         values: Sequence[Any],
     ) -> Tensor:
         """A result as it is promised: itself, or a copy in other strides."""
-        source = "the fake kernel" if self.specification.fake else "the reference"
-        if self.specification.opaque and not self.specification.fake:
-            source = "`shapes=`"
+        source, expected = "the reference", str(promised.dtype)
+        dtype_hint = f"convert it: `.to({promised.dtype})`, or correct {source}"
+        if self.specification.fake:
+            source = "the fake kernel"
+        elif self.specification.opaque:
+            source, expected = (
+                "the fake kernel derived from `shapes=`",
+                f"{promised.dtype}, to which its tensors promote",
+            )
+            dtype_hint = "write `@op.fake` over a function that returns empty tensors of the right dtype"
 
         def wrong(
             kind: type[errors.OpsmithError], what: str, expected: object, got: object, hint: str
@@ -136,15 +148,15 @@ class HeldResults:
             hint = f"return `{name}` in the expected shape, or correct {source}"
             raise wrong(errors.ShapeError, "shape", *shapes, hint)
         if result.dtype != promised.dtype:
-            hint = f"convert it: `.to({promised.dtype})`, or correct {source}"
-            raise wrong(errors.ResultTypeError, "dtype", promised.dtype, result.dtype, hint)
+            raise wrong(errors.ResultTypeError, "dtype", expected, result.dtype, dtype_hint)
         devices = {each.device for each in tensors_in(list(values))}
         if len(devices) == 1 and result.device not in devices and result.is_meta:
             (device,) = devices
             hint = f"make `{name}` on the device of the arguments"
             raise wrong(errors.ResultTypeError, "device", device, result.device, hint)
         if not _are_alike(result, promised):
-            self.copies[name] = f"`{name}`: the kernel lays it out as {list(result.stride())}"
+            strides = f"{list(result.stride())}, and not {list(promised.stride)}"
+            self.copies[name] = f"`{name}`: the strides of the kernel at {where(function)} are {strides}"
             return promised.restore(result)
         return result
 
@@ -152,7 +164,7 @@ class HeldResults:
 def _are_alike(result: Tensor, promised: ResultLayout) -> bool:
     """Return True if strides agree where they are used: in dimensions of more than one element."""
     pairs = zip(result.shape, result.stride(), promised.stride, strict=True)
-    return result.numel() == 0 or all(size == 1 or old == new for size, old, new in pairs)
+    return all(size == 1 or old == new for size, old, new in pairs)
 
 
 def _metadata(values: Sequence[Any]) -> tuple[Any, ...]:
@@ -164,5 +176,5 @@ def _metadata(values: Sequence[Any]) -> tuple[Any, ...]:
         elif isinstance(value, list | tuple):
             found.append(_metadata(value))
         elif not isinstance(value, float):
-            found.append(value)
+            found.append(value if isinstance(value, Hashable) else type(value))
     return tuple(found)

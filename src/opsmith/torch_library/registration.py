@@ -169,6 +169,13 @@ class DispatcherRegistration:
             self._held = HeldResults(self.specification)
         return self._held.of(function)
 
+    @property
+    def copied_results(self) -> tuple[str, ...]:
+        """Results of kernels that earlier calls have copied into other strides, in words."""
+        held = self._held
+        current = held is not None and held.specification is self.specification
+        return tuple(held.copies.values()) if held is not None and current else ()
+
     def forget_calls(self) -> None:
         """Validate the next call as the first one of a process."""
         with self._lock:

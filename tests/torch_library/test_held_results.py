@@ -1,0 +1,154 @@
+"""What a kernel in Python, or an opaque function, returns is held to what the operator promises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+import opsmith
+from opsmith import errors
+
+
+def tripled(x: Tensor) -> Tensor:
+    return x * 3
+
+
+def both(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x * 3, x.sum(-1)
+
+
+WRONG: dict[str, tuple[Callable[[Tensor], Any], type[errors.OpsmithError], str]] = {
+    "a float32 of a bfloat16": (lambda x: x.float() * 3, errors.ResultTypeError, "torch.float32"),
+    "a row less": (lambda x: (x * 3)[1:].clone(), errors.ShapeError, "[1, 4]"),
+    "a dimension more": (lambda x: (x * 3)[None].clone(), errors.ShapeError, "[1, 2, 4]"),
+    "transposed": (lambda x: (x * 3).T.contiguous(), errors.ShapeError, "[4, 2]"),
+    "whole numbers": (lambda x: (x * 3).long(), errors.ResultTypeError, "torch.int64"),
+    "without data": (lambda x: (x * 3).to("meta"), errors.ResultTypeError, "meta"),
+}
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("wrong", WRONG)
+def test_another_result_than_the_reference_s(name: str, wrong: str, recorded: bool) -> None:
+    kernel, kind, got = WRONG[wrong]
+    operator = opsmith.operator(name)(tripled).gradients(x=lambda grad: grad * 3).kernel("cpu", kernel)
+    x = torch.ones(2, 4, dtype=torch.bfloat16, requires_grad=recorded)
+    for _ in range(3):
+        with pytest.raises(kind, match=r"of `result` is not that of the reference") as caught:
+            operator(x)
+        assert (caught.value.argument, caught.value.got) == ("result", got)
+        assert caught.value.where is not None
+        assert "test_held_results.py" in caught.value.where
+
+
+def test_the_hint_for_a_dtype_works(name: str) -> None:
+    operator = opsmith.operator(name)(tripled).kernel("cpu", lambda x: x.float() * 3)
+    x = torch.ones(2, 4, dtype=torch.bfloat16)
+    with pytest.raises(errors.ResultTypeError, match=r"convert it: `\.to\(torch\.bfloat16\)`"):
+        operator(x)
+    operator.kernel("cpu", lambda x: (x.float() * 3).to(torch.bfloat16))
+    assert_close(operator(x), x * 3)
+
+
+def test_a_call_that_is_wrong_after_right_ones(name: str) -> None:
+    operator = opsmith.operator(name)(tripled).kernel("cpu", lambda x: x[:4] * 3)
+    for _ in range(3):
+        assert_close(operator(torch.ones(4)), torch.full((4,), 3.0))
+    with pytest.raises(errors.ShapeError, match=r"expected: \[5\]"):
+        operator(torch.ones(5))
+
+
+def test_one_of_several_results(name: str) -> None:
+    operator = opsmith.operator(name)(both).kernel("cpu", lambda x: (x * 3, x.sum(-1, keepdim=True)))
+    with pytest.raises(errors.ShapeError) as caught:
+        operator(torch.ones(2, 3))
+    assert (caught.value.argument, caught.value.got) == ("result1", "[2, 1]")
+
+
+def test_an_opaque_function_is_held_to_its_fake_kernel(name: str) -> None:
+    def by_numpy(x: Tensor) -> Tensor:
+        return torch.from_numpy(np.asarray(x.numpy(), dtype=np.float64) * 3)
+
+    operator = opsmith.operator(name, opaque=True)(by_numpy)
+    assert operator(torch.ones(2)).dtype is torch.float64  # nothing is promised of it
+    operator.fake(lambda x: torch.empty_like(x))
+    with pytest.raises(errors.ResultTypeError, match="not that of the fake kernel"):
+        operator(torch.ones(2))
+    operator.fake(lambda x: torch.empty_like(x, dtype=torch.float64))
+    assert_close(operator(torch.ones(2)), torch.full((2,), 3.0, dtype=torch.float64))
+
+
+def columns(x: Tensor) -> Tensor:
+    return (torch.nn.functional.pad(x, (0, 2)) * 3)[:, :-2]
+
+
+def test_other_strides_are_copied_and_explained(name: str) -> None:
+    operator = opsmith.operator(name)(tripled).gradients(x=lambda grad: grad * 3).kernel("cpu", columns)
+    x = torch.randn(4, 5)
+    assert operator.explain(x).copies == ()
+    for each in (x, x.T, x[:, ::2], x[:0], x.expand(3, 4, 5)[0]):
+        for recorded in (False, True, False):
+            found = operator(each.detach().requires_grad_(recorded))
+            assert found.stride() == (each * 3).stride()
+            assert_close(found.detach(), each * 3)
+    (copied,) = operator.explain(x).copies
+    assert "`result`: the strides of the kernel at " in copied
+    assert "test_held_results.py" in copied
+    assert "copies `result`" in str(operator.explain(x))
+
+
+def test_each_combination_is_compared_once(name: str) -> None:
+    runs: list[torch.Size] = []
+
+    def reference(x: Tensor, by: float = 3.0) -> Tensor:
+        runs.append(x.shape)
+        return x * by
+
+    operator = opsmith.operator(name)(reference).kernel("cpu", lambda x, by: x * by)
+    for _ in range(3):
+        for size in (2, 3):
+            for by in (3.0, 4.0):
+                assert_close(operator(torch.ones(size), by), torch.full((size,), by))
+    assert sorted(runs) == [torch.Size([2]), torch.Size([3])]
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_sizes_that_depend_on_data_are_free(name: str, empty: bool) -> None:
+    def positive(x: Tensor) -> Tensor:
+        return x[x > 0]
+
+    operator = opsmith.operator(name)(positive).kernel("cpu", positive)
+    for _ in range(3):
+        x = -torch.ones(4) if empty else torch.tensor([1.0, -1.0, 2.0])
+        assert_close(operator(x), x[x > 0])
+
+
+def test_a_reference_that_refuses_what_a_kernel_takes(name: str) -> None:
+    def halves(x: Tensor) -> Tensor:
+        if x.numel() % 2:
+            raise ValueError("of an even length")
+        return x.reshape(2, -1).sum(0)
+
+    operator = opsmith.operator(name)(halves).kernel("cpu", lambda x: x[: x.numel() // 2] * 2)
+    assert_close(operator(torch.ones(4)), torch.full((2,), 2.0))
+    assert_close(operator(torch.ones(5)), torch.full((2,), 2.0))
+
+
+@pytest.mark.compile
+@pytest.mark.xdist_group("held-results")
+@pytest.mark.parametrize("kernel", [columns, lambda x: x.float() * 3], ids=["strides", "dtype"])
+def test_compiled_code(name: str, kernel: Any) -> None:
+    operator = opsmith.operator(name)(tripled).kernel("cpu", kernel)
+    x = torch.ones(4, 6, dtype=torch.float32 if kernel is columns else torch.bfloat16)
+    compiled = torch.compile(lambda x: operator(x).view(-1) + 1, fullgraph=True)
+    if kernel is columns:
+        assert_close(compiled(x), (x * 3).view(-1) + 1)
+    else:
+        with pytest.raises(errors.ResultTypeError, match="dtype of `result`"):
+            compiled(x)
