@@ -106,7 +106,6 @@ def test_a_right_operator_passes(name: str) -> None:
                 "mutates-input",
                 "Argument x is not defined as mutable but was mutated",
             ),
-            ("fake_stride", "faketensor", "fake-mismatch", "Stride mismatch! Strides are (1, 3) and (4, 1)"),
             (
                 "graph_cut",
                 "aot_dispatch_dynamic",

@@ -80,7 +80,7 @@ class _FormulaCall:
 
 
 class PreparedRule:
-    """Forward and backward of the calls of one signature, whose gradients are formulas or zeros.
+    """Forward and backward of the calls of one signature.
 
     Args:
         primitive: The operator.
@@ -109,6 +109,7 @@ class PreparedRule:
         self._on_mesh = any(isinstance(value, Tensor) and mesh_of(value) for value in flat)
         plan = primitive.plan(flattening.needed([each is not None for each in self._inputs]))
         self._plan, self._single = plan, len(schema.results) == 1
+        self._by_formulas_alone = not (plan.derived or plan.refused)
         tensors = (*schema.tensor_names, *schema.result_position)
         spans = {name: range(*flattening.spans[name].indices(len(names))) for name in schema.names}
         spans |= {
@@ -228,6 +229,7 @@ class PreparedRule:
             tuple(self._filled),
             self._keeps,
             self._keeps_shapes,
+            self._by_formulas_alone,
             tuple(formulas),
         )
         return apply
@@ -279,6 +281,7 @@ class PreparedRule:
         unusual = torch.is_grad_enabled() or torch.compiler.is_dynamo_compiling()
         # Inference tensors have no versions.
         unusual = unusual or capabilities.any_autocast() or torch.is_inference_mode_enabled()
+        unusual = unusual or not self._by_formulas_alone
         if not (unusual or any(grads[at] is not None for at in self._followed)):
             try:
                 return self._by_formulas(saved, grads, kept)

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from opsmith.core.argument_types import VALUE_TYPES
 from opsmith.core.call_arguments import tensors_in
-from opsmith.core.formula import Formula, Zero
 from opsmith.core.kernels import BuiltKernel, choose
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
@@ -189,23 +188,22 @@ class RouteTable:
         return Route(compute, rule.apply_in_cpp(compute.for_rule) or rule.apply)
 
     def _has_prepared_rule(self, values: Sequence[Any]) -> bool:
-        """Return True if formulas give all gradients of a call."""
-        specification = self.specification
-        rules, names = specification.gradients.rules, specification.schema.names
+        """Return True if a call needs gradients, and no backward draws its random numbers again."""
+        specification, names = self.specification, self.specification.schema.names
         needed = [
             name
             for name, value in zip(names, values, strict=True)
             if specification.gradients.differentiable(name)
             and any(each.requires_grad for each in tensors_in([value]))
         ]
-        if not needed or not all(isinstance(rules.get(name), Formula | Zero) for name in needed):
+        if not needed:
             return False
         generator = VALUE_TYPES[torch.Generator]
         draws = specification.random or any(
             each.kind.base is generator for each in specification.schema.arguments
         )
-        # A second order draws the same numbers again.
-        return not (draws and self._registered.plan(frozenset(needed)).follows_hidden)
+        plan = self._registered.plan(frozenset(needed))
+        return not (draws and (plan.derived or plan.follows_hidden))
 
 
 def _has_routes(specification: Specification) -> bool:

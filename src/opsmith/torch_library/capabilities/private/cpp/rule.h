@@ -37,6 +37,7 @@ struct Rule {
   Places *values;             // flat arguments that are kept
   Places *filled;             // results whose metadata are kept
   bool keeps, keeps_shapes;
+  bool alone;  // the formulas give all gradients
   std::vector<FormulaCall>* formulas;
 };
 
@@ -72,7 +73,7 @@ struct RuleNode : public OperatorNode {
 
   variable_list apply(variable_list&& grads) override {
     pybind11::gil_scoped_acquire gil;
-    bool usual = !at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled() && !autocasts();
+    bool usual = rule->alone && !at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled() && !autocasts();
     bool some = false;
     for (size_t at = 0; at < grads.size(); at++) {
       usual &= !((*rule->results)[at] & (grads[at].defined() ? FOLLOWED : USED));
@@ -290,16 +291,16 @@ inline Places places_of(PyObject* tuple) {
 }
 
 // rule(generated, kernel, names or None, validate, fit, refuse_writes, note, trusted, results, saved, values, filled,
-// keeps, keeps_shapes, ((function, sources, answer), ...)): the `apply` of its node.
+// keeps, keeps_shapes, alone, ((function, sources, answer), ...)): the `apply` of its node.
 inline PyObject* make_rule(PyObject*, PyObject* args) {
   std::array<PyObject*, 7> given;
   PyObject *saved, *values, *filled, *formulas;
   PyObject* results;
-  int trusted, keeps, keeps_shapes;
+  int trusted, keeps, keeps_shapes, alone;
   if (!PyArg_ParseTuple(
-          args, "OOOOOOOpO!O!O!O!ppO!", &given[0], &given[1], &given[2], &given[3], &given[4], &given[5], &given[6],
+          args, "OOOOOOOpO!O!O!O!pppO!", &given[0], &given[1], &given[2], &given[3], &given[4], &given[5], &given[6],
           &trusted, &PyTuple_Type, &results, &PyTuple_Type, &saved, &PyTuple_Type, &values, &PyTuple_Type, &filled, &keeps,
-          &keeps_shapes, &PyTuple_Type, &formulas)) {
+          &keeps_shapes, &alone, &PyTuple_Type, &formulas)) {
     return nullptr;
   }
   auto* rule = PyObject_GC_New(Rule, &RuleType);
@@ -310,6 +311,7 @@ inline PyObject* make_rule(PyObject*, PyObject* args) {
   rule->trusted = trusted;
   rule->keeps = keeps;
   rule->keeps_shapes = keeps_shapes;
+  rule->alone = alone;
   const Places roles = places_of(results);
   rule->results = new std::vector<char>(roles.begin(), roles.end());
   rule->saved = new Places(places_of(saved));
