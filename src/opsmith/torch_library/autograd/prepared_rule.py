@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from operator import itemgetter
@@ -108,64 +108,83 @@ class PreparedRule:
         ]
         self._on_mesh = any(isinstance(value, Tensor) and mesh_of(value) for value in flat)
         plan = primitive.plan(flattening.needed([each is not None for each in self._inputs]))
-        self._plan, self._single = plan, len(schema.results) == 1
+        self._plan, self._schema, self._single = plan, schema, len(schema.results) == 1
         self._by_formulas_alone = not (plan.derived or plan.refused)
-        tensors = (*schema.tensor_names, *schema.result_position)
+        self._followed = [schema.result_position[name] for name in plan.follows_hidden]
+        self._wanted = [at for at, like in enumerate(self._inputs) if like is not None]
+        self._constants: tuple[list[torch.dtype], list[int]] = ([], [])
         spans = {name: range(*flattening.spans[name].indices(len(names))) for name in schema.names}
-        spans |= {
-            name: range(len(names) + at, len(names) + at + 1) for name, at in schema.result_position.items()
-        }
-        saved = [name for name in plan.saved if name in tensors]
+        for name, at in schema.result_position.items():
+            spans[name] = range(len(names) + at, len(names) + at + 1)
+        self._plan_kept(spans, differentiable)
+        self._plan_calls(spans)
+        number = {at: each for each, at in enumerate(self._saved_places)}
+        self._expected = [
+            (at, number.get(at), dtensor() if like.mesh else Tensor, like.dtype, like.device)
+            for at, like in enumerate(self._inputs)
+            if like is not None
+        ]
+        recorded = RecordedOperator(specification, tuple(name for name, _, _ in self._saved))
+        self._node = bound_node(specification.short_name, self, recorded)
+        self.apply = bound_apply(self._node)
+
+    def _plan_kept(self, spans: Mapping[str, range], differentiable: Sequence[bool]) -> None:
+        """Plan what a call saves and keeps for its backward.
+
+        Args:
+            spans: Places of each argument and result among all flat ones.
+            differentiable: True for each flat argument that may have a gradient.
+        """
+        schema, flattening, plan = self._schema, self._primitive.flattening, self._plan
+        tensors = (*schema.tensor_names, *schema.result_position)
         self._saved = [
-            (name, name in schema.names and flattening.is_list(name), spans[name]) for name in saved
+            (name, name in schema.names and flattening.is_list(name), spans[name])
+            for name in plan.saved
+            if name in tensors
         ]
         self.saved: Sequence[str] = [name for name, _, span in self._saved for _ in span]
-        saved_places = [at for _, _, span in self._saved for at in span]
-        self._constant = [
-            number for number, at in enumerate(saved_places) if at < len(names) and not differentiable[at]
-        ]
-        self._pick_saved = _picker(saved_places)
-        self._wanted = [at for at, like in enumerate(self._inputs) if like is not None]
+        self._saved_places = [at for _, _, span in self._saved for at in span]
+        self._pick_saved = _picker(self._saved_places)
+        arguments = enumerate(self._saved_places)
+        count = len(differentiable)
+        self._constant = [number for number, at in arguments if at < count and not differentiable[at]]
         named = {name for formula in plan.formulas for name in formula.parameters}
         # A second order may run the reference again.
-        self._values = [
-            name for name in schema.names if name in {*plan.saved, *named} and name not in tensors
-        ]
+        kept = {*plan.saved, *named}.difference(tensors)
+        self._values = [name for name in schema.names if name in kept]
         self._value_places = [spans[name][0] for name in self._values]
         self._pick_values = _picker(self._value_places)
-        shapes = {name: spans[tensor][0] for name, tensor in schema.shapes.items() if name in named}
-        unsaved = any(at not in saved_places for at in self._wanted)
-        self._keeps_shapes = bool(shapes or unsaved or plan.zeros)
-        several = [[at for at in used if len(used) > 1] for used in map(self._grads_of, plan.formulas)]
-        self._filled = sorted({at for used in several for at in used})
+        unsaved = any(at not in self._saved_places for at in self._wanted)
+        self._keeps_shapes = bool(named & set(schema.shapes) or unsaved or plan.zeros)
+        grads = map(self._grads_of, plan.formulas)
+        self._filled = sorted({at for used in grads if len(used) > 1 for at in used})
         self._pick_filled = _picker(self._filled)
         self._keeps = bool(self._values or self._keeps_shapes or self._on_mesh or self._filled)
-        self._constants: tuple[list[torch.dtype], list[int]] = ([], [])
 
-        # Formulas get what is saved, the gradients, what is kept, and the inputs that need gradients.
-        grads = schema.gradient_position
-        self._followed = [schema.result_position[name] for name in plan.follows_hidden]
-        first: dict[str, int | list[int]] = {}
-        at_saved = 0
+    def _plan_calls(self, spans: Mapping[str, range]) -> None:
+        """Plan from where each formula gets its arguments, and where its gradients go."""
+        schema, plan, flattening = self._schema, self._plan, self._primitive.flattening
+        # The saved tensors, the gradients, what is kept, and for each formula that asks the inputs it is for.
+        at: dict[str, int | list[int]] = {}
+        end = 0
         for name, is_list, span in self._saved:
-            places = [*range(at_saved, at_saved + len(span))]
-            first[name] = places if is_list else at_saved
-            at_saved += len(span)
-        first |= {name: at_saved + at for name, at in grads.items()}
-        at_values = at_saved + len(schema.results)
-        first |= {name: at_values + at for at, name in enumerate(self._values)}
-        at_shapes = at_values + len(self._values)
-        first |= {name: at_shapes + at for name, at in shapes.items()}
-        at_constants = at_shapes + len(names) * self._keeps_shapes
+            at[name] = [*range(end, end + len(span))] if is_list else end
+            end += len(span)
+        at |= {name: end + place for name, place in schema.gradient_position.items()}
+        end += len(schema.results)
+        at |= {name: end + place for place, name in enumerate(self._values)}
+        end += len(self._values)
+        if self._keeps_shapes:
+            at |= {name: end + spans[tensor][0] for name, tensor in schema.shapes.items()}
+            end += len(flattening.names)
         self._needed: list[frozenset[str]] = []
         self._calls: list[_FormulaCall] = []
         for formula in plan.formulas:
             inputs = [name for name in formula.answers_for if name in plan.needed]
-            first[NEEDED] = at_constants + len(self._needed)
             if NEEDED in formula.parameters:
+                at[NEEDED] = end + len(self._needed)
                 self._needed.append(frozenset(inputs))
-            used, sources = self._grads_of(formula), [first[name] for name in formula.parameters]
-            places = [at for at in spans[inputs[0]] if self._inputs[at] is not None]
+            sources = [at[name] for name in formula.parameters]
             plain = not formula.joint and not flattening.is_list(inputs[0])
             self._calls.append(
                 _FormulaCall(
@@ -174,21 +193,13 @@ class PreparedRule:
                     sources,
                     _picker(sources),
                     [(name, [*spans[name]]) for name in inputs],
-                    [] if self._single else used,
-                    places[0] if plain else None,
+                    [] if self._single else self._grads_of(formula),
+                    spans[inputs[0]][0] if plain else None,
                 )
             )
-        self._zeros = [at for name in plan.zeros for at in spans[name] if self._inputs[at] is not None]
-        number = {at: each for each, at in enumerate(saved_places)}
-        self._expected = [
-            (at, number.get(at), dtensor() if like.mesh else Tensor, like.dtype, like.device)
-            for at, like in enumerate(self._inputs)
-            if like is not None
+        self._zeros = [
+            place for name in plan.zeros for place in spans[name] if self._inputs[place] is not None
         ]
-        self._saved_places = saved_places
-        recorded = RecordedOperator(specification, tuple(saved))
-        self._node = bound_node(specification.short_name, self, recorded)
-        self.apply = bound_apply(self._node)
 
     def apply_in_cpp(self, kernel: KernelOfRule) -> Callable[..., Any] | None:
         """The `apply` of its node in C++; None where that is not built, or does not know such a rule."""
@@ -236,7 +247,7 @@ class PreparedRule:
 
     def _grads_of(self, formula: Formula) -> list[int]:
         """Positions of the results whose gradients a formula uses."""
-        grads = self._primitive.specification.schema.gradient_position
+        grads = self._schema.gradient_position
         return [grads[name] for name in formula.parameters if name in grads]
 
     def forward(self, ctx: Any, *flat: Any) -> Any:
