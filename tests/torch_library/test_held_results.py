@@ -75,8 +75,15 @@ def test_an_opaque_function_is_held_to_its_fake_kernel(name: str) -> None:
     def by_numpy(x: Tensor) -> Tensor:
         return torch.from_numpy(np.asarray(x.numpy(), dtype=np.float64) * 3)
 
-    operator = opsmith.operator(name, opaque=True)(by_numpy)
+    runs: list[torch.Size] = []
+
+    def noted(x: Tensor) -> Tensor:
+        runs.append(x.shape)
+        return by_numpy(x)
+
+    operator = opsmith.operator(name, opaque=True)(noted)
     assert operator(torch.ones(2)).dtype is torch.float64  # nothing is promised of it
+    assert len(runs) == 1
     operator.fake(lambda x: torch.empty_like(x))
     with pytest.raises(errors.ResultTypeError, match="not that of the fake kernel"):
         operator(torch.ones(2))

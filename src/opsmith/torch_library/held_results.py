@@ -18,7 +18,7 @@ from opsmith.core.kernels import BuiltKernel
 from opsmith.core.location import where
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.arguments import unsupported_kind
+from opsmith.torch_library.arguments import fake_by_shapes, unsupported_kind
 from opsmith.torch_library.compilation import EAGER
 from opsmith.torch_library.contract import aliases
 from opsmith.torch_library.result_layouts import ResultLayout, result_layouts
@@ -96,6 +96,9 @@ class HeldResults:
             return returned
         if any(map(unsupported_kind, found)) or aliases(found, tensors_in(values)):
             return returned
+        specification = self.specification
+        if specification.opaque and not specification.fake and fake_by_shapes(specification, values) is None:
+            return returned  # nothing is promised of it
         try:
             promised = result_layouts(self.specification, values)
         except Exception:  # metadata that depend on data, or a call that the reference alone refuses
