@@ -243,11 +243,5 @@ CELLS: dict[tuple[str, str], dict[str, str]] = {
     },
     # What a class says of its second order is lost under `vmap`.
     ("vmap level", "double-backward"): {"adopted-once": "RuntimeError"},
-    # Inductor drops the clone of a tensor that is handed beside it and written.
-    ("Inductor", "no-grad"): {
-        "kept-clone-columns": "wrong values",
-        "kept-clone-rows": "MutationError",
-        "kept-clone-whole": "MutationError",
-    },
 }
 """By executor and context: what happens with a subject."""
