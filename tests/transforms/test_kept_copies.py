@@ -145,6 +145,7 @@ CALLED = {
 
 def is_eager(function: Callable[..., Any], given: list[Tensor], *, dynamic: bool) -> None:
     """Hold the compiled function to the function itself: what it returns, and what it writes."""
+    torch.compiler.reset()  # the cases share the code that is compiled
     eager, compiled = ([each.clone() for each in given] for _ in range(2))
     right = function(*eager)
     found = torch.compile(function, fullgraph=True, dynamic=dynamic)(*compiled)

@@ -46,8 +46,7 @@ def source_in_trace(tensor: Tensor) -> tuple[Any, bool]:
     passes, mode = sys.modules.get("torch._inductor.fx_passes.post_grad"), get_proxy_mode()
     if passes is None or mode is None or not isinstance(tensor, FunctionalTensor):
         return None, False
-    torch._sync(tensor)
-    slot = get_proxy_slot(torch._from_functional_tensor(tensor.elem), mode.tracer, None)
+    slot = get_proxy_slot(FunctionalTensor.from_functional(tensor), mode.tracer, None)
     if slot is None:
         return None, False
     node, copied = slot.proxy.node, False
