@@ -215,19 +215,6 @@ _ROWS: list[tuple[dict[str, str], tuple[str, ...]]] = [
         _alike("accepted", "vmap level", "DTensor"),
         ("formulas-captured",),
     ),
-    # Views with gaps are not compared element by element; those of one storage that overlap are not found.
-    (_alike("accepted", *DIRECT), ("call-overlaps-itself",)),
-    (
-        _alike("BackendCompilerFailed", "compiled"),
-        (
-            "call-columns-that-overlap",
-            "call-diagonal-of-the-other",
-        ),
-    ),
-    (
-        _alike("accepted", *DIRECT, "DTensor", compiled="BackendCompilerFailed"),
-        ("call-columns-that-overlap-backwards",),
-    ),
 ]
 
 BREACHES = {breach: happens for happens, breaches in _ROWS for breach in breaches}
