@@ -167,19 +167,6 @@ _ROWS: list[tuple[dict[str, str], tuple[str, ...]]] = [
         _alike("accepted", "vmap level", "DTensor"),
         ("formulas-captured",),
     ),
-    # Views with gaps are not compared element by element; those of one storage that overlap are not found.
-    (_alike("accepted", *DIRECT), ("call-overlaps-itself",)),
-    (
-        _alike("BackendCompilerFailed", "compiled"),
-        (
-            "call-columns-that-overlap",
-            "call-diagonal-of-the-other",
-        ),
-    ),
-    (
-        _alike("accepted", *DIRECT, "DTensor", compiled="BackendCompilerFailed"),
-        ("call-columns-that-overlap-backwards",),
-    ),
 ]
 
 BREACHES = {breach: happens for happens, breaches in _ROWS for breach in breaches}
@@ -195,11 +182,5 @@ CELLS: dict[tuple[str, str], dict[str, str]] = {
     },
     # What a class says of its second order is lost under `vmap`.
     ("vmap level", "double-backward"): {"adopted-once": "RuntimeError"},
-    # Inductor drops the clone of a tensor that is handed beside it and written.
-    ("Inductor", "no-grad"): {
-        "kept-clone-columns": "wrong values",
-        "kept-clone-rows": "MutationError",
-        "kept-clone-whole": "MutationError",
-    },
 }
 """By executor and context: what happens with a subject."""

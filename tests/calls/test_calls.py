@@ -93,20 +93,9 @@ def test_a_context_around_the_backward_alone(context: str, executor: Executor) -
                 assert_close(torch.autograd.grad(loss, leaves), expected)
 
 
-LOST = pytest.mark.xfail(reason="Inductor drops the clone of an input that is written after it", strict=True)
-
-
 @pytest.mark.slow
 @pytest.mark.compile
-@pytest.mark.parametrize(
-    "subject",
-    [
-        pytest.param("swap", marks=LOST),
-        pytest.param("cycle", marks=LOST),
-        "rotate",
-        "momentum",
-    ],
-)
+@pytest.mark.parametrize("subject", ["swap", "cycle", "rotate", "momentum"])
 def test_inductor_writes_the_inputs_of_a_graph(subject: str) -> None:
     row = SUBJECTS[subject]
     given = [each.clone() for each in row.inputs()]

@@ -516,6 +516,57 @@ def test_only_stand_ins() -> None:
     assert not capabilities.only_stand_ins([Tensor, TwoTensor])
 
 
+def test_source_in_trace() -> None:
+    """Inductor reads what a copy was made of, unless `copy_in_trace` has made it."""
+    import torch._inductor.fx_passes.post_grad
+    from torch._subclasses.functional_tensor import FunctionalTensor
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    seen: dict[str, tuple[str, bool]] = {}
+
+    def function(x: Tensor) -> Any:
+        with capabilities.FUNCTIONALIZATION():
+            given: Any = FunctionalTensor.to_functional(x)
+            kept, filled = given.clone(), torch.empty_like(given).copy_(given)
+            values = {
+                "itself": given,
+                "a view": given[1:],
+                "a clone": kept,
+                "a view of a clone": kept[1:],
+                "written": filled,
+                "one of a list": torch.cat([given]),
+                "two of a list": torch.cat([given, given]),
+                "a product": given * 2,
+                "a copy that stays": capabilities.copy_in_trace(kept),
+            }
+            for name, value in values.items():
+                source, copied = capabilities.source_in_trace(value)
+                seen[name] = source.name.rstrip("_01"), copied
+            return FunctionalTensor.from_functional(kept)
+
+    make_fx(function)(torch.ones(3))
+    assert seen == {
+        "itself": ("x", False),
+        "a view": ("x", False),
+        "a clone": ("x", True),
+        "a view of a clone": ("x", True),
+        "written": ("x", True),
+        "one of a list": ("x", True),
+        "two of a list": ("cat", False),
+        "a product": ("mul", False),
+        "a copy that stays": ("where", False),
+    }
+    assert capabilities.source_in_trace(torch.ones(1)) == (None, False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool, torch.complex64])
+def test_copy_in_trace(dtype: torch.dtype) -> None:
+    x = torch.tensor([0, 1, -1, 3]).to(dtype)
+    copy = capabilities.copy_in_trace(x)
+    assert torch.equal(copy, x)
+    assert (copy.dtype, copy.data_ptr() == x.data_ptr()) == (dtype, False)
+
+
 def test_shard_of(mesh: Any) -> None:
     x = distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)]).requires_grad_()
     shard = capabilities.shard_of(x)

@@ -92,10 +92,10 @@ def flat_reference(
 ) -> Callable[..., Any]:
     """Return a reference with the operator's arguments that returns its results in a flat tuple."""
     flat = not isinstance(outputs, tuple) or outputs == tuple(range(len(outputs)))  # in the same order
-    if parameters.plain or not callable(reference):
-        check_attached(reference, "the reference", schema, operator)
-        if flat:
-            return reference
+    by_position = None if parameters.plain else parameters.names
+    check_attached(reference, "the reference", schema, operator, by_position)
+    if parameters.plain and flat:
+        return reference
 
     @functools.wraps(reference)
     def flattened(*values: Any) -> Any:

@@ -27,6 +27,7 @@ from opsmith.core.argument_types import (
     ArgumentType,
     ValueType,
 )
+from opsmith.core.call_arguments import REORDERED, reordered
 from opsmith.core.location import where
 from opsmith.core.results import Result, result_names
 from opsmith.core.schema import REQUIRED, Argument, Schema, schema_of
@@ -69,6 +70,11 @@ def matched(signature: capabilities.OperatorSchema, reference: Callable[..., Any
         raise mismatch.error(
             "the reference does not take the operator's arguments",
             "take as many arguments by position, and those after `*` under the same names",
+        )
+    if reordered([each.name for each in taken], [each.name for each in positional]):
+        raise mismatch.error(
+            f"the reference {REORDERED}",
+            "take the arguments in the operator's order, or give the parameters names of their own",
         )
     pairs = [*zip(positional, taken, strict=True), *((each, by_name[each.name]) for each in named)]
     arguments = tuple(_argument(declared, other, mismatch) for declared, other in pairs)

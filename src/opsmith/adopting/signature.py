@@ -19,6 +19,7 @@ import torch
 from opsmith import errors
 from opsmith.core.annotations import kind_of
 from opsmith.core.argument_types import NUMBER, OBJECT, TENSOR, VALUE_TYPES, ArgumentType, ValueType
+from opsmith.core.call_arguments import reordered
 from opsmith.core.forward_arguments import Form, ForwardArguments, Slot
 from opsmith.core.lowering import holds_tensor
 from opsmith.core.results import RESERVED
@@ -115,15 +116,16 @@ def arguments_of(
     described = list(written if stated is None else stated.parameters.values())
     variadic = bool(written) and written[-1].kind is inspect.Parameter.VAR_POSITIONAL
     fixed = len(written) - variadic
-    if stated is not None and (len(described) < fixed or (len(described) > fixed and not variadic)):
+    names = [[each.name for each in listed] for listed in (described, written)]
+    if len(described) < fixed or (len(described) > fixed and not variadic) or reordered(*names):
         raise errors.UsageError(
             f"`signature` does not fit `{function_class.__qualname__}.forward`",
             argument="signature",
-            expected=f"{fixed} argument{'s' * (fixed != 1)}: {', '.join(p.name for p in written)}",
-            got=f"{len(described)}: {', '.join(p.name for p in described)}",
+            expected=f"{fixed} argument{'s' * (fixed != 1)}: {', '.join(names[1])}",
+            got=f"{len(described)}: {', '.join(names[0])}",
             hint="name the arguments of forward, without `ctx`, in its order",
         )
-    carriers = _Carriers([each.name for each in described])
+    carriers = _Carriers(names[0])
     for position, parameter in enumerate(described):
         refuse_unwritable(parameter.name)
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL:

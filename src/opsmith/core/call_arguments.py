@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,7 +99,9 @@ def tensors_in(values: list[Any]) -> list[torch.Tensor]:
     return found
 
 
-def check_attached(function: Any, what: str, schema: Schema, operator: str) -> None:
+def check_attached(
+    function: Any, what: str, schema: Schema, operator: str, forward: Sequence[str] | None = None
+) -> None:
     """Refuse a kernel, fake kernel or stand-in that does not take the operator's arguments.
 
     Args:
@@ -107,32 +109,67 @@ def check_attached(function: Any, what: str, schema: Schema, operator: str) -> N
         what: Its description in messages.
         schema: The operator's signature.
         operator: The operator's name.
+        forward: Names of what it gets by position, where these are not the operator's arguments: those of
+            `forward`, the last of which may stand for several.
 
     Raises:
-        NotAFunctionError: If it cannot be called so.
+        NotAFunctionError: If it cannot be called so, or has these names in another order.
     """
-    names = listed(schema.names)
+    names = list(schema.names if forward is None else forward)
     if not callable(function):
         raise errors.NotAFunctionError(
             f"{what} is not a function",
             operator=operator,
-            expected=f"a function of {names}",
+            expected=f"a function of {listed(names)}",
             got=shown(function),
-            hint=f"write `def f({', '.join(schema.names)}): ...`",
+            hint=f"write `def f({', '.join(names)}): ...`",
         )
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
         return
-    keywords = dict.fromkeys(schema.names[schema.positional :])
+    by_position = names if forward is not None else names[: schema.positional]
+    reason = None
     try:
-        signature.bind(*schema.names[: schema.positional], **keywords)
+        if forward is None:
+            signature.bind(*by_position, **dict.fromkeys(names[schema.positional :]))
     except TypeError as error:
-        raise errors.NotAFunctionError(
-            f"{what} cannot be called as the operator is: {error}",
-            operator=operator,
-            expected=f"a function of {names}",
-            got=f"{getattr(function, '__name__', 'a function')}{signature}",
-            where=where(function),
-            hint=f"write `def f({', '.join(schema.names)}): ...`, even if it uses only some",
-        ) from error
+        problem, reason = f"cannot be called as the operator is: {error}", error
+        expected, hint = f"a function of {listed(names)}", "even if it uses only some"
+    else:
+        if not reordered(positional_names(signature), by_position):
+            return
+        problem = REORDERED
+        expected, hint = f"f({', '.join(names)})", "in this order, or give its parameters names of their own"
+    raise errors.NotAFunctionError(
+        f"{what} {problem}",
+        operator=operator,
+        expected=expected,
+        got=f"{getattr(function, '__name__', 'a function')}{signature}",
+        where=where(function),
+        hint=f"write `def f({', '.join(names)}): ...`, {hint}",
+    ) from reason
+
+
+REORDERED = "has the operator's names in another order, and gets the arguments by position"
+"""Fault of a function whose parameters are `reordered`, for messages."""
+
+
+def positional_names(signature: inspect.Signature) -> list[str]:
+    """Return the names of the parameters that a call by position fills, but that of `*args`."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [each.name for each in signature.parameters.values() if each.kind in kinds]
+
+
+def reordered(parameters: Sequence[str], names: Sequence[str]) -> bool:
+    """Return True if parameters, which get arguments by position, have some of their names in another order.
+
+    Example:
+        >>> reordered(("y", "x", "k"), ("x", "y", "by")), reordered(("a", "x"), ("x", "y"))
+        (True, False)
+    """
+    gets = {name: given for name, given in zip(parameters, names, strict=False) if name != given}
+    while ends := [name for name, given in gets.items() if given not in gets]:
+        for name in ends:
+            del gets[name]
+    return bool(gets)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,12 +11,18 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.core.backward_plan import takes_kernel
+from opsmith.core.call_arguments import tensors_in
 from opsmith.core.kernels import BuiltKernel, choose, refuse_strictly
 from opsmith.core.origins.declared import TRACED
 from opsmith.core.specification import Specification
+from opsmith.core.tensors import map_tensors
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autocast import autocast_of_call, noting_autocast
 from opsmith.torch_library.contract import run_call
+from opsmith.torch_library.writes import written_tensors
+
+INLINING = 2
+"""Number of the way in which references are inlined: another one makes compiled code on disk stale."""
 
 
 def inline_reference(
@@ -58,14 +65,53 @@ def inline_reference(
                 if now.inline is None:
                     refuse_strictly(choose(now.kernels, values)[1], now.name)
                 try:
-                    return reference(*args, **kwargs)
+                    results = reference(*args, **kwargs)
+                    return keep_copies(now, values, results) if now.schema.written else results
                 except errors.TransformError:
                     if now.origin.runs(TRACED, suspected=True):
                         raise
+            elif now.schema.written:
+                values = with_copies(now, values)
+                args, kwargs = now.schema.dispatched(values)
             found = traced(values)
         return mode.__torch_dispatch__(operator, types, args, kwargs) if found is None else returned(found)
 
     torch.library.register_torch_dispatch(overload, capabilities.FUNCTIONALIZATION, rule, lib=library)
+
+
+def with_copies(specification: Specification, values: list[Any]) -> list[Any]:
+    """Return the argument values of an operator that writes and is called, where copies of one another stay.
+
+    Else it reads what it writes, and not the copy that its caller has made before.
+    """
+    sources = [capabilities.source_in_trace(tensor)[0] for tensor in tensors_in(values)]
+    return [
+        map_tensors(partial(_kept, lambda source: sources.count(source) > 1, argument.alias), [value])[0]
+        for argument, value in zip(specification.schema.arguments, values, strict=True)
+    ]
+
+
+def keep_copies(specification: Specification, values: list[Any], results: Any) -> Any:
+    """Let copies of inputs stay that an inlined reference has written or returns; return its results.
+
+    Else they are read late: a graph ends with the writes into its inputs, one after the other.
+    """
+    for _, tensor in written_tensors(specification, values):
+        _kept(_is_input, True, tensor)
+    return map_tensors(partial(_kept, _is_input, False), [results])[0]
+
+
+def _is_input(source: Any) -> bool:
+    return source.op == "placeholder"  # type: ignore[no-any-return]
+
+
+def _kept(is_read: Callable[[Any], bool], written: Any, tensor: Tensor) -> Tensor:
+    """Return a tensor, with a value that Inductor does not drop as a copy of what it then reads."""
+    source, copied = capabilities.source_in_trace(tensor)
+    if not (copied and is_read(source)):
+        return tensor
+    copy = capabilities.copy_in_trace(tensor)
+    return tensor.copy_(copy) if written else copy
 
 
 def traced_results(specification: Specification, values: list[Any]) -> tuple[Any, ...] | None:
@@ -119,7 +165,8 @@ class CompiledCode:
         if capabilities.compiler_imported():
             from opsmith.core.source_hash import operator_hash  # a slow import, needed for compilation only
 
-            capabilities.mark_compiled_code(specification.name, operator_hash(specification))
+            token = f"{INLINING} {operator_hash(specification)}"
+            capabilities.mark_compiled_code(specification.name, token)
             self._marked = True
 
     def drop(self) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -74,20 +76,35 @@ def refuse_unwritable(specification: Specification, values: Sequence[Any]) -> No
     inference_mode = torch.is_inference_mode_enabled()
     # Names are made for errors alone: lists may be long, as those of an optimizer.
     for position, tensor in enumerate(tensors_in(_written_values(specification, values))):
-        if (tensor.is_inference() and not inference_mode) or not _owns_its_elements(tensor):
+        if (tensor.is_inference() and not inference_mode) or not owns_its_elements(tensor):
             name = list(written_tensors(specification, values))[position][0]
             raise _unwritable(specification, name, tensor)
     if not capabilities.recording():
         _refuse_shared_elements(specification, values)
 
 
-def _owns_its_elements(tensor: Tensor) -> bool:
+def owns_its_elements(tensor: Tensor) -> bool:
     """Return True if each element of a tensor has memory of its own, which holds its number."""
     if tensor.is_neg() or tensor.is_conj():
         return False
     if tensor.is_contiguous() or tensor.numel() == 0:
         return True
-    return all(stride or size == 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    if not _known_extent(tensor):
+        return all(stride or size == 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return not _meets_itself(tensor.shape, tensor.stride())
+
+
+@lru_cache(maxsize=4096)
+def _meets_itself(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Return True if several elements of a tensor are one in memory."""
+    steps = [(stride, size - 1) for size, stride in zip(shape, strides, strict=True) if size > 1]
+    for at, (size, limit) in enumerate(steps):
+        others = [*steps[:at], *steps[at + 1 :]]
+        back = sum(each * most for each, most in others)
+        # Two elements that lie some steps apart in one dimension are one by steps back in the others.
+        if _reach((*((each, 2 * most) for each, most in others), (size, limit - 1)), back - size):
+            return True
+    return False
 
 
 def _unwritable(specification: Specification, name: str, tensor: Tensor) -> errors.OpsmithError:
@@ -128,7 +145,8 @@ def _refuse_shared_elements(specification: Specification, values: Sequence[Any])
     for (name, tensor), storage in zip(every, storages, strict=True):
         places[name] = id(storage)
         grouped.setdefault(id(storage), []).append((name, tensor))
-    for name, tensor in written_tensors(specification, values):
+    written = dict(written_tensors(specification, values))
+    for name, tensor in written.items():
         for label, other in grouped[places[name]]:
             if label != name and shares_elements(tensor, other):
                 raise specification.error(
@@ -136,25 +154,23 @@ def _refuse_shared_elements(specification: Specification, values: Sequence[Any])
                     f"`{name}`, which is written, shares elements with `{label}`",
                     argument=label,
                     expected="tensors that share no element",
-                    hint=f"call it with `{label}.clone()`",
+                    hint=f"call it with `{label}.clone()`{', and copy the result back' * (label in written)}",
                 )
 
 
 def shares_elements(one: Tensor, other: Tensor) -> bool:
-    """Return True if two tensors are known to share elements, by torch's own rule for its operations.
+    """Return True if two tensors are known to share elements; `kv.unbind(1)` only interleaves them.
 
-    Tensors with gaps between their elements may be interleaved, as `kv.unbind(1)`, and count as apart unless
-    they are the same view. So do tensors of a trace whose sizes are symbols.
+    Tensors of a trace whose sizes are symbols count as apart.
     """
     if not (_known_extent(one) and _known_extent(other)):
         return False
     if not capabilities.shares_memory(one, other) or not (one.numel() and other.numel()):
         return False
-    (begin, end), (other_begin, other_end) = _extent(one), _extent(other)
-    if (begin, one.shape, one.stride()) == (other_begin, other.shape, other.stride()):
-        return True
-    dense = end - begin == one.nbytes and other_end - other_begin == other.nbytes
-    return dense and begin < other_end and other_begin < end
+    # The bytes of one from its beginning, and those of the other back from its end, make up the distance.
+    steps, others = _steps(one), _steps(other)
+    end = _begin(other) + sum(size * limit for size, limit in others)
+    return _reach((*steps, *others), end - _begin(one))
 
 
 def _known_extent(tensor: Tensor) -> bool:
@@ -163,8 +179,32 @@ def _known_extent(tensor: Tensor) -> bool:
     return all(isinstance(number, int) for number in numbers)
 
 
-def _extent(tensor: Tensor) -> tuple[int, int]:
-    """Return where a tensor with elements begins and ends in its storage, in bytes: fakes have no address."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    begin = int(tensor.storage_offset()) * tensor.element_size()
-    return begin, begin + (last + 1) * tensor.element_size()
+def _begin(tensor: Tensor) -> int:
+    """Return where a tensor begins in its storage, in bytes: fakes have no address."""
+    return int(tensor.storage_offset()) * tensor.element_size()
+
+
+def _steps(tensor: Tensor) -> tuple[tuple[int, int], ...]:
+    """Return the steps through a tensor with elements: the size in bytes and the number of each."""
+    item = tensor.element_size()
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return (*((stride * item, size - 1) for size, stride in pairs), (1, item - 1))
+
+
+@lru_cache(maxsize=4096)
+def _reach(steps: tuple[tuple[int, int], ...], distance: int) -> bool:
+    """Return True if steps of these sizes, up to so many of each, make up a distance."""
+    limits: Counter[int] = Counter()
+    for size, limit in steps:
+        limits[size] += limit
+    return _reach_by([(size, limits[size]) for size in sorted(limits, reverse=True) if size], distance)
+
+
+def _reach_by(steps: list[tuple[int, int]], distance: int) -> bool:
+    """Return True if steps of these sizes, the largest first, make up a distance."""
+    if not steps:
+        return distance == 0
+    (size, limit), *rest = steps
+    least = max(0, -((sum(size * limit for size, limit in rest) - distance) // size))
+    counts = range(min(limit, distance // size), least - 1, -1)
+    return any(_reach_by(rest, distance - size * count) for count in counts)

@@ -145,6 +145,28 @@ def test_other_parameters_than_the_operator_s(
     ]
 
 
+def test_parameters_in_another_order() -> None:
+    @opsmith.operator("cpp_messages::minus")
+    def minus(x: Tensor, y: Tensor) -> Tensor:
+        return x - y
+
+    of = "Contiguous<const float>"
+    text = f"void minus({of} {{}}, {of} {{}}, Contiguous<float> out) {{{{ out[0] = {{}}[0] - {{}}[0]; }}}}"
+    operator = minus.kernel("cpu", cpp=text.format("y", "x", "x", "y"))
+    with pytest.raises(errors.KernelSignatureError) as caught:
+        operator(torch.ones(1), torch.zeros(1))
+    assert str(caught.value).splitlines() == [
+        "cpp_messages::minus: the C++ kernel has the operator's names in another order, and gets the "
+        "arguments by position",
+        "  expected: (x, y, result)",
+        "  got: (Contiguous<const float> y, Contiguous<const float> x, Contiguous<float> out)",
+        f"  where: {operator.specification.kernels[0].where}",
+        "  hint: give the kernel its parameters in this order, or names of their own",
+    ]
+    for names in (("x", "y", "x", "y"), ("b", "a", "b", "a")):
+        assert minus.kernel("cpu", cpp=text.format(*names))(torch.ones(1), torch.zeros(1)).item() == 1.0
+
+
 RIGHT = ["Contiguous<const T> x", "double by", "Contiguous<T> y"]
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.core.call_arguments import tensors_in
+from opsmith.core.call_arguments import REORDERED, reordered, tensors_in
 from opsmith.core.kernels import BuiltKernel
 from opsmith.core.results import Result
 from opsmith.core.schema import Argument
@@ -138,6 +138,7 @@ def check_parameters(
     candidates: Sequence[Sequence[Parameter]],
     wanted: Sequence[Parameter],
     names: Sequence[str],
+    declared: Sequence[str] = (),
     given: str = "the operator's arguments and results",
 ) -> None:
     """Check the parameters of each candidate against the operator's arguments and results.
@@ -147,11 +148,20 @@ def check_parameters(
         candidates: Parameters of each instance of the kernel.
         wanted: Parameters for the arguments and then the results.
         names: Names of arguments and results.
+        declared: The parameters in the text, where they get these in order.
         given: Words for what the kernel gets.
 
     Raises:
-        KernelSignatureError: If a candidate has other parameters.
+        KernelSignatureError: If a candidate has other parameters, or the text has them in another order.
     """
+    if reordered([re.split(r"\W+", each)[-1] for each in declared], names):
+        raise kernel.error(
+            errors.KernelSignatureError,
+            f"the {kernel.language} kernel {REORDERED}",
+            expected=f"({', '.join(names)})",
+            got=f"({', '.join(declared)})",
+            hint="give the kernel its parameters in this order, or names of their own",
+        )
     for candidate in candidates:
         pairs = [*zip(candidate, wanted, names, strict=False)]
         name, hint, shown = None, None, [*map(str, wanted)]

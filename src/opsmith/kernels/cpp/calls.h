@@ -212,34 +212,62 @@ inline bool raise_versions(const Signed& signature, const Arguments& arguments) 
   });
 }
 
+// Steps of one size in bytes, and how many there may be.
+struct Step {
+  int64_t size, limit;
+};
+
+// True if steps, the largest first, make up a distance.
+inline bool reach(const Step* step, const Step* last, int64_t distance) {
+  if (step == last) return distance == 0;
+  int64_t rest = 0;
+  for (const Step* other = step + 1; other != last; ++other) rest += other->size * other->limit;
+  const int64_t least = distance > rest ? (distance - rest + step->size - 1) / step->size : 0;
+  for (int64_t count = std::min(step->limit, distance / step->size); count >= least; --count)
+    if (reach(step + 1, last, distance - count * step->size)) return true;
+  return false;
+}
+
 struct Extent {
   const char *begin, *end;
   RawTensor raw;
-  bool written, dense;
+  bool written;
+  int64_t item;
 };
 
-// True if a written tensor shares elements with another one, as far as strides tell: `shares_elements` of writes.py.
+// True if two tensors share elements: `shares_elements` of writes.py.
+inline bool meet(const Extent& one, const Extent& other) {
+  Inline<Step, 16> steps;
+  for (const Extent* each : {&one, &other}) {
+    steps.push({1, each->item - 1});
+    for (int64_t at = 0; at < each->raw.dim; at++)
+      if (each->raw.strides[at]) steps.push({each->raw.strides[at] * each->item, each->raw.sizes[at] - 1});
+  }
+  Step *first = steps.data(), *last = first;
+  std::sort(first, first + steps.size(), [](const Step& a, const Step& b) { return a.size > b.size; });
+  for (Step* each = first; each != first + steps.size(); ++each)
+    if (last != first && last[-1].size == each->size)
+      last[-1].limit += each->limit;
+    else
+      *last++ = *each;
+  return reach(first, last, other.end - 1 - one.begin);
+}
+
+// True if a written tensor shares elements with another one.
 inline bool shares_written(const Signed& signature, const Arguments& arguments) {
   Inline<Extent, 8> extents;
   every(signature, arguments, [&](const RawTensor& raw, size_t tensor, size_t argument) {
     const int32_t dtype = arguments.dtypes[tensor];
-    size_t bytes = extent(dtype, raw.dim, raw.sizes, raw.strides), dense = item_size(dtype);
-    for (int64_t at = 0; at < raw.dim; at++) dense *= size_t(raw.sizes[at]);
+    const size_t bytes = extent(dtype, raw.dim, raw.sizes, raw.strides);
     const char* begin = static_cast<const char*>(raw.data);
-    if (bytes) extents.push({begin, begin + bytes, raw, signature[argument].written, bytes == dense});
+    if (bytes) extents.push({begin, begin + bytes, raw, signature[argument].written, int64_t(item_size(dtype))});
     return true;
   });
   Extent *first = extents.data(), *last = first + extents.size();
   std::sort(first, last, [](const Extent& one, const Extent& other) { return one.begin < other.begin; });
   for (Extent* one = first; one != last; ++one)
-    for (Extent* other = one + 1; other != last && other->begin < one->end; ++other) {
-      if (!one->written && !other->written) continue;
-      const RawTensor &a = one->raw, &b = other->raw;
-      const size_t bytes = 8 * size_t(a.dim);
-      const bool same = a.data == b.data && a.dim == b.dim && !std::memcmp(a.sizes, b.sizes, bytes) &&
-                        !std::memcmp(a.strides, b.strides, bytes);
-      if (same || (one->dense && other->dense)) return true;
-    }
+    for (Extent* other = one + 1; other != last && other->begin < one->end; ++other)
+      if ((one->written || other->written) && meet(*one, *other)) return true;
   return false;
 }
 }  // namespace opsmith

@@ -335,9 +335,10 @@ class CppKernel(BuiltKernel[CppSource]):
         arguments = cpp_arguments(self)
         wanted = [*arguments, *(Parameter("Tensor", written=True) for _ in schema.results)]
         names = [*schema.names, *(result.name for result in schema.results)]
+        declared = self.source.declared_parameters()
         try:
             library = self._library()
-            check_parameters(self, library.candidates, wanted, names)
+            check_parameters(self, library.candidates, wanted, names, declared)
             self._check_sizes(library)
             text = schema.void.text("", with_hidden=True)
             results = len(schema.results)
@@ -348,7 +349,6 @@ class CppKernel(BuiltKernel[CppSource]):
             return loaded
         except (errors.CompileError, errors.KernelSignatureError, errors.ToolchainError) as error:
             # Until `reload`: a call looks at no file.
-            declared = self.source.declared_parameters()
             self._refused = misdeclared(self, error, declared, wanted, names)
             raise self._refused from error.__cause__
 

@@ -153,7 +153,8 @@ def check_cuda_parameters(
     has_scratch = not {*passed} <= {*schema.names, *results}
     given = "the operator's arguments and results" + " and the scratch buffers" * has_scratch
     given = given if call is None else f"what the launch `{call}` gives it"
-    check_parameters(kernel, [parameters], wanted, passed, given)
+    declared = kernel.source.declared_parameters() if call is None else ()  # a launch names what it gives
+    check_parameters(kernel, [parameters], wanted, passed, declared, given)
 
 
 def wanted_parameters(kernel: BuiltKernel[Any], passed: Sequence[str]) -> list[CudaParameter]:

@@ -286,9 +286,11 @@ CAPABILITIES = {
             instead="the operator is opaque in compiled code, which runs it whole",
             provides=(
                 "FUNCTIONALIZATION",
+                "copy_in_trace",
                 "exporting",
                 "only_stand_ins",
                 "run_in_traces",
+                "source_in_trace",
                 "symbolic_functions",
                 "traced",
             ),

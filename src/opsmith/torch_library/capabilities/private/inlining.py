@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
 FUNCTIONALIZATION: type = FunctionalTensorMode
 """The mode in which a trace replaces in-place operations, and operators by their references."""
@@ -33,6 +35,40 @@ def traced(tensors: Sequence[Tensor]) -> bool:
         isinstance(each, FunctionalTensor | FakeTensor) or torch.SymInt in map(type, each.shape)
         for each in tensors
     )
+
+
+def source_in_trace(tensor: Tensor) -> tuple[Any, bool]:
+    """Return the node of a trace that Inductor reads for a tensor, and True if it drops a copy before.
+
+    It drops operations that change no number, such as a clone, even where what they have copied is written
+    later. Without a trace for Inductor the node is None.
+    """
+    passes, mode = sys.modules.get("torch._inductor.fx_passes.post_grad"), get_proxy_mode()
+    if passes is None or mode is None or not isinstance(tensor, FunctionalTensor):
+        return None, False
+    slot = get_proxy_slot(FunctionalTensor.from_functional(tensor), mode.tracer, None)
+    if slot is None:
+        return None, False
+    node, copied = slot.proxy.node, False
+    while (source := _unchanged(node, passes)) is not None:
+        node, copied = source, copied or not node.target.is_view
+    return node, copied
+
+
+def _unchanged(node: Any, passes: Any) -> Any:
+    """Return the node that another one is a view of, or a copy that Inductor drops; None if it is neither."""
+    if getattr(node.target, "is_view", False):
+        return node.args[0]
+    _, at = passes.noop_registry.get(node.target, (None, None))
+    if at is None:
+        return None
+    source = node.args[at] if isinstance(at, int) else at(node.args)
+    return source if hasattr(source, "target") and passes.same_meta(node, source) else None
+
+
+def copy_in_trace(tensor: Tensor) -> Tensor:
+    """Return a copy that Inductor fuses, and does not drop."""
+    return torch.where(torch.ones((), dtype=torch.bool, device=tensor.device), tensor, tensor)
 
 
 def symbolic_functions() -> dict[str, Callable[[Any], Any]]:
