@@ -98,7 +98,13 @@ def no_storage(x: Tensor) -> None:
     x.untyped_storage().resize_(0)
 
 
-CHANGES = [resized, transposed, other_data, a_part_of_it, no_storage]
+CHANGES = {
+    resized: "shape [7], strides [1]",
+    transposed: "shape [2, 2], strides [1, 2]",
+    other_data: "other memory",
+    a_part_of_it: "shape [1, 2], strides [2, 1]",
+    no_storage: "other memory",
+}
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -136,6 +142,7 @@ def test_what_is_written_keeps_its_shape_and_memory(calls: str, change: Callable
         errors.MetadataError, match="it gave `x` another shape, other strides or other memory"
     ) as got:
         operator(torch.ones(2, 2))
+    assert got.value.got == f"{CHANGES[change]} after the call"
     assert "hint: write `x.copy_(...)`" in str(got.value)
 
 

@@ -47,6 +47,8 @@ def named_by(error: BaseException) -> NamedFault:
     for kind, cause in _OURS.items():
         if isinstance(error, kind):
             return NamedFault(cause)
+    if isinstance(error, errors.MetadataError):
+        return NamedFault("shape" if str(error.got).startswith("shape") else "not-written")
     if isinstance(error, errors.MutationError):
         written = error.argument or ""
         return NamedFault("mutates-grad-output" if written.startswith("grad") else "mutates-input")
@@ -67,7 +69,6 @@ _OURS: dict[type[errors.OpsmithError], str] = {
     errors.AliasError: "aliases-input",
     errors.GraphCutError: "second-order",
     errors.IntegerResultError: "dtype",
-    errors.MetadataError: "shape",
 }
 """Errors of ours that each stand for one fault."""
 

@@ -236,7 +236,8 @@ def _read_outside(subject: Subject, limit_s: float) -> tuple[Failure, ...]:
     """The failures of calls that depend on memory outside of what they are given."""
     if not (subject.specification.kernels or subject.kind.in_library):  # torch holds its own code to bounds
         return ()
-    more = replace(subject, samples=(*subject.samples, *kernel_sizes(subject)))
+    sizes = kernel_sizes(subject.by_reference() if limit_s else subject)
+    more = replace(subject, samples=(*subject.samples, *sizes))
     found = run(READS, more, limit_s).failures
     return tuple(each for each in found if each.cause == OUTSIDE)  # the properties report what it raises
 

@@ -286,12 +286,15 @@ class Contract:
         for tensor, state in zip(self._written(values), before.written, strict=True):
             if not state.is_placed(tensor):
                 name = name_of(tensor, self.specification.schema, values)
+                got = f"shape {list(tensor.shape)}, strides {list(tensor.stride())}"
+                if (tensor.shape, tensor.stride()) == state.form[:2]:
+                    got = "other memory"
                 raise self.specification.error(
                     errors.MetadataError,
                     f"it gave `{name}` another shape, other strides or other memory",
                     argument=name,
                     expected="new numbers in the memory that it has",
-                    got=f"shape {list(tensor.shape)}, strides {list(tensor.stride())} after the call",
+                    got=f"{got} after the call",
                     where=where(function),
                     hint=f"write `{name}.copy_(...)`; return a new tensor for a result of another shape",
                 )

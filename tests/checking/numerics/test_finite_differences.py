@@ -273,6 +273,26 @@ def test_of_a_large_argument_some_elements_and_directions_stand_for_all() -> Non
     assert len(found.along) == 8
 
 
+ILL_CONDITIONED: dict[str, Callable[[Tensor], Tensor]] = {
+    "inverse": torch.linalg.inv,
+    "inverse twice": lambda x: torch.linalg.matrix_power(torch.linalg.inv(x), 2),
+    "one number": lambda x: 1 / torch.linalg.det(x),
+}
+
+
+@pytest.mark.parametrize("condition", [1e5, 1e6, 1e7])
+@pytest.mark.parametrize("name", ILL_CONDITIONED)
+def test_a_step_as_short_as_the_rounding_of_the_argument_is_not_trusted(name: str, condition: float) -> None:
+    """Numbers near 1 move by whole roundings: along such a step, all of them by the same distance."""
+    for seed in range(6):
+        x = torch.ones(4, 4, dtype=DOUBLE) + random(4, 4, seed=seed) / condition
+        found, grad = numerical(ILL_CONDITIONED[name], x, elements=1, seed=seed)
+        right = through_autograd(ILL_CONDITIONED[name], x, grad)
+        assert len(found.along) == 8
+        assert found.judge(right) is None
+        assert found.judge(1.01 * right) is not None
+
+
 @pytest.mark.slow
 def test_a_sum_of_many_elements_keeps_its_digits() -> None:
     found, grad = numerical(torch.sum, random(1500))

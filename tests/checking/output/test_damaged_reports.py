@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ FILE = Path("folder/before.json")
 SEEDS = range(400)
 DERIVED = {"passed", "errors", "warnings", "limits", "seconds", "compile_seconds"}
 """Keys that a report computes from its outcomes."""
+ADDED: dict[str, Any] = {"unverified": []}
+"""Keys of a report that were added within its version, with the value of a report that lacks them."""
 
 EVIDENCE = {"got": math.nan, "index": (2, 0), "also fits": {"scale": {"factor": -1.0, "error": 3e-16}}}
 FAILURES = (
@@ -46,10 +49,14 @@ REPORT = Report(
 )
 
 
+UNCHECKED = [{"operator": None, "file": "file.py", "message": "no samples"}]
+
+
 def kept(written: Any, read: Any) -> bool:
     """Return True if all that a report wrote stands in the document that it was read from."""
     if isinstance(written, dict):
-        return all(kept(value, read[key]) for key, value in written.items() if key not in DERIVED)
+        there = {**ADDED, **read}
+        return all(kept(value, there[key]) for key, value in written.items() if key not in DERIVED)
     if isinstance(written, list):
         return len(written) == len(read) and all(map(kept, written, read))
     return bool(written == read)
@@ -63,7 +70,7 @@ def test_damaged_reports_are_read_right_or_refused(form: str) -> None:
         "one": REPORT.to_dict(),
         "several": [REPORT.to_dict(), other],
         "command": {"schema": 4, "passed": False, "reports": [REPORT.to_dict(), other]}
-        | {"unchecked": [{"operator": None, "message": "no samples"}], "interrupted": False},
+        | {"unchecked": UNCHECKED, "interrupted": False},
     }
     assert all(str(each) for each in read_reports(json.dumps(documents[form])).values())
     right = refused = 0
@@ -86,6 +93,15 @@ def test_damaged_reports_are_read_right_or_refused(form: str) -> None:
     sys.stdout.write(f"{len(SEEDS)} damaged: {right} read right, {refused} refused\n")
     assert right > 20
     assert right + refused == len(SEEDS)
+
+
+def test_a_report_from_before_a_key_was_added_is_read() -> None:
+    old = {key: value for key, value in REPORT.to_dict().items() if key not in ADDED}
+    unchecked = [{"operator": None, "message": "no samples"}]
+    command = {"schema": 4, "passed": False, "reports": [old], "unchecked": unchecked, "interrupted": False}
+    (report,) = read_reports(json.dumps(command)).values()
+    assert report == replace(REPORT, unverified=(), outcomes=report.outcomes)
+    assert len(report.outcomes) == len(REPORT.outcomes)
 
 
 @pytest.mark.parametrize("text", ["[" * BRACKETS, '{"a":' * BRACKETS], ids=["lists", "objects"])

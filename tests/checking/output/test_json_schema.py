@@ -25,6 +25,8 @@ REPORT: dict[str, Any] = {"$ref": "#/$defs/report", "$defs": RUN["$defs"]}
 VALIDATORS = {
     name: jsonschema.Draft202012Validator(schema) for name, schema in {"run": RUN, "report": REPORT}.items()
 }
+ADDED = {"file", "unverified"}
+"""Keys that were added within the version: opsmith writes them, and reads reports without them."""
 FAST = ("--only", "forward", "--only", "gradient")
 
 FAILURE = Failure(
@@ -74,7 +76,7 @@ def pairs(read: Any, schema: dict[str, Any]) -> Iterator[tuple[set[str], set[str
             yield from pairs(each, schema["items"])
     elif isinstance(read, dict) and "required" in schema:
         yield set(read), set(schema["properties"])
-        assert set(schema["required"]) == set(schema["properties"])
+        assert set(schema["required"]) == set(schema["properties"]) - ADDED
         for name, each in read.items():
             yield from pairs(each, schema["properties"][name])
 

@@ -226,6 +226,28 @@ def test_check_goes_on_after_a_kernel_has_died() -> None:
     assert told[-1] == ""
 
 
+def test_kernels_run_in_child_processes_alone(tmp_path: Path) -> None:
+    """Inputs are derived by the reference: a kernel that damages memory or never returns ends nothing."""
+    log = tmp_path / "processes"
+
+    @opsmith.operator("isolation::traced")
+    def traced(x: Tensor) -> Tensor:
+        return x * 2
+
+    @traced.kernel("cpu")
+    def _(x: Tensor) -> Tensor:
+        with log.open("a") as file:
+            file.write(f"{os.getpid()} ")
+        return x * 2
+
+    samples = [(torch.ones(3),), (torch.ones(2, 3),)]
+    report = opsmith.check(traced, samples=samples, only=["forward"], effort="quick", isolate=60)
+    assert report.failures == (), str(report)
+    processes = {int(each) for each in log.read_text().split()}
+    assert processes
+    assert os.getpid() not in processes
+
+
 @opsmith.operator("isolation::shallow")
 def shallow(x: Tensor) -> Tensor:
     return x * 2

@@ -49,8 +49,9 @@ SAYS = {
         "`.copy_(...)` does"
     ),
     "in_place_decay_that_lays_other_memory_under": (
-        "a call lays other memory, or another shape, under `state` (`.data = `, `resize_`), and does not "
-        "write into its own, which others share: write into that, as `.copy_(...)` does"
+        "it gave `state` another shape, other strides or other memory\n  argument: state\n  expected: new "
+        "numbers in the memory that it has\n  got: other memory after the call\n  hint: write "
+        "`state.copy_(...)`"
     ),
     "in_place_store_of_one_row_too_many": (
         "a call writes into `cache` where the reference leaves it as it is: at [1, 0] it is "

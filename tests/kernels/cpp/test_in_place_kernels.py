@@ -478,7 +478,7 @@ def test_wrong_parameters_are_named() -> None:
     reads.kernel("cpu", cpp="void reads(View<const float> x, View<const float> y) {}")
     with pytest.raises(errors.KernelSignatureError) as caught:
         reads(torch.ones(2), torch.ones(2))
-    assert "expected: (View<T> x, View<const T> y)" in message(caught)
+    assert "expected: (View<float> x, View<const float> y)" in message(caught)
     assert "got: (View<const float32>, View<const float32>)" in message(caught)
     listed = declare("listed", "parameters", "buffer")(step.reference)
     listed.kernel(
@@ -489,10 +489,16 @@ def test_wrong_parameters_are_named() -> None:
     with pytest.raises(errors.KernelSignatureError) as caught:
         listed([torch.ones(2)], [torch.ones(2)], None, 1.0)
     expected = (
-        "(List<View<T>> parameters, List<View<const T>> slopes, std::optional<View<T>> buffer, double rate)"
+        "(List<View<float>> parameters, List<View<const float>> slopes, std::optional<View<float>> buffer, "
+        "double rate)"
     )
     assert f"expected: {expected}" in message(caught)
     assert "got: (List<View<const float32>>, List<View<float32>>, " in message(caught)
+    rightly = declare("rightly", "parameters", "buffer")(step.reference)
+    rightly.kernel("cpu", cpp=f"void rightly{expected} {{ parameters[0](0) -= rate * slopes[0](0); }}")
+    x = torch.ones(1)
+    rightly([x], [torch.ones(1)], None, 0.25)
+    assert x.item() == 0.75
 
 
 @pytest.mark.slow

@@ -382,12 +382,14 @@ def derivative_along(
         noise: Its noise.
         direction: Move of every coordinate, by about its own size.
     """
-    noise_level = float(noise.levels.norm())
     weight = float(line.weighed.norm())
 
     def moved(step: float) -> tuple[float, float]:
         return step, float(line.along(direction, step).sum())
 
+    # Rounding of what is moved: along the direction of the measured noise, the slope may be small by chance.
+    rounded = line.unit * abs(moved(noise.step)[1]) / noise.step
+    noise_level = max(float(noise.levels.norm()), rounded if math.isfinite(rounded) else 0.0)
     size = max(float(noise.slopes.norm()), SMALL * weight, NOISY * float(noise.expected.norm()) / noise.step)
     steps = [noise.step / 8**exponent for exponent in range(FINER + 1)]
     found = slope(moved, steps, noise_level, size, GOAL)

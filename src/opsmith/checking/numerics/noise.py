@@ -104,7 +104,8 @@ def noise_of(line: DirectionalFunction, generator: torch.Generator) -> Noise:
     slopes = torch.where(agrees, plateau.nan_to_num(0.0, 0.0, 0.0), 0.0)
     beside = measured / torch.maximum(size, slopes.abs())
     precision = _typical(beside[agrees & beside.isfinite()])
-    precision = precision if precision <= COARSEST else 0.0
+    # A moved argument is rounded, too: a step that is short beside its unit is not the step that is made.
+    precision = max(precision if precision <= COARSEST else 0.0, line.unit)
     expected = torch.maximum(precision * torch.maximum(size, slopes.abs()), line.rounding * size)
     levels = torch.maximum(measured, expected)
     rounding = float(line.rounding.max()) if line.rounding.numel() else 0.0

@@ -110,10 +110,10 @@ def never_written(subject: Subject, found: WriteFindings) -> Findings:
         else:
             at, writer = "`mutates=`", "the reference"
             if isinstance(found.operator, LibraryWrite):
-                at, writer = "`mutates_args=`, or in its schema", "the operator"
+                at, writer = "`mutates_args=` or its schema", "the operator"
             words, cause = (
                 f"`{name}` is declared in {at}, and {writer} writes into it on no sample: take it "
-                "out there, or write into it, as `.copy_(...)` does",
+                f"out of {at}, or write into it, as `.copy_(...)` does",
                 "not-written",
             )
         yield Failure(NAME, name, cause, words, specification.where)
