@@ -26,7 +26,10 @@ FAULTS: dict[str, dict[str, str]] = {
         "generator_argument": "cannot trace an operation that is given a generator made on the way",
     },
     "2.14": {"from_outside": _TANGENT},
-    "2.15": {"from_outside": _TANGENT},
+    "2.15": {
+        "from_outside": _TANGENT,
+        "used_later": "compiled code reads a clone after an operator has written its original",
+    },
 }
 """What torch does wrong, by what a test calls the case."""
 

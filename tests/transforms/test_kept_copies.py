@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from faults_of_torch import marked
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -170,7 +171,7 @@ def test_an_inlined_reference_keeps_an_old_value(case: str, dynamic: bool) -> No
     is_eager(lambda *given: function(*given), [torch.randn(4, 3) for _ in range(count)], dynamic=dynamic)
 
 
-@pytest.mark.parametrize(("case", "dynamic"), chosen(CALLED, 3))
+@pytest.mark.parametrize(("case", "dynamic"), marked(chosen(CALLED, 3)))
 def test_a_caller_keeps_an_old_value(case: str, dynamic: bool) -> None:
     is_eager(CALLED[case], [torch.randn(3, 4)], dynamic=dynamic)
 

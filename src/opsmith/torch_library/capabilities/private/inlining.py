@@ -62,7 +62,7 @@ def _unchanged(node: Any, passes: Any) -> Any:
     _, at = passes.noop_registry.get(node.target, (None, None))
     if at is None:
         return None
-    source = node.args[at] if isinstance(at, int) else at(node.args)
+    source = node.args[at] if isinstance(at, int) else node.all_input_nodes[0]  # of a list
     return source if hasattr(source, "target") and passes.same_meta(node, source) else None
 
 
