@@ -1,7 +1,8 @@
 """Check finds every planted fault, names nine of ten rightly, and lets every right operator pass.
 
 Before a push, one fault of each cause and a sixth of the right operators run at one seed of `quick`. All of
-both corpora at three seeds of `quick`, and at one of the default effort, are slow.
+both corpora at two seeds of `quick`, the second of which is 1 and 2 in turn, and at one of the default effort
+are slow.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def group(corpus: str, seed: int, effort: str) -> pytest.MarkDecorator:
 
 
 def cases(values: Iterable[Any], corpus: Callable[[Any], str], short: Collection[Any]) -> list[Any]:
-    """Each value in each run; of the first run, `short` alone is not slow."""
+    """Each value in its runs; of the first run, `short` alone is not slow."""
     return [
         pytest.param(
             value,
@@ -97,7 +98,8 @@ def cases(values: Iterable[Any], corpus: Callable[[Any], str], short: Collection
             ],
         )
         for run, (seed, effort) in enumerate(RUNS)
-        for value in values
+        for at, value in enumerate(values)
+        if run not in (1, 2) or at % 2 == run % 2
     ]
 
 
@@ -120,9 +122,19 @@ def test_a_right_operator_passes(name: str, seed: int, effort: str) -> None:
     assert not report.warnings, str(report)
 
 
-@pytest.mark.parametrize(("corpus", "seed", "effort"), cases(CORPORA, str, ()))
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("corpus", "seed", "effort"),
+    [
+        pytest.param(corpus, *run, id=f"{corpus}-{run[1]}-{run[0]}", marks=group(str(corpus), *run))
+        for run in RUNS
+        for corpus in CORPORA
+    ],
+)
 def test_most_faults_are_named_rightly(corpus: Corpus, seed: int, effort: str) -> None:
-    assert_named({name: report_on(name, seed, effort) for name in corpus.planted}, f"{corpus}")
+    ran = {case.values for case in FAULTS}
+    names = [name for name in corpus.planted if (name, seed, effort) in ran]
+    assert_named({name: report_on(name, seed, effort) for name in names}, f"{corpus}")
 
 
 @pytest.mark.slow
