@@ -287,7 +287,7 @@ class Contract:
             if not state.is_placed(tensor):
                 name = name_of(tensor, self.specification.schema, values)
                 got = f"shape {list(tensor.shape)}, strides {list(tensor.stride())}"
-                if (tensor.shape, tensor.stride()) == state.form[:2]:
+                if (tensor.shape, tensor.stride()) == (state.shape, state.strides):
                     got = "other memory"
                 raise self.specification.error(
                     errors.MetadataError,
