@@ -1,0 +1,169 @@
+"""The table of known calls: which calls are validated in full, and which take a route."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+import opsmith
+from opsmith import errors
+from opsmith.torch_library.calls import routes
+from opsmith.torch_library.registration import DispatcherRegistration
+
+
+@pytest.fixture
+def in_full(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the operators whose calls are validated in full; no call goes past the dispatcher."""
+    names: list[str] = []
+    call = DispatcherRegistration._call_in_full
+
+    def noted(self: DispatcherRegistration, *args: Any) -> Any:
+        names.append(self.specification.name)
+        return call(self, *args)
+
+    monkeypatch.setattr(DispatcherRegistration, "_call_in_full", noted)
+    monkeypatch.setattr(DispatcherRegistration, "fast_path", lambda *args: None)
+    return names
+
+
+def scaled(x: Tensor, w: Tensor, by: float = 2.0) -> Tensor:
+    return x * w * by
+
+
+def declared(name: str) -> Any:
+    operator = opsmith.operator(name)(scaled)
+    return operator.gradients(x=lambda grad, w, by: grad * w * by, w=lambda grad, x, by: grad * x * by)
+
+
+def right(operator: Any, x: Tensor, w: Tensor, **given: float) -> None:
+    """Compare values and gradients with the plain function's."""
+    assert_close(operator(x, w, **given), scaled(x, w, **given))
+    inputs = [each for each in (x, w) if each.requires_grad]
+    if inputs:
+        found = torch.autograd.grad(operator(x, w, **given).sum(), inputs)
+        assert_close(found, torch.autograd.grad(scaled(x, w, **given).sum(), inputs))
+
+
+CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "another dtype": lambda x: x.double(),
+    "another rank": lambda x: x[None],
+    "a parameter": torch.nn.Parameter,
+    "one that requires a gradient": lambda x: x.clone().requires_grad_(),
+    "a complex one": lambda x: x.cfloat(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_signature_is_validated_once(name: str, change: str, in_full: list[str]) -> None:
+    operator, x, w = declared(name), torch.randn(3), torch.randn(3)
+    for _ in range(3):
+        right(operator, x, w)
+    right(operator, torch.randn(5), torch.randn(1), by=3.0)  # sizes and numbers are no part of it
+    right(operator, torch.randn(6)[::2], torch.randn(1).expand(3))
+    assert in_full == [name]
+    for _ in range(3):
+        right(operator, CHANGES[change](x), w)
+    assert in_full == [name] * 2
+
+
+def test_grad_mode_is_part_of_a_signature(name: str, in_full: list[str]) -> None:
+    operator, x = declared(name), torch.randn(3, requires_grad=True)
+    for _ in range(3):
+        right(operator, x, torch.randn(3))
+        with torch.no_grad():
+            assert not operator(x, torch.randn(3)).requires_grad
+    assert in_full == [name] * 2
+
+
+@pytest.mark.parametrize("context", [torch.inference_mode, lambda: torch.autograd.forward_ad.dual_level()])
+def test_a_context_that_the_keys_do_not_tell_is_validated_each_time(
+    name: str, context: Any, in_full: list[str]
+) -> None:
+    operator, x, w = declared(name), torch.randn(3), torch.randn(3)
+    right(operator, x, w)
+    with context():
+        for _ in range(3):
+            assert_close(operator(x, w), scaled(x, w))
+    right(operator, x, w)
+    assert len(in_full) in (1, 4)  # inference mode does not reach the key `Autograd`
+
+
+def test_inference_tensors_have_no_route(name: str, in_full: list[str]) -> None:
+    operator, w = declared(name), torch.randn(3)
+    right(operator, w, w)
+    with torch.inference_mode():
+        x = torch.randn(3)
+    for _ in range(2):
+        assert_close(operator(x, w), scaled(x, w))
+    assert in_full == [name] * 3
+
+
+def test_lists_of_other_lengths(name: str, in_full: list[str]) -> None:
+    @opsmith.operator(name)
+    def paired(xs: list[Tensor], ys: list[Tensor]) -> Tensor:
+        return torch.stack(xs).sum(0) - torch.stack(ys).sum(0)
+
+    x, y, z = torch.randn(3, 4)
+    for _ in range(3):
+        assert_close(paired([x, y], [z]), x + y - z)
+        assert_close(paired([x], [y, z]), x - (y + z))
+    assert in_full == [name] * 2
+
+
+def test_a_new_declaration_forgets_routes(name: str, in_full: list[str]) -> None:
+    operator, x, w = declared(name), torch.randn(3), torch.randn(3)
+    for _ in range(2):
+        right(operator, x, w)
+    operator.kernel("cpu", lambda x, w, by: x * w * by + 1)
+    assert_close(operator(x, w), scaled(x, w) + 1)
+    assert in_full == [name] * 2
+
+
+def test_a_known_call_is_held_to_the_contract(name: str, in_full: list[str]) -> None:
+    switch = {"writes": False, "returns": False}
+
+    def reference(x: Tensor, w: Tensor) -> Tensor:
+        if switch["writes"]:
+            x.add_(1)
+        return w.view_as(w) if switch["returns"] else x * w
+
+    operator = opsmith.operator(name)(reference)
+    for _ in range(2):
+        operator(torch.ones(3), torch.ones(3))
+    switch["writes"] = True
+    with pytest.raises(errors.MutationError, match="argument: x"):
+        operator(torch.ones(3), torch.ones(3))
+    switch.update(writes=False, returns=True)
+    with pytest.raises(errors.AliasError, match="shares memory with its input `w`"):
+        operator(torch.ones(3), torch.ones(3))
+    assert in_full == [name]
+
+
+def test_shapes_are_compared_in_each_call(name: str, in_full: list[str]) -> None:
+    operator = opsmith.operator(name, shapes="x: N, w: N -> N")(lambda_of_two)
+    for _ in range(2):
+        operator(torch.ones(3), torch.ones(3))
+    with pytest.raises(errors.ShapeError):
+        operator(torch.ones(3), torch.ones(2))
+    assert in_full == [name] * 2
+
+
+def lambda_of_two(x: Tensor, w: Tensor) -> Tensor:
+    return x * w
+
+
+def test_a_table_does_not_grow_for_ever(
+    name: str, monkeypatch: pytest.MonkeyPatch, in_full: list[str]
+) -> None:
+    monkeypatch.setattr(routes, "MAX_ROUTES", 2)
+    operator = declared(name)
+    for _ in range(2):
+        for rank in range(4):
+            x = torch.randn([2] * rank)
+            right(operator, x, x)
+    assert len(operator._registration._routes._routes) <= 2
