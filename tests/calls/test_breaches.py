@@ -161,7 +161,6 @@ BY_POSITION: dict[str, tuple[Callable[..., Any], bool, Callable[[Any], Any]]] = 
 """Functions that are called by position, and have the operator's own names in another order."""
 
 
-@pytest.mark.xfail(reason="the names of a function that is called by position are not looked at", strict=True)
 @pytest.mark.parametrize("kind", BY_POSITION)
 def test_own_names_in_another_order_are_refused(kind: str) -> None:
     reference, opaque, attach = BY_POSITION[kind]
