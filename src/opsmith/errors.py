@@ -261,6 +261,9 @@ class MutationError(OpsmithError, RuntimeError):
 class MetadataError(MutationError):
     """A reference or kernel gave an argument that it writes another shape, other strides or other memory."""
 
+    moved = False
+    """True for other memory, in the same shape and strides."""
+
 
 class NondeterministicError(OpsmithError, RuntimeError):
     """An operator that is declared nondeterministic was called while torch must be deterministic."""

@@ -48,7 +48,7 @@ def named_by(error: BaseException) -> NamedFault:
         if isinstance(error, kind):
             return NamedFault(cause)
     if isinstance(error, errors.MetadataError):
-        return NamedFault("shape" if str(error.got).startswith("shape") else "not-written")
+        return NamedFault("not-written" if error.moved else "shape")
     if isinstance(error, errors.MutationError):
         written = error.argument or ""
         return NamedFault("mutates-grad-output" if written.startswith("grad") else "mutates-input")

@@ -286,18 +286,19 @@ class Contract:
         for tensor, state in zip(self._written(values), before.written, strict=True):
             if not state.is_placed(tensor):
                 name = name_of(tensor, self.specification.schema, values)
+                moved = (tensor.shape, tensor.stride()) == (state.shape, state.strides)
                 got = f"shape {list(tensor.shape)}, strides {list(tensor.stride())}"
-                if (tensor.shape, tensor.stride()) == (state.shape, state.strides):
-                    got = "other memory"
-                raise self.specification.error(
+                error = self.specification.error(
                     errors.MetadataError,
                     f"it gave `{name}` another shape, other strides or other memory",
                     argument=name,
                     expected="new numbers in the memory that it has",
-                    got=f"{got} after the call",
+                    got=f"{'other memory' if moved else got} after the call",
                     where=where(function),
                     hint=f"write `{name}.copy_(...)`; return a new tensor for a result of another shape",
                 )
+                error.moved = moved
+                raise error
 
     def _as_tuple(self, function: Callable[..., Any], returned: Any, values: list[Any]) -> tuple[Any, ...]:
         specification = self.specification
