@@ -425,6 +425,8 @@ class DispatcherRegistration:
         with self._lock:
             if self._routes is None or self._routes.specification is not self.specification:
                 self._routes = RouteTable(self)
+                for overload in self.overloads:
+                    capabilities.dispatch_in_python(overload)
         self._routes.accept(keyset, args, kwargs)
 
     def _call_in_full(

@@ -213,6 +213,7 @@ CAPABILITIES = {
                 "call_keys",
                 "direct_apply",
                 "direct_backward",
+                "dispatch_in_python",
                 "nothing_active",
                 "recorder",
             ),
