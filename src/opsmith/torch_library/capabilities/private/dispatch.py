@@ -99,8 +99,8 @@ def version(tensor: Tensor) -> int | None:
 
 
 def versions(tensors: Sequence[Tensor | None]) -> list[int | None]:
-    """Version counters of tensors that have one; None for one that is None."""
-    return [None if tensor is None else tensor._version for tensor in tensors]
+    """Version counters of tensors; None for inference tensors, and for one that is None."""
+    return [None if each is None or each.is_inference() else each._version for each in tensors]
 
 
 def states(tensors: Sequence[Tensor]) -> list[tuple[Any, ...]]:
