@@ -193,17 +193,14 @@ OTHERWISE = {
         "exporting/test_export_messages.py::test_what_is_refused[writing]",
     ),
     "compiled_code": ("transforms/test_stale_code.py::test_the_same_sources_find_their_code",),
-    "fast_path": (
+    "known_calls": (
         "distribution/test_known_calls.py::test_values_and_gradients",
         "distribution/test_known_calls.py::test_a_kernel_runs_on_shards",
         "distribution/test_known_calls.py::test_an_optional_tensor_has_its_own_gradient",
         "distribution/test_known_calls.py::test_only_what_formulas_use_is_saved",
         "benchmarking/test_benchmark_session.py::test_no_change_of_modes_is_timed_with_a_call",
         "torch_library/test_call_signatures.py::test_each_form_is_met_once",
-        "torch_library/test_call_signatures.py::test_more_forms_than_are_kept",
         "torch_library/test_call_signatures.py::test_one_tensor_twice",
-        "torch_library/test_call_signatures.py::test_other_forms_are_forgotten_where_they_are_too_many",
-        "torch_library/test_call_signatures.py::test_grad_mode_is_no_part_of_a_form",
         "torch_library/test_call_signatures.py::test_kernels_are_chosen_by_form",
         "torch_library/test_fast_writes.py::test_a_declared_write_that_never_happens",
         "torch_library/test_fast_writes.py::test_results_beside_what_is_written",

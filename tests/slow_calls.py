@@ -13,7 +13,7 @@ from opsmith.torch_library.registration import DispatcherRegistration
 def record_slow_calls(patch: pytest.MonkeyPatch, *methods: str) -> list[str]:
     """Names of the operators whose calls run a method of their registration from now on.
 
-    None are recorded where there is no fast path.
+    None are recorded where no call takes a shorter way.
 
     Args:
         patch: Undoes it.
@@ -24,7 +24,7 @@ def record_slow_calls(patch: pytest.MonkeyPatch, *methods: str) -> list[str]:
         own = getattr(DispatcherRegistration, name)
 
         def recorded(self: DispatcherRegistration, *args: Any, own: Any = own) -> Any:
-            if capabilities.on("fast_path"):
+            if capabilities.on("known_calls"):
                 calls.append(self.specification.name)
             return own(self, *args)
 

@@ -80,11 +80,6 @@ def one_rank() -> Iterator[None]:
 
 
 def _without_an_accelerator(patch: pytest.MonkeyPatch) -> None:
-    on = capabilities.on
-    patch.setattr(capabilities, "on", lambda name: name != "fast_path" and on(name))
-
-
-def _without_cpp(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(capabilities, "calls_in_cpp", lambda: None)
 
 
@@ -191,7 +186,6 @@ EXECUTORS = {
     for each in (
         Executor("dispatcher", choose=_without_an_accelerator, way="dispatcher"),
         Executor("C++", needs="calls_in_cpp", way="C++"),
-        Executor("Python", choose=_without_cpp, needs="fast_path", way="Python"),
         Executor("compiled", _compiled, contexts=COMPILED),
         Executor("Inductor", _by_inductor, contexts=("requires-grad", "no-grad"), chosen=INDUCTOR),
         Executor("grad level", _at_a_grad_level, needs="torch_func", contexts=INSIDE),
@@ -204,7 +198,6 @@ EXECUTORS = {
 
 def way_taken(operator: Any) -> str:
     """The way that the next known call of a handle takes."""
-    call = vars(type(operator)).get("__call__")
-    if call is None:
-        return "dispatcher"
-    return "Python" if getattr(call, "in_cpp", None) is None else "C++"
+    routes = operator._registration._routes
+    accelerator = None if routes is None else routes._accelerator
+    return "dispatcher" if accelerator is None or accelerator._plan is None else "C++"

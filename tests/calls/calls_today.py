@@ -5,8 +5,6 @@ A cell fails when it does anything else: whoever mends it deletes its row.
 
 from __future__ import annotations
 
-DIRECT = ("dispatcher", "C++", "Python")
-
 
 def _alike(what: str, *executors: str, **others: str) -> dict[str, str]:
     """One outcome in several executors, and the outcomes in others."""
@@ -30,23 +28,18 @@ _ROWS: list[tuple[dict[str, str], tuple[str, ...]]] = [
     ),
     # Metadata and storages of arguments that are declared as written are not looked at.
     (
-        _alike("RuntimeError", "compiled", "grad level"),
+        _alike("ShapeError", "compiled", "grad level"),
         (
+            "kernel-resized",
+            "kernel-unsqueezed",
+            "kernel-shrunk",
             "kernel-transposed",
             "kernel-out-of-another-size",
         ),
     ),
     (
-        _alike("ShapeError", "compiled", "grad level"),
-        (
-            "kernel-resized",
-            "kernel-unsqueezed",
-        ),
-    ),
-    (
         _alike("accepted", "compiled", "grad level"),
         (
-            "kernel-shrunk",
             "kernel-storage-grown",
             "kernel-set",
             "kernel-data-replaced",
@@ -159,14 +152,7 @@ _ROWS: list[tuple[dict[str, str], tuple[str, ...]]] = [
     (_alike("PlacementError", "DTensor"), ("call-expanded",)),
     # A known call alone sees a result whose graph no argument gave it.
     (_alike("accepted", "grad level", "vmap level", "DTensor"), ("reference-captured",)),
-    (
-        _alike("accepted", "dispatcher", "vmap level", "DTensor"),
-        ("reference-captured-and-written",),
-    ),
-    (
-        _alike("accepted", "vmap level", "DTensor"),
-        ("formulas-captured",),
-    ),
+    (_alike("accepted", "vmap level", "DTensor"), ("reference-captured-and-written", "formulas-captured")),
 ]
 
 BREACHES = {breach: happens for happens, breaches in _ROWS for breach in breaches}

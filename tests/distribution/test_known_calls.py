@@ -1,4 +1,4 @@
-"""Known calls on DTensors bypass the dispatcher: values, placements, gradients and refusals stay."""
+"""Known calls on DTensors are validated no more: values, placements, gradients and refusals stay."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ import opsmith
 from opsmith import errors
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.formula_rule import recorded_operator
+from opsmith.torch_library.calls.routes import RouteTable
 from opsmith.torch_library.dtensor_rule import DTensorRule
-from opsmith.torch_library.fast_path.signatures import CallSignatures
 
 X, W = torch.arange(1.0, 13).view(4, 3) / 10, torch.tensor([[1.0, 2.0, 3.0]])
 ROWS = Shard(0)
@@ -151,7 +151,7 @@ def refuse(*_: Any) -> Any:
 
 
 @pytest.fixture
-def no_slow_path(monkeypatch: pytest.MonkeyPatch) -> None:
+def known_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DTensorRule, "_computed", refuse)
 
 
@@ -213,7 +213,7 @@ def test_a_kernel_runs_on_shards(place: Place, monkeypatch: pytest.MonkeyPatch) 
     assert runs == [X.shape]
 
 
-def test_an_optional_tensor_has_its_own_gradient(place: Place, no_slow_path: None) -> None:
+def test_an_optional_tensor_has_its_own_gradient(place: Place, known_alone: None) -> None:
     @opsmith.operator("known::optional")
     def optional(x: Tensor, a: Tensor | None = None, b: Tensor | None = None, by: int = 1) -> Tensor:
         return x * by if a is None and b is None else x * (a if b is None else b.exp()) * by
@@ -254,7 +254,7 @@ def test_the_same_gradient_for_both_inputs(place: Place) -> None:
         assert_close([each.full_tensor() for each in found], [torch.ones(4, 3)] * 2)
 
 
-def test_only_what_formulas_use_is_saved(place: Place, no_slow_path: None) -> None:
+def test_only_what_formulas_use_is_saved(place: Place, known_alone: None) -> None:
     first_calls(kernel, place)
     x, w = place()
     packed: list[Tensor] = []
@@ -288,14 +288,15 @@ def test_c_plus_plus_makes_the_call(place: Place, monkeypatch: pytest.MonkeyPatc
     if capabilities.calls_in_cpp() is None:
         pytest.skip("calls in C++ are not built, or turned off")
     for operator in (joint, pair, hidden, kernel):
+        operator.forget_calls()
         first_calls(operator, place)
         first_calls(operator, place)
         expected = run(operator, place())
         with monkeypatch.context() as patched:
-            patched.setattr(CallSignatures, "select", refuse)
+            patched.setattr(RouteTable, "results", refuse)
             assert_close(whole(run(operator, place())), whole(expected))
     x, w = place(requires=False)
-    monkeypatch.setattr(CallSignatures, "select", refuse)
+    monkeypatch.setattr(RouteTable, "results", refuse)
     assert_close(joint(w=w, x=x, by=3).full_tensor(), X * W * 3)
 
 
@@ -353,7 +354,7 @@ def test_threads(place: Place) -> None:
                 assert_close(each, plain)
 
 
-def test_what_is_wrong_is_refused_as_by_the_slow_path(mesh: Any, place: Place) -> None:
+def test_what_is_wrong_is_refused_as_in_full(mesh: Any, place: Place) -> None:
     x, w = place()
     first_calls(ordinary, place)
     with pytest.raises(errors.PlacementError, match="a plain tensor is given beside a DTensor"):

@@ -219,7 +219,7 @@ def test_a_reload_keeps_few_objects_for_a_new_text(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("route", ["handle", "overload"])
-def test_no_fast_path_of_before_is_installed_while_another_thread_reloads(
+def test_no_route_of_before_is_kept_while_another_thread_reloads(
     route: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "value.cpp"
@@ -228,20 +228,20 @@ def test_no_fast_path_of_before_is_installed_while_another_thread_reloads(
     call = value if route == "handle" else value.torch_operator
     reload = threading.Thread(target=value.reload)
 
-    def outdated(*_: object) -> Tensor:
-        return torch.tensor(-1.0)
+    make_routes = DispatcherRegistration._make_routes
 
-    def fast_path(self: Any, fallback: Any, compiled: Any = None) -> Any:
+    def make(self: Any) -> Any:
+        routes = make_routes(self)
         if reload.ident is None:
             monkeypatch.undo()
             reload.start()
             reload.join(timeout=1)  # it may wait for this thread
-        return outdated
+        return routes
 
-    monkeypatch.setattr(DispatcherRegistration, "fast_path", fast_path)
-    for _ in range(3):  # the first call is validated, and one after it is prepared for the fast path
+    monkeypatch.setattr(DispatcherRegistration, "_make_routes", make)
+    for _ in range(3):  # the first call is validated, and makes the table
         if reload.ident is None:
             call(torch.zeros(1))
-    if reload.ident is not None:  # else this operator has no fast path here
+    if reload.ident is not None:  # else no call is known here
         reload.join()
     assert call(torch.zeros(1)).item() == 1

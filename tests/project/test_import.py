@@ -92,7 +92,7 @@ WITH_THE_FIRST_CALL = (
     "opsmith.torch_library.autograd.functorch",
     "opsmith.torch_library.autograd.node",
     "opsmith.torch_library.autograd.primitive",
-    "opsmith.torch_library.fast_path.generated_call",
+    "opsmith.torch_library.calls.routes",
 )
 """Modules that declarations do not need."""
 

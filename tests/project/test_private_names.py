@@ -20,7 +20,7 @@ PRIVATE = ROOT / "torch_library" / "capabilities" / "private"
 HOME = Path(__file__).parents[1] / "torch_library"
 TESTS = [
     HOME / "test_capabilities.py",
-    HOME / "test_fast_path_names.py",
+    HOME / "test_known_calls_names.py",
     HOME / "test_library_operator_names.py",
 ]
 

@@ -1,4 +1,4 @@
-"""The fast path: call signatures that it has cached, and calls that must not be taken for one of them."""
+"""Signatures of known calls, and calls that must not be taken for one of them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from slow_calls import record_slow_calls
 from torch import Tensor
 from torch.testing import assert_close
 
 import opsmith
-from opsmith.torch_library.fast_path import signatures
-from opsmith.torch_library.fast_path.signatures import MAX_SIGNATURES, KernelSignatures
+from opsmith.torch_library.calls.routes import RouteTable
 
 RAN: list[str] = []
 
@@ -36,11 +36,9 @@ def operator(name: str) -> Any:
     return made
 
 
-def ways(operator: Any) -> list[Any]:
-    """The known call signatures with all tensors given."""
-    assert "__call__" in vars(type(operator)), "the first call installs the fast path"
-    found: list[Any] = type(operator).__call__.__globals__["_op_signatures_0"]
-    return found
+def ways(operator: Any) -> Any:
+    """The routes of the known signatures."""
+    return operator._registration._routes._routes
 
 
 def test_each_form_is_met_once(operator: Any) -> None:
@@ -56,40 +54,16 @@ def test_each_form_is_met_once(operator: Any) -> None:
 
 @pytest.fixture
 def examined(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the operators of calls whose implementation was chosen anew."""
+    """Names of the operators of calls whose route was chosen anew."""
     names: list[str] = []
-    implement = KernelSignatures.implement
+    route = RouteTable.route
 
-    def recorded(self: KernelSignatures, *args: Any) -> Any:
+    def recorded(self: RouteTable, *args: Any) -> Any:
         names.append(self.specification.name)
-        return implement(self, *args)
+        return route(self, *args)
 
-    monkeypatch.setattr(KernelSignatures, "implement", recorded)
+    monkeypatch.setattr(RouteTable, "route", recorded)
     return names
-
-
-def test_more_forms_than_are_kept(operator: Any, examined: list[str]) -> None:
-    def call_all() -> None:
-        for rank in range(2 * MAX_SIGNATURES):
-            x = torch.full((1,) * rank, 3.0, requires_grad=True)
-            (gradient,) = torch.autograd.grad(operator(x, torch.ones(1)).sum(), x)
-            assert_close(gradient, torch.ones_like(x))
-
-    call_all()
-    assert len(ways(operator)) == MAX_SIGNATURES
-    assert len(examined) == 2 * MAX_SIGNATURES
-    call_all()
-    assert len(examined) == 2 * MAX_SIGNATURES
-
-
-def test_other_forms_are_forgotten_where_they_are_too_many(
-    operator: Any, examined: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(signatures, "MAX_OTHER_SIGNATURES", 4)
-    for _ in range(2):
-        for rank in range(2 * MAX_SIGNATURES):
-            assert_close(operator(torch.ones((1,) * rank), torch.ones(1)), torch.ones((1,) * max(rank, 1)))
-    assert len(examined) == 3 * MAX_SIGNATURES
 
 
 def test_one_tensor_twice(operator: Any, examined: list[str]) -> None:
@@ -97,20 +71,9 @@ def test_one_tensor_twice(operator: Any, examined: list[str]) -> None:
     for _ in range(3):
         (gradient,) = torch.autograd.grad(operator(x, x), x)
         assert_close(gradient, torch.tensor([6.0]))
-    assert len(ways(operator)) == 0
-    assert len(examined) == 1
     for _ in range(2):
         assert_close(torch.autograd.grad(operator(x, w), (x, w)), (torch.tensor([5.0]), torch.tensor([3.0])))
-    assert len(examined) == 2
-
-
-def test_grad_mode_is_no_part_of_a_form(operator: Any) -> None:
-    x = torch.ones(2, requires_grad=True)
-    assert operator(x, torch.ones(2)).requires_grad
-    with torch.no_grad():
-        assert not operator(x, torch.ones(2)).requires_grad
-    assert operator(x, torch.ones(2)).requires_grad
-    assert len(ways(operator)) == 1
+    assert len(examined) == 1
 
 
 def test_inference(operator: Any) -> None:
@@ -259,8 +222,9 @@ def test_profiles_show_the_name(operator: Any) -> None:
     assert operator.name in {event.key for event in profile.key_averages()}
 
 
-def test_nothing_grows_with_calls_of_a_form_that_is_not_kept(operator: Any) -> None:
+def test_nothing_grows_with_calls(operator: Any) -> None:
     x = torch.ones(2, requires_grad=True)
+    operator(x, x)
     nodes = {type(operator(x, x).grad_fn) for _ in range(20)}
     assert len(nodes) == 1
 
@@ -358,7 +322,7 @@ def test_a_kernel_has_no_graph(name: str) -> None:
         (list[int], [], []),
     ],
 )
-def test_sizes_and_strides_go_through_the_door(
+def test_sizes_and_strides_are_known(
     hint: Any, value: Any, given: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
@@ -378,8 +342,7 @@ def test_sizes_and_strides_go_through_the_door(
     operator(torch.ones(2), value)
     x = torch.ones(2, requires_grad=True)
     operator(x, value).sum().backward()
-    past = []
-    monkeypatch.setattr(opsmith.Operator, "_fallback", lambda *args: past.append(args))
+    past = record_slow_calls(monkeypatch)
     seen.clear()
     assert_close(operator(torch.ones(2), value), torch.full((2,), 2.0))
     operator(x, value).sum().backward()
@@ -390,7 +353,7 @@ def test_sizes_and_strides_go_through_the_door(
 
 
 @pytest.mark.parametrize("value", [(1, 2, 3), (1, 2.0), "ab", 1.0])
-def test_what_is_no_pair_is_refused_past_the_door(value: Any, name: str) -> None:
+def test_what_is_no_pair_is_refused(value: Any, name: str) -> None:
     @opsmith.operator(name)
     def doubled(x: Tensor, sizes: int | tuple[int, int]) -> Tensor:
         return x * 2

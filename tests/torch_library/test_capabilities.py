@@ -428,22 +428,6 @@ def test_tracing_imported() -> None:
     assert capabilities.tracing_imported()
 
 
-def test_direct_call() -> None:
-    assert capabilities.direct_call(torch.ops.aten.neg.default)(torch.ones(1)).item() == -1
-
-
-def test_override_call() -> None:
-    for operator in (torch.ops.aten.neg.default, torch.ops.aten.neg):
-        known = {operator: "known"}
-        capabilities.override_call(operator, lambda self, x: (self, x))
-        assert operator(1) == (operator, 1)
-        assert known[operator] == "known"
-        assert isinstance(operator, torch._ops.OpOverload | torch._ops.OpOverloadPacket)
-        capabilities.override_call(operator, None)
-        capabilities.override_call(operator, None)  # as often as one likes
-        assert operator(torch.ones(1)).item() == -1
-
-
 def test_fake_mode() -> None:
     with capabilities.fake_mode() as mode:
         fake = mode.from_tensor(torch.ones(2, 3))

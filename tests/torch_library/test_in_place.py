@@ -742,8 +742,8 @@ def test_a_view_that_is_not_the_first_tensor_is_written_with_all_gradients() -> 
     )
 
 
-@pytest.mark.skipif(not capabilities.on("fast_path"), reason="there is no fast path in conservative mode")
-def test_what_compiled_code_calls_has_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(not capabilities.on("known_calls"), reason="no call is known in conservative mode")
+def test_what_compiled_code_calls_has_routes(monkeypatch: pytest.MonkeyPatch) -> None:
     operator = declare("fast_void", decay_, returns="cache")
     void, cache = torch.ops.in_place.fast_void_void.default, CACHE.clone()
     for _ in range(2):
@@ -759,6 +759,5 @@ def test_what_compiled_code_calls_has_the_fast_path(monkeypatch: pytest.MonkeyPa
     assert torch.equal(cache, expected)
     assert cache._version > version
     assert slow == []
-    with pytest.raises(errors.MutationError):  # the slow path refuses
+    with pytest.raises(errors.MutationError):
         void(cache[:1].expand(3, 4), X)
-    assert len(slow) == 1

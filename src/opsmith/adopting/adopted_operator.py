@@ -194,9 +194,6 @@ class AdoptedOperator(Operator[..., Any]):
             args, kwargs = self._class.completed(args, kwargs)
         return super().explain(*args, **kwargs)
 
-    def _fallback(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return AdoptedOperator.__call__(self, *args, **kwargs)
-
     @property
     def derived_kind(self) -> type[DerivedOperator[..., Any]]:
         """The class of the handle of its functional form."""
@@ -239,6 +236,3 @@ class AdoptedFunctionalForm(DerivedOperator[..., Any]):
         args, kwargs = adopted.completed(args, kwargs)
         results = super().__call__(*args, **kwargs)
         return adopted.structured(results if isinstance(results, tuple) else (results,))
-
-    def _fallback(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return AdoptedFunctionalForm.__call__(self, *args, **kwargs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, Self, TypeVar
 
@@ -15,7 +15,6 @@ from opsmith.core import lowering
 from opsmith.core.aspects import Aspects
 from opsmith.core.call_arguments import call_error, shown
 from opsmith.core.feature_packages import FeatureMethods
-from opsmith.core.forked_locks import lock_of
 from opsmith.core.out_form import out_names
 from opsmith.core.specification import OUT, Specification
 
@@ -24,25 +23,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-MISSING = object()
-"""Value of an argument that was not given, when the fast path calls its fallback."""
-
-
-def without_missing(
-    names: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments without those that were not given.
-
-    Example:
-        >>> without_missing(("x", "by"), (1, MISSING), {})
-        ((), {'x': 1})
-    """
-    if any(value is MISSING for value in (*args, *kwargs.values())):
-        every = {**dict(zip(names, args, strict=False)), **kwargs}
-        return (), {name: value for name, value in every.items() if value is not MISSING}
-    return args, kwargs
 
 
 @dataclass(frozen=True)
@@ -80,11 +60,6 @@ class Registration(Protocol):
         ...
 
     @property
-    def validated(self) -> bool:
-        """True once a call has passed validation: the next one may be prepared for the fast path."""
-        ...
-
-    @property
     def overloads(self) -> tuple[Any, ...]:
         """The operators of torch that compute this one."""
         ...
@@ -92,14 +67,6 @@ class Registration(Protocol):
     @property
     def copied_results(self) -> tuple[str, ...]:
         """Results of kernels that earlier calls have copied into other strides, in words."""
-        ...
-
-    def fast_path(self, call: Callable[..., Any]) -> Callable[..., Any] | None:
-        """Return a faster `__call__` whose fallback is `call`; None if there is none."""
-        ...
-
-    def call_in_cpp(self, handle: type, call: Callable[..., Any]) -> None:
-        """Make the calls of a handle in C++, where that is built; `call` is its `__call__`."""
         ...
 
     def update(self, specification: Specification) -> None:
@@ -150,13 +117,11 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
         self._registration = registration
         registration.owner = self
         self._find = find
-        self._fast = False
-        self._lock = lock_of(self, "_lock")
         self._take_lowering(specification)
         functools.update_wrapper(self, specification.reference)
 
     def __new__(cls, *args: Any) -> Operator[P, R]:
-        """Make a handle of a class of its own, whose `__call__` can be replaced by the fast path."""
+        """Make a handle of a class of its own, whose calls an accelerator may take over."""
         return super().__new__(
             type(cls.__name__, (cls,), {"__module__": cls.__module__, "__doc__": cls.__doc__})
         )
@@ -170,16 +135,13 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
     def _call_eagerly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             lowered, named = (args, kwargs) if self._lowering is None else self._lowering.call(args, kwargs)
-            result = self._registration.overload(*lowered, **named)
+            return self._registration.overload(*lowered, **named)
         except errors.OpsmithError:
             raise
         except (RuntimeError, TypeError, ValueError):
             # Checked only after a failure, which keeps valid calls fast; its message is better than torch's.
             self._check_call(args, kwargs)
             raise
-        if not self._fast and self._registration.validated and not torch.compiler.is_compiling():
-            self._use_fast_path()
-        return result
 
     def _call_traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute the operator in code that `torch.compile` traces."""
@@ -203,32 +165,6 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
             lowering.prepare()
             if not lowering.TRACED:
                 self._uncompiled = torch.compiler.disable(self._call_eagerly)
-
-    def _use_fast_path(self) -> None:
-        """Use the fast path from now on, since a call through the dispatcher has succeeded."""
-        with self._lock:
-            if self._fast or not self._registration.validated:
-                return  # another thread has done it, or has replaced the specification
-            self._fast = True
-            call = self._fast_call = self._registration.fast_path(type(self)._fallback)
-            if call is not None:
-                plain = self._specification.origin.outputs is None and not self._specification.schema.encoded
-                # Compiled code has a guard on the code of `__call__`; plain calls are fast below it, too.
-                if not (plain and self._registration.traced):
-                    setattr(type(self), "__call__", call)  # noqa: B010
-                self._registration.call_in_cpp(type(self), call)
-
-    def _leave_fast_path(self) -> None:
-        with self._lock:
-            if self._fast:
-                setattr(type(self), "__call__", type(self).__call__)  # noqa: B010  # this ends calls in C++
-                delattr(type(self), "__call__")
-            self._fast, self._fast_call = False, None
-
-    def _fallback(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Compute a call that the fast path does not take; arguments that are not given are MISSING."""
-        given, named = without_missing(self._specification.schema.names, args, kwargs)
-        return Operator.__call__(self, *given, **named)
 
     def explain(self, /, *args: P.args, **kwargs: P.kwargs) -> Explanation:
         """Explain this call without running it: the kernel, the formulas, the saved tensors.
@@ -411,7 +347,6 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
                 self._registration.owner = self
         self._specification = specification
         self._take_lowering(specification)
-        self._leave_fast_path()
         functools.update_wrapper(self, specification.reference)
 
     def forget_calls(self) -> None:
@@ -424,7 +359,6 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
             tensor([1., 1.])
         """
         self._registration.forget_calls()
-        self._leave_fast_path()
 
     def _replace(self, **aspects: Any) -> Self:
         """Replace parts of the specification, all at once."""
@@ -432,7 +366,6 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
         self._registration.update(specification)
         self._specification = specification
         self._take_lowering(specification)
-        self._leave_fast_path()
         return self
 
 

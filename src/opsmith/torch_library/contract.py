@@ -200,17 +200,32 @@ class Contract:
             *[list(map(State.of, each)) for each in (self._only_read(values), self._written(values))]
         )
 
-    def holds(self, before: Before, values: list[Any]) -> bool:
-        """Return True if a call left the tensors that it reads, and wrote the others through torch."""
-        read = zip(before.read, self._only_read(values), strict=True)
-        if not all(state.is_left(tensor) for state, tensor in read):
+    def is_kept(
+        self, results: Any, tensors: Sequence[Tensor], before: Sequence[Any], has_graph: bool
+    ) -> bool:
+        """Return True if a call that only reads has kept it; else `results` says whether it has.
+
+        Args:
+            results: All results.
+            tensors: The tensors among the arguments.
+            before: `capabilities.states` of them before the call.
+            has_graph: True if a result may require a gradient.
+        """
+        if type(results) is not tuple or len(results) != len(self.specification.schema.results):
             return False
-        written = zip(before.written, self._written(values), strict=True)
-        return all(
-            state.is_placed(tensor)
-            and (state.version is None or capabilities.version(tensor) != state.version)
-            for state, tensor in written
-        )
+        if capabilities.states(tensors) != before:
+            return False
+        storages = {id(each[-2]) for each in before}
+        for result in results:
+            if type(result) is not Tensor or result.layout is not torch.strided or result.is_nested:
+                return False
+            if result.is_quantized or (result.requires_grad and not has_graph):
+                return False
+            storage = result.untyped_storage()
+            if id(storage) in storages or not storage.resizable():
+                return False
+            storages.add(id(storage))
+        return True
 
     def results(
         self,

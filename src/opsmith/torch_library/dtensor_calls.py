@@ -10,23 +10,18 @@ import torch
 from torch import Tensor
 
 from opsmith.core.argument_types import VALUE_TYPES
-from opsmith.core.call_arguments import requires_gradient
 from opsmith.core.kernels import choose
 from opsmith.torch_library import capabilities, distributed
 from opsmith.torch_library.autograd.prepared_rule import PreparedRule
 from opsmith.torch_library.autograd.primitive import OperatorPrimitive, RegisteredOperator
+from opsmith.torch_library.calls.computation import UnknownCallError
 from opsmith.torch_library.distributed import author_code, dtensor, is_authors, is_unplaced, replicating
 from opsmith.torch_library.dtensor_rule import MAX_TRIALS, DTensorRule
-from opsmith.torch_library.fast_path.purity import always_new, never_writes
-from opsmith.torch_library.flattening import ArgumentFlattening
+from opsmith.torch_library.flattening import ArgumentFlattening, detached
 from opsmith.torch_library.torch_messages import MIXED_WITH_DTENSOR, has_message
 
-MAX_GUARDS = 16
-"""Maximum number of guards that are tried one after another."""
-
-
-class SlowPathError(Exception):
-    """The slow path has to compute the call."""
+MAX_KNOWN = 256
+"""Maximum number of signatures that are kept."""
 
 
 class DTensorCalls:
@@ -43,58 +38,48 @@ class DTensorCalls:
     def __init__(self, registered: RegisteredOperator, rule: DTensorRule) -> None:
         specification = registered.specification
         self._specification, self._rule = specification, rule
-        schema, reference = specification.schema, specification.reference
+        schema = specification.schema
         generator = VALUE_TYPES[torch.Generator]
         draws = specification.random or any(each.kind.base is generator for each in schema.arguments)
         lists = any(each.kind.is_tensor and each.kind.sequence for each in schema.arguments)
         self._eligible = not (draws or lists or specification.opaque or schema.written or schema.new_values)
         self._eligible &= not specification.origin.registered and schema.always_tensors
+        self._constant = [at for at, each in enumerate(schema.results) if not each.differentiable]
         self._formulas = bool(specification.gradients.given)
         self._ordinary = not (specification.kernels or self._formulas)
         self._mixes = False
-        self._pure, self._new = never_writes(reference), always_new(reference)
         self._by_keyword = schema.positional < len(schema.names)
         self._single, self._count = schema.single, len(schema.results)
-        self._direct = self._pure and self._single and not (self._by_keyword or specification.kernels)
         self._tensor_places = [at for at, each in enumerate(schema.arguments) if each.kind.is_tensor]
         self._only_tensors = len(self._tensor_places) == len(schema.names)
-        self._optional = any(each.kind.is_tensor and each.kind.optional for each in schema.arguments)
         self._on_shards: dict[Any, _ShardCall | None] = {}
-        self._known: dict[Any, list[tuple[Callable[..., bool], Callable[..., Any] | None]]] = {}
+        self._known: dict[Any, Callable[..., Any]] = {}
         if self._eligible:
             flattening = ArgumentFlattening(schema, (None,) * len(schema.names))
             self._primitive = OperatorPrimitive(registered, flattening)
 
     def results(self, values: tuple[Any, ...]) -> Any:
-        """The results of the reference or kernel; None where the slow path has to compute them.
+        """The results of the reference or kernel; None where the call must be validated in full.
 
         Args:
             values: The argument values.
         """
         tensors: Sequence[Any] = values
-        given = None
-        if self._optional:  # a guard takes those that are there
-            given = tuple([values[at] is not None for at in self._tensor_places])
+        if not self._only_tensors:
             tensors = [values[at] for at in self._tensor_places if values[at] is not None]
-        elif not self._only_tensors:
-            tensors = [values[at] for at in self._tensor_places]
-        for guard, known in self._known.get(given, ()):
-            if guard(*tensors):
-                apply = known
-                break
-        else:
-            if not self._is_known(tensors):
-                return None
-            apply = self._note(given, tensors, values)
+        if not self._is_known(tensors):
+            return None
+        recorded = torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
         try:
-            if apply is None or not torch.is_grad_enabled():
-                return self._computed(values)
-            return apply(*values)  # what hooks of saved tensors raise is not for the slow path
-        except SlowPathError:
+            # Without formulas and kernels autograd records the reference, on plain tensors of its own too.
+            if not recorded or (self._ordinary and not self._mixes):
+                return self._without_constant_graphs(self._computed(values))
+            return self._apply(values)(*values)  # what hooks of saved tensors raise is not for the full way
+        except UnknownCallError:
             return None
 
     def _is_known(self, tensors: Sequence[Any]) -> bool:
-        """Return True if calls with tensors like these need not take the slow path."""
+        """Return True if calls with tensors like these need not be validated in full."""
         kind = dtensor()
         if kind is None or not self._eligible or any(type(tensor) is not kind for tensor in tensors):
             return False
@@ -106,27 +91,33 @@ class DTensorCalls:
             in_cpp.use_dtensor(kind)
         return True
 
-    def _note(self, given: Any, tensors: Sequence[Tensor], values: Sequence[Any]) -> Any:
-        """The `apply` of a node for calls with tensors like these, to be guarded; None where none is needed.
-
-        Args:
-            given: Which optional tensors are given.
-            tensors: The tensors among the values.
-            values: The argument values.
-        """
-        apply = None
-        # Without formulas and kernels autograd records the reference, on plain tensors of its own too.
-        if requires_gradient(list(tensors)) and not (self._ordinary and not self._mixes):
-            apply = PreparedRule(self._primitive, self._all_results, values).apply
-        guard = capabilities.tensor_guard(tensors)
-        if guard(*tensors):
-            others = self._known.get(given, [])
-            self._known[given] = [(guard, apply), *others[: MAX_GUARDS - 1]]
+    def _apply(self, values: Sequence[Any]) -> Callable[..., Any]:
+        """The `apply` of a node for calls with tensors like these, made once."""
+        key = tuple(
+            [
+                (each.dtype, each.ndim, each.device, each.requires_grad) if isinstance(each, Tensor) else None
+                for each in values
+            ]
+        )
+        apply = self._known.get(key)
+        if apply is None:
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            apply = self._known[key] = PreparedRule(self._primitive, self._all_results, values).apply
         return apply
 
     def _is_new(self, result: Any, values: Sequence[Any]) -> bool:
         """Return True for a DTensor that is no argument."""
-        return type(result) is self._kind and (self._new or all(result is not value for value in values))
+        return type(result) is self._kind and all(result is not value for value in values)
+
+    def _without_constant_graphs(self, found: Any) -> Any:
+        """The result, or all of several, of which those without a gradient have no graph."""
+        if not self._constant:
+            return found
+        results = list(found if self._count > 1 else (found,))
+        for at in self._constant:
+            results[at] = detached(results[at])
+        return tuple(results) if self._count > 1 else results[0]
 
     def _all_results(self, values: Sequence[Any]) -> tuple[Any, ...]:
         found = self._computed(values)
@@ -136,29 +127,25 @@ class DTensorCalls:
         """The result, or all of several, without a graph.
 
         Raises:
-            SlowPathError: Where the slow path has to compute them, or raises the error with a reason.
+            UnknownCallError: Where the full way has to compute them, or raises the error with a reason.
         """
         try:
             results = self._compute(values)
         except Exception as error:
-            if is_authors(error) and not isinstance(error, SlowPathError):
+            if is_authors(error) and not isinstance(error, UnknownCallError):
                 distributed.note_placement(self._specification, error, values)
                 raise
-            if is_unplaced(error):  # the slow path gathers
+            if is_unplaced(error):  # the full way gathers
                 self._eligible, self._known = False, {}
             if has_message(error, MIXED_WITH_DTENSOR):  # the reference makes tensors of its own
-                self._mixes, self._direct, self._known = True, False, {}
-            raise SlowPathError from error
+                self._mixes, self._known = True, {}
+            raise UnknownCallError from error
         if results is None:
-            raise SlowPathError
+            raise UnknownCallError
         return results
 
     def _compute(self, values: Sequence[Any]) -> Any:
-        """The result, or all of several, without a graph; None where the slow path has to compute them."""
-        if self._direct:
-            with author_code:
-                result = self._specification.reference(*values)
-            return result if self._is_new(result, values) else None
+        """The result, or all of several, without a graph; None where the call must be validated in full."""
         if not self._specification.kernels:
             return self._by_reference(values)
         key = tuple(map(_key, values))
@@ -173,25 +160,25 @@ class DTensorCalls:
         """The call on shards where the trial has shown that right; None for the reference.
 
         Raises:
-            SlowPathError: Where a kernel refuses the call with an error, or shards have no data.
+            UnknownCallError: Where a kernel refuses the call with an error, or shards have no data.
         """
         accepted, rejected = choose(self._specification.kernels, values)
         shards = [capabilities.shard_of(value) for value in values if isinstance(value, Tensor)]
         if any(each.strict for each in rejected) or any(type(shard) is not Tensor for shard in shards):
-            raise SlowPathError
+            raise UnknownCallError
         layouts = self._rule.layouts(values) if accepted else None
         return None if layouts is None else _ShardCall(self._rule.on_plain_tensors, layouts)
 
     def _by_reference(self, values: Sequence[Any]) -> Any:
-        """Run the reference on DTensors; return None where the slow path has to look at what it did."""
+        """Run the reference on DTensors; return None where the full way has to look at what it did."""
         args: Sequence[Any] = values
         kwargs: dict[str, Any] = {}
         if self._by_keyword:
             args, kwargs = self._specification.schema.split(list(values))
-        before = () if self._pure else _versions(values)
+        before = _versions(values)
         with replicating(values) if self._mixes else author_code:
             returned = self._specification.reference(*args, **kwargs)
-        if not self._pure and before != _versions(values):
+        if before != _versions(values):
             return None
         results = (returned,) if self._single else tuple(returned)
         if len(results) != self._count:

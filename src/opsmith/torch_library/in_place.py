@@ -207,8 +207,12 @@ class InPlaceRegistration(DispatcherRegistration):
         results = through(self.node(Node).apply, rule, *flat)  # the lengths of lists are known after it
         return tuple(call.results.pack(results))
 
+    def recorded(self, values: list[Any]) -> tuple[Any, ...]:
+        refuse_unwritable(self.specification, values)
+        return self._call_with_autograd(values)
+
     def _by_class(self, values: list[Any]) -> tuple[Any, ...] | None:
-        """Write by the forward of an adopted class; None if the call needs the slow path."""
+        """Write by the forward of an adopted class; None if the call must be validated in full."""
         from opsmith.core.adopted import class_of
         from opsmith.torch_library.adopted.forward import run_forward
 
@@ -222,12 +226,13 @@ class InPlaceRegistration(DispatcherRegistration):
             if recorded and not besides:
                 refuse_leaves(specification, values)
         except errors.MutationError:
-            return None  # the slow path refuses it, too, unless its flags mark nothing
+            return None  # it is refused in full, too, unless its flags mark nothing
+        count = len(specification.schema.written)
         if recorded:
-            return None if besides else self._by_node(values)
+            return None if besides else self._by_node(values)[count:]
         written = [tensor for _, tensor in written_tensors(specification, values)]
         with torch.no_grad(), raising_versions(written):
-            return run_forward(adopted, values, in_place=True).results
+            return run_forward(adopted, values, in_place=True).results[count:]
 
     def _writes_views_besides(self, values: list[Any]) -> bool:
         """Return True for a call that no single node can have: a view is written, and there is more.

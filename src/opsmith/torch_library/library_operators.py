@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -120,12 +120,6 @@ class LibraryOperatorRegistration(DispatcherRegistration):
     def stands_for(self, overload: Any) -> bool:
         """Return True if this operator was inspected, and nothing has been registered for it since."""
         return self._inspected_state == _registration_state(overload)
-
-    def fast_path(
-        self, call: Callable[..., Any], compiled: Callable[..., Any] | None = None
-    ) -> Callable[..., Any] | None:
-        """Return None: its kernel is reached through the dispatcher alone."""
-        return None
 
     def update(self, specification: Specification) -> None:
         """Use this specification from now on; an operator that is adopted again is registered anew."""

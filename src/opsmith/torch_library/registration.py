@@ -27,7 +27,6 @@ from opsmith.torch_library.compilation import EAGER, CompiledCode, inline_refere
 from opsmith.torch_library.contract import Contract, run_call
 from opsmith.torch_library.distributed import author_code, mesh_of, validated_placements
 from opsmith.torch_library.dtensor_rule import DTensorRule
-from opsmith.torch_library.fast_path.fast_calls import NOT_TAKEN, FastCalls
 from opsmith.torch_library.flattening import ArgumentFlattening, ResultFlattening, detached
 from opsmith.torch_library.flops import register_flops, unregister_flops
 from opsmith.torch_library.torch_messages import KERNEL_OVERRIDDEN
@@ -74,17 +73,16 @@ class DispatcherRegistration:
         full_overload: The overload that returns hidden results too.
         out_form: The out form; None before it is needed.
         functional: The functional form of an operator that writes in place; None before it is needed.
-        owner: The handle.
+        owner: The handle; None for a functional form until it has one.
     """
 
     overload: Any
     full_overload: Any
-    owner: Operator[..., Any]
+    owner: Any = None
 
     def __init__(self, specification: Specification) -> None:
         self.specification = specification
         self._validated: Specification | None = None
-        self._fast_calls = FastCalls()
         self._routes: RouteTable | None = None
         self._held: HeldResults | None = None
         self._lock = lock_of(self, "_lock")
@@ -118,10 +116,9 @@ class DispatcherRegistration:
 
     def update(self, specification: Specification) -> None:
         """Replace the specification, and drop compiled code that contains the old one."""
-        with self._lock:  # calls of other threads may be installing a fast path or a kernel
+        with self._lock:  # calls of other threads may be adding routes or a kernel
             # The specification last: after an interrupt, the next replacement begins with what stands here.
-            self._fast_calls.uninstall()
-            self._routes = None
+            self._forget_routes()
             before = self.specification
             _withdraw(before)
             self.specification = specification
@@ -179,8 +176,13 @@ class DispatcherRegistration:
     def forget_calls(self) -> None:
         """Validate the next call as the first one of a process."""
         with self._lock:
-            self._fast_calls.uninstall()
-            self._validated = self._routes = None
+            self._forget_routes()
+            self._validated = None
+
+    def _forget_routes(self) -> None:
+        if self._routes is not None:
+            self._routes.detach()
+            self._routes = None
 
     def make_functional(self) -> None:
         """Do nothing: an operator that writes nothing is its own functional form."""
@@ -205,7 +207,8 @@ class DispatcherRegistration:
             self.out_form.registration.remove()
             self.out_form = None
         _withdraw(self.specification)
-        self._fast_calls.uninstall()
+        with self._lock:
+            self._forget_routes()
         self._stop_serving()
         for packet in self._packets:
             unregister_flops(packet)
@@ -223,7 +226,6 @@ class DispatcherRegistration:
         self._nodes = {}
         self._placements: list[DTensorRule] = []
         self.overload = self.full_overload = self._define(name, hidden=False)
-        self._fast_calls = FastCalls(self.overload, self._packets[0])
         if schema.hidden:
             self.full_overload = self._define(name + HIDDEN_SUFFIX, hidden=True)
 
@@ -243,14 +245,15 @@ class DispatcherRegistration:
         packet = getattr(getattr(torch.ops, self.specification.namespace), name)
         overload, returned = packet.default, partial(self._returned, hidden=hidden)
         by_reference = self._kernel(self._by_reference, hidden=hidden)
-        self._library.impl(name, self._kernel(self._run, hidden=hidden), "CompositeExplicitAutograd")
+        at_backend = partial(self._at_backend, returned, self._kernel(self._run, hidden=hidden))
+        self._library.impl(name, at_backend, "CompositeExplicitAutograd", with_keyset=True)
         full_name = f"{self.specification.namespace}::{name}"
         if served_libraries.library_of(full_name) is not None:
             self._take_over(name, hidden=hidden)
         served_libraries.announce(full_name, partial(self._share, name, hidden))
         self._announced.append(full_name)
-        autograd = partial(self._autograd, overload, returned)
-        self._library.impl(name, autograd, "Autograd", with_keyset=True)
+        at_autograd = partial(self._at_autograd, overload, returned)
+        self._library.impl(name, at_autograd, "Autograd", with_keyset=True)
         self._register_transforms(overload, name, returned)
         fake = self._kernel(self._run_fake, hidden=hidden)
         capabilities.add_fake(self._library, overload, fake, self.specification.where)
@@ -404,42 +407,79 @@ class DispatcherRegistration:
                     else "leave the default out, or let it hold no list of strings",
                 )
 
-    def _autograd(self, overload: Any, returned: Returned, keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def _at_autograd(
+        self, overload: Any, returned: Returned, keyset: Any, /, *args: Any, **kwargs: Any
+    ) -> Any:
         """The kernel for the autograd key."""
+        in_full = partial(self._call_in_full, overload, returned, keyset)
+        return self._by_route(returned, in_full, keyset, args, kwargs)
+
+    def _at_backend(
+        self, returned: Returned, in_full: Callable[..., Any], keyset: Any, /, *args: Any, **kwargs: Any
+    ) -> Any:
+        """The kernel below autograd, which calls in inference mode reach first."""
+        if not torch.is_inference_mode_enabled() or KERNEL_RUN.wanted is not None:
+            return in_full(*args, **kwargs)
+        return self._by_route(returned, in_full, keyset, args, kwargs)
+
+    def _by_route(
+        self, returned: Returned, in_full: Callable[..., Any], keyset: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Compute a call by its route; where it has none, in full, and accept it."""
         routes = self._routes
         if routes is not None:
             results = routes.results(keyset, args, kwargs)
             if results is not None:
                 return results[0] if len(results) == 1 else returned(results)
-        result = self._call_in_full(overload, returned, keyset, args, kwargs)
-        if self.validated and capabilities.on("known_calls"):
+        if not self.specification.schema.written:
+            result = in_full(*args, **kwargs)
             self._accept(keyset, args, kwargs)
-        return result
+            return result
+        self._accept(keyset, args, kwargs)  # after it, what is written may require a gradient
+        try:
+            return in_full(*args, **kwargs)
+        except BaseException:
+            with self._lock:
+                self._forget_routes()
+            raise
 
     def _accept(self, keyset: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note that a call has passed validation: later calls like it take a shorter way."""
-        from opsmith.torch_library.calls.routes import RouteTable  # with the first call
-
-        if not self._fast_calls.installed:
-            self._install_fast_calls()
+        """Note a call: where it passes validation, later calls like it take a shorter way."""
+        if not (self.validated and capabilities.on("known_calls")):
+            return
         with self._lock:
-            if self._routes is None or self._routes.specification is not self.specification:
-                self._routes = RouteTable(self)
+            routes = self._routes
+            if routes is None or routes.specification is not self.specification:
+                routes = self._routes = self._make_routes()
                 for overload in self.overloads:
                     capabilities.dispatch_in_python(overload)
-        self._routes.accept(keyset, args, kwargs)
+        routes.accept(keyset, args, kwargs)
+
+    def _make_routes(self) -> RouteTable:
+        from opsmith.torch_library.calls.routes import RouteTable  # with the first call
+        from opsmith.torch_library.dtensor_calls import DTensorCalls
+
+        if self.specification.origin.kind == "class":
+            from opsmith.torch_library.adopted.class_routes import ClassRoutes
+
+            by_class = ClassRoutes(self, self._by_class)
+            return RouteTable(self, None, by_class.route, accelerated=by_class.as_applied)
+        on_dtensors = DTensorCalls(self, self._placements[-1]).results if self._placements else None
+        return RouteTable(self, on_dtensors, None)
+
+    @property
+    def form_registration(self) -> DispatcherRegistration:
+        """The registration of the functional form: an operator that writes nothing is its own."""
+        return self
+
+    def recorded(self, values: list[Any]) -> tuple[Any, ...]:
+        """Compute a call with a graph from argument values whose metadata have passed validation."""
+        return self._call_with_autograd(values)
 
     def _call_in_full(
-        self, overload: Any, returned: Returned, keyset: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, overload: Any, returned: Returned, keyset: Any, /, *args: Any, **kwargs: Any
     ) -> Any:
         """Compute a call at the autograd key that must be validated in full."""
-        if not self._fast_calls.installed and self.validated:
-            self._install_fast_calls()
-        wants_hidden = self.specification.schema.hidden and overload is self.full_overload
-        if not wants_hidden:  # the fast path returns what callers see
-            result = self._fast_calls.from_dispatcher(None, *args, **kwargs)
-            if result is not NOT_TAKEN:
-                return result
         values = self._values(args, kwargs)
         classes = self.specification.origin.kind == "class" and capabilities.on("inlining")
         with autocast.noting_autocast(autocast.autocast_in_force()) if classes else nullcontext():
@@ -450,29 +490,6 @@ class DispatcherRegistration:
     def _call_below(self, overload: Any, keyset: Any, args: Any, kwargs: Any) -> Any:
         """Compute a call without a derivative below autograd."""
         return capabilities.redispatch_below_autograd(overload, keyset, args, kwargs)
-
-    def _install_fast_calls(self) -> None:
-        with self._lock:
-            specification = self.specification
-            if self.validated and not self._fast_calls.installed:
-                # The fast path takes and returns what the author's function does.
-                schema = specification.schema
-                plain = not schema.encoded and specification.origin.outputs is None
-                make = self.fast_path if schema.returns is None else self._void_fast_path
-                self._fast_calls.install(make if plain else None, specification.schema)
-
-    def _void_fast_path(
-        self, call: Callable[..., Any], compiled: Callable[..., Any] | None = None
-    ) -> Callable[..., Any] | None:
-        """Generate the fast path of what compiled code calls, which does not return the argument."""
-        fast_call = self.fast_path(call, compiled)
-        if fast_call is None:
-            return None
-
-        def void(*args: Any, **kwargs: Any) -> Any:
-            return NOT_TAKEN if fast_call(*args, **kwargs) is NOT_TAKEN else None
-
-        return void
 
     def _register_transforms(self, overload: Any, name: str, returned: Returned) -> None:
         """Register the kernel for transforms of `torch.func`, and those for autocast."""
@@ -582,45 +599,10 @@ class DispatcherRegistration:
                 if deregister is not None:
                     self._deregister.append(deregister)
 
-    def fast_path(
-        self, call: Callable[..., Any], compiled: Callable[..., Any] | None = None
-    ) -> Callable[..., Any] | None:
-        """Generate the fast path, a `__call__` that falls back to `call`; None where there is none.
-
-        While torch compiles, it calls `compiled` instead, by default the operator's `OpOverload`.
-        """
-        specification = self.specification
-        if not (capabilities.on("fast_path") and capabilities.on("known_calls")):
-            return None
-        # Imported for the first call that takes a fast path.
-        if specification.origin.kind == "class":
-            from opsmith.core.adopted import ClassFormula, class_of
-            from opsmith.torch_library.adopted.fast_call import class_call
-
-            by_class = all(isinstance(r, ClassFormula) for r in specification.gradients.rules.values())
-            if specification.kernels or not by_class:
-                return None
-            return class_call(self, class_of(specification.origin), call, self._by_class)
-        from opsmith.torch_library.dtensor_calls import DTensorCalls
-        from opsmith.torch_library.fast_path.generated_call import generate_call
-
-        on_dtensors = DTensorCalls(self, self._placements[-1]).results
-        return generate_call(self, compiled or self.overload, call, on_dtensors)
-
-    def call_in_cpp(self, handle: type, call: Callable[..., Any]) -> None:
-        """Make the calls of a handle in C++, where that is built.
-
-        Args:
-            handle: The class of the handle.
-            call: Its `__call__`, a fast path.
-        """
-        if getattr(call, "call_plan", None) is not None:
-            capabilities.call_in_cpp(handle, call)
-
     def _by_class(self, values: list[Any]) -> tuple[Any, ...] | None:
         """Compute all results of an adopted class, for plain tensors; None for a call of the slow path."""
         from opsmith.core.adopted import class_of
-        from opsmith.torch_library.adopted.fast_call import computed_by_class
+        from opsmith.torch_library.adopted.class_routes import computed_by_class
 
         return computed_by_class(self, class_of(self.specification.origin), values)
 

@@ -56,7 +56,7 @@ def twice(runs: Runs) -> Any:
 def native(operator: Any) -> Callable[..., Any]:
     """The function in C that calls the operator through the dispatcher."""
     overload: Callable[..., Any] = operator.torch_operator
-    return capabilities.direct_call(overload) if capabilities.on("fast_path") else overload
+    return capabilities.direct_call(overload) if capabilities.on("known_calls") else overload
 
 
 def kernel_of(operator: Any) -> Any:

@@ -22,12 +22,9 @@ from opsmith.torch_library.autograd.formula_rule import RecordedOperator
 from opsmith.torch_library.autograd.gradient_values import CallMetadata, TensorMetadata, fit, has_gradient
 from opsmith.torch_library.autograd.primitive import OperatorPrimitive, RegisteredOperator
 from opsmith.torch_library.autograd.saved_values import SavedValues
-from opsmith.torch_library.fast_path.purity import ContractSource
+from opsmith.torch_library.calls.computation import UnknownCallError
+from opsmith.torch_library.contract import are_new
 from opsmith.torch_library.flattening import ArgumentFlattening
-
-
-class MisfitError(Exception):
-    """A forward returned other results than the class was adopted with, from which the slow path learns."""
 
 
 class ClassNodes:
@@ -62,8 +59,14 @@ class ClassNodes:
         tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
         # Of these tensors nothing is kept: the class lives as long as the operator.
         needed = {name: (each.dtype, each.device) for name, each in tensors.items() if each.requires_grad}
+        in_cpp, count = capabilities.calls_in_cpp(), len(adopted.schema.results)
         names: dict[str, Any] = {
-            **ContractSource(specification, [adopted.function_class.forward]).names,
+            "_op_Tensor": Tensor,
+            "_op_strided": torch.strided,
+            "_op_type": type,
+            "_op_tuple": tuple,
+            "_op_len": len,
+            "_op_are_new": in_cpp.freshness(count) if in_cpp else partial(are_new, count),
             "_op_Function": torch.autograd.Function,
             "_op_class": adopted.function_class,
             "_op_backward": adopted.backward,
@@ -94,7 +97,7 @@ class ClassNodes:
         """The results of a forward that returned no new tensors, or kept more than plain values.
 
         Raises:
-            MisfitError: If they are others than the class was adopted with.
+            UnknownCallError: If they are others than the class was adopted with.
             MutationError: If it wrote into an argument, which it did not in earlier runs.
         """
         adopted, flags = self._adopted, self._adopted.flags(given)
@@ -106,7 +109,7 @@ class ClassNodes:
                 adopted, context, returned, given, flags, versions, handed=given, copies={}, own=frozenset()
             )
         except (errors.ResultTypeError, errors.ResultCountError) as error:
-            raise MisfitError from error
+            raise UnknownCallError from error
         if written:
             raise late_writes(adopted, flags, given, written)
         vars(ctx).clear()  # a result in the context of its own node would close a reference cycle
@@ -246,8 +249,7 @@ def _source(specification: Any, adopted: AdoptedFunction, tensors: list[str], ne
     if adopted.has_setup_context:
         forward = f"""_op_result = _op_class.forward({arguments})
         _op_class.setup_context(_op_ctx, ({arguments}), _op_result)"""
-    contract = ContractSource(specification, [adopted.function_class.forward])
-    versions = capabilities.versions_source(tensors)
+    versions = _versions(tensors)
     several = isinstance(adopted.outputs, tuple)
     copied = [
         "0 in _op_facts.copied",  # the reason is recorded
@@ -259,7 +261,7 @@ def _source(specification: Any, adopted: AdoptedFunction, tensors: list[str], ne
     count = len(schema.results)
     results = [f"_op_result[{at}]" for at in range(count)] if several else ["_op_result"]
     grads = [f"_op_grad_{at}" for at in range(count)]
-    counts = capabilities.versions_source(grads)
+    counts = _versions(grads)
     shapes = "".join(f"{name}.shape, " for name in needed)
     others = "".join(f"{name}, " for name in schema.names if name not in tensors)
     inputs = "".join(f"{name}, " for name in tensors)
@@ -307,7 +309,7 @@ class {specification.short_name}(_op_Function):
         {forward}
         if _op_before != {versions} or _op_ctx.dirty_tensors:
             {settle}
-        if {contract.fresh()}:
+        if _op_are_new(_op_result, {inputs}):
             pass
         elif {is_copied}:
             {copied_result}
@@ -336,6 +338,11 @@ class {specification.short_name}(_op_Function):
         {f"if {strays}: _op_answers(_op_ctx, _op_answer, ({flags},))" if strays else ""}{checks}
         return ({returned})
 """
+
+
+def _versions(names: Sequence[str]) -> str:
+    """Source of a tuple of the version counters of tensors of these names; None for one that is None."""
+    return f"({''.join(f'None if {name} is None else {name}._version, ' for name in names)})"
 
 
 def _check(name: str) -> str:

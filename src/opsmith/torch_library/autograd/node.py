@@ -196,7 +196,14 @@ def bound_node(name: str, rule: Any, recorded_operator: Any) -> Any:
     return node
 
 
-def bound_apply(node: Any) -> Callable[..., Any]:
-    """The `apply` of a node that has one rule."""
-    apply = capabilities.recorder(node)
-    return apply if capabilities.calls_in_cpp() else partial(through, apply)  # C++ leaves an error as it is
+def bound_apply(node: Any, *, plain: bool = True) -> Callable[..., Any]:
+    """The `apply` of a node that has one rule.
+
+    Args:
+        node: The class of the node.
+        plain: True if its rule uses the context for what is saved alone, and marks nothing as dirty.
+    """
+    if plain and capabilities.calls_in_cpp():
+        recorder: Callable[..., Any] = capabilities.recorder(node)
+        return recorder  # C++ leaves an error as it is
+    return partial(through, capabilities.direct_apply(node))

@@ -86,6 +86,8 @@ class PreparedRule:
         primitive: The operator.
         compute: Takes flat arguments, and returns all results.
         flat: The flat arguments of one of the calls.
+        written: Positions of the flat arguments that are written into, which are the first results.
+        shown: Name of the operator in the graph; by default that of the primitive.
 
     Attributes:
         saved: Names of the saved tensors, one for each.
@@ -97,6 +99,8 @@ class PreparedRule:
         primitive: OperatorPrimitive,
         compute: Callable[[Sequence[Any]], tuple[Any, ...]],
         flat: Sequence[Any],
+        written: Sequence[int] = (),
+        shown: str | None = None,
     ) -> None:
         specification, schema = primitive.specification, primitive.specification.schema
         flattening, names = primitive.flattening, primitive.flattening.names
@@ -106,6 +110,7 @@ class PreparedRule:
             TensorMetadata.of(value) if isinstance(value, Tensor) and value.requires_grad and own else None
             for value, own in zip(flat, differentiable, strict=True)
         ]
+        self._written = written
         self._on_mesh = any(isinstance(value, Tensor) and mesh_of(value) for value in flat)
         plan = primitive.plan(flattening.needed([each is not None for each in self._inputs]))
         self._plan, self._schema, self._single = plan, schema, len(schema.results) == 1
@@ -125,8 +130,9 @@ class PreparedRule:
             if like is not None
         ]
         recorded = RecordedOperator(specification, tuple(name for name, _, _ in self._saved))
-        self._node = bound_node(specification.short_name, self, recorded)
-        self.apply = bound_apply(self._node)
+        self._node = bound_node(shown or specification.short_name, self, recorded)
+        self._apply = bound_apply(self._node, plain=not written)
+        self.apply = self._apply_written if written else self._apply
 
     def _plan_kept(self, spans: Mapping[str, range], differentiable: Sequence[bool]) -> None:
         """Plan what a call saves and keeps for its backward.
@@ -250,8 +256,9 @@ class PreparedRule:
         grads = self._schema.gradient_position
         return [grads[name] for name in formula.parameters if name in grads]
 
-    def forward(self, ctx: Any, *flat: Any) -> Any:
+    def forward(self, ctx: Any, *given: Any) -> Any:
         """Compute the results, and save what the backward needs."""
+        flat, (before,) = (given[:-1], given[-1:]) if self._written else (given, ({},))
         results = self._compute(flat)
         dtypes = [result.dtype for result in results]
         known, constants = self._constants  # one value: another thread may note others
@@ -260,6 +267,9 @@ class PreparedRule:
         if constants:
             ctx.non_differentiable = tuple([results[at] for at in constants])
         every = (*flat, *results)
+        if self._written:
+            ctx.dirty_tensors = tuple([flat[at] for at in self._written])
+            every = tuple([before.get(at, value) for at, value in enumerate(every)])
         ctx.to_save = self._pick_saved(every)
         ctx.materialize_grads = False
         if self._keeps:
@@ -270,6 +280,11 @@ class PreparedRule:
                 tuple([tuple(TensorMetadata.of(each)) for each in self._pick_filled(results)]),
             )
         return results[0] if self._single else results
+
+    def _apply_written(self, *flat: Any) -> Any:
+        """Call the node with copies of what is written over: a second order goes through them."""
+        copied = [at for at in self._written if at in self._saved_places]
+        return self._apply(*flat, {at: flat[at].clone() for at in copied})
 
     def _noted_constants(self, results: Sequence[Tensor], dtypes: list[torch.dtype]) -> list[int]:
         """Note which results of these dtypes have no gradient, and return their positions.
@@ -284,6 +299,10 @@ class PreparedRule:
         return constants
 
     def backward(self, ctx: Any, grads: Sequence[Any]) -> tuple[Any, ...]:
+        """Gradients of all that the node takes."""
+        return (*self._gradients(ctx, grads), *([None] if self._written else []))
+
+    def _gradients(self, ctx: Any, grads: Sequence[Any]) -> tuple[Any, ...]:
         """Gradients of the flat arguments."""
         # Torch has freed the tensors of a node that goes back again; one without tensors may do so.
         saved, kept = ctx.saved_tensors if self.saved else (), ctx.kept if self._keeps else _NOTHING

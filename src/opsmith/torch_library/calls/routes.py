@@ -1,27 +1,30 @@
 """The table of known calls of an operator: by their signatures, the routes that compute them.
 
 A call that was validated in full is accepted. Later calls of its signature take its route, in one hop through
-the dispatcher.
+the dispatcher, or by the accelerator in front of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from opsmith.core.argument_types import VALUE_TYPES
 from opsmith.core.call_arguments import tensors_in
-from opsmith.core.kernels import BuiltKernel, choose
+from opsmith.core.kernels import BuiltKernel, Rejected, choose
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.graph_cuts import is_cut
-from opsmith.torch_library.autograd.prepared_rule import KernelOfRule, PreparedRule
+from opsmith.torch_library.autograd.prepared_rule import PreparedRule
 from opsmith.torch_library.autograd.primitive import OperatorPrimitive, RegisteredOperator
-from opsmith.torch_library.contract import Before, Contract, State
-from opsmith.torch_library.flattening import ArgumentFlattening, detached
+from opsmith.torch_library.calls.accelerator import Accelerator
+from opsmith.torch_library.calls.computation import Computation, Route, UnknownCallError
+from opsmith.torch_library.distributed import dtensor
+from opsmith.torch_library.flattening import ArgumentFlattening
+from opsmith.torch_library.writes import written_tensors
 
 MAX_ROUTES = 256
 """Maximum number of signatures that are kept."""
@@ -34,21 +37,19 @@ optional tensors are given; for each tensor its type, dtype, rank, and whether i
 tensors of a known call are on one device, which the keys tell."""
 
 
-class InferenceTensorError(Exception):
-    """A call on an inference tensor, which has no version, must be validated in full."""
+class RoutedOperator(RegisteredOperator, Protocol):
+    """The part of a registration that known calls use."""
 
+    owner: Any
 
-class Route(NamedTuple):
-    """What computes the calls of a signature.
+    @property
+    def form_registration(self) -> RegisteredOperator:
+        """The registration of the functional form."""
+        ...
 
-    Args:
-        compute: Takes argument values, and returns all results.
-        apply: The `apply` of a node, which takes argument values, and returns the result, or all of several;
-            None where there is no node of ours.
-    """
-
-    compute: Callable[[Sequence[Any]], tuple[Any, ...]]
-    apply: Callable[..., Any] | None
+    def recorded(self, values: list[Any]) -> tuple[Any, ...]:
+        """Compute a call with a graph from argument values whose metadata have passed validation."""
+        ...
 
 
 class RouteTable:
@@ -56,13 +57,25 @@ class RouteTable:
 
     Args:
         registered: The operator.
+        on_dtensors: Takes a tuple of all arguments, and returns the result, or all of several, of a call on
+            DTensors; None for one that must be validated in full. None where there are no such calls.
+        by_class: Chooses the routes of an adopted class from argument values; None for another operator.
+        accelerated: True if the handle takes and returns what the dispatcher does.
 
     Attributes:
         specification: The specification of which they are.
     """
 
-    def __init__(self, registered: RegisteredOperator) -> None:
+    def __init__(
+        self,
+        registered: RoutedOperator,
+        on_dtensors: Callable[[tuple[Any, ...]], Any] | None,
+        by_class: Callable[[list[Any]], Route | None] | None,
+        *,
+        accelerated: bool = True,
+    ) -> None:
         self._registered, self.specification = registered, registered.specification
+        self._on_dtensors, self._by_class = on_dtensors, by_class
         schema = self.specification.schema
         self._routes: dict[Signature, Route] = {}
         self._tensor_places = [at for at, each in enumerate(schema.arguments) if each.kind.is_tensor]
@@ -73,11 +86,23 @@ class RouteTable:
         self._list_places = {
             at for at, each in enumerate(schema.arguments) if each.kind.is_tensor and each.kind.sequence
         }
-        self._lists = bool(self._list_places)
+        self._held_places = [
+            (at, len if each.kind.sequence else _itself if each.kind.base.values else type)
+            for at, each in enumerate(schema.arguments)
+            if each.kind.length is not None or each.kind.base.held
+        ]
         self._in_order = not any(each.kind.sequence for each in schema.arguments)
         self._count, self._received = len(schema.names), schema.received
         self._is_open = _has_routes(self.specification)
-        self._shapes = self.specification.shapes
+        self._shapes, self._alike = self.specification.shapes, self.specification.rounds_alike
+        self._accelerated = accelerated
+        self._accelerator: Accelerator | None = None
+
+    def detach(self) -> None:
+        """Forget all routes, in the accelerator, too."""
+        self._routes = {}
+        if self._accelerator is not None:
+            self._accelerator.detach()
 
     def results(
         self, keyset: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -89,20 +114,26 @@ class RouteTable:
             args: The positional arguments, as the dispatcher passes them.
             kwargs: The others.
         """
-        if not self._routes:
+        if not (self._alike or not torch.are_deterministic_algorithms_enabled()):
             return None
         values = args if self._in_order and len(args) == self._count else self._received(args, kwargs)
         tensors = values if self._only_tensors else self._tensors(values)
-        route = self._routes.get(self._signature(keyset, values, tensors))
-        if route is None:
+        route = self._routes.get(self._signature(keyset, values, tensors)) if self._routes else None
+        if route is None and (self._on_dtensors is None or not self._on_mesh(tensors)):
             return None
         if self._shapes is not None and self._shapes.bind(self.specification.schema, list(values))[1]:
             return None
         try:
-            if route.apply is None:
+            if route is None:
+                assert self._on_dtensors is not None
+                found = self._on_dtensors(tuple(values))
+                if found is None:
+                    return None
+            elif route.apply is None:
                 return route.compute(values)
-            found = route.apply(*(self._flat(values) if self._lists else values))
-        except InferenceTensorError:
+            else:
+                found = route.apply(*(self._flat(values) if self._list_places else values))
+        except UnknownCallError:
             return None
         return found if isinstance(found, tuple) else (found,)
 
@@ -110,10 +141,15 @@ class RouteTable:
         """Note that a call was validated in full: later ones of its signature may take a route."""
         if not self._is_open or capabilities.call_keys(keyset) is None or not capabilities.nothing_active():
             return
+        if self._accelerated and self._accelerator is None and self._registered.owner is not None:
+            handle = type(self._registered.owner)
+            self._accelerator = Accelerator(
+                self.specification, handle, self._on_dtensors, by_name=self._by_class is None
+            )
         values = self._received(args, kwargs)
         tensors = self._tensors(values)
         plain = all(type(each) in PLAIN_TYPES and each.layout is torch.strided for each in tensors)
-        if not plain or len({each.device for each in tensors}) != 1:
+        if not (plain and tensors) or len({each.device for each in tensors}) != 1:
             return
         route = self.route(list(values), tensors)
         if route is None:
@@ -121,6 +157,11 @@ class RouteTable:
         if len(self._routes) >= MAX_ROUTES:
             self._routes.clear()
         self._routes[self._signature(keyset, values, tensors)] = route
+        if self._accelerator is not None:
+            self._accelerator.accept(list(values), route)
+
+    def _on_mesh(self, tensors: Sequence[Tensor]) -> bool:
+        return bool(tensors) and type(tensors[0]) is dtensor()
 
     def _tensors(self, values: Sequence[Any]) -> Sequence[Tensor]:
         if self._only_tensors:
@@ -151,41 +192,92 @@ class RouteTable:
                 len(values[at]) if at in self._list_places and values[at] is not None else values[at] is None
                 for at in self._tensor_places
             ]
+            for at, noted in self._held_places:
+                signature.append(None if values[at] is None else noted(values[at]))
         for each in tensors:
             signature += (type(each), each.dtype, each.ndim, each.requires_grad)
         return tuple(signature)
 
     def route(self, values: list[Any], tensors: Sequence[Tensor]) -> Route | None:
         """Choose what computes calls like this one; None where each of them must be validated in full."""
+        if self._by_class is not None:
+            return self._by_class(values)
         specification = self.specification
         accepted, rejected = choose(specification.kernels, values)
         if any(each.strict for each in rejected):
             return None
-        in_memory = accepted or specification.opaque
+        writes = bool(specification.schema.written)
+        in_memory = accepted or specification.opaque or writes
         if in_memory and any(each.is_conj() or each.is_neg() or each.is_meta for each in tensors):
             return None
-        function = accepted.kernel.function if accepted else specification.reference
         requires = torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
-        records = requires and not (specification.gradients.given or accepted)
+        function = accepted.kernel.function if accepted else specification.reference
+        contiguous = writes and self._takes_by_layout(function, rejected)
+        if contiguous and not all(each.is_contiguous() for _, each in written_tensors(specification, values)):
+            return None
+        records = requires and not writes and not (specification.gradients.given or accepted)
         compute = Computation(
             specification,
             function,
             self._registered.held(function),
-            below_autograd=bool(in_memory),
+            below_autograd=bool(accepted or specification.opaque),
             has_graph=records,
+            contiguous=contiguous,
             tensors_of=None if self._only_tensors else self._tensors,
         )
+        if writes and requires:
+            return Route(self._with_node(values, compute) or self._recorded)
         if records and is_cut(function):
             return None
         if records or not requires:
-            return Route(compute, None)
+            return Route(compute, None, compute.kernel)
         if not self._has_prepared_rule(values):
             return None
         flattening = ArgumentFlattening.of(specification.schema, values)
-        of_flat = compute if not self._lists else lambda flat: compute(flattening.pack(flat))
+        of_flat = compute if not self._list_places else lambda flat: compute(flattening.pack(flat))
         primitive = OperatorPrimitive(self._registered, flattening)
         rule = PreparedRule(primitive, of_flat, flattening.flatten(values))
         return Route(compute, rule.apply_in_cpp(compute.for_rule) or rule.apply)
+
+    def _recorded(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        return self._registered.recorded(list(values))
+
+    def _with_node(
+        self, values: list[Any], compute: Computation
+    ) -> Callable[[Sequence[Any]], tuple[Any, ...]] | None:
+        """The computation of calls in place that make a node; None where each call chooses the node anew."""
+        form = self._registered.form_registration
+        schema, gradients = form.specification.schema, form.specification.gradients
+        if self._list_places or not (schema.always_tensors and gradients.given) or self.specification.random:
+            return None
+        flattening = ArgumentFlattening.of(schema, values)
+        written = [at for at in flattening.positions(schema.new_values) if values[at] is not None]
+        if len(written) != len(schema.new_values):
+            return None
+
+        def whole(flat: Sequence[Any]) -> tuple[Any, ...]:
+            results = compute(flat)
+            return (*[flat[at] for at in written], *results)
+
+        name = self.specification.short_name
+        rule = PreparedRule(OperatorPrimitive(form, flattening), whole, values, written, name)
+
+        def recorded(given: Sequence[Any]) -> tuple[Any, ...]:
+            for at in written:
+                # What becomes of the graph of a view is another matter, and a leaf is refused.
+                tensor = given[at]
+                if capabilities.viewed(tensor) is not None or (tensor.is_leaf and tensor.requires_grad):
+                    return self._recorded(given)
+            results = rule.apply(*given)
+            return results[len(written) :] if isinstance(results, tuple) else ()
+
+        return recorded
+
+    def _takes_by_layout(self, function: Any, rejected: Sequence[Rejected]) -> bool:
+        """Return True if another kernel may take a call by the layout of what is written."""
+        if isinstance(function, BuiltKernel) and function.pure:
+            return not (function.takes_any_layout and all(each.elsewhere for each in rejected))
+        return any(isinstance(each.function, BuiltKernel) for each in self.specification.kernels)
 
     def _has_prepared_rule(self, values: Sequence[Any]) -> bool:
         """Return True if a call needs gradients, and no backward draws its random numbers again."""
@@ -211,128 +303,14 @@ def _has_routes(specification: Specification) -> bool:
     schema = specification.schema
     values = [each.kind for each in schema.arguments if not each.kind.is_tensor]
     return (
-        specification.origin.kind == "declared"
-        and specification.rounds_alike
-        and schema.always_tensors
-        and not (schema.written or schema.new_values or schema.encoded)
-        and not any(kind.length is not None or kind.base.held or kind.encoded for kind in values)
+        schema.always_tensors
+        and not schema.encoded
+        and not (schema.written and (schema.hidden or len(schema.results) > 1))
+        and not any(kind.encoded or (kind.sequence and kind.base.held) for kind in values)
         and not any(each.kind.sequence and each.kind.item_optional for each in schema.arguments)
         and not any(kernel.by_context for kernel in specification.kernels)
     )
 
 
-class Computation:
-    """A reference or kernel, which computes the calls of a signature by the contract.
-
-    Args:
-        specification: The operator.
-        function: The reference or kernel.
-        held: The same, with results held to what is promised of them.
-        below_autograd: True if autograd must not record it.
-        has_graph: True if a result may require a gradient.
-        tensors_of: Returns the tensors among argument values; None where there are no other values.
-    """
-
-    def __init__(
-        self,
-        specification: Specification,
-        function: Callable[..., Any],
-        held: Callable[..., Any],
-        *,
-        below_autograd: bool,
-        has_graph: bool,
-        tensors_of: Callable[[Sequence[Any]], Sequence[Tensor]] | None,
-    ) -> None:
-        schema = specification.schema
-        self._specification, self._function, self._has_graph = specification, function, has_graph
-        self._contract, self._tensors_of = Contract(specification), tensors_of
-        built = function if isinstance(function, BuiltKernel) else None
-        self._trusted = built is not None and built.pure
-        self._compute = built.direct if built else held
-        self._by_keyword = schema.positional < len(schema.names)
-        self._count, self._single = len(schema.results), schema.single
-        self._lists = [
-            (at, tuple if each.kind.as_tuple else list)
-            for at, each in enumerate(schema.arguments)
-            if each.kind.sequence
-        ]
-        self._regroups = bool(self._by_keyword or self._lists)
-        self._constant = has_graph and any(not each.differentiable for each in schema.results)
-        self._below = below_autograd
-
-    def __call__(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """Compute all results of argument values.
-
-        Raises:
-            InferenceTensorError: See its name; before anything is computed.
-        """
-        tensors = values if self._tensors_of is None else self._tensors_of(values)
-        try:
-            before = [] if self._trusted else capabilities.states(tensors)
-        except RuntimeError as error:  # those of torch have no versions
-            raise InferenceTensorError from error
-        args, kwargs = self._given(values) if self._regroups else (values, {})
-        if self._below:
-            with capabilities.below_autograd():
-                returned = self._compute(*args, **kwargs)
-        else:
-            returned = self._compute(*args, **kwargs)
-        results = (returned,) if self._single else returned
-        if not self._trusted and not self._holds(results, tensors, before):
-            results = self._validated(returned, values, [State(*each) for each in before])
-        if not self._constant:
-            return results
-        roles = zip(results, self._specification.schema.results, strict=True)
-        return tuple(result if role.differentiable else detached(result) for result, role in roles)
-
-    @property
-    def for_rule(self) -> KernelOfRule:
-        """The same for a node in C++."""
-        schema = self._specification.schema
-
-        def validate(
-            returned: Any, values: Sequence[Any], versions: tuple[int, ...] | None
-        ) -> tuple[Any, ...]:
-            before = None if versions is None else [State(version) for version in versions]
-            return self._validated(returned, values, before)
-
-        return KernelOfRule(self._compute, schema.names[schema.positional :], self._trusted, validate)
-
-    def _validated(
-        self, returned: Any, values: Sequence[Any], before: Sequence[State] | None
-    ) -> tuple[Any, ...]:
-        """Validate what a call returned and did against the whole contract, and return all results."""
-        states = None if before is None else Before(before, [])
-        results = self._contract.results(self._function, returned, list(values), states)
-        if not self._has_graph and any(each.requires_grad for each in tensors_in(list(results))):
-            raise self._contract.captured(self._function)
-        return results
-
-    def _given(self, values: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any]]:
-        """Positional and keyword arguments, with lists of their own, which the function may change."""
-        values = list(values)
-        for at, kind in self._lists:
-            values[at] = None if values[at] is None else kind(values[at])
-        if self._by_keyword:
-            return self._specification.schema.split(values)
-        return values, {}
-
-    def _holds(self, results: Any, tensors: Sequence[Tensor], before: Sequence[Any]) -> bool:
-        """Return True if a call has kept the contract; else `Contract.results` says whether it has."""
-        if (
-            type(results) is not tuple
-            or len(results) != self._count
-            or capabilities.states(tensors) != before
-        ):
-            return False
-        storages = {id(each[-2]) for each in before}
-        for result in results:
-            if type(result) is not Tensor or result.layout is not torch.strided or result.is_nested:
-                return False
-            if result.is_quantized or (result.requires_grad and not self._has_graph):
-                return False
-            storage = result.untyped_storage()
-            if id(storage) in storages or not storage.resizable():
-                return False
-            storages.add(id(storage))
-        return True
+def _itself(value: Any) -> Any:
+    return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from functools import cache
 from types import ModuleType
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from opsmith.torch_library.calls_extension import calls_extension
 
@@ -26,6 +28,14 @@ def calls_in_cpp() -> ModuleType | None:
         # Dynamo is at work where compiled autograd is, and must not compile it.
         extension.use_maker(recorded_by_torch, torch.compiler.disable)
     return extension
+
+
+def unwatched() -> tuple[tuple[dict[str, Any], str, Any], ...]:
+    """Dictionaries, names and values which say that no level of forward mode and no profiler is active."""
+    return (
+        (vars(forward_ad), sys.intern("_current_level"), -1),
+        (vars(torch.autograd.profiler), sys.intern("_is_profiler_enabled"), False),
+    )
 
 
 def recorded_by_torch(
@@ -79,25 +89,41 @@ def _forward(ctx: Any, *tensors: Tensor | None) -> tuple[Tensor, ...]:
 
 
 def self_test() -> None:
-    """A guard tells tensors apart, and a recorded call has the gradient of its class."""
+    """A table tells calls apart, and a recorded call has the gradient of its class."""
     extension = calls_in_cpp()
     if extension is None:
         return
-    x, y = torch.ones(2), torch.ones(3)
-    accepts = extension.guard((x, y), False)
-    assert accepts(torch.ones(5), torch.ones(0))
-    others = (
+    special: tuple[Any, ...] = (forward_ad.dual_level(), torch.autograd.profiler.profile())
+    for (names, name, value), region in zip(unwatched(), special, strict=True):
+        assert names[name] is value, name
+        with region:
+            assert names[name] is not value, name
+
+    class Handle:
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return "in Python"
+
+    handle, x = Handle(), torch.ones(2)
+    plan = _plan_of_one(extension, Handle)
+    assert handle(x) == "in Python"
+    assert plan.accept([x], b"k", Tensor.exp, None, True, False, False)
+    assert handle(torch.zeros(3)).tolist() == [1.0] * 3
+    others: tuple[Any, ...] = (
         x.double(),
         torch.ones(1, 2),
         torch.nn.Parameter(x),
         x.to("meta"),
         torch.eye(2).to_sparse(),
+        x.to(torch.complex64).conj(),
         None,
     )
-    assert not any(accepts(x, other) for other in others)
-    assert not accepts(x, x)
-    with torch.inference_mode():
-        assert not accepts(x, y)
+    assert [handle(other) for other in others] == ["in Python"] * len(others)
+    regions: tuple[Any, ...] = (torch.inference_mode(), torch.autocast("cpu"), torch.no_grad())
+    for region in regions:
+        with region:
+            assert handle(x) == "in Python", region
+    plan.detach()
+    assert handle(x) == "in Python"
 
     class Sevenfold(torch.autograd.Function):
         @staticmethod
@@ -119,3 +145,11 @@ def self_test() -> None:
     assert (node.name(), second.requires_grad, node._forward_cls) == ("SevenfoldBackward", False, Sevenfold)
     (gradient,) = torch.autograd.grad(first.sum(), leaf, retain_graph=True)
     assert gradient.tolist() == [7.0, 7.0]
+
+
+def _plan_of_one(extension: Any, handle: type) -> Any:
+    """The table of a function of one tensor."""
+    shape: tuple[Any, ...] = ((0,), (0,), (-1,), (), (), ("x",), ((),), (None,))
+    return extension.plan(
+        handle, "t", 1, 1, -1, 0, True, True, *shape, None, (0,), None, KeyError, unwatched()
+    )

@@ -70,6 +70,12 @@ def recorder(node: type[torch.autograd.Function]) -> Any:
     return direct_apply(node) if in_cpp is None else in_cpp.recorder(node)
 
 
+def direct_call(overload: Any) -> Callable[..., Any]:
+    """The function in C that calls an operator, without its frame in Python."""
+    function: Callable[..., Any] = overload._op
+    return function
+
+
 def direct_backward(node: Any, backward: Callable[..., Any]) -> None:
     """Make autograd call this backward of a node directly, without looking it up in Python."""
     node._backward_cls.apply = backward
@@ -129,6 +135,8 @@ def self_test() -> None:
 
 
 def _test_nodes() -> None:
+    assert direct_call(torch.ops.aten.neg.default)(torch.ones(2)).tolist() == [-1.0, -1.0]
+
     class Sevenfold(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Tensor) -> Tensor:

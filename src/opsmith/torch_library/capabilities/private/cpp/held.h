@@ -2,7 +2,7 @@
 // metadata of arguments and results once.
 #pragma once
 
-#include "guard.h"
+#include "entry.h"
 #include "results.h"
 
 #include <structmember.h>

@@ -5,7 +5,6 @@
 namespace {
 
 PyMethodDef functions[] = {
-    {"guard", opsmith::make_guard, METH_VARARGS, nullptr},
     {"recorder", opsmith::make_recorder, METH_O, nullptr},
     {"held", opsmith::make_held, METH_VARARGS, nullptr},
     {"rule", opsmith::make_rule, METH_VARARGS, nullptr},
@@ -23,7 +22,7 @@ PyModuleDef definition = {PyModuleDef_HEAD_INIT, "opsmith_calls", nullptr, -1, f
 
 PyMODINIT_FUNC PyInit_opsmith_calls() {
   using namespace opsmith;
-  if (!ready_guard() || !ready_results() || !ready_node() || !ready_rule() || !ready_plan() || !ready_held()) return nullptr;
+  if (!ready_results() || !ready_node() || !ready_rule() || !ready_plan() || !ready_held()) return nullptr;
   PyObject* module = PyModule_Create(&definition);
   if (module && PyModule_AddObjectRef(module, "Node", reinterpret_cast<PyObject*>(&opsmith::NodeType)) < 0) {
     Py_CLEAR(module);

@@ -1,7 +1,7 @@
 // Autograd nodes: what `torch.autograd.Function` does for a class that opsmith generated, and no more.
 #pragma once
 
-#include "guard.h"
+#include "entry.h"
 
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>

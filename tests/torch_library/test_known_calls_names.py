@@ -1,4 +1,4 @@
-"""The private names that calls past the dispatcher use: each tells what it is taken to tell."""
+"""The private names that known calls use: each tells what it is taken to tell."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from torch.testing import assert_close
 import opsmith
 
 # The private means themselves, whatever is decided about them.
-from opsmith.torch_library.capabilities.private import fast_path as capabilities
 from opsmith.torch_library.capabilities.private import known_calls
-from opsmith.torch_library.capabilities.private.calls_in_cpp import calls_in_cpp
+from opsmith.torch_library.capabilities.private.calls_in_cpp import calls_in_cpp, unwatched
 from opsmith.torch_library.capabilities.private.dispatch_mode import observe_operators
 
 X = torch.tensor([2.0, 3.0])
@@ -34,52 +33,10 @@ def inside(transform: Any, see: Any) -> None:
     transform(lambda x: (see(x), x.sum())[1])(torch.ones(3, 2))
 
 
-def test_guard_names() -> None:
-    """Each condition fails where it should; what watches torch functions is asked for by the tensors."""
-    names = capabilities.guard_names()
-
-    def fails() -> list[str]:
-        conditions = (capabilities.torch_function_condition("x"), *capabilities.GUARD_CONDITIONS)
-        return [text for text in conditions if not eval(text, {**names, "x": X})]
-
-    assert fails() == []
-    with observe_operators(lambda operator, kwargs: None):
-        assert fails() == ["not _op_dispatch_modes()"]
-    with FakeTensorMode():
-        assert fails() == ["not _op_dispatch_modes()"]
-    make_fx(lambda x: (_note(fails()), x * 2)[1])(X)
-    assert "not _op_dispatch_modes()" in NOTED.pop()
-    with TorchFunctionMode():
-        assert fails() == [capabilities.torch_function_condition("x")]
-    with forward_ad.dual_level():
-        assert fails() == ["_op_forward_mode._current_level < 0"]
-    with torch.profiler.profile():
-        assert fails() == ["not _op_profiler._is_profiler_enabled"]
-    with torch.autograd.profiler.profile():
-        assert fails() == ["not _op_profiler._is_profiler_enabled"]
-    assert not names["_op_compiling"]()
-    assert fails() == []
-
-
-def test_guard_conditions() -> None:
-    names = capabilities.guard_names()
-    assert all(any(name in text for name in names) for text in capabilities.GUARD_CONDITIONS)
-
-
 def test_any_autocast() -> None:
     assert not known_calls.any_autocast()
     with torch.autocast("cpu"):
         assert known_calls.any_autocast()
-
-
-def test_torch_function_condition() -> None:
-    class Watching(Tensor):
-        pass
-
-    question = capabilities.torch_function_condition("x, y")
-    names = {**capabilities.guard_names(), "y": None}
-    assert eval(question, {**names, "x": X})
-    assert not eval(question, {**names, "x": X.as_subclass(Watching)})
 
 
 def test_dispatch_in_python() -> None:
@@ -146,12 +103,12 @@ def test_nothing_active() -> None:
 
 
 def test_a_trace_before_dispatch_holds_the_operator_each_time() -> None:
-    @opsmith.operator("fast_path_names::through_numpy")
+    @opsmith.operator("known_calls_names::through_numpy")
     def through_numpy(x: Tensor) -> Tensor:
         return x * 2
 
     through_numpy.kernel("cpu", lambda x: torch.from_numpy(x.numpy() * 2))
-    known = torch.ops.fast_path_names.through_numpy
+    known = torch.ops.known_calls_names.through_numpy
     for _ in range(3):
         known(X)
         traced = make_fx(lambda x: known(x), pre_dispatch=True)(torch.ones(2))
@@ -183,71 +140,95 @@ def _in_inference() -> Tensor:
         return torch.ones(2)
 
 
+class Table:
+    """A handle whose table knows the calls of two tensors like two others."""
+
+    def __init__(self, *known: Tensor) -> None:
+        in_cpp = calls_in_cpp()
+        if in_cpp is None:
+            pytest.skip("calls in C++ are not built, or turned off")
+        handle = type("Handle", (), {"__call__": lambda self, *args: "in Python"})
+        shape: tuple[Any, ...] = ((0, 0), (0, 0), (-1, -1), (), (), ("x", "y"), ((), ()), (None, None))
+        self.plan = in_cpp.plan(
+            handle, "tt", 2, 1, -1, 0, True, True, *shape, None, (0,), None, KeyError, unwatched()
+        )
+        assert self.plan.accept([*known], b"k", lambda x, y: "known", None, True, False, False)
+        self.handle = handle()
+
+    def knows(self, *given: Any) -> bool:
+        """Return True if a call is found in the table."""
+        found: bool = self.handle(*given) == "known"
+        return found
+
+
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta:UserWarning")
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*quantiz.*:UserWarning")
 @pytest.mark.parametrize("name", FORMS)
-def test_tensor_guard_tells_another_form(name: str) -> None:
-    check = capabilities.tensor_guard((X, X.clone()))
-    assert check(X, X.clone())
-    assert check(torch.ones(7)[::2], torch.ones(0)), "sizes and strides are no part of a form"
-    assert not check(FORMS[name](), X)
-    assert not check(X, FORMS[name]())
+def test_a_table_tells_another_form(name: str) -> None:
+    table = Table(X, X.clone())
+    assert table.knows(X, X.clone())
+    assert table.knows(X, X)
+    assert table.knows(torch.ones(7)[::2], torch.ones(0)), "sizes and strides are no part of a form"
+    assert not table.knows(FORMS[name](), X)
+    assert not table.knows(X, FORMS[name]())
 
 
-def test_tensor_guard_tells_a_conjugate_of_the_same_dtype() -> None:
+def test_a_table_tells_a_conjugate_of_the_same_dtype() -> None:
     x = X.to(torch.complex64)
-    assert capabilities.tensor_guard((x,))(x)
-    assert not capabilities.tensor_guard((x,))(x.conj())
-    assert not capabilities.tensor_guard((X,))(x.conj().imag)
+    table = Table(x, x)
+    assert table.knows(x, x)
+    assert not table.knows(x.conj(), x)
 
 
 @pytest.mark.filterwarnings(r"ignore:`torch\.jit\.trace` is deprecated:FutureWarning")  # torch 2.15
-def test_tensor_guard_tells_what_is_active() -> None:
-    check = capabilities.tensor_guard((X, X.clone()))
-    other = X.clone()
+def test_a_table_tells_what_is_active() -> None:
+    table, other = Table(X, X), X.clone()
     for region in (
         observe_operators(lambda operator, kwargs: None),
+        FakeTensorMode(),
+        TorchFunctionMode(),
+        forward_ad.dual_level(),
+        torch.profiler.profile(),
+        torch.autograd.profiler.profile(),
         torch.autocast("cpu"),
         torch.inference_mode(),
+        torch.no_grad(),
     ):
         with region:
-            assert not check(X, other), region
+            assert not table.knows(X, other), region
+    make_fx(lambda x: (_note(table.knows(X, other)), x * 2)[1])(X)
+    assert NOTED.pop() is False
     for transform in (torch.func.vmap, torch.func.functionalize):
-        inside(transform, lambda x: _note(check(X, other) or check(x, other)))
+        inside(transform, lambda x: _note(table.knows(X, other) or table.knows(x, other)))
         assert NOTED.pop() is False
-    torch.func.grad(lambda x: (_note(check(X, other) or check(x, other)), x.sum())[1])(X)
+    torch.func.grad(lambda x: (_note(table.knows(X, other) or table.knows(x, other)), x.sum())[1])(X)
     assert NOTED.pop() is False
-    torch.jit.trace(lambda x: (_note(check(X, other) or check(x, other)), x * 2)[1], (X,), check_trace=False)
+    traced = torch.jit.trace
+    traced(
+        lambda x: (_note(table.knows(X, other) or table.knows(x, other)), x * 2)[1], (X,), check_trace=False
+    )
     assert NOTED.pop() is False
-    assert check(X, other)
+    assert table.knows(X, other)
 
 
-def test_tensor_guard_takes_no_tensor_twice() -> None:
-    assert not capabilities.tensor_guard((X, X))(X, X)
+def test_a_table_is_detached() -> None:
+    table = Table(X, X)
+    table.plan.detach()
+    assert not table.knows(X, X)
+    table.plan.detach()
 
 
-def test_versions_source() -> None:
-    x = X.clone()
-    source = capabilities.versions_source(["x", "nothing"])
-    before = eval(source, {"x": x, "nothing": None})
-    x.add_(1)
-    assert eval(source, {"x": x, "nothing": None}) == (before[0] + 1, None)
+def test_unwatched() -> None:
+    regions = (forward_ad.dual_level(), torch.profiler.profile())
+    for (names, name, value), region in zip(unwatched(), regions, strict=True):
+        assert names[name] is value
+        with region:
+            assert names[name] is not value
 
 
-def test_writes_nowhere() -> None:
-    assert all(map(capabilities.writes_nowhere, ("mul", "exp", "matmul", "view", "detach", "sum")))
-    assert not any(
-        map(capabilities.writes_nowhere, ("mul_", "copy_", "index_put_", "append", "no_such", "numpy"))
-    )
-
-
-def test_returns_new() -> None:
-    assert all(map(capabilities.returns_new, ("mul", "exp", "tanh", "sum", "relu", "clone")))
-    assert not any(map(capabilities.returns_new, ("dequantize", "resize", "resize_as", "index")))
-    assert not any(
-        map(capabilities.returns_new, ("view", "detach", "contiguous", "to", "dropout", "reshape", "no_such"))
-    )
+def test_direct_call() -> None:
+    assert_close(known_calls.direct_call(torch.ops.aten.neg.default)(X), -X)
 
 
 def test_direct_apply() -> None:
@@ -284,19 +265,6 @@ def test_direct_backward() -> None:
     assert_close(x.grad, X)
 
 
-def test_sizes_may_be_part_of_a_form() -> None:
-    check = capabilities.tensor_guard((X, torch.ones(2, 3)), sizes=True)
-    assert check(X.clone(), torch.ones(3, 2).mT)
-    assert not check(torch.ones(3), torch.ones(2, 3))
-    assert not check(X, torch.ones(3, 2))
-
-
 def test_calls_in_cpp() -> None:
-    in_cpp = calls_in_cpp()
-    assert in_cpp is calls_in_cpp()
-    if in_cpp is None:  # not built here: `test_calls_in_cpp.py` fails where it can be
-        assert capabilities.tensor_guard((X,))(X.clone())
-        return
-    assert in_cpp.guard((X,), False)(X.clone())
-    assert not in_cpp.guard((X,), False)(X.double())
+    assert calls_in_cpp() is calls_in_cpp()
     assert torch._C._dynamo.eval_frame.get_eval_frame_callback() is None

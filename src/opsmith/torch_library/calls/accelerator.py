@@ -1,0 +1,167 @@
+"""The accelerator: it makes calls of a handle in C++, by a table of routes in front of the dispatcher.
+
+It computes the calls whose signature it was handed, and leaves the others to the handle's `__call__`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from opsmith.core.argument_types import BOOL, FLOAT, INT, NUMBER, STR, ArgumentType
+from opsmith.core.schema import REQUIRED, Argument
+from opsmith.core.shapes import ANY
+from opsmith.core.specification import Specification
+from opsmith.torch_library import capabilities
+from opsmith.torch_library.calls.computation import Route, UnknownCallError
+
+_TYPES = {INT: int, BOOL: bool, STR: str}
+_ANY_SIZE, _FIRST_NUMBER = -1, -2
+"""How sizes are written for C++: any size; below it the size `n` as `-2 - n`. Letters are numbers from 0."""
+
+
+class Accelerator:
+    """The calls of one handle in C++.
+
+    Args:
+        specification: The operator.
+        handle: The class of the handle, of which it is the only one.
+        on_dtensors: Takes a tuple of all arguments, some of them DTensors, and returns the result, or all of
+            several; None for a call that the dispatcher takes.
+        by_name: True if arguments may be given by name; other calls by name are made in Python.
+    """
+
+    def __init__(
+        self,
+        specification: Specification,
+        handle: type,
+        on_dtensors: Callable[[tuple[Any, ...]], Any] | None,
+        *,
+        by_name: bool = True,
+    ) -> None:
+        self._plan = _plan(specification, handle, on_dtensors, by_name)
+
+    def accept(self, values: list[Any], route: Route) -> None:
+        """Take over the calls with the signature of these argument values.
+
+        Args:
+            values: The argument values.
+            route: The route of the calls.
+        """
+        if self._plan is None:
+            return
+        if route.apply is not None:
+            self._plan.accept(values, b"n", route.apply, None, True, True, False)
+        elif route.kernel is not None:
+            self._plan.accept(values, b"k", *route.kernel)
+        else:
+            self._plan.accept(values, b"w", route.compute, None, True, True, False)
+
+    def detach(self) -> None:
+        """Leave all calls to the handle's `__call__`."""
+        if self._plan is not None:
+            self._plan.detach()
+
+
+def _plan(specification: Specification, handle: type, on_dtensors: Any, by_name: bool) -> Any:
+    """The table in C++; None where that is not built, or an argument has a form that it does not know."""
+    in_cpp, schema = capabilities.calls_in_cpp(), specification.schema
+    forms = [_form(argument) for argument in schema.arguments]
+    if in_cpp is None or None in forms or schema.encoded or not schema.always_tensors:
+        return None
+    declared = _declared_sizes(specification)
+    letters, integers, sizes = declared or (0, (-1,) * len(forms), ())
+    shapes, names = specification.shapes, schema.names
+    fits = None
+    if shapes is not None and declared is None:
+        fits = lambda *values: shapes.bind(schema, values)[1] is None
+    return in_cpp.plan(
+        handle,
+        "".join(map(str, forms)),
+        schema.positional,
+        len(schema.results),
+        -1 if schema.returns is None else names.index(schema.returns),
+        letters,
+        by_name,
+        specification.rounds_alike,
+        tuple(each.kind.length or 0 for each in schema.arguments),
+        tuple(int(each.kind.spread) for each in schema.arguments),
+        integers,
+        tuple(at for at, each in enumerate(schema.arguments) if each.alias),
+        sizes,
+        tuple(map(sys.intern, names)),
+        tuple(() if each.default is REQUIRED else (each.default,) for each in schema.arguments),
+        tuple(_exact(each.kind) for each in schema.arguments),
+        fits,
+        tuple(schema.visible),
+        on_dtensors,
+        UnknownCallError,
+        capabilities.unwatched(),
+    )
+
+
+def _form(argument: Argument) -> str | None:
+    """The form of an argument, a letter of `call.h`; None for one that Python must look at."""
+    kind = argument.kind
+    form: str | None
+    if kind.is_tensor and kind.sequence:
+        form = None if kind.item_optional or kind.optional else "u" if kind.as_tuple else "l"
+    elif kind.is_tensor:
+        form = "t"
+    elif kind.structure is not None or (kind.sequence and (kind.base is not INT or kind.item_optional)):
+        form = None
+    elif kind.sequence:
+        form = "z" if kind.as_tuple else "s"
+    elif kind.base is FLOAT:
+        form = "f"
+    elif kind.base is NUMBER:
+        form = "n"
+    else:
+        form = None if _exact(kind) is None else "e"
+    return form.upper() if form is not None and kind.optional else form
+
+
+def _exact(kind: ArgumentType) -> type | None:
+    exact: type | None = None if kind.sequence else _TYPES.get(kind.base, kind.base.exact)
+    return exact
+
+
+def _declared_sizes(
+    specification: Specification,
+) -> tuple[int, tuple[int, ...], tuple[tuple[int, bool, tuple[int, ...]], ...]] | None:
+    """The number of letters, the letter of each argument that is a size, and the sizes of each tensor.
+
+    None where Python compares them: for expressions of letters, and leading sizes of several tensors.
+    """
+    shapes, schema = specification.shapes, specification.schema
+    if shapes is None:
+        return 0, (-1,) * len(schema.names), ()
+    kinds = {each.name: each.kind for each in schema.arguments}
+    leading = [name for name, dims in shapes.arguments.items() if dims.leading]
+    if len(leading) > 1 or any(kinds[name].sequence for name in leading):
+        return None
+    letters: dict[str, int] = {name: at for at, name in enumerate(sorted(shapes.integers))}
+    sizes = []
+    for name, dims in shapes.arguments.items():
+        numbers = _numbers(dims.sizes, letters)
+        if numbers is None:
+            return None
+        sizes.append((schema.names.index(name), dims.leading, numbers))
+    integers = tuple(letters[name] if name in shapes.integers else -1 for name in schema.names)
+    return len(letters), integers, tuple(sizes)
+
+
+def _numbers(sizes: Sequence[str], letters: dict[str, int]) -> tuple[int, ...] | None:
+    """Sizes of one tensor as numbers, and the letters that are new; None for an expression."""
+    found = []
+    for size in sizes:
+        if size == ANY:
+            found.append(_ANY_SIZE)
+        elif size.isdigit():
+            found.append(_FIRST_NUMBER - int(size))
+        elif size.isidentifier():
+            found.append(letters.setdefault(size, len(letters)))
+        else:
+            return None
+    return tuple(found)

@@ -1,0 +1,231 @@
+"""Computation of known calls: a reference or kernel, held to the contract of its operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from opsmith.core.call_arguments import tensors_in
+from opsmith.core.kernels import BuiltKernel
+from opsmith.core.specification import Specification
+from opsmith.torch_library import capabilities
+from opsmith.torch_library.autograd.prepared_rule import KernelOfRule
+from opsmith.torch_library.contract import Before, Contract, State
+from opsmith.torch_library.flattening import detached
+from opsmith.torch_library.writes import raising_versions, refuse_unwritable
+
+
+class UnknownCallError(Exception):
+    """A call of a known signature that must be validated in full all the same; nothing is computed yet."""
+
+
+class KernelCall(NamedTuple):
+    """A kernel as C++ calls it.
+
+    Args:
+        function: The kernel, or the reference.
+        validate: Takes what it returned, a list of the argument values and the versions of the tensors
+            before; raises, or returns all results. None for a trusted kernel.
+        trusted: True if it writes into no argument that it must not, and returns new tensors.
+        has_graph: True if a result may require a gradient.
+        contiguous: True if it takes what it writes in contiguous memory alone.
+    """
+
+    function: Callable[..., Any]
+    validate: Callable[[Any, list[Any], tuple[int, ...]], tuple[Any, ...]] | None
+    trusted: bool
+    has_graph: bool
+    contiguous: bool
+
+
+class Route(NamedTuple):
+    """What computes the calls of a signature.
+
+    Args:
+        compute: Takes argument values, and returns all results but the arguments that are written.
+        apply: The `apply` of a node, which takes argument values, those of lists one by one, and returns the
+            result, or all of several; None where there is no node of ours.
+        kernel: The kernel that an accelerator may call in place of `compute`; None where it may not.
+    """
+
+    compute: Callable[[Sequence[Any]], tuple[Any, ...]]
+    apply: Callable[..., Any] | None = None
+    kernel: KernelCall | None = None
+
+
+class Computation:
+    """A reference or kernel, which computes the calls of a signature by the contract.
+
+    Args:
+        specification: The operator.
+        function: The reference or kernel.
+        held: The same, with results held to what is promised of them.
+        below_autograd: True if autograd must not record it.
+        has_graph: True if a result may require a gradient.
+        contiguous: True if it takes what it writes in contiguous memory alone.
+        tensors_of: Returns the tensors among argument values; None where there are no other values.
+    """
+
+    def __init__(
+        self,
+        specification: Specification,
+        function: Callable[..., Any],
+        held: Callable[..., Any],
+        *,
+        below_autograd: bool,
+        has_graph: bool,
+        contiguous: bool,
+        tensors_of: Callable[[Sequence[Any]], Sequence[Tensor]] | None,
+    ) -> None:
+        schema = specification.schema
+        self._specification, self._function, self._has_graph = specification, function, has_graph
+        self._contract, self._tensors_of = Contract(specification), tensors_of
+        built = function if isinstance(function, BuiltKernel) else None
+        self._trusted = built is not None and built.pure
+        self._held = built.direct if built else held
+        self._compute = _below_autograd(self._held) if below_autograd and not self._trusted else self._held
+        self._by_keyword = schema.positional < len(schema.names)
+        self._written_places = [at for at, each in enumerate(schema.arguments) if each.alias]
+        self._contiguous = contiguous
+        self._count, self._single = len(schema.results), schema.single
+        self._lists = [
+            (at, tuple if each.kind.as_tuple else list)
+            for at, each in enumerate(schema.arguments)
+            if each.kind.sequence
+        ]
+        self._regroups = bool(self._by_keyword or self._lists)
+        self._constant = has_graph and any(not each.differentiable for each in schema.results)
+
+    def __call__(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Compute all results of argument values but those that are written.
+
+        Raises:
+            UnknownCallError: See its name.
+        """
+        if self._written_places:
+            return self._write(list(values))
+        tensors = self._tensors(values)
+        try:
+            before = [] if self._trusted else capabilities.states(tensors)
+        except RuntimeError:  # inference tensors have no versions
+            return self._in_full(list(values))
+        returned = self._returned(values)
+        results = (returned,) if self._single else returned
+        if not self._trusted and not self._contract.is_kept(results, tensors, before, self._has_graph):
+            results = self._validated(returned, values, Before([State(*each) for each in before], []))
+        if not self._constant:
+            return results
+        roles = zip(results, self._specification.schema.results, strict=True)
+        return tuple(result if role.differentiable else detached(result) for result, role in roles)
+
+    def _returned(self, values: Sequence[Any]) -> Any:
+        """Call the function with lists of its own, which it may change."""
+        if not self._regroups:
+            return self._compute(*values)
+        values = list(values)
+        for at, kind in self._lists:
+            values[at] = None if values[at] is None else kind(values[at])
+        args, kwargs = self._specification.schema.split(values)
+        return self._compute(*args, **kwargs)
+
+    def _in_full(self, values: list[Any]) -> tuple[Any, ...]:
+        before = None if self._trusted else self._contract.before(values)
+        return self._validated(self._returned(values), values, before)
+
+    def _write(self, values: list[Any]) -> tuple[Any, ...]:
+        """Write, and return all results but the arguments."""
+        written = self._written(values)
+        if self._contiguous and not all(each.is_contiguous() for each in written):
+            raise UnknownCallError  # another kernel may take it
+        if self._trusted:  # it refuses by itself what must not be written
+            returned = self._returned(values)
+            return (returned,) if self._count and self._specification.schema.returns is None else ()
+        tensors, before = self._tensors(values), None
+        with suppress(RuntimeError):  # inference tensors have no versions
+            before = capabilities.states(tensors)
+        # Tensors that have all their elements in one piece of memory, which no other one has.
+        apart = before is not None and len({id(each[-2]) for each in before}) == len(before)
+        if not (apart and all(each.is_contiguous() for each in written)):
+            refuse_unwritable(self._specification, values)
+        with raising_versions(written):
+            if before is None or not apart:
+                return self._captures_nothing(written, self._in_full(values))
+            returned = self._returned(values)
+        ids, after = {id(each) for each in written}, capabilities.states(tensors)
+        states = zip(tensors, before, after, strict=True)
+        kept = all((old[1:] == new[1:]) if id(each) in ids else old == new for each, old, new in states)
+        results = self._results_of_write(returned, values) if kept else None
+        if results is None:
+            results = self._validated(returned, values, self._before(tensors, before, ids))
+        return self._captures_nothing(written, results)
+
+    def _written(self, values: Sequence[Any]) -> list[Tensor]:
+        written: list[Tensor] = []
+        for at in self._written_places:
+            value = values[at]
+            written += [value] if isinstance(value, Tensor) else value or ()
+        return written
+
+    def _tensors(self, values: Sequence[Any]) -> Sequence[Tensor]:
+        return values if self._tensors_of is None else self._tensors_of(values)
+
+    def _results_of_write(self, returned: Any, values: Sequence[Any]) -> tuple[Any, ...] | None:
+        """The results of a call in place; None where the contract has to look at them."""
+        schema = self._specification.schema
+        if schema.returns is not None:
+            return () if returned is values[schema.names.index(schema.returns)] else None
+        return () if returned is None and not schema.results else None
+
+    def _before(self, tensors: Sequence[Tensor], states: Sequence[Any], written: set[int]) -> Before:
+        pairs = [(id(tensor) in written, State(*each)) for tensor, each in zip(tensors, states, strict=True)]
+        return Before([each for own, each in pairs if not own], [each for own, each in pairs if own])
+
+    def _captures_nothing(self, written: Sequence[Tensor], results: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The results of a call in place that has no graph."""
+        if torch.is_grad_enabled() and any(
+            each.requires_grad for each in (*written, *tensors_in([*results]))
+        ):
+            raise self._contract.captured(self._function)
+        return results
+
+    @property
+    def kernel(self) -> KernelCall | None:
+        """The kernel as C++ calls it; None where C++ does not know all that is to be done."""
+        if self._constant or (self._written_places and not self._trusted):
+            return None
+        validate = None if self._trusted else self._validate_versions
+        return KernelCall(self._compute, validate, self._trusted, self._has_graph, self._contiguous)
+
+    @property
+    def for_rule(self) -> KernelOfRule:
+        """The same for a node in C++, whose forward runs without grad mode."""
+        schema = self._specification.schema
+        keywords = schema.names[schema.positional :]
+        return KernelOfRule(self._held, keywords, self._trusted, self._validate_versions)
+
+    def _validate_versions(
+        self, returned: Any, values: Sequence[Any], versions: tuple[int, ...] | None
+    ) -> tuple[Any, ...]:
+        before = None if versions is None else Before([State(version) for version in versions], [])
+        return self._validated(returned, values, before)
+
+    def _validated(self, returned: Any, values: Sequence[Any], before: Before | None) -> tuple[Any, ...]:
+        """Validate what a call returned and did against the whole contract, and return all results."""
+        results = self._contract.results(self._function, returned, list(values), before)
+        if not self._has_graph and any(each.requires_grad for each in tensors_in(list(results))):
+            raise self._contract.captured(self._function)
+        return results
+
+
+def _below_autograd(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that autograd does not record: a kernel may use tensors of its own."""
+
+    def computed(*args: Any, **kwargs: Any) -> Any:
+        with capabilities.below_autograd():
+            return function(*args, **kwargs)
+
+    return computed

@@ -1,1 +1,0 @@
-"""Calls that bypass the dispatcher where it has nothing to do."""
