@@ -147,7 +147,16 @@ def place(mesh: Any) -> Place:
 
 
 def refuse(*_: Any) -> Any:
-    raise AssertionError("a call went through the dispatcher")
+    raise AssertionError("a call was validated in full")
+
+
+RESULTS = RouteTable.results
+
+
+def refuse_dtensors(table: RouteTable, keyset: Any, args: Any, kwargs: Any) -> Any:
+    if any(isinstance(each, DTensor) for each in (*args, *kwargs.values())):
+        raise AssertionError("a call went through the dispatcher")
+    return RESULTS(table, keyset, args, kwargs)
 
 
 @pytest.fixture
@@ -293,10 +302,10 @@ def test_c_plus_plus_makes_the_call(place: Place, monkeypatch: pytest.MonkeyPatc
         first_calls(operator, place)
         expected = run(operator, place())
         with monkeypatch.context() as patched:
-            patched.setattr(RouteTable, "results", refuse)
+            patched.setattr(RouteTable, "results", refuse_dtensors)
             assert_close(whole(run(operator, place())), whole(expected))
     x, w = place(requires=False)
-    monkeypatch.setattr(RouteTable, "results", refuse)
+    monkeypatch.setattr(RouteTable, "results", refuse_dtensors)
     assert_close(joint(w=w, x=x, by=3).full_tensor(), X * W * 3)
 
 

@@ -270,10 +270,10 @@ def test_a_kernel_that_is_wrong_in_pytorch_too(fails: Fails) -> None:
 
 @pytest.mark.slow
 def test_a_library_for_another_processor(fails: Fails, monkeypatch: pytest.MonkeyPatch) -> None:
-    generated = onnx_library.generated_nodes
+    generated = onnx_library.class_nodess
     xop = "1u << 16"  # which processors had from 2011 to 2017
     monkeypatch.setattr(
-        onnx_library, "generated_nodes", lambda types: generated(types).replace("used_instructions", xop)
+        onnx_library, "class_nodess", lambda types: generated(types).replace("used_instructions", xop)
     )
     assert fails(errors.OnnxRuntimeError, of.single) == (
         "ONNX Runtime does not load the library `ops.so`: opsmith: this library was compiled for a processor "

@@ -194,6 +194,7 @@ def test_without_nvrtc_the_reference_computes_in_its_place(
             assert torch.equal(shifted(X), X + 3)
         assert shifted.explain(X).forward.startswith("reference")
         monkeypatch.setenv("OPSMITH_REQUIRE_KERNELS", "1")
+        shifted.forget_calls()
         with pytest.raises(errors.KernelRefusedError, match=r"no NVRTC.*the driver does not load it"):
             shifted(X)
     assert [str(each.message).count("the driver does not load it") for each in warned] == [1, 1]

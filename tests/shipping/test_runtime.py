@@ -118,6 +118,7 @@ def test_a_kernel_that_fits_without_it_is_named_with_what_is_missing(
         "PATH; install a wheel of this opsmith with built kernels, or build the package's again by it"
     ) in rejected
     monkeypatch.setenv("OPSMITH_REQUIRE_KERNELS", "1")
+    operator.forget_calls()
     with pytest.raises(errors.KernelRefusedError) as caught:
         operator(X, 3.0)
     assert "got: the library between torch and all kernels in C++ is missing: the kernel is" in str(

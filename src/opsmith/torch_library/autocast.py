@@ -85,6 +85,8 @@ def autocast_in_force() -> str:
         ...     autocast_in_force()
         'cpu=bfloat16'
     """
+    if not capabilities.any_autocast():
+        return ""
     on = filter(torch.is_autocast_enabled, _devices())
     return ",".join(f"{device}={torch.get_autocast_dtype(device)}".replace("torch.", "") for device in on)
 

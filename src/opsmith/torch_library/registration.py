@@ -580,7 +580,7 @@ class DispatcherRegistration:
         with torch.set_grad_enabled(torch.is_grad_enabled() and specification.origin.kind != "class"):
             if self.validated or function is not specification.reference:
                 results = run_call(specification, self.held(function), values)
-            else:  # the first run shows what it calls, before there is a fast path
+            else:  # the first run shows what it calls, before it is known
                 results = self._by_reference(values)
         self._validated = specification
         return results
@@ -600,7 +600,7 @@ class DispatcherRegistration:
                     self._deregister.append(deregister)
 
     def _by_class(self, values: list[Any]) -> tuple[Any, ...] | None:
-        """Compute all results of an adopted class, for plain tensors; None for a call of the slow path."""
+        """Compute all results of an adopted class; None for a call that must be validated in full."""
         from opsmith.core.adopted import class_of
         from opsmith.torch_library.adopted.class_routes import computed_by_class
 

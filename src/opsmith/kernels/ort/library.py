@@ -8,7 +8,7 @@ from pathlib import Path
 from opsmith.build.cache import CacheEntry
 from opsmith.kernels.cpp import compiler
 from opsmith.kernels.cpp.linked_library import THIS_PROCESSOR, GeneratedFile, KernelObject, LinkedLibrary
-from opsmith.kernels.ort.nodes import NodeType, generated_nodes
+from opsmith.kernels.ort.nodes import NodeType, class_nodess
 
 HERE = Path(__file__).parent
 REGISTERING = HERE / "library.cpp"
@@ -40,6 +40,6 @@ def link_library(kernels: Sequence[KernelObject], types: Sequence[NodeType]) -> 
     Raises:
         ToolchainError: If there is no compiler, or it does not link.
     """
-    nodes = GeneratedFile("nodes.cpp", generated_nodes(types), THIS_PROCESSOR, {})
+    nodes = GeneratedFile("nodes.cpp", class_nodess(types), THIS_PROCESSOR, {})
     names = dict.fromkeys(each.operator.name for each in types)
     return _LIBRARY.link(names, kernels, [nodes], [_LIBRARY.compiled(REGISTERING)])

@@ -68,7 +68,7 @@ class NodeType:
     sizes: str = ""
 
 
-def generated_nodes(types: Sequence[NodeType]) -> str:
+def class_nodess(types: Sequence[NodeType]) -> str:
     """Return the C++ file of a library's tables.
 
     Args:

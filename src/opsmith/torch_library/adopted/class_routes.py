@@ -10,9 +10,8 @@ import torch
 from opsmith import errors
 from opsmith.core.adopted import AdoptedFunction, ClassFormula, class_of
 from opsmith.core.call_arguments import requires_gradient, tensors_in
-from opsmith.torch_library import capabilities
+from opsmith.torch_library.adopted.class_nodes import ClassNodes
 from opsmith.torch_library.adopted.forward import run_forward
-from opsmith.torch_library.adopted.generated_node import ClassNodes
 from opsmith.torch_library.autograd.primitive import OperatorPrimitive, RegisteredOperator, differentiate
 from opsmith.torch_library.calls.computation import Route, UnknownCallError
 from opsmith.torch_library.flattening import ArgumentFlattening
@@ -54,7 +53,7 @@ class ClassRoutes:
         if not self._writes_nothing(tuple(values)):
             return route
         given = dict(zip(self._adopted.schema.names, values, strict=True))
-        apply = capabilities.direct_apply(self._nodes.of(given))
+        apply = self._nodes.of(given)
         return Route(self._computed, self._unless_it_writes(apply) if self._adopted.may_write else apply)
 
     def _computed(self, values: Any) -> tuple[Any, ...]:

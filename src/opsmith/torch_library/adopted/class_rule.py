@@ -54,7 +54,7 @@ class ClassKept:
         autocast: Autocast of the call.
         random: The random state of the forward, if it may run again.
         constant: Positions of the results that have no gradient.
-        context: Its context; None where that is torch's.
+        context: Its context; None where a caller has it.
         every: Form of the tensors for tangents; None if none are needed.
     """
 
@@ -128,7 +128,6 @@ class ClassRule(FormulaRule):
         state: RandomState | None = None,
         *,
         lost: bool = False,
-        of_torch: bool = False,
     ) -> bool:
         """Save the values that the backward needs; return True if a second order needs the inputs.
 
@@ -139,7 +138,6 @@ class ClassRule(FormulaRule):
             needs: True for each flat argument whose gradient is needed.
             state: The random state of the forward, if it may run again.
             lost: True if the forward has written over an argument, of which there is no copy.
-            of_torch: True if the class ran on this context itself, which makes zeros as the class wants.
         """
         specification = self.specification
         roles = zip(run.results, specification.schema.results, strict=True)
@@ -150,8 +148,7 @@ class ClassRule(FormulaRule):
             and (at in run.constant or not role.differentiable or not has_gradient(result.dtype))
         )
         ctx.non_differentiable = tuple(run.results[at] for at in sorted(constant))
-        if not of_torch:
-            ctx.materialize_grads = False
+        ctx.materialize_grads = False
         saved = SavedTensors(each for each in run.context.to_save if isinstance(each, Tensor))
         context = run.context.pack(saved)
         inputs: SavedValues | None = None

@@ -59,21 +59,25 @@ class Context:
         self.non_differentiable: tuple[Any, ...] = ()
         self.materialize_grads = materialize_grads
 
-    @classmethod
-    def of_torch(cls, adopted: AdoptedFunction, context: Any, saved: Sequence[Tensor | None]) -> Context:
-        """Copy what a class kept on torch's own context, which makes zeros of gradients by itself.
+    def without_tensors(self) -> Context:
+        """Drop the tensors that it marks and saves, which its node keeps; return it."""
+        self.to_save = self.saved_for_forward = self.non_differentiable = ()
+        return self
+
+    def with_tensors(self, saved: tuple[Tensor | None, ...], attributes: Mapping[str, Any]) -> Context:
+        """Copy the context for one backward.
 
         Args:
-            adopted: The class.
-            context: torch's context.
             saved: The tensors that the class saved.
+            attributes: Attributes that are tensors.
         """
-        for_jvp = context.saved_for_forward or ()
-        own = cls(adopted, context.needs_input_grad, saved, for_jvp, materialize_grads=False)
-        vars(own).update(vars(context))
-        own.dirty_tensors = tuple(context.dirty_tensors or ())
-        own.non_differentiable = tuple(context.non_differentiable or ())
-        return own
+        other = Context.__new__(Context)
+        other.opsmith_adopted, other.needs_input_grad = self.opsmith_adopted, self.needs_input_grad
+        other.to_save, other.materialize_grads = saved, self.materialize_grads
+        other.saved_for_forward = other.dirty_tensors = other.non_differentiable = ()
+        if attributes or vars(self):
+            vars(other).update({**vars(self), **attributes})
+        return other
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
         """Keep tensors; the last call counts, as in torch."""

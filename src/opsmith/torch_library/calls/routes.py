@@ -114,7 +114,7 @@ class RouteTable:
             args: The positional arguments, as the dispatcher passes them.
             kwargs: The others.
         """
-        if not (self._alike or not torch.are_deterministic_algorithms_enabled()):
+        if self._must_be_deterministic():
             return None
         values = args if self._in_order and len(args) == self._count else self._received(args, kwargs)
         tensors = values if self._only_tensors else self._tensors(values)
@@ -141,6 +141,8 @@ class RouteTable:
         """Note that a call was validated in full: later ones of its signature may take a route."""
         if not self._is_open or capabilities.call_keys(keyset) is None or not capabilities.nothing_active():
             return
+        if self._must_be_deterministic():
+            return
         if self._accelerated and self._accelerator is None and self._registered.owner is not None:
             handle = type(self._registered.owner)
             self._accelerator = Accelerator(
@@ -159,6 +161,10 @@ class RouteTable:
         self._routes[self._signature(keyset, values, tensors)] = route
         if self._accelerator is not None:
             self._accelerator.accept(list(values), route)
+
+    def _must_be_deterministic(self) -> bool:
+        """Return True if torch refuses some kernels of the operator, or all of its calls."""
+        return not self._alike and torch.are_deterministic_algorithms_enabled()
 
     def _on_mesh(self, tensors: Sequence[Tensor]) -> bool:
         return bool(tensors) and type(tensors[0]) is dtensor()

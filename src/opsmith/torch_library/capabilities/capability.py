@@ -198,6 +198,7 @@ CAPABILITIES = {
                 "is_a_size",
                 "states",
                 "version",
+                "version_counter",
                 "versions",
                 "viewed",
                 "operator_exists",

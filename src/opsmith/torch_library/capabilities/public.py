@@ -52,6 +52,12 @@ def without_autocast(device: str) -> AbstractContextManager[None]:
     return torch.autocast(device, enabled=False)
 
 
+def any_autocast() -> bool:
+    """Return True if autocast is on, for any type of device."""
+    available = filter(torch.amp.is_autocast_available, _AUTOCAST_KEYS)
+    return any(map(torch.is_autocast_enabled, available))
+
+
 def serve_autocast_while_tracing(operator: Any, key: str, kernel: Any) -> None:
     """Do nothing: a trace finds the kernel where the dispatcher does."""
 

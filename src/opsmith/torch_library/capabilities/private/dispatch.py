@@ -103,6 +103,10 @@ def versions(tensors: Sequence[Tensor | None]) -> list[int | None]:
     return [None if each is None or each.is_inference() else each._version for each in tensors]
 
 
+version_counter = operator.attrgetter("_version")
+"""Version counter of a tensor that has one: of no inference tensor."""
+
+
 def states(tensors: Sequence[Tensor]) -> list[tuple[Any, ...]]:
     """Version, shape, strides, offset, storage and bytes of the storage of each tensor.
 

@@ -158,6 +158,20 @@ inline PyObject* context_saved_tensors(PyObject* self, void*) {
   });
 }
 
+// The metadata of each result, as the `grad_fn` of torch's own contexts has them.
+inline PyObject* context_input_metadata(PyObject* self, void*) {
+  return for_python([&]() -> PyObject* {
+    auto* node = reinterpret_cast<Context*>(self)->node;
+    TORCH_CHECK(node, torch::autograd::ERR_BACKWARD_TWICE);
+    THPObjectPtr all(PyList_New(0));
+    for (uint32_t at = 0; all && at < node->num_inputs(); at++) {
+      pybind11::object each = pybind11::cast(&node->input_metadata(at), pybind11::return_value_policy::reference);
+      if (PyList_Append(all.get(), each.ptr()) < 0) return nullptr;
+    }
+    return all.release();
+  });
+}
+
 inline void delete_context(PyObject* self) {
   auto* context = reinterpret_cast<Context*>(self);
   Py_CLEAR(context->to_save);
@@ -377,7 +391,9 @@ inline PyMemberDef context_members[] = {
     {"materialize_grads", T_OBJECT_EX, offsetof(Context, materialize_grads), 0, nullptr},
     {nullptr}};
 inline PyGetSetDef context_properties[] = {
-    {"saved_tensors", context_saved_tensors, nullptr, nullptr, nullptr}, {nullptr}};
+    {"saved_tensors", context_saved_tensors, nullptr, nullptr, nullptr},
+    {"_input_metadata", context_input_metadata, nullptr, nullptr, nullptr},
+    {nullptr}};
 inline PyGetSetDef node_properties[] = {
     {"next_functions", torch::autograd::THPCppFunction_next_functions, nullptr, nullptr, nullptr},
     {"requires_grad", torch::autograd::THPCppFunction_requires_grad, nullptr, nullptr, nullptr},

@@ -1,0 +1,325 @@
+"""Autograd nodes of an adopted class: known calls run its code with few checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType, SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from opsmith import errors
+from opsmith.core.adopted import AdoptedFunction, ClassFormula
+from opsmith.torch_library import capabilities
+from opsmith.torch_library.adopted.class_rule import PLACEHOLDER, ClassKept, ClassRule
+from opsmith.torch_library.adopted.context import Context, SavedTensors, tensor_attributes
+from opsmith.torch_library.adopted.forward import copies_of_results, finished_run, late_writes, unaliased
+from opsmith.torch_library.adopted.gradients import by_position, grad_output_error
+from opsmith.torch_library.arguments import unsupported_kind
+from opsmith.torch_library.autocast import autocast_in_force
+from opsmith.torch_library.autograd.formula_rule import RecordedOperator
+from opsmith.torch_library.autograd.gradient_values import CallMetadata, TensorMetadata, fit, has_gradient
+from opsmith.torch_library.autograd.node import NodeContext, bound_apply, bound_node
+from opsmith.torch_library.autograd.primitive import OperatorPrimitive, RegisteredOperator
+from opsmith.torch_library.autograd.saved_values import SavedValues
+from opsmith.torch_library.calls.computation import UnknownCallError
+from opsmith.torch_library.contract import are_new
+from opsmith.torch_library.flattening import ArgumentFlattening
+
+_NOTHING = id(None)
+MIN_KEPT = 3
+"""Number of parts of `_Kept` without those that have defaults."""
+
+
+class _Kept(NamedTuple):
+    """What a call keeps for its backward beside tensors.
+
+    Args:
+        context: The context of the class, without its tensors.
+        shapes: The shape of each argument whose gradient is needed.
+        own: Number of the tensors that the class saved.
+        attributes: Places among the saved tensors of attributes of the context.
+        inputs: Places of the tensors among the arguments; empty where these are not saved.
+        others: The other arguments; None where the arguments are not kept.
+        autocast: Autocast of the call; None where the arguments are not kept.
+    """
+
+    context: Context
+    shapes: list[torch.Size]
+    own: int
+    attributes: Mapping[str, int] = MappingProxyType({})
+    inputs: tuple[int, ...] = ()
+    others: tuple[Any, ...] | None = None
+    autocast: str | None = None
+
+    def with_tensors(self, saved: tuple[Tensor | None, ...]) -> Context:
+        """The context with its tensors."""
+        return self.context.with_tensors(
+            saved[: self.own], {name: saved[at] for name, at in self.attributes.items()}
+        )
+
+
+class ClassNodes:
+    """Nodes of an adopted class that writes into nothing, each for one signature of its tensors.
+
+    Args:
+        registered: The operator.
+        adopted: Its class.
+    """
+
+    def __init__(self, registered: RegisteredOperator, adopted: AdoptedFunction) -> None:
+        self._specification, self._adopted = registered.specification, adopted
+        flattening = ArgumentFlattening(adopted.schema, (None,) * len(adopted.schema.arguments))
+        self._rule = ClassRule(OperatorPrimitive(registered, flattening))
+        self._formula = next(
+            rule for rule in self._specification.gradients.rules.values() if isinstance(rule, ClassFormula)
+        )
+        self._several = isinstance(adopted.outputs, tuple)
+        self._applies: dict[tuple[Any, ...], Callable[..., Any]] = {}
+
+    def of(self, given: dict[str, Any]) -> Callable[..., Any]:
+        """The `apply` of the node for calls with tensors like these, made once."""
+        key = tuple(
+            (value.dtype, value.device, value.requires_grad) if isinstance(value, Tensor) else None
+            for value in given.values()
+        )
+        if key not in self._applies:
+            self._applies[key] = self._apply(given)
+        return self._applies[key]
+
+    def _apply(self, given: dict[str, Any]) -> Callable[..., Any]:
+        """The `apply` for calls in which these arguments are tensors, and these need a gradient."""
+        adopted, places = self._adopted, dict(zip(given, range(len(given)), strict=True))
+        tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
+        # Of these tensors nothing is kept: the node lives as long as the operator.
+        needed = {name: (each.dtype, each.device) for name, each in tensors.items() if each.requires_grad}
+        needs = tuple(name in needed for name in given)
+        at_tensors, at_needed = [places[name] for name in tensors], [places[name] for name in needed]
+        expected = [(places[name], name, *like) for name, like in needed.items()]
+        count, several, facts = len(adopted.schema.results), self._several, adopted.facts
+        in_cpp, always = capabilities.calls_in_cpp(), _keeps_inputs(adopted)
+        are_fresh = in_cpp.freshness(count) if in_cpp else partial(are_new, count)
+        with_setup, function_class = adopted.has_setup_context, adopted.function_class
+        version, empty = capabilities.version_counter, Context(adopted, needs)
+        is_tensor = [name in tensors for name in given]
+        strays = [at for at, own in enumerate(is_tensor) if not own]
+        own_backward: Any = adopted.backward
+
+        def forward(ctx: NodeContext, *values: Any) -> Any:
+            context, inputs = empty.with_tensors((), {}), [values[at] for at in at_tensors]
+            before = [*map(version, inputs)]
+            if with_setup:
+                result = function_class.forward(*values)
+                function_class.setup_context(context, values, result)
+            else:
+                result = function_class.forward(context, *values)
+            if before != [*map(version, inputs)] or context.dirty_tensors:
+                return self._settled(ctx, context, before, result, values)
+            unkept = not (several or context.to_save or context.non_differentiable or vars(context))
+            if unkept and 0 in facts.copied and are_fresh(result) and not result.is_quantized:
+                result = result.clone()  # the reason is recorded
+            elif not are_fresh(result, *inputs):
+                new = self._apart(context, result, values)
+                if new is None:
+                    return self._settled(ctx, context, before, result, values)
+                result = new
+            if not expected:
+                return result
+            results, saved = result if several else (result,), context.to_save
+            others = {*map(id, saved)}.difference(map(id, inputs))
+            if always or vars(context) or (others and not others.issubset((_NOTHING, *map(id, results)))):
+                kept = self._kept(context, always, inputs, values, is_tensor, results)
+                if kept is None:
+                    return self._settled(ctx, context, before, result, values)
+                saved, *more = kept
+            else:
+                more = [len(saved)]
+            if context.non_differentiable:
+                ctx.non_differentiable = context.non_differentiable
+            ctx.materialize_grads, ctx.to_save = False, saved
+            ctx.kept = (context.without_tensors(), [values[at].shape for at in at_needed], *more)
+            return result
+
+        def backward(ctx: NodeContext, grads: Sequence[Any]) -> Any:
+            kept = ctx.kept
+            usual = not (torch.is_grad_enabled() or torch.compiler.is_dynamo_compiling())
+            usual = usual and facts.grads_written is False and type(kept) is tuple
+            usual = usual and capabilities.innermost_transform() is None
+            if not usual or any(grad is None or grad.is_inference() for grad in grads):
+                return self._full_backward(tuple(tensors), needed, ctx, kept, grads)
+            before = [*map(version, grads)]
+            if len(kept) > MIN_KEPT:
+                context, shapes = _Kept(*kept).with_tensors(ctx.saved_tensors), kept[1]
+            else:
+                context, shapes, own = kept
+                context = context.with_tensors(ctx.saved_tensors if own else (), {})
+            answer = own_backward(context, *grads)
+            if before != [*map(version, grads)]:
+                raise grad_output_error(adopted)
+            if type(answer) is not tuple or len(answer) != len(needs):
+                answer = self._answers(needs, answer, is_tensor)
+            elif strays and any(answer[at] is not None for at in strays):
+                self._answers(needs, answer, is_tensor)
+            found: list[Any] = [None] * len(needs)
+            for (at, name, dtype, device), shape in zip(expected, shapes, strict=True):
+                gradient = answer[at]
+                fits = gradient is None or (
+                    type(gradient) is Tensor
+                    and gradient.layout is torch.strided
+                    and gradient.dtype is dtype
+                    and gradient.device == device
+                    and gradient.shape == shape
+                )
+                found[at] = gradient if fits else self._fitted(name, dtype, device, gradient, shape)
+            return tuple(found)
+
+        rule = SimpleNamespace(forward=forward, backward=backward)
+        recorded = RecordedOperator(self._specification, ())
+        return bound_apply(bound_node(self._specification.short_name, rule, recorded))
+
+    def _kept(
+        self,
+        context: Context,
+        always: bool | None,
+        inputs: Sequence[Tensor],
+        values: tuple[Any, ...],
+        is_tensor: Sequence[bool],
+        results: Sequence[Tensor],
+    ) -> tuple[Any, ...] | None:
+        """The tensors to save, and the last parts of `_Kept`; None for what the full rule must look at.
+
+        Args:
+            context: The context of the class.
+            always: As `_keeps_inputs` returns it.
+            inputs: The tensors among the arguments.
+            values: The arguments.
+            is_tensor: True for each argument that is a tensor.
+            results: All results.
+        """
+        taken = tensor_attributes(context, values)
+        if taken is None:
+            return None
+        names, hides = taken
+        known = {_NOTHING, *map(id, inputs), *map(id, results)}
+        keeps = always is True or (always is None and hides)
+        attributes = vars(context)
+        for tensor in (*context.to_save, *[attributes[name] for name in names]):
+            if id(tensor) in known:
+                continue
+            if type(tensor) is not Tensor:
+                return None
+            keeps = keeps or (always is None and has_gradient(tensor.dtype))
+        saved = SavedTensors(context.to_save)
+        count = len(saved.tensors)
+        at_attributes = {name: saved.place(attributes.pop(name)) for name in names}
+        if not keeps:
+            return tuple(saved.tensors), count, at_attributes
+        others = tuple([value for value, own in zip(values, is_tensor, strict=True) if not own])
+        places = tuple(map(saved.place, inputs))
+        return tuple(saved.tensors), count, at_attributes, places, others, autocast_in_force()
+
+    def _settled(
+        self,
+        ctx: NodeContext,
+        context: Context,
+        before: Sequence[int],
+        returned: Any,
+        given: tuple[Any, ...],
+    ) -> Any:
+        """The results of a forward that returned no new tensors, or kept more than plain values.
+
+        Raises:
+            UnknownCallError: If they are others than the class was adopted with.
+            MutationError: If it wrote into an argument, which it did not in earlier runs.
+        """
+        adopted, flags = self._adopted, self._adopted.flags(given)
+        counts = iter(before)
+        versions = [next(counts) if isinstance(value, Tensor) else None for value in given]
+        try:
+            run, written, _ = finished_run(
+                adopted, context, returned, given, flags, versions, handed=given, copies={}, own=frozenset()
+            )
+        except (errors.ResultTypeError, errors.ResultCountError) as error:
+            raise UnknownCallError from error
+        if written:
+            raise late_writes(adopted, flags, given, written)
+        self._rule.keep_run(ctx, given, run, context.needs_input_grad)
+        return run.results if self._several else run.results[0]
+
+    def _apart(self, context: Context, returned: Any, given: tuple[Any, ...]) -> Any:
+        """The results, cloned where they alias an input or another; None if they are no strided tensors."""
+        adopted = self._adopted
+        results = returned if self._several else (returned,)
+        if type(results) is not tuple or len(results) != len(adopted.schema.results):
+            return None
+        for each in results:
+            if type(each) is not Tensor or unsupported_kind(each) is not None:
+                return None
+        apart = unaliased(adopted, results, given, given, frozenset())
+        if context.non_differentiable:
+            returned_as = {id(result): own for result, own in zip(results, apart, strict=True)}
+            constant = (returned_as.get(id(each), each) for each in context.non_differentiable)
+            context.non_differentiable = tuple(constant)
+        clones = copies_of_results(results, apart, given)
+        context.to_save = tuple(clones.get(id(each), each) for each in context.to_save)
+        attributes = vars(context)
+        attributes.update({name: clones[id(each)] for name, each in attributes.items() if id(each) in clones})
+        return apart if self._several else apart[0]
+
+    def _answers(self, needs: Sequence[bool], answer: Any, is_tensor: Sequence[bool]) -> tuple[Any, ...]:
+        """One gradient for each argument, from what a backward returned."""
+        given = [PLACEHOLDER if own else None for own in is_tensor]
+        return tuple(by_position(self._adopted, needs, answer, given))
+
+    def _fitted(
+        self, name: str, dtype: torch.dtype, device: torch.device, gradient: Any, shape: torch.Size
+    ) -> Tensor:
+        """A gradient that has the shape, dtype and device of its input."""
+        expected = TensorMetadata(shape, dtype, device)
+        operator = self._specification.name
+        return fit(gradient, expected, label=name, operator=operator, formula=self._formula, mixed=True)
+
+    def _full_backward(
+        self,
+        tensors: Collection[str],
+        needed: dict[str, tuple[torch.dtype, torch.device]],
+        ctx: NodeContext,
+        kept: Any,
+        grads: Sequence[Tensor | None],
+    ) -> tuple[Any, ...]:
+        """The backward of `ClassRule`: with all checks, and with a graph."""
+        names = self._adopted.schema.names
+        if type(kept) is not tuple:
+            return tuple(self._rule.backward(ctx, tuple(grads)))
+        kept = _Kept(*kept)
+        pairs = zip(needed.items(), kept.shapes, strict=True)
+        expected = {name: TensorMetadata(shape, *like) for (name, like), shape in pairs}
+        found = capabilities.result_metadata(ctx)
+        results: list[TensorMetadata | None] = [
+            TensorMetadata(torch.Size(shape), dtype, device) for shape, dtype, device in found
+        ] or [None if grad is None else TensorMetadata.of(grad) for grad in grads]
+        metadata = CallMetadata(
+            tuple(expected.get(name) for name in names), (None,) * len(names), tuple(results), mixed=True
+        )
+        given = tuple(PLACEHOLDER if name in tensors else None for name in names)
+        loaded = None
+        if kept.others is not None:
+            positions, rest = iter(range(len(tensors))), iter(kept.others)
+            loaded = SavedValues(
+                tuple(
+                    (name, False, (next(positions) if name in tensors else (next(rest),),)) for name in names
+                )
+            )
+        state = ClassKept(kept.inputs, loaded, kept.others is not None, given, metadata, kept.autocast)
+        saved = ctx.saved_tensors
+        return tuple(self._rule.gradients(state, kept.with_tensors(saved), saved, grads))
+
+
+def _keeps_inputs(adopted: AdoptedFunction) -> bool | None:
+    """Return True if a second order needs the inputs, None if only where saved tensors have no graph."""
+    stands_in = adopted.reference is not None and not adopted.surrogate
+    if stands_in and (adopted.once_differentiable or adopted.leaves_torch):
+        return True
+    return False if not stands_in and adopted.once_differentiable else None
