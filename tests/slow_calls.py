@@ -1,4 +1,4 @@
-"""A record of the calls that take the slow path."""
+"""A record of the calls that are validated in full."""
 
 from __future__ import annotations
 
@@ -10,23 +10,21 @@ from opsmith.torch_library import capabilities
 from opsmith.torch_library.registration import DispatcherRegistration
 
 
-def record_slow_calls(patch: pytest.MonkeyPatch, *methods: str) -> list[str]:
-    """Names of the operators whose calls run a method of their registration from now on.
+def record_slow_calls(patch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the operators whose calls are validated in full from now on.
 
     None are recorded where no call takes a shorter way.
 
     Args:
         patch: Undoes it.
-        methods: Names of the methods; by default of the one that every call through the dispatcher runs.
     """
     calls: list[str] = []
-    for name in methods or ("_values",):
-        own = getattr(DispatcherRegistration, name)
+    own = DispatcherRegistration._values
 
-        def recorded(self: DispatcherRegistration, *args: Any, own: Any = own) -> Any:
-            if capabilities.on("known_calls"):
-                calls.append(self.specification.name)
-            return own(self, *args)
+    def recorded(self: DispatcherRegistration, *args: Any) -> Any:
+        if capabilities.on("known_calls"):
+            calls.append(self.specification.name)
+        return own(self, *args)
 
-        patch.setattr(DispatcherRegistration, name, recorded)
+    patch.setattr(DispatcherRegistration, "_values", recorded)
     return calls

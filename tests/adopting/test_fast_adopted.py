@@ -18,6 +18,7 @@ from torch.testing import assert_close
 
 import opsmith
 from opsmith import errors
+from opsmith.torch_library.adopted.class_routes import ClassRoutes
 
 
 class Product(Function):
@@ -215,8 +216,16 @@ def asking(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the operators whose calls ran on a context of ours, or through the dispatcher."""
-    return record_slow_calls(monkeypatch, "_values", "_by_class")
+    """Names of the operators whose calls were validated in full, or ran with all checks of a class."""
+    calls = record_slow_calls(monkeypatch)
+    own = ClassRoutes._computed
+
+    def recorded(self: ClassRoutes, values: Any) -> Any:
+        calls.append(self._specification.name)
+        return own(self, values)
+
+    monkeypatch.setattr(ClassRoutes, "_computed", recorded)
+    return calls
 
 
 def known(function_class: type[Function], *args: Any, **options: Any) -> Any:

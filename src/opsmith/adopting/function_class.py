@@ -36,6 +36,8 @@ from opsmith.core.samples import (
 )
 from opsmith.core.schema import REQUIRED, Argument, Schema, with_aliases
 from opsmith.declaration import check_flag, check_name, declare_specified
+from opsmith.torch_library.adopted.class_routes import ClassRoutes
+from opsmith.torch_library.adopted.class_rule import ClassRule
 from opsmith.torch_library.adopted.forward import Returned, forward_function, returned_by, writing_forward
 
 Runner = Callable[[type[torch.autograd.Function], Sequence[Sequence[Any]]], tuple[int, Returned]]
@@ -124,6 +126,8 @@ def _describe(
         mutates,
         provenance=lambda: adoption,
         makers=(forward_function, writing_forward),
+        rule=ClassRule,
+        routes=ClassRoutes,
     )
 
 

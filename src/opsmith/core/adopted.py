@@ -228,6 +228,8 @@ class AdoptedFunction(Origin, errors.ErrorSubject):
         provenance: Returns the material of the adoption: a function, since samples are no state of a call.
         makers: Make its forward a function of the operator's arguments: of an operator that returns new
             values, and of one that writes them in place.
+        rule: As of `Origin`.
+        routes: As of `Origin`.
     """
 
     operator: str
@@ -242,6 +244,8 @@ class AdoptedFunction(Origin, errors.ErrorSubject):
     facts: ObservedFacts = field(default_factory=ObservedFacts, compare=False)
     provenance: Callable[[], Adoption] = field(default=Adoption, compare=False)
     makers: tuple[Callable[[AdoptedFunction], Callable[..., Any]], ...] = ()
+    rule: Any = None
+    routes: Any = None
 
     kind = "class"
     casts = False

@@ -6,7 +6,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 
@@ -14,9 +14,6 @@ from opsmith import config, errors
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.forked_locks import lock_of
 from opsmith.core.location import where
-
-if TYPE_CHECKING:
-    from opsmith.core.operator import Operator
 
 LaunchValue = int | str | Callable[..., Any] | Sequence[int | str]
 """A number, an expression over sizes, a function of arguments and results, or up to three numbers."""
@@ -86,7 +83,7 @@ class BuiltKernel(errors.ErrorSubject, ABC, Generic[S]):
     """A kernel that is built from source when it is first needed, and decides which calls it takes.
 
     Args:
-        operator: The operator that the kernel computes.
+        operator: The handle of the operator that the kernel computes.
         read: Reads the source: now, and again at each `reload`.
         strict: True if a missing compiler, or a call that the kernel does not take, is an error. Otherwise
             the reference runs.
@@ -119,7 +116,7 @@ class BuiltKernel(errors.ErrorSubject, ABC, Generic[S]):
 
     def __init__(
         self,
-        operator: Operator[..., Any],
+        operator: Any,
         read: Callable[[], S],
         *,
         strict: bool,
@@ -171,7 +168,7 @@ class BuiltKernel(errors.ErrorSubject, ABC, Generic[S]):
         """
         return None
 
-    def into_results(self, operator: Operator[..., Any]) -> BuiltKernel[S] | None:
+    def into_results(self, operator: Any) -> BuiltKernel[S] | None:
         """Return this kernel for the out form of its operator; None if it makes its results itself."""
         return None
 

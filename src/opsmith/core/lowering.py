@@ -9,14 +9,32 @@ import types
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from opsmith.core.forked_locks import lock_of
 
-if TYPE_CHECKING:
-    from opsmith.core.schema import Argument
+
+class LoweredArgument(Protocol):
+    """The part of an argument of a schema that its conversion uses."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def kind(self) -> Any:
+        """Its type."""
+
+    @property
+    def default(self) -> Any:
+        """Its default value."""
+
+    @property
+    def keyword_only(self) -> bool:
+        """True if it is given by name alone."""
+
 
 _PLAIN = (bool, int, float, complex, str, bytes, types.NoneType, types.EllipsisType)
 
@@ -220,7 +238,9 @@ class Lowering:
         objects: True if an argument may be any object.
     """
 
-    def __init__(self, arguments: Sequence[Argument], leaves: Sequence[Argument], required: Any) -> None:
+    def __init__(
+        self, arguments: Sequence[LoweredArgument], leaves: Sequence[LoweredArgument], required: Any
+    ) -> None:
         self._arguments = list(arguments)
         self._by_name = {argument.name: argument for argument in arguments}
         self._names = {

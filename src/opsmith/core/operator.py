@@ -106,6 +106,8 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
 
     __name__: str
     __wrapped__: Callable[P, R]
+    is_handle = True
+    """Mark of handles, for modules that this one imports."""
 
     def __init__(
         self,

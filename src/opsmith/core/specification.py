@@ -130,8 +130,6 @@ class Specification(errors.ErrorSubject):
     @property
     def variable(self) -> str:
         """Expression for the handle: a variable of its module or of a caller; a look-up if there is none."""
-        from opsmith.core.operator import Operator  # it imports this module
-
         base = self.name.removesuffix(OUT)
         form = self.name[len(base) :]
         if torch.compiler.is_dynamo_compiling():  # it traces the error of a call, and has no frames
@@ -141,7 +139,7 @@ class Specification(errors.ErrorSubject):
                 if (
                     key.isidentifier()
                     and key != "_"
-                    and issubclass(type(value), Operator)
+                    and getattr(type(value), "is_handle", False)
                     and value.name == base
                 ):
                     return f"{key}{form}"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.core.backward_plan import runs_ordinary
-from opsmith.core.call_arguments import requires_gradient, tensors_in
+from opsmith.core.call_arguments import tensors_in
 from opsmith.core.functional_form import all_results, copies_of_written, functional_form
 from opsmith.core.specification import Specification
 from opsmith.core.tensors import map_tensors
@@ -183,16 +183,16 @@ class InPlaceRegistration(DispatcherRegistration):
         transformed = capabilities.innermost_transform() is not None
         if not (transformed or traced):
             refuse_leaves(self.specification, values)
-        by_torch = forward_mode or traced or self._writes_views_besides(values)
+        by_torch = forward_mode or traced or self.writes_views_besides(values)
         if transformed or (by_torch and not ordinary):
             return self._copied_back(values)
         if ordinary:
             results = self._by_reference(values)
             self._validated = self.specification
             return results
-        return self._by_node(values)[len(self.specification.schema.written) :]
+        return self.by_node(values)[len(self.specification.schema.written) :]
 
-    def _by_node(self, values: list[Any]) -> tuple[Any, ...]:
+    def by_node(self, values: list[Any]) -> tuple[Any, ...]:
         """Write with an autograd node; return the new values, and all results."""
         # With the first such call.
         from opsmith.torch_library.autograd.node import Node, through
@@ -211,30 +211,7 @@ class InPlaceRegistration(DispatcherRegistration):
         refuse_unwritable(self.specification, values)
         return self._call_with_autograd(values)
 
-    def _by_class(self, values: list[Any]) -> tuple[Any, ...] | None:
-        """Write by the forward of an adopted class; None if the call must be validated in full."""
-        from opsmith.core.adopted import class_of
-        from opsmith.torch_library.adopted.forward import run_forward
-
-        specification, adopted = self.specification, class_of(self.specification.origin)
-        if adopted.facts.chosen and adopted.writes_nothing(tuple(values), {}):
-            return None
-        recorded = torch.is_grad_enabled() and requires_gradient(values)
-        besides = recorded and self._writes_views_besides(values)
-        try:
-            refuse_unwritable(specification, values)
-            if recorded and not besides:
-                refuse_leaves(specification, values)
-        except errors.MutationError:
-            return None  # it is refused in full, too, unless its flags mark nothing
-        count = len(specification.schema.written)
-        if recorded:
-            return None if besides else self._by_node(values)[count:]
-        written = [tensor for _, tensor in written_tensors(specification, values)]
-        with torch.no_grad(), raising_versions(written):
-            return run_forward(adopted, values, in_place=True).results[count:]
-
-    def _writes_views_besides(self, values: list[Any]) -> bool:
+    def writes_views_besides(self, values: list[Any]) -> bool:
         """Return True for a call that no single node can have: a view is written, and there is more.
 
         Torch differentiates a write into a view by the first tensor of a node alone, which must be the view.

@@ -150,13 +150,9 @@ class DispatcherRegistration:
     @property
     def rule(self) -> type[FormulaRule]:
         """The kind of rule that its nodes have."""
-        if self.specification.origin.kind == "class":
-            from opsmith.torch_library.adopted.class_rule import ClassRule
-
-            return ClassRule
         from opsmith.torch_library.autograd.formula_rule import FormulaRule
 
-        return FormulaRule
+        return self.specification.origin.rule or FormulaRule
 
     def held(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A kernel or reference, whose results are held to what is promised of them."""
@@ -459,11 +455,9 @@ class DispatcherRegistration:
         from opsmith.torch_library.calls.routes import RouteTable  # with the first call
         from opsmith.torch_library.dtensor_calls import DTensorCalls
 
-        if self.specification.origin.kind == "class":
-            from opsmith.torch_library.adopted.class_routes import ClassRoutes
-
-            by_class = ClassRoutes(self, self._by_class)
-            return RouteTable(self, None, by_class.route, accelerated=by_class.as_applied)
+        if self.specification.origin.routes is not None:
+            own = self.specification.origin.routes(self)
+            return RouteTable(self, None, own.route, accelerated=own.as_applied)
         on_dtensors = DTensorCalls(self, self._placements[-1]).results if self._placements else None
         return RouteTable(self, on_dtensors, None)
 
@@ -598,13 +592,6 @@ class DispatcherRegistration:
                 deregister = built.serve(self._kernel(self._run)) if current else None
                 if deregister is not None:
                     self._deregister.append(deregister)
-
-    def _by_class(self, values: list[Any]) -> tuple[Any, ...] | None:
-        """Compute all results of an adopted class; None for a call that must be validated in full."""
-        from opsmith.core.adopted import class_of
-        from opsmith.torch_library.adopted.class_routes import computed_by_class
-
-        return computed_by_class(self, class_of(self.specification.origin), values)
 
     def _traced(self, values: list[Any]) -> tuple[Any, ...] | None:
         """Compute a call in operations that torch traces; None where compiled code calls the operator."""

@@ -50,6 +50,9 @@ class Origin:
         computes_by: Name of what computes it, in messages.
         declares_random: Code by which its author declares that it draws random numbers.
         takes_samples: Hint at where samples are given; empty if they are attached to the handle.
+        rule: Kind of rule that its nodes have; None for the rule of formulas.
+        routes: Chooses the routes of known calls, made of a registration; None where the kernels and the
+            reference compute them.
     """
 
     kind: Literal["declared", "class", "library"] = "declared"
@@ -62,6 +65,8 @@ class Origin:
     computes_by: str = "the reference"
     declares_random: str = "random=True"
     takes_samples: str = ""
+    rule: Any = None
+    routes: Any = None
 
     @property
     def referenced(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -15,6 +15,19 @@ from opsmith.torch_library.adopted.forward import run_forward
 from opsmith.torch_library.autograd.primitive import OperatorPrimitive, RegisteredOperator, differentiate
 from opsmith.torch_library.calls.computation import Route, UnknownCallError
 from opsmith.torch_library.flattening import ArgumentFlattening
+from opsmith.torch_library.writes import raising_versions, refuse_leaves, refuse_unwritable, written_tensors
+
+
+class WritingOperator(RegisteredOperator, Protocol):
+    """The registration of a class that may write into its arguments."""
+
+    def writes_views_besides(self, values: list[Any]) -> bool:
+        """Return True for a call that no single node can have."""
+        ...
+
+    def by_node(self, values: list[Any]) -> tuple[Any, ...]:
+        """Write with an autograd node; return the new values, and all results."""
+        ...
 
 
 class ClassRoutes:
@@ -22,19 +35,15 @@ class ClassRoutes:
 
     Args:
         registered: The operator.
-        compute: Computes all results of argument values but those that are written; None for a call that must
-            be validated in full.
 
     Attributes:
         as_applied: True if a call is one of `apply`, with the same arguments and results in the same order.
     """
 
-    def __init__(
-        self, registered: RegisteredOperator, compute: Callable[[list[Any]], tuple[Any, ...] | None]
-    ) -> None:
+    def __init__(self, registered: WritingOperator) -> None:
         specification = registered.specification
         adopted = self._adopted = class_of(specification.origin)
-        self._compute = compute
+        self._registered, self._specification = registered, specification
         rules = specification.gradients.rules.values()
         self._open = not specification.kernels and all(isinstance(each, ClassFormula) for each in rules)
         self.as_applied = self._open and _is_as_applied(adopted)
@@ -57,14 +66,43 @@ class ClassRoutes:
         return Route(self._computed, self._unless_it_writes(apply) if self._adopted.may_write else apply)
 
     def _computed(self, values: Any) -> tuple[Any, ...]:
-        """All results by the class on copies of what it writes, or in place."""
+        """All results but those that are written, by the class on copies of what it writes, or in place.
+
+        Raises:
+            UnknownCallError: See its name.
+        """
+        values = list(values)
+        recorded = torch.is_grad_enabled() and requires_gradient(values)
         try:
-            results = self._compute(list(values))
+            if self._specification.schema.written:
+                return self._written(values, recorded=recorded)
+            if not recorded:
+                with torch.no_grad():
+                    return run_forward(self._adopted, values).results
+            flattening = ArgumentFlattening.of(self._adopted.schema, values)
+            primitive = OperatorPrimitive(self._registered, flattening)
+            return differentiate(primitive, flattening.flatten(values))
         except (errors.ResultTypeError, errors.ResultCountError) as error:
             raise UnknownCallError from error  # the call in full learns another structure of results
-        if results is None:
+
+    def _written(self, values: list[Any], *, recorded: bool) -> tuple[Any, ...]:
+        """Write by the forward; return all results but the arguments."""
+        specification, adopted = self._specification, self._adopted
+        if adopted.facts.chosen and adopted.writes_nothing(tuple(values), {}):
             raise UnknownCallError
-        return results
+        if recorded and self._registered.writes_views_besides(values):
+            raise UnknownCallError
+        try:
+            refuse_unwritable(specification, values)
+            if recorded:
+                refuse_leaves(specification, values)
+        except errors.MutationError as error:
+            raise UnknownCallError from error  # it is refused in full, too, unless its flags mark nothing
+        count = len(specification.schema.written)
+        if recorded:
+            return self._registered.by_node(values)[count:]
+        with torch.no_grad(), raising_versions([each for _, each in written_tensors(specification, values)]):
+            return run_forward(adopted, values, in_place=True).results[count:]
 
     def _writes_nothing(self, values: tuple[Any, ...]) -> bool:
         """Return True if the runs under the flags of a call have written into nothing."""
@@ -95,15 +133,3 @@ def _is_as_applied(adopted: AdoptedFunction) -> bool:
         and not (adopted.takes_self or lists)
         and adopted.backward is not None
     )
-
-
-def computed_by_class(
-    registered: RegisteredOperator, adopted: AdoptedFunction, values: list[Any]
-) -> tuple[Any, ...]:
-    """All results of a call of plain tensors, by the forward of a class on copies of what it writes."""
-    if not torch.is_grad_enabled() or not requires_gradient(values):
-        with torch.no_grad():
-            return run_forward(adopted, values).results
-    flattening = ArgumentFlattening.of(adopted.schema, values)
-    primitive = OperatorPrimitive(registered, flattening)
-    return differentiate(primitive, flattening.flatten(values))
