@@ -18,7 +18,7 @@ from torch.testing import assert_close
 
 import opsmith
 from opsmith import errors
-from opsmith.torch_library.adopted.class_routes import ClassRoutes
+from opsmith.torch_library.origins.class_routes import ClassRoutes
 
 
 class Product(Function):

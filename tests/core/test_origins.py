@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 import opsmith
-from opsmith.core.adopted import class_of
 from opsmith.core.explanation import explain
 from opsmith.core.origins.declared import DECLARED, MAPPED, TRACED, Origin, Own, Part
+from opsmith.core.origins.function_class import class_of
 from opsmith.core.source_hash import operator_hash
 from opsmith.pages.aspects import aspects_of
 

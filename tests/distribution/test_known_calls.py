@@ -22,7 +22,7 @@ from opsmith import errors
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.formula_rule import recorded_operator
 from opsmith.torch_library.calls.routes import RouteTable
-from opsmith.torch_library.dtensor_rule import DTensorRule
+from opsmith.torch_library.dtensor.rule import DTensorRule
 
 X, W = torch.arange(1.0, 13).view(4, 3) / 10, torch.tensor([[1.0, 2.0, 3.0]])
 ROWS = Shard(0)

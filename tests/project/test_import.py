@@ -82,12 +82,12 @@ def test_import_patches_nothing() -> None:
 
 WITH_THE_FIRST_CALL = (
     "opsmith.build.toolchain",
-    "opsmith.core.adopted",
+    "opsmith.core.origins.function_class",
     "opsmith.kernels.cpp.compiler",
     "opsmith.kernels.cpp.library",
     "opsmith.kernels.cuda.compiler",
     "opsmith.kernels.cuda.plan",
-    "opsmith.torch_library.adopted",
+    "opsmith.torch_library.origins",
     "opsmith.torch_library.autograd.formula_rule",
     "opsmith.torch_library.autograd.functorch",
     "opsmith.torch_library.autograd.node",
@@ -159,7 +159,7 @@ from torch._subclasses import FakeTensorMode
 import opsmith
 with FakeTensorMode():
     from opsmith.adopting import learned_types
-    from opsmith.torch_library.adopted import class_rule
+    from opsmith.torch_library.origins import class_rule
     some = learned_types.placeholder(torch.ones(2))
     from opsmith.torch_library.capabilities import public
 with torch.inference_mode():

@@ -187,3 +187,32 @@ def test_a_wrong_import_is_found(part: str, source: str) -> None:
 )
 def test_a_right_import_passes(part: str, source: str) -> None:
     assert faults(part, source) == []
+
+
+def module_of(path: Path) -> str:
+    """The name of the module in a file; a package has the name of its folder."""
+    return ".".join(("opsmith", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
+
+
+@pytest.mark.parametrize("folder", ["core", "torch_library"])
+def test_no_circle_has_more_than_three_modules(folder: str) -> None:
+    """Imports in functions and for type checkers count, too; a package that hands names on ties none."""
+    files = {module_of(path): path for path in (ROOT / folder).rglob("*.py") if path.name != "__init__.py"}
+    imported: dict[str, set[str]] = {}
+    for module, path in files.items():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        imported[module] = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                names = {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
+                imported[module] |= names & files.keys()
+    reached: dict[str, set[str]] = {}
+    for module in files:
+        found, rest = set[str](), [module]
+        while rest:
+            new = imported[rest.pop()] - found
+            found |= new
+            rest += new
+        reached[module] = found
+    circles = {frozenset(each for each in reached[module] if module in reached[each]) for module in files}
+    assert [sorted(circle) for circle in circles if len(circle) > 3] == []

@@ -75,7 +75,7 @@ KEPT: dict[tuple[str, str], str] = {
     ("checking/properties/behaviour/layout_runs.py", "about.startswith('gradient of ')"): "name of a value",
     ("checking/properties/behaviour/memory.py", "'result' not in each.label"): "name of a value",
     ("checking/properties/behaviour/mutation.py", "about.startswith(('`', 'the '))"): "name of a value",
-    ("torch_library/adopted/fallback.py", "task.startswith('backward')"): "name of a task",
+    ("torch_library/origins/fallback.py", "task.startswith('backward')"): "name of a task",
 }
 """Keys and names that are words; each should become a value."""
 

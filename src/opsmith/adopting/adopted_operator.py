@@ -13,12 +13,12 @@ import torch
 from opsmith import errors
 from opsmith.adopting.class_specification import class_gradients, class_tangents, computed_by, packed_samples
 from opsmith.adopting.learned_types import has_flag, learned_from
-from opsmith.core.adopted import AdoptedFunction, ClassFormula, ObservedReturn, class_of, note
 from opsmith.core.forked_locks import lock_of
 from opsmith.core.formula import non_differentiable
 from opsmith.core.functional_form import all_results, functional_name
 from opsmith.core.gradients import Rule
 from opsmith.core.operator import DerivedOperator, Operator, Registration
+from opsmith.core.origins.function_class import AdoptedFunction, ClassFormula, ObservedReturn, class_of, note
 from opsmith.core.specification import Specification
 from opsmith.torch_library.in_place import register_operator
 

@@ -8,24 +8,24 @@ from types import MappingProxyType
 from typing import Any
 
 from opsmith.adopting.class_samples import ClassSamples
-from opsmith.core.adopted import (
-    AdoptedFunction,
-    Outputs,
-    leaves,
-)
 from opsmith.core.call_arguments import CallArguments, check_attached
 from opsmith.core.formula import non_differentiable, not_implemented
 from opsmith.core.forward_arguments import ForwardArguments
 from opsmith.core.functional_form import copied_back
 from opsmith.core.gradients import GradientRules, Rule, TangentRule, TangentRules
+from opsmith.core.origins.function_class import (
+    AdoptedFunction,
+    Outputs,
+    leaves,
+)
 from opsmith.core.samples import (
     LocatedSamples,
     Make,
 )
 from opsmith.core.schema import Schema
 from opsmith.core.specification import Specification
-from opsmith.torch_library.adopted.fallback import declare_opaque
-from opsmith.torch_library.adopted.gradients import gradient_formula, tangent_formula
+from opsmith.torch_library.origins.fallback import declare_opaque
+from opsmith.torch_library.origins.gradients import gradient_formula, tangent_formula
 
 
 def specification_of(

@@ -22,23 +22,23 @@ from opsmith.adopting.signature import (
     stated_signature,
     without_defaults,
 )
-from opsmith.core.adopted import (
+from opsmith.core.location import where
+from opsmith.core.operator import Operator
+from opsmith.core.origins.function_class import (
     KINDS,
     AdoptedFunction,
     Adoption,
     overrides,
 )
-from opsmith.core.location import where
-from opsmith.core.operator import Operator
 from opsmith.core.results import Result
 from opsmith.core.samples import (
     Make,
 )
 from opsmith.core.schema import REQUIRED, Argument, Schema, with_aliases
 from opsmith.declaration import check_flag, check_name, declare_specified
-from opsmith.torch_library.adopted.class_routes import ClassRoutes
-from opsmith.torch_library.adopted.class_rule import ClassRule
-from opsmith.torch_library.adopted.forward import Returned, forward_function, returned_by, writing_forward
+from opsmith.torch_library.origins.class_routes import ClassRoutes
+from opsmith.torch_library.origins.class_rule import ClassRule
+from opsmith.torch_library.origins.forward import Returned, forward_function, returned_by, writing_forward
 
 Runner = Callable[[type[torch.autograd.Function], Sequence[Sequence[Any]]], tuple[int, Returned]]
 

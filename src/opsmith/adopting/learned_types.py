@@ -17,12 +17,12 @@ from opsmith.adopting.signature import (
     forward_signature,
     without_defaults,
 )
-from opsmith.core.adopted import (
+from opsmith.core.argument_types import VALUE_TYPES
+from opsmith.core.origins.function_class import (
     AdoptedFunction,
     ObservedFacts,
     ObservedReturn,
 )
-from opsmith.core.argument_types import VALUE_TYPES
 from opsmith.core.results import Result
 from opsmith.core.schema import Schema
 from opsmith.core.tensors import sequence_like

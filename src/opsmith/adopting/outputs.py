@@ -21,13 +21,13 @@ import torch
 
 from opsmith import errors
 from opsmith.core import source
-from opsmith.core.adopted import Outputs, WrittenOutput, may_write, side_by_side
 from opsmith.core.call_arguments import shown
 from opsmith.core.forward_arguments import ForwardArguments
+from opsmith.core.origins.function_class import Outputs, WrittenOutput, may_write, side_by_side
 from opsmith.core.reading import FunctionReader, Reading
 from opsmith.core.results import Result
-from opsmith.torch_library.adopted.forward import Returned
 from opsmith.torch_library.arguments import unsupported_kind
+from opsmith.torch_library.origins.forward import Returned
 
 Shape = Any
 """A structure: "tensor", "optional", None, a `WrittenOutput`, or a tuple of structures."""

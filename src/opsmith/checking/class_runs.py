@@ -20,13 +20,13 @@ from opsmith.checking.report import Outcome
 from opsmith.checking.samples.given import GIVEN, GivenSamples, drawing, drawn
 from opsmith.checking.samples.sample import sample_named
 from opsmith.checking.side_effects.torch_random import torch_state_restored
-from opsmith.core.adopted import class_of
 from opsmith.core.call_arguments import CallArguments, call_error
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
+from opsmith.core.origins.function_class import class_of
 from opsmith.core.samples import LocatedSamples, location_of, read_samples
 from opsmith.core.tensors import map_tensors
-from opsmith.torch_library.adopted.forward import Returned, returned_by
+from opsmith.torch_library.origins.forward import Returned, returned_by
 
 
 class ForwardRaisedError(Exception):

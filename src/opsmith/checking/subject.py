@@ -23,13 +23,13 @@ from opsmith.checking.processes.watchdog import beat
 from opsmith.checking.report import Failure, SeenDtypes
 from opsmith.checking.samples.sample import CPU, Sample, is_inexact, replica
 from opsmith.checking.side_effects.torch_random import is_state, seed_torch, torch_state_restored
-from opsmith.core.adopted import Outputs, StructureMismatchError, leaves
 from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.kernels import Kernel, choose
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
 from opsmith.core.origins.declared import Part
+from opsmith.core.origins.function_class import Outputs, StructureMismatchError, leaves
 from opsmith.core.results import Result
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities

@@ -34,11 +34,11 @@ from opsmith.checking.subject import (
     Subject,
     SubjectKind,
 )
-from opsmith.core.adopted import class_of
 from opsmith.core.call_arguments import CallArguments, shown
 from opsmith.core.functional_form import on_copies
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
+from opsmith.core.origins.function_class import class_of
 from opsmith.core.samples import Make
 from opsmith.core.schema import functional_schema
 from opsmith.core.shape_samples import missing_words

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from opsmith.core.adopted import ClassFormula
 from opsmith.core.backward_plan import BackwardPlan, backward_plan, runs_ordinary
 from opsmith.core.formula import Formula
 from opsmith.core.gradient_source import gradient_sources
 from opsmith.core.kernels import BuiltKernel, Kernel, choose
 from opsmith.core.missing_kernels import in_silence
+from opsmith.core.origins.function_class import ClassFormula
 from opsmith.core.specification import Specification
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from opsmith.core.adopted import ClassFormula
 from opsmith.core.backward_plan import runs_ordinary
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.formula import Formula, NonDifferentiable
 from opsmith.core.gradients import Rule
 from opsmith.core.location import where
+from opsmith.core.origins.function_class import ClassFormula
 from opsmith.core.specification import Specification
 
 Kind = Literal["formula", "declared", "own", "stand-in", "missing", "ordinary", "reference"]

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.core.adopted import ClassFormula
 from opsmith.core.backward_plan import BackwardPlan, backward_plan
 from opsmith.core.formula import Formula
 from opsmith.core.gradient_source import GradientSource, gradient_sources
 from opsmith.core.gradients import NEEDED
 from opsmith.core.location import short_location
 from opsmith.core.operator import Operator
+from opsmith.core.origins.function_class import ClassFormula
 from opsmith.core.tensors import named_tensors, nested_tensors
 from opsmith.drawing.builder import TensorNames, form_of
 from opsmith.drawing.forward import CallGraphBuilder

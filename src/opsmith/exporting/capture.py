@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.core.adopted import class_of
 from opsmith.core.location import user_line_of_frame, user_line_of_traceback, where
+from opsmith.core.origins.function_class import class_of
 from opsmith.exporting.calls import OperatorCall, example_shape, example_size, flat_results, varies
 from opsmith.exporting.model import Axes
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.adopted.forward import run_forward
+from opsmith.torch_library.origins.forward import run_forward
 from opsmith.torch_library.torch_messages import quiet_exporter
 
 Table = Mapping[Any, Any]

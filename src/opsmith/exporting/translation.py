@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from opsmith import errors
-from opsmith.core.adopted import class_of
 from opsmith.core.argument_types import OBJECT
 from opsmith.core.operator import Operator
+from opsmith.core.origins.function_class import class_of
 from opsmith.core.schema import Argument
 from opsmith.core.specification import Specification
 from opsmith.exporting.calls import (

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from opsmith.core import source
-from opsmith.core.adopted import ClassFormula
 from opsmith.core.formula import Formula
 from opsmith.core.location import where
+from opsmith.core.origins.function_class import ClassFormula
 from opsmith.core.schema import REQUIRED, Schema
 from opsmith.core.specification import Specification
 

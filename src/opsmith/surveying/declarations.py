@@ -16,9 +16,9 @@ from opsmith.checking.effort import EFFORTS
 from opsmith.checking.numerics.compare import agree_to_share
 from opsmith.checking.report import Failure, Report
 from opsmith.checking.subject_kinds import throwaway_name
-from opsmith.core.adopted import class_of
 from opsmith.core.call_arguments import CallArguments
 from opsmith.core.operator import Operator
+from opsmith.core.origins.function_class import class_of
 from opsmith.core.tensors import map_tensors, nested_tensors
 from opsmith.surveying.guesses import ClassSource, Guess
 from opsmith.surveying.trials import fresh_inputs, run, seeded

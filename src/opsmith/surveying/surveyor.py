@@ -14,9 +14,9 @@ from opsmith.adopting.signature import value_names
 from opsmith.checking.properties import GROUPS
 from opsmith.checking.report import Failure, Report
 from opsmith.checking.side_effects.global_settings import thread_count
-from opsmith.core.adopted import class_of, overrides
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
+from opsmith.core.origins.function_class import class_of, overrides
 from opsmith.surveying.abilities import abilities
 from opsmith.surveying.declarations import Declaration, add_declaration
 from opsmith.surveying.finding import Finding, Verdict, adopting_line

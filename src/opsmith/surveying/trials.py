@@ -18,8 +18,8 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.adopting.signature import value_names
 from opsmith.checking.side_effects.global_settings import thread_count
-from opsmith.core.adopted import overrides
 from opsmith.core.location import where
+from opsmith.core.origins.function_class import overrides
 from opsmith.core.tensors import nested_tensors
 from opsmith.surveying.guesses import ClassSource, Guess, guesses, unguessable
 

@@ -20,7 +20,7 @@ from opsmith.core.shapes import NO_SIZE, Dims
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.arguments import name_of, unsupported_kind
-from opsmith.torch_library.distributed import replicating
+from opsmith.torch_library.dtensor.placements import replicating
 from opsmith.torch_library.flattening import ResultFlattening
 from opsmith.torch_library.symbolic_sizes import for_symbolic_sizes
 

@@ -17,7 +17,7 @@ from opsmith.core.specification import Specification
 from opsmith.core.tensors import map_tensors
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.compilation import EAGER
-from opsmith.torch_library.distributed import local_shard, mesh_of
+from opsmith.torch_library.dtensor.placements import local_shard, mesh_of
 from opsmith.torch_library.flattening import ArgumentFlattening
 from opsmith.torch_library.registration import (
     HIDDEN_SUFFIX,

@@ -20,7 +20,7 @@ from opsmith.core.reachable import refuse_captured_tensors
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.contract import Contract
-from opsmith.torch_library.distributed import dtensor
+from opsmith.torch_library.dtensor.placements import dtensor
 from opsmith.torch_library.in_place import InPlaceRegistration
 from opsmith.torch_library.registration import DispatcherRegistration
 from opsmith.torch_library.writes import raising_versions, refuse_unwritable, written_tensors

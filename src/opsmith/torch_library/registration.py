@@ -25,8 +25,8 @@ from opsmith.torch_library import autocast, capabilities, served_libraries
 from opsmith.torch_library.arguments import fake_by_shapes, refuse_shapes, refuse_unsupported
 from opsmith.torch_library.compilation import EAGER, CompiledCode, inline_reference, traced_results
 from opsmith.torch_library.contract import Contract, run_call
-from opsmith.torch_library.distributed import author_code, mesh_of, validated_placements
-from opsmith.torch_library.dtensor_rule import DTensorRule
+from opsmith.torch_library.dtensor.placements import author_code, mesh_of, validated_placements
+from opsmith.torch_library.dtensor.rule import DTensorRule
 from opsmith.torch_library.flattening import ArgumentFlattening, ResultFlattening, detached
 from opsmith.torch_library.flops import register_flops, unregister_flops
 from opsmith.torch_library.torch_messages import KERNEL_OVERRIDDEN
@@ -453,7 +453,7 @@ class DispatcherRegistration:
 
     def _make_routes(self) -> RouteTable:
         from opsmith.torch_library.calls.routes import RouteTable  # with the first call
-        from opsmith.torch_library.dtensor_calls import DTensorCalls
+        from opsmith.torch_library.dtensor.known_calls import DTensorCalls
 
         if self.specification.origin.routes is not None:
             own = self.specification.origin.routes(self)

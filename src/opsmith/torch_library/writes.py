@@ -16,7 +16,7 @@ from opsmith.core.call_arguments import tensors_in
 from opsmith.core.specification import Specification
 from opsmith.core.tensors import map_tensors, named_tensors
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.distributed import local_shard
+from opsmith.torch_library.dtensor.placements import local_shard
 
 
 def written_tensors(specification: Specification, values: Sequence[Any]) -> Iterator[tuple[str, Tensor]]:

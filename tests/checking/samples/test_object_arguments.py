@@ -15,8 +15,8 @@ from torch.autograd import Function
 import opsmith
 from opsmith.checking.samples.object_arguments import ObjectArguments, copied_object, tensors_of_object
 from opsmith.checking.samples.sample import Sample
-from opsmith.core.adopted import class_of
 from opsmith.core.call_arguments import CallArguments
+from opsmith.core.origins.function_class import class_of
 
 X = torch.linspace(-2, 2, 12).view(4, 3) + 0.013
 ONLY = ["forward", "gradient", "surrogate", "determinism", "effects", "state"]

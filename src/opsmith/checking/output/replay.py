@@ -22,9 +22,9 @@ from opsmith.checking.samples.memory_layouts import Layout
 from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.side_effects.torch_random import torch_state_restored
 from opsmith.checking.subject import LibraryWrite, Subject
-from opsmith.core.adopted import class_of
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.forward_arguments import Slot
+from opsmith.core.origins.function_class import class_of
 
 Shows = Callable[[Exception], bool]
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.core.adopted import class_of
 from opsmith.core.backward_plan import BackwardPlan
 from opsmith.core.origins.declared import MAPPED
+from opsmith.core.origins.function_class import class_of
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.formula_rule import FormulaRule, all_names

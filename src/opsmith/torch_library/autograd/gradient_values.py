@@ -14,7 +14,7 @@ from opsmith.core.backward_plan import BackwardPlan
 from opsmith.core.call_arguments import shown
 from opsmith.core.formula import Formula, Zero
 from opsmith.core.specification import Specification
-from opsmith.torch_library.distributed import dtensor, mesh_of, replicated
+from opsmith.torch_library.dtensor.placements import dtensor, mesh_of, replicated
 from opsmith.torch_library.flattening import ResultFlattening
 
 E = TypeVar("E", bound=errors.OpsmithError)

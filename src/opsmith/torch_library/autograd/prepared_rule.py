@@ -25,7 +25,7 @@ from opsmith.torch_library.autograd.gradient_values import (
 from opsmith.torch_library.autograd.node import bound_apply, bound_node
 from opsmith.torch_library.autograd.primitive import OperatorPrimitive
 from opsmith.torch_library.autograd.vjp import formula_answers, list_answers, note_formula, written_into
-from opsmith.torch_library.distributed import dtensor, is_authors, mesh_of
+from opsmith.torch_library.dtensor.placements import dtensor, is_authors, mesh_of
 
 Kept = tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]
 """Values that a call keeps for its backward besides saved tensors, in C++, too: other arguments; shapes of

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.core.adopted import ClassFormula
 from opsmith.core.backward_plan import BackwardPlan
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.formula import Formula, NotImplementedGradient, Zero, listed
 from opsmith.core.gradients import AUTOCAST, NEEDED
+from opsmith.core.origins.function_class import ClassFormula
 from opsmith.core.specification import Specification
 from opsmith.core.tensors import map_tensors
 from opsmith.torch_library import capabilities
@@ -25,7 +25,7 @@ from opsmith.torch_library.autograd.gradient_values import CallMetadata, TensorM
 from opsmith.torch_library.autograd.graph_cuts import refuse_graph_cut, refusing_cuts
 from opsmith.torch_library.autograd.pullback import vjp_by_recompute
 from opsmith.torch_library.autograd.random_state import RandomState, generators_in
-from opsmith.torch_library.distributed import (
+from opsmith.torch_library.dtensor.placements import (
     author_code,
     dtensor,
     dtensors_in,

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.core.adopted import AdoptedFunction, StructureMismatchError, class_of, leaves
 from opsmith.core.backward_plan import BackwardPlan
 from opsmith.core.call_arguments import shown, tensors_in
+from opsmith.core.origins.function_class import AdoptedFunction, StructureMismatchError, class_of, leaves
 from opsmith.core.shapes import ELEMENTWISE, LEADING, leads
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities

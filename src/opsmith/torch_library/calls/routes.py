@@ -22,7 +22,7 @@ from opsmith.torch_library.autograd.prepared_rule import PreparedRule
 from opsmith.torch_library.autograd.primitive import OperatorPrimitive, RegisteredOperator
 from opsmith.torch_library.calls.accelerator import Accelerator
 from opsmith.torch_library.calls.computation import Computation, Route, UnknownCallError
-from opsmith.torch_library.distributed import dtensor
+from opsmith.torch_library.dtensor.placements import dtensor
 from opsmith.torch_library.flattening import ArgumentFlattening
 from opsmith.torch_library.writes import written_tensors
 

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.core.adopted import (
+from opsmith.core.call_arguments import tensors_in
+from opsmith.core.functional_form import copied_back, returned_results, write_results
+from opsmith.core.origins.function_class import (
     AdoptedFunction,
     ObservedReturn,
     StructureMismatchError,
@@ -21,13 +23,14 @@ from opsmith.core.adopted import (
     leaves,
     note,
 )
-from opsmith.core.call_arguments import tensors_in
-from opsmith.core.functional_form import copied_back, returned_results, write_results
 from opsmith.core.schema import Schema
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.adopted.context import Context
-from opsmith.torch_library.adopted.fallback import proxy_reason, run_or_fall_back
-from opsmith.torch_library.adopted.misfits import (
+from opsmith.torch_library.autocast import autocast_of_call, autocasting
+from opsmith.torch_library.autograd.gradient_values import has_gradient
+from opsmith.torch_library.contract import aliases
+from opsmith.torch_library.origins.context import Context
+from opsmith.torch_library.origins.fallback import proxy_reason, run_or_fall_back
+from opsmith.torch_library.origins.misfits import (
     late_structure,
     late_write,
     other_count,
@@ -36,10 +39,7 @@ from opsmith.torch_library.adopted.misfits import (
     other_write,
     unmarked_write,
 )
-from opsmith.torch_library.adopted.trial import refuse_other_metadata, results_by_trial
-from opsmith.torch_library.autocast import autocast_of_call, autocasting
-from opsmith.torch_library.autograd.gradient_values import has_gradient
-from opsmith.torch_library.contract import aliases
+from opsmith.torch_library.origins.trial import refuse_other_metadata, results_by_trial
 from opsmith.torch_library.symbolic_sizes import for_symbolic_sizes
 
 

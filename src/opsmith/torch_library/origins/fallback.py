@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from opsmith import errors
-from opsmith.core.adopted import AdoptedFunction, Obstacle
 from opsmith.core.call_arguments import requires_gradient, tensors_in
 from opsmith.core.origins.declared import MAPPED, SECOND, TRACED, TRANSFORMED
+from opsmith.core.origins.function_class import AdoptedFunction, Obstacle
 from opsmith.torch_library import capabilities
 
 T = TypeVar("T")

@@ -8,13 +8,13 @@ from typing import Any, Protocol
 import torch
 
 from opsmith import errors
-from opsmith.core.adopted import AdoptedFunction, ClassFormula, class_of
 from opsmith.core.call_arguments import requires_gradient, tensors_in
-from opsmith.torch_library.adopted.class_nodes import ClassNodes
-from opsmith.torch_library.adopted.forward import run_forward
+from opsmith.core.origins.function_class import AdoptedFunction, ClassFormula, class_of
 from opsmith.torch_library.autograd.primitive import OperatorPrimitive, RegisteredOperator, differentiate
 from opsmith.torch_library.calls.computation import Route, UnknownCallError
 from opsmith.torch_library.flattening import ArgumentFlattening
+from opsmith.torch_library.origins.class_nodes import ClassNodes
+from opsmith.torch_library.origins.forward import run_forward
 from opsmith.torch_library.writes import raising_versions, refuse_leaves, refuse_unwritable, written_tensors
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.core.adopted import AdoptedFunction
+from opsmith.core.origins.function_class import AdoptedFunction
 
 
 class Context:

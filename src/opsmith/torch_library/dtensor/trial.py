@@ -15,7 +15,7 @@ from opsmith.core.call_arguments import tensors_in
 from opsmith.core.tensors import map_tensors
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.capabilities.operation import Operation
-from opsmith.torch_library.distributed import dtensor, dtensors_in, local_shard, mesh_of
+from opsmith.torch_library.dtensor.placements import dtensor, dtensors_in, local_shard, mesh_of
 
 Reference = Callable[[list[Any]], Any]
 """Function that computes results from argument values."""

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.core.adopted import AdoptedFunction
 from opsmith.core.call_arguments import tensors_in
+from opsmith.core.origins.function_class import AdoptedFunction
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autocast import (
     autocast_in_force,

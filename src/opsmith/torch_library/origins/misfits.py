@@ -6,8 +6,8 @@ from collections.abc import Collection
 from typing import Any
 
 from opsmith import errors
-from opsmith.core.adopted import AdoptedFunction, StructureMismatchError
 from opsmith.core.call_arguments import shown
+from opsmith.core.origins.function_class import AdoptedFunction, StructureMismatchError
 
 
 def late_structure(adopted: AdoptedFunction, name: str) -> errors.MutationError:

@@ -11,28 +11,28 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.core.adopted import AdoptedFunction, ClassFormula, side_by_side
 from opsmith.core.call_arguments import requires_gradient, shown
 from opsmith.core.formula import Formula, zero
 from opsmith.core.forward_arguments import take_apart
 from opsmith.core.gradients import AUTOCAST, NEEDED
 from opsmith.core.location import where
 from opsmith.core.origins.declared import SECOND
+from opsmith.core.origins.function_class import AdoptedFunction, ClassFormula, side_by_side
 from opsmith.core.tensors import map_tensors
-from opsmith.torch_library.adopted.context import Context, SavedTensors
-from opsmith.torch_library.adopted.fallback import (
+from opsmith.torch_library.autocast import autocast_in_force, autocasting
+from opsmith.torch_library.autograd.gradient_values import TensorMetadata
+from opsmith.torch_library.autograd.graph_cuts import refuse_differentiation
+from opsmith.torch_library.autograd.pullback import vjp_by_recompute
+from opsmith.torch_library.flattening import ArgumentFlattening
+from opsmith.torch_library.origins.context import Context, SavedTensors
+from opsmith.torch_library.origins.fallback import (
     cannot_run,
     once_differentiable_error,
     proxy_reason,
     random_rerun_error,
     run_or_fall_back,
 )
-from opsmith.torch_library.adopted.forward import ForwardRun, run_forward, version_of
-from opsmith.torch_library.autocast import autocast_in_force, autocasting
-from opsmith.torch_library.autograd.gradient_values import TensorMetadata
-from opsmith.torch_library.autograd.graph_cuts import refuse_differentiation
-from opsmith.torch_library.autograd.pullback import vjp_by_recompute
-from opsmith.torch_library.flattening import ArgumentFlattening
+from opsmith.torch_library.origins.forward import ForwardRun, run_forward, version_of
 from opsmith.torch_library.symbolic_sizes import for_symbolic_sizes
 
 
@@ -185,7 +185,7 @@ def _on_real_tensors(
     """Gradients that cannot be differentiated again, from the class's code on real tensors."""
     given = [*values, *grads]
     if proxy_reason(given) is not None:
-        from opsmith.torch_library.adopted.backward_operator import gradients_on_real_tensors
+        from opsmith.torch_library.origins.backward_operator import gradients_on_real_tensors
 
         return gradients_on_real_tensors(adopted, values, grads, needs, autocast)
     with torch.no_grad():

@@ -11,12 +11,8 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.core.adopted import AdoptedFunction, ClassFormula
+from opsmith.core.origins.function_class import AdoptedFunction, ClassFormula
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.adopted.class_rule import PLACEHOLDER, ClassKept, ClassRule
-from opsmith.torch_library.adopted.context import Context, SavedTensors, tensor_attributes
-from opsmith.torch_library.adopted.forward import copies_of_results, finished_run, late_writes, unaliased
-from opsmith.torch_library.adopted.gradients import by_position, grad_output_error
 from opsmith.torch_library.arguments import unsupported_kind
 from opsmith.torch_library.autocast import autocast_in_force
 from opsmith.torch_library.autograd.formula_rule import RecordedOperator
@@ -27,6 +23,10 @@ from opsmith.torch_library.autograd.saved_values import SavedValues
 from opsmith.torch_library.calls.computation import UnknownCallError
 from opsmith.torch_library.contract import are_new
 from opsmith.torch_library.flattening import ArgumentFlattening
+from opsmith.torch_library.origins.class_rule import PLACEHOLDER, ClassKept, ClassRule
+from opsmith.torch_library.origins.context import Context, SavedTensors, tensor_attributes
+from opsmith.torch_library.origins.forward import copies_of_results, finished_run, late_writes, unaliased
+from opsmith.torch_library.origins.gradients import by_position, grad_output_error
 
 _NOTHING = id(None)
 MIN_KEPT = 3

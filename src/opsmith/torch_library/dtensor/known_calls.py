@@ -11,12 +11,19 @@ from torch import Tensor
 
 from opsmith.core.argument_types import VALUE_TYPES
 from opsmith.core.kernels import choose
-from opsmith.torch_library import capabilities, distributed
+from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.prepared_rule import PreparedRule
 from opsmith.torch_library.autograd.primitive import OperatorPrimitive, RegisteredOperator
 from opsmith.torch_library.calls.computation import UnknownCallError
-from opsmith.torch_library.distributed import author_code, dtensor, is_authors, is_unplaced, replicating
-from opsmith.torch_library.dtensor_rule import MAX_TRIALS, DTensorRule
+from opsmith.torch_library.dtensor.placements import (
+    author_code,
+    dtensor,
+    is_authors,
+    is_unplaced,
+    note_placement,
+    replicating,
+)
+from opsmith.torch_library.dtensor.rule import MAX_TRIALS, DTensorRule
 from opsmith.torch_library.flattening import ArgumentFlattening, detached
 from opsmith.torch_library.torch_messages import MIXED_WITH_DTENSOR, has_message
 
@@ -133,7 +140,7 @@ class DTensorCalls:
             results = self._compute(values)
         except Exception as error:
             if is_authors(error) and not isinstance(error, UnknownCallError):
-                distributed.note_placement(self._specification, error, values)
+                note_placement(self._specification, error, values)
                 raise
             if is_unplaced(error):  # the full way gathers
                 self._eligible, self._known = False, {}

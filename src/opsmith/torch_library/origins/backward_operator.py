@@ -14,20 +14,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.core.adopted import AdoptedFunction
 from opsmith.core.argument_types import STR, TENSOR, ArgumentType
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.forked_locks import lock_of
 from opsmith.core.formula import Formula, zero
 from opsmith.core.gradients import NEEDED, GradientRules, TangentRules
 from opsmith.core.origins.declared import Origin
+from opsmith.core.origins.function_class import AdoptedFunction
 from opsmith.core.results import Result
 from opsmith.core.schema import REQUIRED, Argument, Schema
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.adopted.fallback import no_derivative_error
-from opsmith.torch_library.adopted.gradients import gradients_by_class
 from opsmith.torch_library.autograd.gradient_values import has_gradient
+from opsmith.torch_library.origins.fallback import no_derivative_error
+from opsmith.torch_library.origins.gradients import gradients_by_class
 
 BACKWARD_SUFFIX = "_backward"
 """Suffix of the operator that computes the backward of a class."""

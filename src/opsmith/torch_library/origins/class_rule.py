@@ -13,22 +13,11 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.core.adopted import AdoptedFunction, ClassFormula, class_of, note
 from opsmith.core.formula import zero
 from opsmith.core.gradients import AUTOCAST, NEEDED
+from opsmith.core.origins.function_class import AdoptedFunction, ClassFormula, class_of, note
 from opsmith.core.tensors import map_tensors, replace_tensors
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.adopted.context import Context, PackedContext, SavedTensors
-from opsmith.torch_library.adopted.fallback import (
-    graph_cut_error,
-    once_differentiable_error,
-    overwritten_error,
-    proxy_reason,
-    rerun_differs_error,
-    run_or_fall_back,
-)
-from opsmith.torch_library.adopted.forward import ForwardRun, run_traceable
-from opsmith.torch_library.adopted.gradients import by_name, run_backward
 from opsmith.torch_library.autocast import autocast_in_force
 from opsmith.torch_library.autograd.formula_rule import FormulaRule
 from opsmith.torch_library.autograd.gradient_values import CallMetadata, fit, has_gradient
@@ -39,6 +28,17 @@ from opsmith.torch_library.autograd.random_state import RandomState
 from opsmith.torch_library.autograd.saved_values import SavedValues
 from opsmith.torch_library.contract import refuse_nondeterminism
 from opsmith.torch_library.flattening import Flat
+from opsmith.torch_library.origins.context import Context, PackedContext, SavedTensors
+from opsmith.torch_library.origins.fallback import (
+    graph_cut_error,
+    once_differentiable_error,
+    overwritten_error,
+    proxy_reason,
+    rerun_differs_error,
+    run_or_fall_back,
+)
+from opsmith.torch_library.origins.forward import ForwardRun, run_traceable
+from opsmith.torch_library.origins.gradients import by_name, run_backward
 
 
 @dataclass(eq=False)

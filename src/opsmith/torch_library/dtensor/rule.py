@@ -15,7 +15,7 @@ from opsmith.core.specification import Specification
 from opsmith.core.tensors import map_tensors, named_tensors, nested_tensors, replace_tensors
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.contract import Contract
-from opsmith.torch_library.distributed import (
+from opsmith.torch_library.dtensor.placements import (
     described,
     dtensor,
     dtensors_in,
@@ -33,7 +33,7 @@ from opsmith.torch_library.distributed import (
 from opsmith.torch_library.writes import label_of, raising_versions, written_tensors
 
 if TYPE_CHECKING:  # imported with the first DTensor
-    from opsmith.torch_library.placement_trial import Obstacle, Reference, Trial
+    from opsmith.torch_library.dtensor.trial import Obstacle, Reference, Trial
 
 MAX_TRIALS = 1024
 """Maximum number of trials whose outcome an operator keeps."""
@@ -179,7 +179,7 @@ class DTensorRule:
         return replace_tensors(results, place(list(nested_tensors(results))))
 
     def _trial(self, values: list[Any]) -> Trial:
-        from opsmith.torch_library.placement_trial import Trial, try_placements
+        from opsmith.torch_library.dtensor.trial import Trial, try_placements
 
         specification = self._specification()
         if self._tried_for is not specification:
@@ -240,7 +240,7 @@ def _refuse_sharded(specification: Specification, values: list[Any], obstacle: O
 
 def _trial_key(value: Any) -> Any:
     """Cache key of the outcome of a trial."""
-    from opsmith.torch_library.placement_trial import concrete
+    from opsmith.torch_library.dtensor.trial import concrete
 
     if isinstance(value, list | tuple):
         return tuple(map(_trial_key, value))

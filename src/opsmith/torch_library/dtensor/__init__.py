@@ -1,0 +1,1 @@
+"""Operators on DTensors: where they run, and where their results lie."""
