@@ -71,6 +71,7 @@ def copy_bundled_kernels(source: Path, target: Path) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     # Kernels that tests build are kept apart from the user's own: where the caller says, or from run to run.
     given = os.environ.pop("OPSMITH_CACHE", "")
+    os.environ["OPSMITH_NO_CALLS_BUILD"] = "1"  # it takes a minute, for each empty cache of a test
     own = cache_directory()
     os.environ["OPSMITH_CACHE"] = given or f"{tempfile.gettempdir()}/opsmith-tests-{getpass.getuser()}"
     copy_bundled_kernels(own, cache_directory())

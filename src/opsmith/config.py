@@ -39,6 +39,25 @@ def calls_in_python() -> bool:
     return _is_on(PYTHON_CALLS)
 
 
+NO_CALLS_BUILD = "OPSMITH_NO_CALLS_BUILD"
+"""Variable that keeps a process from having calls in C++ built by itself."""
+
+
+def no_calls_build() -> bool:
+    """Return True if `OPSMITH_NO_CALLS_BUILD` is on.
+
+    Raises:
+        UsageError: If its value is neither 0 nor 1.
+    """
+    return _is_on(NO_CALLS_BUILD)
+
+
+def local_rank() -> int:
+    """Return the number of this process among those of this machine, as `torchrun` sets it; 0 for one."""
+    value = os.environ.get("LOCAL_RANK", "0")
+    return int(value) if value.isdecimal() else 0
+
+
 REQUIRE_KERNELS = "OPSMITH_REQUIRE_KERNELS"
 """Variable that makes it an error that a kernel can neither be loaded nor built."""
 

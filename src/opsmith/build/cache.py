@@ -31,6 +31,9 @@ OTHERS = stat.S_IWGRP | stat.S_IWOTH
 WAIT_S = 300.0
 """Seconds to wait for another process that builds the same entry, which may hang."""
 
+COMPILED_NOW = "compiled now"
+"""Words for the origin of an entry that this process has built."""
+
 Build = Callable[[Path], None]
 """Function that fills an empty directory with files."""
 
@@ -54,7 +57,7 @@ class CacheEntry:
         """Words for the origin, for reports."""
         if self.source == "private":
             return f"compiled now, for this process alone: {self.reason}"
-        return "compiled now" if self.source == "built" else "from the cache"
+        return COMPILED_NOW if self.source == "built" else "from the cache"
 
 
 class Cache:

@@ -22,6 +22,7 @@ from opsmith.build.packaged import package_of, packaged_in
 from opsmith.build.processor import best_level
 from opsmith.build.toolchain import find_toolchain
 from opsmith.extras import install
+from opsmith.torch_library.calls.own_build import why_not
 from opsmith.torch_library.calls_extension import calls_extension
 from opsmith.torch_library.calls_extension import target as calls_target
 
@@ -99,14 +100,15 @@ def _built_kernels() -> InventoryItem:
 
 
 def _calls() -> InventoryItem:
-    extension = calls_extension()
+    extension, reason = calls_extension(), why_not()
+    own = f"does not build them by itself: {reason}" if reason else "builds them by itself"
     return InventoryItem(
         "calls in C++",
         None if extension is None else f"for {calls_target()}",
         "calls and backwards of small tensors in less time",
         f"{config.PYTHON_CALLS} leaves them unused: unset it"
         if config.calls_in_python()
-        else "opsmith build --calls, which needs a C++ compiler and a minute",
+        else f"opsmith build --calls, which needs a C++ compiler and a minute; a process of many calls {own}",
     )
 
 

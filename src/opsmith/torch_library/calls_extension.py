@@ -16,7 +16,7 @@ from types import ModuleType
 import torch
 
 from opsmith import config, errors
-from opsmith.build.cache import CacheEntry, cache_on_disk
+from opsmith.build.cache import CacheEntry, cache_on_disk, key_of
 from opsmith.build.manifest import BuiltFile, digest_of_parts
 from opsmith.build.packaged import package_of, search, warn_unusable
 from opsmith.build.processor import machine
@@ -90,6 +90,7 @@ def compile_calls() -> CacheEntry:
         ToolchainError: If there is no compiler, it lacks Python's headers, or it does not compile the source.
         CacheError: As `Cache.obtain`.
     """
+    _failure().unlink(missing_ok=True)
     toolchain = find_toolchain()
     include = Path(sysconfig.get_paths()["include"])
     if not (include / "Python.h").is_file():
@@ -100,6 +101,27 @@ def compile_calls() -> CacheEntry:
             hint="install them, on Debian or Ubuntu by `apt-get install python3-dev`",
         )
     return cache_on_disk().obtain(_parts(), lambda directory: _compile(toolchain, include, directory))
+
+
+def compile_unless_it_failed() -> None:
+    """Compile the extension, unless an earlier process has failed to; note the reason of a failure."""
+    if earlier_failure():
+        return
+    try:
+        compile_calls()
+    except errors.OpsmithError as error:
+        _failure().parent.mkdir(parents=True, exist_ok=True)
+        _failure().write_text(f"{error.problem}\n", encoding="utf-8")
+
+
+def earlier_failure() -> str:
+    """Return why a build of this source has failed on this machine; empty where it has not."""
+    file = _failure()
+    return file.read_text(encoding="utf-8").strip() if file.is_file() else ""
+
+
+def _failure() -> Path:
+    return config.cache_directory() / "calls-failed" / key_of(_parts())
 
 
 def _compile(toolchain: Toolchain, include: Path, directory: Path) -> None:

@@ -175,6 +175,11 @@ class DispatcherRegistration:
             self._forget_routes()
             self._validated = None
 
+    def renew_routes(self) -> None:
+        """Forget all routes, and keep that calls have passed validation."""
+        with self._lock:
+            self._forget_routes()
+
     def _forget_routes(self) -> None:
         if self._routes is not None:
             self._routes.detach()
@@ -203,8 +208,7 @@ class DispatcherRegistration:
             self.out_form.registration.remove()
             self.out_form = None
         _withdraw(self.specification)
-        with self._lock:
-            self._forget_routes()
+        self.renew_routes()
         self._stop_serving()
         for packet in self._packets:
             unregister_flops(packet)
@@ -435,8 +439,7 @@ class DispatcherRegistration:
         try:
             return in_full(*args, **kwargs)
         except BaseException:
-            with self._lock:
-                self._forget_routes()
+            self.renew_routes()
             raise
 
     def _accept(self, keyset: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

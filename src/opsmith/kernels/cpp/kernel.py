@@ -321,6 +321,7 @@ class CppKernel(BuiltKernel[CppSource]):
     def _build(self) -> DispatchedKernel:
         if self._refused is not None:
             raise self._refused.with_traceback(None)
+        from opsmith.build.cache import COMPILED_NOW
         from opsmith.kernels.common.parameters import (
             Parameter,
             check_parameters,
@@ -329,6 +330,7 @@ class CppKernel(BuiltKernel[CppSource]):
         )
         from opsmith.kernels.cpp.dispatch import dispatched_kernel
         from opsmith.kernels.cpp.runtime import runtime_file
+        from opsmith.torch_library.calls.own_build import OWN_BUILD
 
         specification = self.operator.specification
         schema = specification.schema
@@ -346,6 +348,8 @@ class CppKernel(BuiltKernel[CppSource]):
             runtime_file((self._out_of or self).package, library.file)
             loaded = dispatched_kernel(library, name, text, arguments, results, *self._calls)
             self.origin = library.file.origin
+            if self.origin == COMPILED_NOW:  # there is a compiler, and a cache
+                OWN_BUILD.begin()
             return loaded
         except (errors.CompileError, errors.KernelSignatureError, errors.ToolchainError) as error:
             # Until `reload`: a call looks at no file.

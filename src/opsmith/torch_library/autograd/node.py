@@ -169,41 +169,42 @@ def needs_of(ctx: NodeContext) -> tuple[bool, ...]:
     return ctx.needs_input_grad[1:]
 
 
-def bound_node(name: str, rule: Any, recorded_operator: Any) -> Any:
-    """The class of a node that has one rule, with less to do than `node_class` has.
+class BoundNode:
+    """The node of one rule, with less to do than `node_class` has.
 
     Args:
         name: Name of the operator.
         rule: Its `forward` takes a context and argument values, one by one; its `backward` a context and the
             gradients of all results.
         recorded_operator: The operator, as it is found in the graph.
-    """
-
-    def forward(ctx: Any, *values: Any) -> Any:
-        try:
-            return compute(ctx, *values)
-        except BaseException as error:
-            _RAISED.error = error
-            raise
-
-    def backward(ctx: Any, *grads: Any) -> Any:  # a function, which torch binds to the context
-        return go_back(ctx, grads)
-
-    compute, go_back = rule.forward, rule.backward
-    functions = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    node: Any = type(name, (torch.autograd.Function,), {**functions, "recorded_operator": recorded_operator})
-    capabilities.direct_backward(node, backward)
-    return node
-
-
-def bound_apply(node: Any, *, plain: bool = True) -> Callable[..., Any]:
-    """The `apply` of a node that has one rule.
-
-    Args:
-        node: The class of the node.
         plain: True if its rule uses the context for what is saved alone, and marks nothing as dirty.
+
+    Attributes:
+        node: The class.
+        apply: Its `apply`.
     """
-    if plain and capabilities.calls_in_cpp():
-        recorder: Callable[..., Any] = capabilities.recorder(node)
-        return recorder  # C++ leaves an error as it is
-    return partial(through, capabilities.direct_apply(node))
+
+    def __init__(self, name: str, rule: Any, recorded_operator: Any, *, plain: bool = True) -> None:
+        compute, go_back = rule.forward, rule.backward
+        in_cpp = plain and capabilities.calls_in_cpp() is not None
+
+        def noting(ctx: Any, *values: Any) -> Any:
+            try:
+                return compute(ctx, *values)
+            except BaseException as error:
+                _RAISED.error = error
+                raise
+
+        def backward(ctx: Any, *grads: Any) -> Any:  # a function, which torch binds to the context
+            return go_back(ctx, grads)
+
+        forward = compute if in_cpp else noting  # C++ leaves an error as it is
+        functions = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+        base = torch.autograd.Function
+        self.node: Any = type(name, (base,), {**functions, "recorded_operator": recorded_operator})
+        capabilities.direct_backward(self.node, backward)
+        self.apply: Callable[..., Any] = (
+            capabilities.recorder(self.node)
+            if in_cpp
+            else partial(through, capabilities.direct_apply(self.node))
+        )

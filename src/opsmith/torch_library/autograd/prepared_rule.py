@@ -22,7 +22,7 @@ from opsmith.torch_library.autograd.gradient_values import (
     fit,
     mixes_dtypes,
 )
-from opsmith.torch_library.autograd.node import bound_apply, bound_node
+from opsmith.torch_library.autograd.node import BoundNode
 from opsmith.torch_library.autograd.primitive import OperatorPrimitive
 from opsmith.torch_library.autograd.vjp import formula_answers, list_answers, note_formula, written_into
 from opsmith.torch_library.dtensor.placements import dtensor, is_authors, mesh_of
@@ -130,8 +130,8 @@ class PreparedRule:
             if like is not None
         ]
         recorded = RecordedOperator(specification, tuple(name for name, _, _ in self._saved))
-        self._node = bound_node(shown or specification.short_name, self, recorded)
-        self._apply = bound_apply(self._node, plain=not written)
+        bound = BoundNode(shown or specification.short_name, self, recorded, plain=not written)
+        self._node, self._apply = bound.node, bound.apply
         self.apply = self._apply_written if written else self._apply
 
     def _plan_kept(self, spans: Mapping[str, range], differentiable: Sequence[bool]) -> None:

@@ -22,6 +22,7 @@ from opsmith.torch_library.autograd.prepared_rule import PreparedRule
 from opsmith.torch_library.autograd.primitive import OperatorPrimitive, RegisteredOperator
 from opsmith.torch_library.calls.accelerator import Accelerator
 from opsmith.torch_library.calls.computation import Computation, Route, UnknownCallError
+from opsmith.torch_library.calls.own_build import OWN_BUILD
 from opsmith.torch_library.dtensor.placements import dtensor
 from opsmith.torch_library.flattening import ArgumentFlattening
 from opsmith.torch_library.writes import written_tensors
@@ -49,6 +50,10 @@ class RoutedOperator(RegisteredOperator, Protocol):
 
     def recorded(self, values: list[Any]) -> tuple[Any, ...]:
         """Compute a call with a graph from argument values whose metadata have passed validation."""
+        ...
+
+    def renew_routes(self) -> None:
+        """Forget all routes, and keep that calls have passed validation."""
         ...
 
 
@@ -96,6 +101,7 @@ class RouteTable:
         self._is_open = _has_routes(self.specification)
         self._shapes, self._alike = self.specification.shapes, self.specification.rounds_alike
         self._accelerated = accelerated
+        self._count_call = OWN_BUILD.wait_with(registered) if self._is_open and accelerated else None
         self._accelerator: Accelerator | None = None
 
     def detach(self) -> None:
@@ -114,6 +120,8 @@ class RouteTable:
             args: The positional arguments, as the dispatcher passes them.
             kwargs: The others.
         """
+        if self._count_call is not None:
+            self._count_call()
         if self._must_be_deterministic():
             return None
         values = args if self._in_order and len(args) == self._count else self._received(args, kwargs)

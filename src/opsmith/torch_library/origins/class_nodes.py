@@ -17,7 +17,7 @@ from opsmith.torch_library.arguments import unsupported_kind
 from opsmith.torch_library.autocast import autocast_in_force
 from opsmith.torch_library.autograd.formula_rule import RecordedOperator
 from opsmith.torch_library.autograd.gradient_values import CallMetadata, TensorMetadata, fit, has_gradient
-from opsmith.torch_library.autograd.node import NodeContext, bound_apply, bound_node
+from opsmith.torch_library.autograd.node import BoundNode, NodeContext
 from opsmith.torch_library.autograd.primitive import OperatorPrimitive, RegisteredOperator
 from opsmith.torch_library.autograd.saved_values import SavedValues
 from opsmith.torch_library.calls.computation import UnknownCallError
@@ -92,9 +92,11 @@ class ClassNodes:
     def _apply(self, given: dict[str, Any]) -> Callable[..., Any]:
         """The `apply` for calls in which these arguments are tensors, and these need a gradient."""
         adopted, places = self._adopted, dict(zip(given, range(len(given)), strict=True))
-        tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
         # Of these tensors nothing is kept: the node lives as long as the operator.
-        needed = {name: (each.dtype, each.device) for name, each in tensors.items() if each.requires_grad}
+        tensors = [name for name, value in given.items() if isinstance(value, Tensor)]
+        needed = {
+            name: (given[name].dtype, given[name].device) for name in tensors if given[name].requires_grad
+        }
         needs = tuple(name in needed for name in given)
         at_tensors, at_needed = [places[name] for name in tensors], [places[name] for name in needed]
         expected = [(places[name], name, *like) for name, like in needed.items()]
@@ -148,7 +150,7 @@ class ClassNodes:
             usual = usual and facts.grads_written is False and type(kept) is tuple
             usual = usual and capabilities.innermost_transform() is None
             if not usual or any(grad is None or grad.is_inference() for grad in grads):
-                return self._full_backward(tuple(tensors), needed, ctx, kept, grads)
+                return self._full_backward(tensors, needed, ctx, kept, grads)
             before = [*map(version, grads)]
             if len(kept) > MIN_KEPT:
                 context, shapes = _Kept(*kept).with_tensors(ctx.saved_tensors), kept[1]
@@ -177,7 +179,7 @@ class ClassNodes:
 
         rule = SimpleNamespace(forward=forward, backward=backward)
         recorded = RecordedOperator(self._specification, ())
-        return bound_apply(bound_node(self._specification.short_name, rule, recorded))
+        return BoundNode(self._specification.short_name, rule, recorded).apply
 
     def _kept(
         self,

@@ -1,0 +1,133 @@
+"""The accelerator's own build: a process that makes many calls without it has it built, once on a machine.
+
+A child process at low priority compiles it into the cache. The process goes on, and attaches it when it is
+there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+from typing import Protocol
+
+from opsmith import config
+from opsmith.torch_library import calls_extension, capabilities
+
+MANY_CALLS = 20_000
+"""Number of calls without an accelerator after which it is built."""
+EVERY = 1_000
+"""Number of calls from one look at the child process to the next."""
+PROGRAM = """
+import os
+os.nice(19)
+from opsmith.torch_library.calls_extension import compile_unless_it_failed
+compile_unless_it_failed()
+"""
+
+
+class Routed(Protocol):
+    """An operator whose routes an accelerator can take over."""
+
+    def renew_routes(self) -> None:
+        """Forget all routes: the next calls are handed to an accelerator that is there by now."""
+        ...
+
+
+class OwnBuild:
+    """The build of this process, and the operators that wait for it.
+
+    Attributes:
+        child: The child process; None before it has begun and after it has ended.
+        begun: True once this process has decided whether to build.
+    """
+
+    def __init__(self) -> None:
+        self.child: int | None = None
+        self.begun = False
+        self._waiting: weakref.WeakSet[Routed] = weakref.WeakSet()
+        self._numbers, self._lock = itertools.count(1), Lock()
+
+    def wait_with(self, operator: Routed) -> Callable[[], None] | None:
+        """Note an operator without an accelerator; return the function to call with each of its calls.
+
+        None where there is nothing to wait for.
+        """
+        if why_not():
+            return None
+        self._waiting.add(operator)
+        return self._count
+
+    def _count(self) -> None:
+        number = next(self._numbers)
+        if number % EVERY == 0:
+            if self.child is not None:
+                self._look()
+            elif number >= MANY_CALLS:
+                self.begin()
+
+    def begin(self) -> None:
+        """Have the accelerator built, if nothing is against it; once in a process."""
+        with self._lock:
+            if self.begun or why_not():
+                return
+            self.begun = True
+            self.child = _spawn()
+
+    def _look(self) -> None:
+        """Attach the accelerator if the child has built it."""
+        with self._lock:
+            if self.child is None:
+                return
+            with suppress(ChildProcessError):  # somebody has waited for it already
+                if os.waitpid(self.child, os.WNOHANG) == (0, 0):
+                    return
+            self.child = None
+        calls_extension.calls_extension.cache_clear()
+        capabilities.calls_in_cpp.cache_clear()
+        if capabilities.calls_in_cpp() is not None:
+            for operator in list(self._waiting):
+                operator.renew_routes()
+
+
+OWN_BUILD = OwnBuild()
+
+
+def why_not() -> str:
+    """Return why this process does not have the accelerator built; empty where it would.
+
+    Raises:
+        UsageError: If a variable of the environment has an invalid value.
+    """
+    if config.calls_in_python():
+        return f"{config.PYTHON_CALLS} leaves them unused"
+    if config.no_calls_build():
+        return f"{config.NO_CALLS_BUILD} forbids it"
+    if not capabilities.on("calls_in_cpp") or config.conservative():
+        return "the capability `calls_in_cpp` is off"
+    if capabilities.calls_in_cpp() is not None:
+        return "they are built"
+    if sys.platform != "linux":
+        return "this is not Linux"
+    if config.local_rank():
+        return "rank 0 of this machine builds them"
+    return calls_extension.earlier_failure()
+
+
+def _spawn() -> int:
+    """Start the child process, which outlives this one if need be."""
+    home = str(Path(__file__).parents[3])
+    paths = os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH", ""))))
+    nowhere = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in range(3)]
+    return os.posix_spawn(
+        sys.executable,
+        [sys.executable, "-c", PROGRAM],
+        {**os.environ, "PYTHONPATH": paths},
+        file_actions=nowhere,
+        setsid=True,
+    )
