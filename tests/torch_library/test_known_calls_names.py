@@ -39,21 +39,6 @@ def test_any_autocast() -> None:
         assert known_calls.any_autocast()
 
 
-def test_dispatch_in_python() -> None:
-    library = torch.library.Library("dispatch_in_python", "FRAGMENT")
-    library.define("scaled(Tensor x, float by=1.0) -> Tensor")
-    library.impl("scaled", lambda x, by=1.0: x * by, "CompositeExplicitAutograd")
-    operator: Any = torch.ops.dispatch_in_python.scaled.default
-    known_calls.dispatch_in_python(operator)
-    counts = torch.ones(2, dtype=torch.int64)
-    for found in (operator(counts, 2), operator(counts, by=2), operator(counts)):
-        assert found.dtype is torch.float32, "a number is not converted"
-    with observe_operators(lambda which, _: _note(which)):
-        operator(X)
-    assert operator in NOTED, "a mode does not see the call"
-    NOTED.clear()
-
-
 def test_call_keys() -> None:
     library = torch.library.Library("call_keys", "FRAGMENT")
     library.define("keys(Tensor x) -> Tensor")

@@ -450,8 +450,6 @@ class DispatcherRegistration:
             routes = self._routes
             if routes is None or routes.specification is not self.specification:
                 routes = self._routes = self._make_routes()
-                for overload in self.overloads:
-                    capabilities.dispatch_in_python(overload)
         routes.accept(keyset, args, kwargs)
 
     def _make_routes(self) -> RouteTable:

@@ -215,7 +215,6 @@ CAPABILITIES = {
                 "direct_apply",
                 "direct_backward",
                 "direct_call",
-                "dispatch_in_python",
                 "nothing_active",
                 "recorder",
             ),

@@ -37,13 +37,6 @@ def call_keys(keyset: Any) -> int | None:
     return keys
 
 
-def dispatch_in_python(overload: Any) -> None:
-    """Let calls of an operator reach its kernels in Python without C++ between, as torch can from 2.14."""
-    enable = getattr(overload, "_enable_pyobj_dispatch", None)
-    if enable is not None:
-        enable(True)
-
-
 def nothing_active() -> bool:
     """Return True if no mode, transform, autocast, trace, profiler or forward-mode level is active."""
     return not (
