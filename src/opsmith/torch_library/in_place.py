@@ -190,7 +190,9 @@ class InPlaceRegistration(DispatcherRegistration):
             results = self._by_reference(values)
             self._validated = self.specification
             return results
-        return self.by_node(values)[len(self.specification.schema.written) :]
+        specification, results = self.specification, self.by_node(values)
+        self._validated = specification
+        return results[len(specification.schema.written) :]
 
     def by_node(self, values: list[Any]) -> tuple[Any, ...]:
         """Write with an autograd node; return the new values, and all results."""
