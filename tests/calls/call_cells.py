@@ -181,7 +181,7 @@ class Saving(torch.autograd.Function):
 
 
 def takes_nodes(executor: Executor, mode: str) -> bool:
-    """Return True if a class can save its arguments in a mode; at a level of torch 2.11 none can in inference."""
+    """Return True if a class can save its arguments in a mode, as none can in inference on torch 2.11."""
     if executor.compiles:
         return True
     with MODES[mode].context():

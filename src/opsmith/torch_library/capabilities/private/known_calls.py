@@ -15,7 +15,7 @@ from opsmith.torch_library import capabilities
 
 _C: Any = torch._C
 _autograd: Any = torch.autograd
-# Dynamo leaves a frame that calls this method to Python; that of torch 2.11 fails at a key given to the function.
+# Dynamo leaves a frame that calls this method to Python; in torch 2.11 it fails at the function itself.
 _is_excluded: Any = _C._dispatch_tls_is_dispatch_key_excluded.__call__
 _CONJUGATE = _C.DispatchKey.Conjugate
 
