@@ -61,6 +61,7 @@ def test_values(entry: Entry, index: int) -> None:
     assert not storages & {result.untyped_storage().data_ptr() for result in tensors(found) if result.numel()}
 
 
+@pytest.mark.every(2)
 @sampled(everything, most=1)
 def test_values_of_inputs_that_ask_for_nothing(entry: Entry, index: int) -> None:
     assert_same(run(adopted(entry), sample(entry, index, ())), run(entry.apply, sample(entry, index, ())))
@@ -99,6 +100,7 @@ def test_gradients_of_each_result_alone(entry: Entry, index: int) -> None:
         assert_same(gradients([result], arguments, grads), gradients([expected], others, grads))
 
 
+@pytest.mark.every(2)
 @chosen(has_gradient)
 def test_hooks(entry: Entry) -> None:
     def hook_gradients(function: Any) -> list[Any]:
@@ -122,6 +124,7 @@ def test_hooks(entry: Entry) -> None:
     assert_same(hook_gradients(adopted(entry)), hook_gradients(entry.apply))
 
 
+@pytest.mark.every(2)
 @chosen(lambda entry: "any number of arguments" not in entry.covers)
 def test_by_keyword(entry: Entry) -> None:
     operator, arguments = adopted(entry), sample(entry, 0)
