@@ -170,7 +170,7 @@ CALLS: dict[str, Callable[[Any, Tensor, Any], Any]] = {
 }
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("argument", OBJECTS)
 def test_a_class_keeps_no_object_that_it_was_called_with(argument: str, call: str) -> None:
