@@ -10,6 +10,8 @@ OTHER_TORCHES := $(patsubst requirements/%.txt,%,$(wildcard requirements/torch-*
 BENCHMARKS := $(sort $(filter-out %_cuda.py %/compare.py,$(wildcard benchmarks/*.py)))
 RUN_PARTS := $(VENV)/bin/python ci/run_parts.py
 CALLS := $(wildcard src/opsmith/torch_library/capabilities/private/cpp/*)
+KERNELS := $(shell find src/opsmith/kernels src/opsmith/ops -name '*.py' -o -name '*.h' -o -name '*.cpp')
+BUILT := $(VENV)/.built
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -29,15 +31,15 @@ help:  ## what you are reading
 	@echo "make test-all installs other versions of torch, which are large on Linux:"
 	@grep -oH '[0-9]* GB' $(OTHER_TORCHES:%=requirements/%.txt) | sed 's|requirements/\(.*\)\.txt:|  \1  |'
 
-setup: $(SET_UP)  ## create .venv with opsmith and everything that development uses
+setup: $(BUILT)  ## create .venv with opsmith and everything that development uses
 
-tour: $(SET_UP)  ## see what opsmith does, on real input, start to end
+tour: $(BUILT)  ## see what opsmith does, on real input, start to end
 	$(VENV)/bin/opsmith tour
 
-test: $(SET_UP)  ## lint, types, tests, examples and documentation: what must pass before a push (ten minutes on two slow cores)
+test: $(BUILT)  ## lint, types, tests, examples and documentation: what must pass before a push (ten minutes on two slow cores)
 	$(RUN_PARTS) test
 
-test-all: $(SET_UP) $(patsubst %,.venv-%/.set-up,$(filter-out $(WITHOUT),$(OTHER_TORCHES)))  ## all of that, the slow tests, and the other versions of torch
+test-all: $(BUILT) $(patsubst %,.venv-%/.set-up,$(filter-out $(WITHOUT),$(OTHER_TORCHES)))  ## all of that, the slow tests, and the other versions of torch
 	$(RUN_PARTS) test-all $(if $(WITHOUT),--without $(WITHOUT))
 
 # Nothing is installed for it but Python packages: a browser is the machine's.
@@ -49,7 +51,7 @@ test-browser: $(SET_UP)  ## the pages of a check and of a graph in headless Chro
 lint: $(SET_UP)  ## ruff and mypy alone
 	$(RUN_PARTS) test --only lint types
 
-bench: $(SET_UP)  ## run every benchmark in benchmarks/ that needs no GPU
+bench: $(BUILT)  ## run every benchmark in benchmarks/ that needs no GPU
 	@$(if $(BENCHMARKS),,echo "bench: there is no benchmarks/*.py" >&2; exit 1)
 	@set -e; for benchmark in $(BENCHMARKS); do echo "--- $$benchmark"; $(VENV)/bin/python "$$benchmark"; done
 
@@ -83,7 +85,11 @@ clean:  ## remove builds, caches and out/, but not the environments
 
 $(SET_UP): requirements/dev.txt requirements/tests.txt pyproject.toml $(CALLS)
 	$(call make_environment,$(VENV),requirements/dev.txt)
+
+# Kernels of involution take half a minute each, and several tests would build them at once.
+$(BUILT): $(SET_UP) $(KERNELS)
 	$(VENV)/bin/python -c 'from opsmith.tour.operators import build_kernels; build_kernels()'
+	@touch $@
 
 .venv-dist/.set-up: requirements/dist.txt
 	test -x .venv-dist/bin/python || $(BASE_PYTHON) -m venv .venv-dist

@@ -84,7 +84,7 @@ def environment(scratch: str) -> dict[str, str]:
         "PATH": os.pathsep.join([programs, os.environ.get("PATH", os.defpath)]),
         "OMP_NUM_THREADS": "1",  # pytest has a process per core; more threads would wait for each other
         "TORCHINDUCTOR_CACHE_DIR": f"{scratch}/inductor",  # new in each run: no stale entry hides a fault
-        "OPSMITH_CACHE": f"{scratch}/kernels",
+        "OPSMITH_CACHE": str(ROOT / "build" / "kernels"),  # its keys hold all that a kernel is made of
     }
 
 

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 import tempfile
 import warnings
 from collections import Counter
@@ -120,10 +121,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(path))
 
 
-def pytest_collection_finish() -> None:
-    # A check collects garbage, which need not go through ten thousand tests and all of torch each time.
+def set_objects_aside() -> None:
+    """Take the objects that there are out of later collections: tests collect, and torch has a million."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_collection_finish() -> None:
+    set_objects_aside()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, object, object]:
+    """Set objects aside after a test that imported much, as the first compile does, and after each file."""
+    modules = len(sys.modules)
+    done = yield
+    if len(sys.modules) > modules + 20 or (nextitem is not None and nextitem.path != item.path):
+        set_objects_aside()
+    return done
 
 
 def pytest_sessionstart() -> None:

@@ -178,21 +178,18 @@ def left_after(
         torch.ones(2, requires_grad=True).exp().sum().backward()
     gc.collect()
     gc.freeze()
-    try:
-        counts = repeated(0, 6)  # the first calls find the fast path, which has empty tensors as examples
-        if counts[-1] != counts[-3] or any(held for held, _, _ in counts):
-            found.append(f"without an exception: {counts}")
-        at, reached = 0, True
-        while reached:
-            at += 1
-            reached, count = attempt(at)
-            if count > counts[-1]:  # something is there more, once or each time
-                tensors, counts = counts[-1][1], [count, *repeated(at, 3)]
-                if counts[-1] > counts[1] or any(held for held, _, _ in counts) or counts[-1][1] > tensors:
-                    found.append(f"point {at}: {counts}")
-        return found, at - 1
-    finally:
-        gc.unfreeze()
+    counts = repeated(0, 6)  # the first calls find the fast path, which has empty tensors as examples
+    if counts[-1] != counts[-3] or any(held for held, _, _ in counts):
+        found.append(f"without an exception: {counts}")
+    at, reached = 0, True
+    while reached:
+        at += 1
+        reached, count = attempt(at)
+        if count > counts[-1]:  # something is there more, once or each time
+            tensors, counts = counts[-1][1], [count, *repeated(at, 3)]
+            if counts[-1] > counts[1] or any(held for held, _, _ in counts) or counts[-1][1] > tensors:
+                found.append(f"point {at}: {counts}")
+    return found, at - 1
 
 
 def _led_to(error: BaseException | None, cause: type[BaseException]) -> bool:

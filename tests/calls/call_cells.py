@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from call_contexts import CONTEXTS, FOREIGN, Metadata
 from call_executors import Executor
 from call_subjects import Subject
 from context_cases import values_and_gradients
+from torch import Tensor
 from torch.testing import assert_close
 
 from opsmith import errors
@@ -28,6 +30,7 @@ def outcome(run: Callable[[], Any]) -> Any:
     try:
         return run()
     except Exception as error:
+        traceback.clear_frames(error.__traceback__)  # hooks of a checkpoint are on as long as its frame lives
         return error
 
 
@@ -64,7 +67,8 @@ def expected(subject: Subject, executor: Executor, context: str) -> str:
 def happened(subject: Subject, executor: Executor, context: str) -> str:
     """Tell what happens in a cell: RIGHT, the class of an exception, or that values are wrong.
 
-    A cell is as expected, too, where the executor does the same with the plain function, or fails with it.
+    A cell is as expected, too, where the executor does the same with the plain function, or fails with it, or
+    where torch takes no node.
     """
     inputs, around = subject.inputs(), CONTEXTS[context]
     subject.operator.forget_calls()
@@ -81,7 +85,8 @@ def happened(subject: Subject, executor: Executor, context: str) -> str:
         by_torch = outcome(lambda: around(executor.call(subject.plain), inputs))
         if isinstance(found, Exception):
             foreign = context in FOREIGN and not subject.any_kind
-            by_torch_too = isinstance(by_torch, Exception) and not foreign
+            no_node = context.startswith("inference") and not takes_nodes(executor, "inference")
+            by_torch_too = (isinstance(by_torch, Exception) or no_node) and not foreign
             return expected(subject, executor, context) if by_torch_too else name_of(found)
         if not equal(found, by_torch):
             return "wrong values"
@@ -156,9 +161,57 @@ def of_a_breach(breach: Breach, executor: Executor, mode: Mode) -> Any:
     return RIGHT if not switch.ran and equal(result, truth) else result
 
 
+class Saving(torch.autograd.Function):
+    """A product whose node saves its arguments."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, w: Tensor) -> Tensor:
+        return x * w
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, w = ctx.saved_tensors
+        return grad * w, grad * x
+
+
+def takes_nodes(executor: Executor, mode: str) -> bool:
+    """Return True if a class can save its arguments in a mode, as none can in inference on torch 2.11."""
+    if executor.compiles:
+        return True
+    with MODES[mode].context():
+        found = outcome(lambda: executor.call(Saving.apply)(torch.ones(2), torch.ones(2)))
+    return not isinstance(found, Exception)
+
+
+def in_modes(words: str, modes: Sequence[str]) -> str:
+    """What `said` gives, in some modes alone."""
+    kept = []
+    for part in words.split("; "):
+        word, _, among = part.partition(" in ")
+        wrong = [mode for mode in among.split(", ") if mode in modes]
+        if not among or len(wrong) == len(modes):
+            kept.append(word)
+        elif wrong:
+            kept.append(f"{word} in {', '.join(wrong)}")
+    return "; ".join(kept) or RIGHT
+
+
+def modes_of(breach: Breach, executor: Executor) -> Sequence[str]:
+    """The modes in which a breach is tried: those in which torch's own classes work."""
+    if executor.compiles:
+        return breach.modes[-3:-2] or breach.modes
+    return [mode for mode in breach.modes if takes_nodes(executor, mode)]
+
+
 def said(breach: Breach, executor: Executor) -> str:
     """The outcome of a breach: RIGHT, or another outcome, and its modes if it is not that of all."""
-    modes = breach.modes[-3:-2] or breach.modes if executor.compiles else breach.modes
+    modes = modes_of(breach, executor)
     words: dict[str, list[str]] = {}
     for mode in modes:
         found = of_a_breach(breach, executor, MODES[mode])

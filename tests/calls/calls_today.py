@@ -12,20 +12,6 @@ def _alike(what: str, *executors: str, **others: str) -> dict[str, str]:
 
 
 _ROWS: list[tuple[dict[str, str], tuple[str, ...]]] = [
-    (
-        _alike("RuntimeError", "DTensor"),
-        (
-            "reference-by-dlpack",
-            "reference-a-part-by-dlpack",
-        ),
-    ),
-    (
-        _alike("RuntimeError", "DTensor"),
-        (
-            "formulas-by-dlpack",
-            "formulas-a-part-by-dlpack",
-        ),
-    ),
     # Metadata and storages of arguments that are declared as written are not looked at.
     (
         _alike("ShapeError", "compiled", "grad level"),

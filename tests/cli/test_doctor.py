@@ -186,6 +186,7 @@ NAMED: dict[str, str | None] = {
 """Values of CXX."""
 
 
+@pytest.mark.every(4)
 @pytest.mark.usefixtures("listed_once", "looked_for_anew")
 @pytest.mark.parametrize("case", NAMED)
 def test_it_finds_the_compiler_that_builds_kernels(

@@ -109,16 +109,23 @@ def checked(run: Run, file: Path, *options: str) -> tuple[Result, dict[str, Any]
     ("kernels", "without", "named", "reason"),
     [
         (CPP, no_compiler, "C++ kernel at", "there is no C++ compiler: no `no-such-compiler` in PATH"),
-        (CUDA, no_compiler, "CUDA kernel at", "there is no C++ compiler: no `no-such-compiler` in PATH"),
+        pytest.param(
+            CUDA,
+            no_compiler,
+            "CUDA kernel at",
+            "there is no C++ compiler: no `no-such-compiler` in PATH",
+            marks=pytest.mark.slow,
+        ),
         (TRITON, no_triton, "Triton kernel at", "Triton is not installed"),
         (PTX, nothing, "CUDA kernel at", "inline PTX is not emulated"),
-        (IN_PYTHON, nothing, "kernel for `cuda` at", refusal("cuda")),
+        pytest.param(IN_PYTHON, nothing, "kernel for `cuda` at", refusal("cuda"), marks=pytest.mark.slow),
         (FOR_HALVES, nothing, "C++ kernel at", "it takes none of the samples (`x` is "),
-        (
+        pytest.param(
             CPP + FOR_HALVES.replace("gated(View", "other(View").replace("dtypes=", "entry='other', dtypes="),
             nothing,
             "C++ kernel at",
             "it takes none of the samples (`x` is ",
+            marks=pytest.mark.slow,
         ),
     ],
     ids=[
@@ -168,11 +175,12 @@ def test_a_kernel_that_ran_passes_a_strict_check(kernels: str, opsmith: Run, wri
     ("kernels", "property", "line", "says"),
     [
         (WRONG_CPP, "forward", "y(i) = T(2) * z(i)", "the C++ compiler refuses the kernel"),
-        (
+        pytest.param(
             WRONG_CPP.replace("''')", "''', dtypes=[torch.int32])"),
             "forward",
             "y(i) = T(2) * z(i)",
             "the C++ compiler refuses the kernel",
+            marks=pytest.mark.slow,
         ),
         (WRONG_CUDA, "cuda", "OPSMITH_EACH", "NVRTC refuses the kernel"),
     ],

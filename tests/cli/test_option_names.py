@@ -33,6 +33,7 @@ def model():
 """
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("command", "name", "more", "shown", "hidden"),
     [

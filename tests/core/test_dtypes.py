@@ -40,6 +40,7 @@ def declared(name: str, way: str) -> Operator:
 WAYS = ["ordinary", "formulas", "derived"]
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("second", [*FLOATS, torch.complex128], ids=short)
 @pytest.mark.parametrize("first", FLOATS, ids=short)

@@ -137,6 +137,7 @@ VALUES: dict[str, tuple[Any, Any, float]] = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("known", [False, True], ids=["first call", "fast path"])
 @pytest.mark.parametrize("case", VALUES)
 def test_numbers_are_converted(case: str, known: bool) -> None:
@@ -229,6 +230,7 @@ def traced(operator: Any, value: Any) -> Tensor:
 EXECUTORS = [exported, traced]
 
 
+@pytest.mark.every(3)
 @pytest.mark.xdist_group("numbers")
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("case", VALUES)
@@ -237,6 +239,7 @@ def test_numbers_are_the_same_in_every_executor(case: str, executor: Any) -> Non
     assert executor(operator, value).tolist() == [right, right]
 
 
+@pytest.mark.every(3)
 @pytest.mark.xdist_group("numbers")
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("case", REFUSED)
@@ -246,6 +249,7 @@ def test_other_values_are_refused_in_every_executor(case: str, executor: Any) ->
         executor(operator, value)
 
 
+@pytest.mark.every(4)
 @pytest.mark.xdist_group("numbers")
 @pytest.mark.parametrize(
     "case",
@@ -269,6 +273,7 @@ UNKNOWN = [
 """Cases whose value torch does not know while it compiles."""
 
 
+@pytest.mark.every(4)
 @pytest.mark.xdist_group("numbers")
 @pytest.mark.parametrize("case", UNKNOWN)
 def test_a_number_that_torch_does_not_know_is_refused_in_one_graph(case: str) -> None:
@@ -282,6 +287,7 @@ def test_a_number_that_torch_does_not_know_is_refused_in_one_graph(case: str) ->
         assert executor(operator, known).tolist() == [right, right]
 
 
+@pytest.mark.every(4)
 @pytest.mark.xdist_group("numbers")
 @pytest.mark.parametrize("case", sorted({*VALUES} - {*UNKNOWN, "a complex64 of NumPy"}))
 def test_numbers_are_the_same_in_one_graph(case: str) -> None:

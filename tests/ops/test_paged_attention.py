@@ -63,6 +63,7 @@ def call(dtype: torch.dtype, layout: Layout, groups: int) -> tuple[Tensor, ...]:
     return query, keys, values, table, lengths
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("groups", [4, 2, 1])
 @pytest.mark.parametrize("layout", [contiguous, strided, by_heads, of_a_layer])
 @pytest.mark.parametrize("dtype", REAL, ids=str)

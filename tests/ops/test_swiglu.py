@@ -18,6 +18,7 @@ from opsmith.ops import swiglu_
 REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("layout", [contiguous, transposed, strided])
 @pytest.mark.parametrize("shape", [(4, 5), (2, 3, 70), (7,), (0, 3), (300, 128)], ids=str)
 @pytest.mark.parametrize("dtype", REAL, ids=str)

@@ -140,7 +140,7 @@ def differentiated(function: Callable[..., Tensor]) -> Any:
     return torch.autograd.grad(function(*inputs), inputs)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @every_operator
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_transforms(operator: Any, name: str) -> None:
@@ -167,7 +167,7 @@ def once(operator: Callable[..., Any]) -> Callable[[Tensor, Tensor], Tensor]:
     return run
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @every_operator
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_functional_form(operator: Any, name: str) -> None:

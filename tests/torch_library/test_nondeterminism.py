@@ -335,6 +335,7 @@ WAYS: dict[str, Any] = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("form", FORMS)
 def test_each_way_of_a_call_is_refused_once(form: str, way: str, deterministic: None) -> None:

@@ -99,7 +99,7 @@ WATCHERS: dict[str, Callable[[Function, Inputs], list[str]]] = {
 }
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("subject", "watcher"), diagonal(SUBJECTS, WATCHERS, every=3))
 def test_operator_is_seen_by_its_name(subject: Subject, watcher: str) -> None:
     inputs = subject.inputs()

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, Self, TypeVar, overload
 
+import torch
+
 T = TypeVar("T")
 
 
@@ -48,5 +50,7 @@ class cached_property(Generic[T]):  # noqa: N801  # its name in functools
     def __get__(self, holder: object | None, owner: type | None = None) -> Self | T:
         if holder is None:
             return self
+        if torch.compiler.is_dynamo_compiling():  # Dynamo of torch 2.11 cannot trace what keeps the value
+            return self.func(holder)
         value: T = holder.__dict__.setdefault(self._name, self.func(holder))
         return value

@@ -102,9 +102,10 @@ NOT_PLACED = (
     "Sharding propagation failed for",
     "not supported for tensor subclasses",
     "operations that require placement changes are not supported",
+    "data pointer on an invalid python storage",
 )
 """An operation whose placements DTensor does not derive, as one whose shape depends on numbers;
-`Tensor.numpy` and `Tensor.tolist` of a DTensor."""
+`Tensor.numpy`, `Tensor.tolist` and the memory of a DTensor."""
 
 NO_ACCELERATOR = ("not an accelerator",)
 """A generator requested for a device that has none."""

@@ -236,6 +236,7 @@ def found_over_one_element(
     return opsmith.check(checked, samples=samples, only=only, effort="quick", seed=seed)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", CANCELLING)
 def test_a_right_gradient_whose_terms_all_cancel_is_no_fault(name: str, seed: int) -> None:
@@ -269,6 +270,7 @@ WRONG_OVER_ONE = {
 """Faults of gradients that are zero."""
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("fault", WRONG_OVER_ONE)
 def test_a_wrong_gradient_where_zero_is_right_is_found(fault: str) -> None:
     name = f"wrong_{[*WRONG_OVER_ONE].index(fault)}"
@@ -296,6 +298,7 @@ class NormInSingle(Function):
         return (scale * (grad - normal * (grad.float() * normal).mean(-1, keepdim=True))).to(x.dtype)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("seed", range(4))
 def test_what_computes_in_float32_has_its_rounding_where_terms_cancel(seed: int) -> None:
     adopted = opsmith.adopt(NormInSingle, f"cancellation::norm_in_single_{seed}", kind="float32")
@@ -336,6 +339,7 @@ def test_a_tiny_gradient_that_ignores_grad_output_is_found() -> None:
     assert failure.cause == "ignores-grad-output"
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("seed", range(4))
 def test_noise_that_is_the_same_for_two_grad_outputs_is_no_fault(seed: int) -> None:
     """Of one element, the noise of two gradients is often the same, to the bit."""

@@ -280,6 +280,7 @@ ILL_CONDITIONED: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("condition", [1e5, 1e6, 1e7])
 @pytest.mark.parametrize("name", ILL_CONDITIONED)
 def test_a_step_as_short_as_the_rounding_of_the_argument_is_not_trusted(name: str, condition: float) -> None:

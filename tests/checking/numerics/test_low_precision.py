@@ -40,6 +40,7 @@ def outcome(checked: Any, check: str, samples: list[Any]) -> Outcome:
     return next(each for each in report.outcomes if each.property == check)
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("size", [1e-3, 0.02, 1.0, 50.0])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 def test_a_narrow_range_is_not_held_to_a_wide_one(dtype: torch.dtype, size: float) -> None:
@@ -152,6 +153,7 @@ def declared(name: str, reference: Reference) -> opsmith.Operator[..., Any]:
     return opsmith.operator(f"low_precision::{name}")(reference)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", UPCAST)
 def test_a_reference_that_computes_in_float32_is_right(name: str) -> None:
     reference, samples = UPCAST[name]
@@ -196,6 +198,7 @@ CHANGES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str, str]] = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", CHANGES)
 def test_gradients_in_float32_are_held_to_its_digits(name: str) -> None:
     change, property, cause = CHANGES[name]
@@ -261,7 +264,13 @@ void dot_{name}(View<const T, 2> x, View<const T, 1> w, View<T, 1> y) {{
 """
 
 
-@pytest.mark.parametrize(("name", "read"), [("right", "x(i, j)"), ("wrong", "(&x(0, 0))[i * x.size(1) + j]")])
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        pytest.param("right", "x(i, j)", marks=pytest.mark.slow),
+        ("wrong", "(&x(0, 0))[i * x.size(1) + j]"),
+    ],
+)
 def test_a_kernel_that_sums_in_float_is_imprecise_and_no_more(name: str, read: str) -> None:
     def dot(x: Tensor, w: Tensor) -> Tensor:
         return x @ w

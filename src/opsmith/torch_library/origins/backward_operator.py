@@ -96,7 +96,11 @@ def _free_name(operator: str) -> str:
 
 @dataclass(frozen=True)
 class BackwardOfClass(Origin):
-    """Origin of the operator that computes the backward of an adopted class."""
+    """Origin of the operator that computes the backward of an adopted class.
+
+    Args:
+        subject: The adopted class.
+    """
 
     subject: AdoptedFunction
 

@@ -15,7 +15,8 @@ from opsmith.torch_library import capabilities
 
 _C: Any = torch._C
 _autograd: Any = torch.autograd
-_is_excluded: Any = _C._dispatch_tls_is_dispatch_key_excluded
+# Dynamo leaves a frame that calls this method to Python; in torch 2.11 it fails at the function itself.
+_is_excluded: Any = _C._dispatch_tls_is_dispatch_key_excluded.__call__
 _CONJUGATE = _C.DispatchKey.Conjugate
 
 any_autocast: Any = _C._is_any_autocast_enabled
