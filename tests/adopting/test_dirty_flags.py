@@ -15,7 +15,7 @@ from torch.testing import assert_close
 
 import opsmith
 from opsmith import errors
-from opsmith.core import adopted
+from opsmith.core.origins import function_class
 
 
 def test_a_call_shows_what_the_source_does_not() -> None:
@@ -229,14 +229,14 @@ def test_threads_that_show_new_flags_do_not_disturb_one_another() -> None:
 
 
 def test_a_text_that_varies_does_not_fill_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adopted, "MAX_FLAGS", 8)
+    monkeypatch.setattr(function_class, "MAX_FLAGS", 8)
     operator = opsmith.adopt(ByFlagAndText, "dirty::texts")
     for at in range(20):
         x = numbers(3).requires_grad_() * 1
         assert operator(x, True, str(at)) is x
         assert operator(x, False, str(at)) is not x
         assert_close(x.detach(), 2 * numbers(3))
-    facts = adopted.class_of(operator.specification.origin).facts
+    facts = function_class.class_of(operator.specification.origin).facts
     for known in (facts.dirty_under, facts.written_under, facts.keeps_under):
         assert 0 < len(known) <= 8
 
