@@ -129,6 +129,7 @@ def gathered(
     return x * by[0] + window.size, x * 3  # type: ignore[index]
 
 
+@functools.cache  # torch 2.11 registers a `custom_op` once
 def subjects() -> list[Specification]:
     """Specifications that have each part which a specification may have."""
     whole = opsmith.operator(

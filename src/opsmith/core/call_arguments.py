@@ -76,7 +76,7 @@ def shown(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"Tensor of {value.dtype}, shape {list(value.shape)}"
     if isinstance(value, list | tuple) and any(isinstance(item, torch.Tensor) for item in value):
-        return f"{type(value).__name__} of {', '.join(sorted({type(item).__name__ for item in value}))}"
+        return f"{type(value).__name__} of {', '.join(sorted({str(type(item).__name__) for item in value}))}"
     if torch.compiler.is_dynamo_compiling():  # an array has no text there
         return type(value).__name__
     text = repr(value)
