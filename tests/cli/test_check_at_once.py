@@ -14,6 +14,9 @@ from typer.testing import Result
 Run = Callable[..., Result]
 Write = Callable[..., Path]
 
+# A Ctrl-C strikes anywhere, in a callback of the garbage collector too, where Python warns and goes on.
+IN_A_FINALISER = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 FAST = ("--quick", "--only", "forward", "--only", "gradient")
 
 DYING = """
@@ -83,6 +86,7 @@ def test_what_cannot_be_checked_is_reported_as_without(opsmith: Run, write: Writ
     assert f"{space}::wrong" in at_once.stderr
 
 
+@IN_A_FINALISER
 def test_ctrl_c_prints_what_is_finished(
     opsmith: Run, write: Write, space: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,7 +109,7 @@ def test_ctrl_c_prints_what_is_finished(
     assert len(read["reports"]) + len(read["unchecked"]) == 2
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@IN_A_FINALISER
 def test_ctrl_c_is_not_lost_where_python_ignores_exceptions(
     opsmith: Run, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
