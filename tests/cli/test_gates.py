@@ -164,7 +164,14 @@ def test_a_kernel_that_ran_on_no_sample_is_named_and_fails_a_strict_check(
         assert failure["where"].startswith(f"{file}:")
 
 
-@pytest.mark.parametrize("kernels", [CPP, CUDA, TRITON], ids=["C++", "CUDA", "Triton"])
+INTERPRETED = pytest.mark.skipif(
+    interpreter.missing_interpreter() is not None, reason=str(interpreter.missing_interpreter())
+)
+
+
+@pytest.mark.parametrize(
+    "kernels", [CPP, CUDA, pytest.param(TRITON, marks=INTERPRETED)], ids=["C++", "CUDA", "Triton"]
+)
 def test_a_kernel_that_ran_passes_a_strict_check(kernels: str, opsmith: Run, write: Write) -> None:
     shown, report = checked(opsmith, write(PLAIN + kernels), "--strict")
     assert shown.exit_code == 0, shown.output

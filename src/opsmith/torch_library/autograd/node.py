@@ -175,18 +175,17 @@ class BoundNode:
     Args:
         name: Name of the operator.
         rule: Its `forward` takes a context and argument values, one by one; its `backward` a context and the
-            gradients of all results.
+            gradients of all results. What it marks as dirty is no view.
         recorded_operator: The operator, as it is found in the graph.
-        plain: True if its rule uses the context for what is saved alone, and marks nothing as dirty.
 
     Attributes:
         node: The class.
         apply: Its `apply`.
     """
 
-    def __init__(self, name: str, rule: Any, recorded_operator: Any, *, plain: bool = True) -> None:
+    def __init__(self, name: str, rule: Any, recorded_operator: Any) -> None:
         compute, go_back = rule.forward, rule.backward
-        in_cpp = plain and capabilities.calls_in_cpp() is not None
+        in_cpp = capabilities.calls_in_cpp() is not None
 
         def noting(ctx: Any, *values: Any) -> Any:
             try:

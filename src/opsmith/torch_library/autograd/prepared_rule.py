@@ -130,7 +130,7 @@ class PreparedRule:
             if like is not None
         ]
         recorded = RecordedOperator(specification, tuple(name for name, _, _ in self._saved))
-        bound = BoundNode(shown or specification.short_name, self, recorded, plain=not written)
+        bound = BoundNode(shown or specification.short_name, self, recorded)
         self._node, self._apply = bound.node, bound.apply
         self.apply = self._apply_written if written else self._apply
 

@@ -29,7 +29,8 @@ class Accelerator:
         handle: The class of the handle, of which it is the only one.
         on_dtensors: Takes a tuple of all arguments, some of them DTensors, and returns the result, or all of
             several; None for a call that the dispatcher takes.
-        by_name: True if arguments may be given by name; other calls by name are made in Python.
+        as_apply: True if the handle takes and returns what the `apply` of a class does: it returns what it
+            writes, too, and calls by name are made in Python.
     """
 
     def __init__(
@@ -38,9 +39,9 @@ class Accelerator:
         handle: type,
         on_dtensors: Callable[[tuple[Any, ...]], Any] | None,
         *,
-        by_name: bool = True,
+        as_apply: bool = False,
     ) -> None:
-        self._plan = _plan(specification, handle, on_dtensors, by_name)
+        self._plan = _plan(specification, handle, on_dtensors, as_apply)
 
     def accept(self, values: list[Any], route: Route) -> None:
         """Take over the calls with the signature of these argument values.
@@ -49,7 +50,7 @@ class Accelerator:
             values: The argument values.
             route: The route of the calls.
         """
-        if self._plan is None:
+        if self._plan is None or not route.accelerated:
             return
         if route.apply is not None:
             self._plan.accept(values, b"n", route.apply, None, True, True, False)
@@ -64,7 +65,7 @@ class Accelerator:
             self._plan.detach()
 
 
-def _plan(specification: Specification, handle: type, on_dtensors: Any, by_name: bool) -> Any:
+def _plan(specification: Specification, handle: type, on_dtensors: Any, as_apply: bool) -> Any:
     """The table in C++; None where that is not built, or an argument has a form that it does not know."""
     in_cpp, schema = capabilities.calls_in_cpp(), specification.schema
     forms = [_form(argument) for argument in schema.arguments]
@@ -76,25 +77,28 @@ def _plan(specification: Specification, handle: type, on_dtensors: Any, by_name:
     fits = None
     if shapes is not None and declared is None:
         fits = lambda *values: shapes.bind(schema, values)[1] is None
+    written = tuple(at for at, each in enumerate(schema.arguments) if each.alias)
+    shown = schema.visible if schema.returns is None else (-1 - names.index(schema.returns),)
+    if as_apply and written:
+        shown = (*[-1 - at for at in written], *range(len(schema.results)))
     return in_cpp.plan(
         handle,
         "".join(map(str, forms)),
         schema.positional,
         len(schema.results),
-        -1 if schema.returns is None else names.index(schema.returns),
         letters,
-        by_name,
+        not as_apply,
         specification.rounds_alike,
         tuple(each.kind.length or 0 for each in schema.arguments),
         tuple(int(each.kind.spread) for each in schema.arguments),
         integers,
-        tuple(at for at, each in enumerate(schema.arguments) if each.alias),
+        written,
         sizes,
         tuple(map(sys.intern, names)),
         tuple(() if each.default is REQUIRED else (each.default,) for each in schema.arguments),
         tuple(_exact(each.kind) for each in schema.arguments),
         fits,
-        tuple(schema.visible),
+        shown,
         on_dtensors,
         UnknownCallError,
         capabilities.unwatched(),

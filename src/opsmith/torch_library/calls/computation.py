@@ -50,11 +50,13 @@ class Route(NamedTuple):
         apply: The `apply` of a node, which takes argument values, those of lists one by one, and returns the
             result, or all of several; None where there is no node of ours.
         kernel: The kernel that an accelerator may call in place of `compute`; None where it may not.
+        accelerated: True if an accelerator may return what the handle does.
     """
 
     compute: Callable[[Sequence[Any]], tuple[Any, ...]]
     apply: Callable[..., Any] | None = None
     kernel: KernelCall | None = None
+    accelerated: bool = True
 
 
 class Computation:

@@ -154,7 +154,7 @@ class RouteTable:
         if self._accelerated and self._accelerator is None and self._registered.owner is not None:
             handle = type(self._registered.owner)
             self._accelerator = Accelerator(
-                self.specification, handle, self._on_dtensors, by_name=self._by_class is None
+                self.specification, handle, self._on_dtensors, as_apply=self._by_class is not None
             )
         values = self._received(args, kwargs)
         tensors = self._tensors(values)

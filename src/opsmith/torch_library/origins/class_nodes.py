@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from operator import eq, is_
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.core.origins.function_class import AdoptedFunction, ClassFormula
+from opsmith.core.origins.function_class import AdoptedFunction, ClassFormula, note
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.arguments import unsupported_kind
 from opsmith.torch_library.autocast import autocast_in_force
@@ -23,10 +24,17 @@ from opsmith.torch_library.autograd.saved_values import SavedValues
 from opsmith.torch_library.calls.computation import UnknownCallError
 from opsmith.torch_library.contract import are_new
 from opsmith.torch_library.flattening import ArgumentFlattening
-from opsmith.torch_library.origins.class_rule import PLACEHOLDER, ClassKept, ClassRule
+from opsmith.torch_library.origins.class_rule import PLACEHOLDER, ClassKept, ClassRule, refuse_constants
 from opsmith.torch_library.origins.context import Context, SavedTensors, tensor_attributes
-from opsmith.torch_library.origins.forward import copies_of_results, finished_run, late_writes, unaliased
+from opsmith.torch_library.origins.forward import (
+    copies_of_results,
+    finished_run,
+    late_writes,
+    unaliased,
+    version_of,
+)
 from opsmith.torch_library.origins.gradients import by_position, grad_output_error
+from opsmith.torch_library.origins.misfits import late_structure
 
 _NOTHING = id(None)
 MIN_KEPT = 3
@@ -62,17 +70,18 @@ class _Kept(NamedTuple):
 
 
 class ClassNodes:
-    """Nodes of an adopted class that writes into nothing, each for one signature of its tensors.
+    """Nodes of an adopted class, each for one signature of its tensors.
 
     Args:
-        registered: The operator.
+        registered: The operator, in its functional form.
         adopted: Its class.
     """
 
     def __init__(self, registered: RegisteredOperator, adopted: AdoptedFunction) -> None:
         self._specification, self._adopted = registered.specification, adopted
         flattening = ArgumentFlattening(adopted.schema, (None,) * len(adopted.schema.arguments))
-        self._rule = ClassRule(OperatorPrimitive(registered, flattening))
+        self._written = [adopted.schema.names.index(name) for name in adopted.schema.new_values]
+        self._rule = ClassRule(OperatorPrimitive(registered, flattening), written=self._written)
         self._formula = next(
             rule for rule in self._specification.gradients.rules.values() if isinstance(rule, ClassFormula)
         )
@@ -101,8 +110,10 @@ class ClassNodes:
         at_tensors, at_needed = [places[name] for name in tensors], [places[name] for name in needed]
         expected = [(places[name], name, *like) for name, like in needed.items()]
         count, several, facts = len(adopted.schema.results), self._several, adopted.facts
-        in_cpp, always = capabilities.calls_in_cpp(), _keeps_inputs(adopted)
-        are_fresh = in_cpp.freshness(count) if in_cpp else partial(are_new, count)
+        in_cpp, always, written = capabilities.calls_in_cpp(), _keeps_inputs(adopted), self._written
+        fresh = count - len(written)
+        are_fresh = in_cpp.freshness(fresh) if in_cpp else partial(are_new, fresh)
+        are_left = [at not in written for at in at_tensors]
         with_setup, function_class = adopted.has_setup_context, adopted.function_class
         version, empty = capabilities.version_counter, Context(adopted, needs)
         is_tensor = [name in tensors for name in given]
@@ -117,22 +128,34 @@ class ClassNodes:
                 function_class.setup_context(context, values, result)
             else:
                 result = function_class.forward(context, *values)
-            if before != [*map(version, inputs)] or context.dirty_tensors:
+            after = [*map(version, inputs)]
+            if written:
+                results = result if several else (result,)
+                usual = [*map(eq, before, after)] == are_left
+                usual = usual and type(results) is tuple and len(results) == count
+                usual = usual and _is_usual_write(context, results, [values[at] for at in written])
+                rest = results[len(written) :] if usual else ()
+                if not usual or (rest and not are_fresh(rest[0] if len(rest) == 1 else rest, *inputs)):
+                    return self._settled(ctx, context, before, result, values)
+            elif before != after or context.dirty_tensors:
                 return self._settled(ctx, context, before, result, values)
-            unkept = not (several or context.to_save or context.non_differentiable or vars(context))
-            if unkept and 0 in facts.copied and are_fresh(result) and not result.is_quantized:
+            elif (
+                0 in facts.copied
+                and not (several or context.to_save or context.non_differentiable or vars(context))
+                and are_fresh(result)
+                and not result.is_quantized
+            ):
                 result = result.clone()  # the reason is recorded
             elif not are_fresh(result, *inputs):
-                new = self._apart(context, result, values)
-                if new is None:
-                    return self._settled(ctx, context, before, result, values)
-                result = new
+                result = self._apart(context, returned := result, values)
+                if result is None:
+                    return self._settled(ctx, context, before, returned, values)
             if not expected:
                 return result
             results, saved = result if several else (result,), context.to_save
             others = {*map(id, saved)}.difference(map(id, inputs))
             if always or vars(context) or (others and not others.issubset((_NOTHING, *map(id, results)))):
-                kept = self._kept(context, always, inputs, values, is_tensor, results)
+                kept = None if written else self._kept(context, always, inputs, values, is_tensor, results)
                 if kept is None:
                     return self._settled(ctx, context, before, result, values)
                 saved, *more = kept
@@ -140,6 +163,8 @@ class ClassNodes:
                 more = [len(saved)]
             if context.non_differentiable:
                 ctx.non_differentiable = context.non_differentiable
+            if written:
+                ctx.dirty_tensors = context.dirty_tensors
             ctx.materialize_grads, ctx.to_save = False, saved
             ctx.kept = (context.without_tensors(), [values[at].shape for at in at_needed], *more)
             return result
@@ -237,17 +262,26 @@ class ClassNodes:
             MutationError: If it wrote into an argument, which it did not in earlier runs.
         """
         adopted, flags = self._adopted, self._adopted.flags(given)
-        counts = iter(before)
+        counts, own = iter(before), frozenset(self._written)
         versions = [next(counts) if isinstance(value, Tensor) else None for value in given]
         try:
             run, written, _ = finished_run(
-                adopted, context, returned, given, flags, versions, handed=given, copies={}, own=frozenset()
+                adopted, context, returned, given, flags, versions, handed=given, copies={}, own=own
             )
         except (errors.ResultTypeError, errors.ResultCountError) as error:
+            changed = [at for at in self._written if versions[at] != version_of(given[at])]
+            if changed:
+                raise late_structure(adopted, adopted.schema.names[changed[0]]) from error
             raise UnknownCallError from error
-        if written:
-            raise late_writes(adopted, flags, given, written)
-        self._rule.keep_run(ctx, given, run, context.needs_input_grad)
+        if written - own:
+            raise late_writes(adopted, flags, given, written - own)
+        if own:
+            refuse_constants(adopted, run)
+            ctx.dirty_tensors = tuple(given[at] for at in self._written)
+            keeps = self._rule.keep_run(ctx, given, run, context.needs_input_grad, lost=True)
+            note(adopted.facts.keeps_under, flags, keeps)
+        else:
+            self._rule.keep_run(ctx, given, run, context.needs_input_grad)
         return run.results if self._several else run.results[0]
 
     def _apart(self, context: Context, returned: Any, given: tuple[Any, ...]) -> Any:
@@ -317,6 +351,14 @@ class ClassNodes:
         state = ClassKept(kept.inputs, loaded, kept.others is not None, given, metadata, kept.autocast)
         saved = ctx.saved_tensors
         return tuple(self._rule.gradients(state, kept.with_tensors(saved), saved, grads))
+
+
+def _is_usual_write(context: Context, results: Sequence[Any], written: Sequence[Tensor]) -> bool:
+    """Return True if a forward marked and returned these arguments first, and keeps saved tensors alone."""
+    if vars(context) or context.non_differentiable:
+        return False
+    marked = {*map(id, context.dirty_tensors)} == {*map(id, written)}
+    return marked and all(map(is_, results, written))
 
 
 def _keeps_inputs(adopted: AdoptedFunction) -> bool | None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from opsmith import errors
 from opsmith.core.call_arguments import requires_gradient, tensors_in
 from opsmith.core.origins.function_class import AdoptedFunction, ClassFormula, class_of
+from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.primitive import OperatorPrimitive, RegisteredOperator, differentiate
 from opsmith.torch_library.calls.computation import Route, UnknownCallError
 from opsmith.torch_library.flattening import ArgumentFlattening
@@ -27,6 +30,11 @@ class WritingOperator(RegisteredOperator, Protocol):
 
     def by_node(self, values: list[Any]) -> tuple[Any, ...]:
         """Write with an autograd node; return the new values, and all results."""
+        ...
+
+    @property
+    def form_registration(self) -> RegisteredOperator:
+        """The registration of the functional form."""
         ...
 
 
@@ -47,7 +55,10 @@ class ClassRoutes:
         rules = specification.gradients.rules.values()
         self._open = not specification.kernels and all(isinstance(each, ClassFormula) for each in rules)
         self.as_applied = self._open and _is_as_applied(adopted)
-        self._nodes = ClassNodes(registered, adopted) if self.as_applied else None
+        self._nodes = ClassNodes(registered.form_registration, adopted) if self.as_applied else None
+        arguments = specification.schema.arguments
+        self._written_places = [at for at, each in enumerate(arguments) if each.alias]
+        self._usual_facts = frozenset(self._written_places), frozenset(specification.schema.written), False
         # What is no tensor may be a flag that chooses whether the class writes.
         self._flags = any(not each.kind.is_tensor or each.kind.optional for each in adopted.schema.arguments)
 
@@ -56,14 +67,45 @@ class ClassRoutes:
         tensors = tensors_in(values)
         if not self._open or any(each.is_meta for each in tensors):
             return None
-        route = Route(self._computed)
+        written = [values[at] for at in self._written_places]
+        # As by `apply`, what is written is returned detached without grad mode.
+        detached = not torch.is_grad_enabled() and any(each.requires_grad for each in tensors_in(written))
+        route = Route(self._computed, accelerated=not detached)
         if self._nodes is None or any(each.is_inference() for each in tensors):
             return route
-        if not self._writes_nothing(tuple(values)):
+        recorded = torch.is_grad_enabled() and requires_gradient(values)
+        if not (recorded if written else self._writes_nothing(tuple(values))):
             return route
-        given = dict(zip(self._adopted.schema.names, values, strict=True))
-        apply = self._nodes.of(given)
+        apply = self._nodes.of(dict(zip(self._adopted.schema.names, values, strict=True)))
+        if written:
+            return Route(partial(self._by_node, apply))
         return Route(self._computed, self._unless_it_writes(apply) if self._adopted.may_write else apply)
+
+    def _by_node(self, apply: Callable[..., Any], values: Sequence[Any]) -> tuple[Any, ...]:
+        """All results but those that are written, by the `apply` of a node where the call is a usual one.
+
+        Raises:
+            UnknownCallError: See its name.
+        """
+        if not self._is_usual_write(values):
+            return self._computed(values)
+        results = apply(*values)
+        return results[len(self._written_places) :] if isinstance(results, tuple) else ()
+
+    def _is_usual_write(self, values: Sequence[Any]) -> bool:
+        """Return True for a call that writes as earlier ones, into tensors with memory of their own."""
+        facts, flags = self._adopted.facts, self._adopted.flags(values)
+        alike = facts.written_under.get(flags), facts.dirty_under.get(flags), facts.keeps_under.get(flags)
+        if alike != self._usual_facts:
+            return False
+        for at in self._written_places:
+            tensor = values[at]
+            if capabilities.viewed(tensor) is not None or (tensor.is_leaf and tensor.requires_grad):
+                return False
+            if not tensor.is_contiguous():
+                return False
+        storages = [each.untyped_storage() for each in values if isinstance(each, Tensor)]
+        return len({*map(id, storages)}) == len(storages)
 
     def _computed(self, values: Any) -> tuple[Any, ...]:
         """All results but those that are written, by the class on copies of what it writes, or in place.
@@ -122,7 +164,7 @@ class ClassRoutes:
 
 def _is_as_applied(adopted: AdoptedFunction) -> bool:
     schema = adopted.schema
-    plain = adopted.parameters.plain and not (adopted.defaults or schema.new_values or adopted.random)
+    plain = adopted.parameters.plain and not (adopted.defaults or adopted.random)
     lists = any(each.kind.is_tensor and each.kind.sequence for each in schema.arguments)
     differentiable = schema.always_tensors and all(result.differentiable for result in schema.results)
     return (

@@ -113,7 +113,7 @@ class ClassRule(FormulaRule):
         if not in_place:
             self.keep_run(ctx, flat, run, needs, state)
             return run.results
-        _refuse_constants(adopted, run)
+        refuse_constants(adopted, run)
         lost, facts, flags = not self.before, adopted.facts, self._flags(flat)
         keeps = self.keep_run(ctx, self.over_written(ctx, flat), run, needs, state, lost=lost)
         note(facts.keeps_under, flags, keeps or facts.keeps_under.get(flags, False))
@@ -269,7 +269,7 @@ PLACEHOLDER = capabilities.plain_tensor()
 """Tensor in place of each tensor in arguments, of which only the type matters: a node keeps none alive."""
 
 
-def _refuse_constants(adopted: AdoptedFunction, run: ForwardRun) -> None:
+def refuse_constants(adopted: AdoptedFunction, run: ForwardRun) -> None:
     """Refuse a result that is written, and declared as non-differentiable although it requires a gradient.
 
     Raises:

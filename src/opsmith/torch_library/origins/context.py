@@ -61,7 +61,7 @@ class Context:
 
     def without_tensors(self) -> Context:
         """Drop the tensors that it marks and saves, which its node keeps; return it."""
-        self.to_save = self.saved_for_forward = self.non_differentiable = ()
+        self.to_save = self.saved_for_forward = self.non_differentiable = self.dirty_tensors = ()
         return self
 
     def with_tensors(self, saved: tuple[Tensor | None, ...], attributes: Mapping[str, Any]) -> Context:

@@ -10,7 +10,12 @@ from opsmith import errors
 from opsmith.kernels.common.gpu_resources import ARCHITECTURES
 from opsmith.kernels.cpp.diagnostics import compile_error, own_headers, quoted_errors
 from opsmith.kernels.cuda.compiler import Instance, compile_to_ptx, describe_instances
-from opsmith.kernels.cuda.emulation.host_headers import DEVICE_HEADERS, including_line, kernel_texts
+from opsmith.kernels.cuda.emulation.host_headers import (
+    DEVICE_HEADERS,
+    including_line,
+    kernel_texts,
+    nvidia_folders,
+)
 from opsmith.kernels.cuda.source import CudaSource
 from opsmith.kernels.cuda.standard_library import missing_hint
 
@@ -23,7 +28,7 @@ _ATTRIBUTE = re.compile(
     r"(?:call to '[^\n]*' declared with (?:attribute error|'error' attribute)|'[^'\n]*' is unavailable): "
 )
 """Words that compilers put before the text of a function's attribute `error` or `unavailable`."""
-_ERROR = re.compile(r"^[^\n]+?:\d+(?::\d+)?: (?:fatal )?error: (?P<text>[^\n]*)", re.MULTILINE)
+_ERROR = re.compile(r"^(?P<file>[^\n]+?):\d+(?::\d+)?: (?:fatal )?error: (?P<text>[^\n]*)", re.MULTILINE)
 _NAMES = re.compile(
     r"'[^'\n]*\b(?:__|cuda|CU|tex[1-3C]|surf[1-3C]|syncthreads_|make_|(?:double|u?long(?:long)?)\d)\w*[^'\n]*'|"
     r"'(?:all|any|ballot|d(?:add|mul|sub)|fdivide|r?normf?|[a-z]+2[a-z]+)'"
@@ -105,7 +110,8 @@ def _may_be_of_a_gpu(printed: str, source: CudaSource) -> bool:
     """Return True if a GPU's compiler may take what the CPU's refuses, by the first error.
 
     That is so if it names what a GPU has, if the emulation declares what does not fit, if a header is
-    missing, or if the text is another one for a GPU. An error of syntax is the author's all the same.
+    missing, if it is in a header of NVIDIA's, or if the text is another one for a GPU. An error of syntax is
+    the author's all the same.
     """
     found = [*_ERROR.finditer(printed)]
     if not found:  # it is of the assembler or the linker
@@ -114,6 +120,8 @@ def _may_be_of_a_gpu(printed: str, source: CudaSource) -> bool:
     if _NAMES.search(first["text"]) or _HEADER_MISSING.search(first["text"]):
         return True
     if any(f"{each.name}:" in about for each in DEVICE_HEADERS):
+        return True
+    if any(first["file"].startswith(f"{folder}/") for folder in nvidia_folders(source)):
         return True
     return not first["text"].startswith("expected ") and any(
         map(_ASKS_FOR_A_GPU.search, kernel_texts(source))

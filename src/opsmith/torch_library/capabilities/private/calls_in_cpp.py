@@ -146,10 +146,19 @@ def self_test() -> None:
     (gradient,) = torch.autograd.grad(first.sum(), leaf, retain_graph=True)
     assert gradient.tolist() == [7.0, 7.0]
 
+    class Written(Sevenfold):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, _: None) -> Any:
+            ctx.to_save, ctx.dirty_tensors, ctx.kept = (leaf, x, None), (x.mul_(2),), (2,)
+            return x
+
+    first = leaf * 1
+    node = extension.recorder(Written)(first, None).grad_fn
+    assert (node.name(), first.grad_fn) == ("WrittenBackward", node)
+    assert node.next_functions[0][0].name() == "MulBackward0"
+
 
 def _plan_of_one(extension: Any, handle: type) -> Any:
     """The table of a function of one tensor."""
     shape: tuple[Any, ...] = ((0,), (0,), (-1,), (), (), ("x",), ((),), (None,))
-    return extension.plan(
-        handle, "t", 1, 1, -1, 0, True, True, *shape, None, (0,), None, KeyError, unwatched()
-    )
+    return extension.plan(handle, "t", 1, 1, 0, True, True, *shape, None, (0,), None, KeyError, unwatched())

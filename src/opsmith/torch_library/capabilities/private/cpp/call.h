@@ -70,7 +70,7 @@ struct Plan {
   std::vector<DeclaredSizes>* sizes;
   std::vector<Py_ssize_t>*counts, *spread, *integers, *written;
   std::string* forms;
-  Py_ssize_t positional, results, returned, letters;
+  Py_ssize_t positional, results, letters;
   bool by_name, alike;
 };
 
@@ -293,18 +293,18 @@ inline bool convert(const Plan* plan, const Values& values, bool by_node, Values
   return true;
 }
 
-// What callers see, from all results: a tuple of them, or the one that there is.
+// What callers see, from all results: a tuple of them, or the one that there is. `-1 - n` is the argument `n`.
 inline PyObject* seen(const Plan* plan, const Values& values, THPObjectPtr result, bool in_tuple) {
   if (!result) return nullptr;
-  if (plan->returned >= 0) return Py_NewRef(values[plan->returned]);
   const Py_ssize_t count = PyTuple_GET_SIZE(plan->shown);
   const auto item = [&](Py_ssize_t at) {
-    PyObject* one = in_tuple ? PyTuple_GET_ITEM(result.get(), PyLong_AsSsize_t(PyTuple_GET_ITEM(plan->shown, at))) : result.get();
-    return Py_NewRef(one);
+    const Py_ssize_t place = PyLong_AsSsize_t(PyTuple_GET_ITEM(plan->shown, at));
+    if (place < 0) return Py_NewRef(values[-1 - place]);
+    return Py_NewRef(in_tuple ? PyTuple_GET_ITEM(result.get(), place) : result.get());
   };
   if (count == 0) Py_RETURN_NONE;
   if (count == 1) return item(0);
-  if (count == plan->results) return result.release();
+  if (count == plan->results && plan->written->empty()) return result.release();
   PyObject* some = PyTuple_New(count);
   for (Py_ssize_t at = 0; some && at < count; at++) PyTuple_SET_ITEM(some, at, item(at));
   return some;
@@ -521,18 +521,18 @@ inline PyMethodDef plan_methods[] = {
 
 inline PyTypeObject PlanType = {PyVarObject_HEAD_INIT(nullptr, 0) "opsmith.Plan", sizeof(Plan)};
 
-// plan(handle class, forms, positional, results, returned, letters, by_name, alike, counts, spread, integers, written,
+// plan(handle class, forms, positional, results, letters, by_name, alike, counts, spread, integers, written,
 // sizes, *objects): calls of the handle look into its table from now on, until it is detached or `__call__` is set.
 inline PyObject* make_plan(PyObject*, PyObject* args) {
   PyObject* handle;
   const char* forms;
-  Py_ssize_t positional, results, returned, letters;
+  Py_ssize_t positional, results, letters;
   int by_name, alike;
   std::array<PyObject*, 4> places;
   PyObject* sizes;
   std::array<PyObject*, 8> given;
   if (!PyArg_ParseTuple(
-          args, "O!snnnnppO!O!O!O!O!OOOOOOOO", &PyType_Type, &handle, &forms, &positional, &results, &returned, &letters,
+          args, "O!snnnppO!O!O!O!O!OOOOOOOO", &PyType_Type, &handle, &forms, &positional, &results, &letters,
           &by_name, &alike, &PyTuple_Type, &places[0], &PyTuple_Type, &places[1], &PyTuple_Type, &places[2], &PyTuple_Type,
           &places[3], &PyTuple_Type, &sizes, &given[0], &given[1], &given[2], &given[3], &given[4], &given[5], &given[6],
           &given[7])) {
@@ -544,7 +544,6 @@ inline PyObject* make_plan(PyObject*, PyObject* args) {
   plan->forms = new std::string(forms);
   plan->positional = positional;
   plan->results = results;
-  plan->returned = returned;
   plan->letters = letters;
   plan->by_name = by_name;
   plan->alike = alike;

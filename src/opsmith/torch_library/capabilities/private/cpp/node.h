@@ -47,7 +47,7 @@ struct OperatorNode;
 // `ctx` of a generated class: what its forward leaves for its backward.
 struct Context {
   PyObject_HEAD
-  PyObject *to_save, *non_differentiable, *kept, *materialize_grads;
+  PyObject *to_save, *non_differentiable, *dirty_tensors, *kept, *materialize_grads;
   OperatorNode* node;  // null once it is gone
 };
 
@@ -176,6 +176,7 @@ inline void delete_context(PyObject* self) {
   auto* context = reinterpret_cast<Context*>(self);
   Py_CLEAR(context->to_save);
   Py_CLEAR(context->non_differentiable);
+  Py_CLEAR(context->dirty_tensors);
   Py_CLEAR(context->kept);
   Py_CLEAR(context->materialize_grads);
   PyObject_Free(self);
@@ -248,7 +249,8 @@ auto new_node() {
 inline Context* new_context() {
   auto* context = PyObject_New(Context, &ContextType);
   if (!context) raise_python_error();
-  context->to_save = context->non_differentiable = context->kept = context->materialize_grads = nullptr;
+  context->to_save = context->non_differentiable = context->dirty_tensors = nullptr;
+  context->kept = context->materialize_grads = nullptr;
   context->node = nullptr;
   return context;
 }
@@ -270,9 +272,9 @@ inline void begin(
   node.set_next_edges(std::move(edges));
 }
 
-// Makes a result that of a node; `constant` for one without a gradient.
+// Makes a result that of a node; `constant` for one without a gradient, `written` for an argument, which is no view.
 template <class Pointer>
-void add_result(const Pointer& node, PyObject* result, bool constant) {
+void add_result(const Pointer& node, PyObject* result, bool constant, bool written = false) {
   const at::Tensor& tensor = THPVariable_Unpack(result);
   constant |= !torch::autograd::isDifferentiableType(tensor.scalar_type());
   node->constant.push_back(constant);
@@ -280,7 +282,8 @@ void add_result(const Pointer& node, PyObject* result, bool constant) {
     node->add_input_metadata(torch::autograd::Node::undefined_input());
   } else {
     const auto number = node->add_input_metadata(tensor);
-    torch::autograd::impl::set_gradient_edge(tensor, {node, number});
+    if (written) torch::autograd::impl::rebase_history(tensor, {node, number});
+    else torch::autograd::impl::set_gradient_edge(tensor, {node, number});
   }
 }
 
@@ -294,15 +297,15 @@ inline void save(OperatorNode& node, PyObject* value, bool is_result) {
 
 // Makes the results those of a node.
 inline void record(
-    PyObject* generated, Context* context, PyObject* to_save, PyObject* non_differentiable, PyObject* result,
-    PyObject* const* arguments, size_t count) {
+    PyObject* generated, Context* context, PyObject* to_save, PyObject* non_differentiable, PyObject* dirty_tensors,
+    PyObject* result, PyObject* const* arguments, size_t count) {
   const auto node = new_node<OperatorNode>();
   begin(*node, generated, context, arguments, count);
   const bool several = PyTuple_Check(result);
   const Py_ssize_t results = several ? PyTuple_GET_SIZE(result) : 1;
   for (Py_ssize_t at = 0; at < results; at++) {
     PyObject* each = several ? PyTuple_GET_ITEM(result, at) : result;
-    add_result(node, each, holds(non_differentiable, each));
+    add_result(node, each, holds(non_differentiable, each), holds(dirty_tensors, each));
   }
   const Py_ssize_t count_saved = to_save ? PyTuple_GET_SIZE(to_save) : 0;
   node->saved.reserve(count_saved);
@@ -329,13 +332,17 @@ inline PyObject* call_recorder(PyObject* self, PyObject* const* arguments, size_
     // A result in the context of its own node would keep both for ever, if what follows raises.
     THPObjectPtr to_save(std::exchange(context->to_save, nullptr));
     THPObjectPtr non_differentiable(std::exchange(context->non_differentiable, nullptr));
+    THPObjectPtr dirty_tensors(std::exchange(context->dirty_tensors, nullptr));
     if (!result) return nullptr;
+    for (Py_ssize_t at = 0; dirty_tensors && at < PyTuple_GET_SIZE(dirty_tensors.get()); at++) {
+      torch::autograd::impl::bump_version(THPVariable_Unpack(PyTuple_GET_ITEM(dirty_tensors.get(), at)));
+    }
     bool requires_grad = false;
     for (size_t at = 0; at < count; at++) {
       requires_grad |= THPVariable_Check(arguments[at]) && THPVariable_Unpack(arguments[at]).requires_grad();
     }
     if (requires_grad && at::GradMode::is_enabled()) {
-      record(recorder->generated, context, to_save, non_differentiable, result, arguments, count);
+      record(recorder->generated, context, to_save, non_differentiable, dirty_tensors, result, arguments, count);
     }
     return result.release();
   });
@@ -387,6 +394,7 @@ inline PyObject* use_maker(PyObject*, PyObject* args) {
 inline PyMemberDef context_members[] = {
     {"to_save", T_OBJECT_EX, offsetof(Context, to_save), 0, nullptr},
     {"non_differentiable", T_OBJECT_EX, offsetof(Context, non_differentiable), 0, nullptr},
+    {"dirty_tensors", T_OBJECT_EX, offsetof(Context, dirty_tensors), 0, nullptr},
     {"kept", T_OBJECT_EX, offsetof(Context, kept), 0, nullptr},
     {"materialize_grads", T_OBJECT_EX, offsetof(Context, materialize_grads), 0, nullptr},
     {nullptr}};
