@@ -137,7 +137,7 @@ class Table:
         handle = type("Handle", (), {"__call__": lambda self, *args: "in Python"})
         shape: tuple[Any, ...] = ((0, 0), (0, 0), (-1, -1), (), (), ("x", "y"), ((), ()), (None, None))
         self.plan = in_cpp.plan(
-            handle, "tt", 2, 1, -1, 0, True, True, *shape, None, (0,), None, KeyError, unwatched()
+            handle, "tt", 2, 1, 0, True, True, *shape, None, (0,), None, KeyError, unwatched()
         )
         assert self.plan.accept([*known], b"k", lambda x, y: "known", None, True, False, False)
         self.handle = handle()

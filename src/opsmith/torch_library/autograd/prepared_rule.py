@@ -151,6 +151,7 @@ class PreparedRule:
         self.saved: Sequence[str] = [name for name, _, span in self._saved for _ in span]
         self._saved_places = [at for _, _, span in self._saved for at in span]
         self._pick_saved = _picker(self._saved_places)
+        self._copied = [at for at in self._written if at in self._saved_places]
         arguments = enumerate(self._saved_places)
         count = len(differentiable)
         self._constant = [number for number, at in arguments if at < count and not differentiable[at]]
@@ -269,7 +270,8 @@ class PreparedRule:
         every = (*flat, *results)
         if self._written:
             ctx.dirty_tensors = tuple([flat[at] for at in self._written])
-            every = tuple([before.get(at, value) for at, value in enumerate(every)])
+            if before:
+                every = tuple([before.get(at, value) for at, value in enumerate(every)])
         ctx.to_save = self._pick_saved(every)
         ctx.materialize_grads = False
         if self._keeps:
@@ -283,8 +285,7 @@ class PreparedRule:
 
     def _apply_written(self, *flat: Any) -> Any:
         """Call the node with copies of what is written over: a second order goes through them."""
-        copied = [at for at in self._written if at in self._saved_places]
-        return self._apply(*flat, {at: flat[at].clone() for at in copied})
+        return self._apply(*flat, {at: flat[at].clone() for at in self._copied})
 
     def _noted_constants(self, results: Sequence[Tensor], dtypes: list[torch.dtype]) -> list[int]:
         """Note which results of these dtypes have no gradient, and return their positions.
@@ -438,6 +439,8 @@ def _by_position(formula: Formula) -> Callable[..., Any]:
 
 def _picker(places: Sequence[int | list[int]]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     """Return a function that takes the values at some places of a sequence, or lists of several."""
+    if not places:
+        return lambda every: ()
     if len(places) > 1 and all(isinstance(at, int) for at in places):
         return itemgetter(*places)
     return lambda every: tuple(

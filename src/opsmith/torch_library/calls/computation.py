@@ -153,13 +153,16 @@ class Computation:
         apart = before is not None and len({id(each[-2]) for each in before}) == len(before)
         if not (apart and all(each.is_contiguous() for each in written)):
             refuse_unwritable(self._specification, values)
-        with raising_versions(written):
-            if before is None or not apart:
+        if before is None or not apart:
+            with raising_versions(written):
                 return self._captures_nothing(written, self._in_full(values))
-            returned = self._returned(values)
-        ids, after = {id(each) for each in written}, capabilities.states(tensors)
-        states = zip(tensors, before, after, strict=True)
-        kept = all((old[1:] == new[1:]) if id(each) in ids else old == new for each, old, new in states)
+        returned = self._returned(values)
+        ids, after, kept = {*map(id, written)}, capabilities.states(tensors), True
+        for each, old, new in zip(tensors, before, after, strict=True):
+            own = id(each) in ids
+            if own and old[0] == new[0]:
+                torch.autograd.graph.increment_version(each)
+            kept = kept and (old[1:] == new[1:] if own else old == new)
         results = self._results_of_write(returned, values) if kept else None
         if results is None:
             results = self._validated(returned, values, self._before(tensors, before, ids))

@@ -225,26 +225,28 @@ class ClassNodes:
             is_tensor: True for each argument that is a tensor.
             results: All results.
         """
-        taken = tensor_attributes(context, values)
+        attributes = vars(context)
+        taken = tensor_attributes(context, values) if attributes else ((), False)
         if taken is None:
             return None
         names, hides = taken
         known = {_NOTHING, *map(id, inputs), *map(id, results)}
         keeps = always is True or (always is None and hides)
-        attributes = vars(context)
-        for tensor in (*context.to_save, *[attributes[name] for name in names]):
+        saved = SavedTensors(context.to_save)
+        count = len(saved.tensors)
+        at_attributes = {name: saved.place(attributes[name]) for name in names}
+        for tensor in saved.tensors:
             if id(tensor) in known:
                 continue
             if type(tensor) is not Tensor:
                 return None
             keeps = keeps or (always is None and has_gradient(tensor.dtype))
-        saved = SavedTensors(context.to_save)
-        count = len(saved.tensors)
-        at_attributes = {name: saved.place(attributes.pop(name)) for name in names}
+        for name in names:
+            del attributes[name]
         if not keeps:
             return tuple(saved.tensors), count, at_attributes
         others = tuple([value for value, own in zip(values, is_tensor, strict=True) if not own])
-        places = tuple(map(saved.place, inputs))
+        places = tuple([saved.place(each) for each in inputs])
         return tuple(saved.tensors), count, at_attributes, places, others, autocast_in_force()
 
     def _settled(

@@ -167,8 +167,9 @@ class SavedTensors:
 
     def place(self, tensor: Tensor) -> int:
         """Index of a tensor, which is added if it is not saved yet."""
-        place = self._places.setdefault(id(tensor), len(self.tensors))
-        if place == len(self.tensors):
+        place = self._places.get(id(tensor))
+        if place is None:
+            place = self._places[id(tensor)] = len(self.tensors)
             self.tensors.append(tensor)
         return place
 

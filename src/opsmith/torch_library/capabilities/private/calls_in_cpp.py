@@ -148,7 +148,7 @@ def self_test() -> None:
 
     class Written(Sevenfold):
         @staticmethod
-        def forward(ctx: Any, x: Tensor, _: None) -> Any:
+        def forward(ctx: Any, x: Tensor, by: int | None = None) -> Any:
             ctx.to_save, ctx.dirty_tensors, ctx.kept = (leaf, x, None), (x.mul_(2),), (2,)
             return x
 
