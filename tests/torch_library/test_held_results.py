@@ -13,6 +13,8 @@ from torch.testing import assert_close
 
 import opsmith
 from opsmith import errors
+from opsmith.torch_library import held_results
+from opsmith.torch_library.held_results import HeldResults
 
 
 def tripled(x: Tensor) -> Tensor:
@@ -122,7 +124,7 @@ def test_each_combination_is_compared_once(name: str) -> None:
         for size in (2, 3):
             for by in (3.0, 4.0):
                 assert_close(operator(torch.ones(size), by), torch.full((size,), by))
-    assert sorted(runs) == [torch.Size([2]), torch.Size([3])]
+    assert sorted(runs) == [torch.Size([2])] * 2 + [torch.Size([3])] * 2
 
 
 @pytest.mark.parametrize("empty", [False, True])
@@ -159,3 +161,36 @@ def test_compiled_code(name: str, kernel: Any) -> None:
     else:
         with pytest.raises(errors.ResultTypeError, match="dtype of `result`"):
             compiled(x)
+
+
+def test_a_float_that_chooses_the_shape_is_compared_again() -> None:
+    @opsmith.operator("held_results::resized")
+    def resized(x: Tensor, scale: float) -> Tensor:
+        return x.new_zeros(int(x.shape[0] * scale))
+
+    resized.kernel("cpu", lambda x, scale: x.new_zeros(4))
+    x = torch.ones(2)
+    for _ in range(2):
+        assert resized(x, 2.0).shape == (4,)
+        with pytest.raises(errors.ShapeError):
+            resized(x, 3.0)
+
+
+def test_floats_that_choose_no_shape_are_compared_some_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[float] = []
+    compared = HeldResults._compared
+
+    def counted(self: HeldResults, function: Any, returned: Any, /, *args: Any) -> Any:
+        calls.append(args[-1])
+        return compared(self, function, returned, *args)
+
+    monkeypatch.setattr(HeldResults, "_compared", counted)
+    operator = opsmith.operator("held_results::scaled")(scaled)
+    operator.kernel("cpu", lambda x, scale: x * scale)
+    for number in range(30):
+        operator(torch.ones(2), float(number))
+    assert calls == [*map(float, range(held_results.MAX_NUMBERS))]
+
+
+def scaled(x: Tensor, scale: float) -> Tensor:
+    return x * scale

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -97,14 +98,14 @@ def test_a_context_that_the_keys_do_not_tell_is_validated_each_time(
     assert len(in_full) in (1, 4)  # inference mode does not reach the key `Autograd`
 
 
-def test_inference_tensors_take_the_route_of_others(name: str, in_full: list[str]) -> None:
+def test_inference_tensors_take_a_route_of_their_own(name: str, in_full: list[str]) -> None:
     operator, w = declared(name), torch.randn(3)
     right(operator, w, w)
     with torch.inference_mode():
         x = torch.randn(3)
     for _ in range(2):
         assert_close(operator(x, w), scaled(x, w))
-    assert in_full == [name]
+    assert in_full == [name] * 2
 
 
 def test_lists_of_other_lengths(name: str, in_full: list[str]) -> None:
@@ -171,3 +172,166 @@ def test_a_table_does_not_grow_for_ever(
             x = torch.randn([2] * rank)
             right(operator, x, x)
     assert len(operator._registration._routes._routes) <= 2
+
+
+def test_a_reference_that_changes_its_list_changes_none_of_a_formula() -> None:
+    @opsmith.operator("routes::first_size")
+    def first_size(x: Tensor, sizes: list[int]) -> Tensor:
+        return x * float(sizes.pop(0))
+
+    first_size.gradients(x=lambda grad, sizes: grad * float(sizes[0]))
+    x = torch.ones(1, requires_grad=True)
+    for _ in range(4):
+        y = first_size(x, [2, 5])
+        assert (y.item(), *torch.autograd.grad(y, x)) == (2.0, 2.0)
+
+
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w)
+        return x * w
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, w = ctx.saved_tensors
+        return grad * w, grad * x
+
+
+def test_a_tensor_of_inference_mode_takes_another_route_beside_an_ordinary_one() -> None:
+    operator = opsmith.adopt(Product, "routes::product")
+    x, w = torch.ones(2, requires_grad=True), torch.ones(2)
+    with torch.inference_mode():
+        of_inference = torch.ones(2)
+    for region in (torch.no_grad, torch.inference_mode):
+        with region():
+            for _ in range(3):
+                assert operator(x, w).tolist() == [1.0, 1.0]
+            for _ in range(3):
+                assert operator(x, of_inference).tolist() == [1.0, 1.0]
+    for _ in range(3):
+        assert operator(w, w).tolist() == operator(w, of_inference).tolist() == [1.0, 1.0]
+    for _ in range(3):
+        operator(x, w)
+        with pytest.raises(RuntimeError, match="Inference tensors cannot be saved"):
+            operator(x, of_inference)
+
+
+def test_a_kernel_that_is_declared_while_the_accelerator_is_made_computes_all_later_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @opsmith.operator("routes::stale")
+    def stale(x: Tensor) -> Tensor:
+        return x * 2
+
+    made, declare = routes.Accelerator, [lambda: stale.kernel("cpu", lambda x: x * 2 + 100)]
+
+    def late(*args: Any, **options: Any) -> Any:
+        accelerator = made(*args, **options)
+        if declare:
+            thread = threading.Thread(target=declare.pop())
+            thread.start()
+            thread.join(0.2)  # it may wait for this one
+            threads.append(thread)
+        return accelerator
+
+    threads: list[threading.Thread] = []
+    monkeypatch.setattr(routes, "Accelerator", late)
+    x = torch.ones(2)
+    stale(x)
+    for each in threads:
+        each.join()
+    assert not declare
+    for _ in range(4):
+        assert stale(x).tolist() == torch.ops.routes.stale(x).tolist() == [102.0, 102.0]
+
+
+def test_two_threads_that_make_the_first_calls_share_one_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    operator = declared("routes::shared")
+    made: list[Any] = []
+    start, make = threading.Barrier(2), routes.Accelerator
+
+    def noted(*args: Any, **options: Any) -> Any:
+        made.append(make(*args, **options))
+        return made[-1]
+
+    def call() -> None:
+        start.wait()
+        operator(torch.ones(2), torch.ones(2))
+
+    monkeypatch.setattr(routes, "Accelerator", noted)
+    threads = [threading.Thread(target=call) for _ in range(2)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    operator(torch.ones(2), torch.ones(2))
+    assert len(made) == 1
+
+
+def test_a_device_is_a_part_of_a_signature() -> None:
+    operator = declared("routes::on_meta")
+    table = operator._registration._make_routes()
+    x = torch.ones(2, requires_grad=True)
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+    with_meta = [x.to("meta"), x.to("meta")]
+    assert table._signature(keys, [x, x], [x, x]) != table._signature(keys, with_meta, with_meta)
+
+
+@pytest.mark.filterwarnings("ignore:.*quantized tensor creation functions:UserWarning")
+@pytest.mark.parametrize("requires_grad", [False, True], ids=["no graph", "graph"])
+def test_a_quantised_result_of_a_known_call_is_refused(requires_grad: bool) -> None:
+    quantised = False
+
+    @opsmith.operator(f"routes::quantised_{requires_grad}")
+    def doubled(x: Tensor) -> Tensor:
+        return torch.quantize_per_tensor(x.detach(), 0.1, 0, torch.qint8) if quantised else x * 2
+
+    doubled.gradients(x=lambda grad: grad * 2)
+    x = torch.ones(2, requires_grad=requires_grad)
+    for _ in range(3):
+        doubled(x)
+    quantised = True
+    for _ in range(2):
+        with pytest.raises(errors.LayoutError, match="quantised"):
+            doubled(x)
+
+
+@pytest.mark.parametrize("attribute", ["to_save", "non_differentiable"])
+def test_a_class_that_gives_its_context_a_list_raises(attribute: str) -> None:
+    wrong = False
+
+    class Listing(Product):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+            ctx.save_for_backward(x, w)
+            if wrong:
+                setattr(ctx, attribute, [x])
+            return x * w
+
+    operator = opsmith.adopt(Listing, f"routes::listing_{attribute}")
+    x = torch.ones(2, requires_grad=True)
+    for _ in range(3):
+        operator(x, x.detach())
+    wrong = True
+    with pytest.raises(Exception, match="tuple"):
+        operator(x, x.detach())
+
+
+def test_a_kernel_that_raises_after_a_write_that_torch_does_not_see() -> None:
+    failing = False
+
+    @opsmith.operator("routes::fives", mutates=["x"])
+    def fives(x: Tensor) -> None:
+        x.detach().numpy()[:] = 5
+        if failing:
+            raise ValueError("late")
+
+    x, w = torch.ones(2), torch.ones(2, requires_grad=True)
+    for _ in range(3):
+        fives(x)
+    failing, y = True, (w * x.fill_(1)).sum()
+    with pytest.raises(ValueError, match="late"):
+        fives(x)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()

@@ -26,11 +26,15 @@ from opsmith.torch_library.result_layouts import ResultLayout, result_layouts
 MAX_KNOWN = 4096
 """Maximum number of combinations of metadata that are kept as right ones."""
 
+MAX_NUMBERS = 8
+"""Number of floating numbers with which one combination is compared: a scale may be another one in each call,
+and hardly ever chooses a shape."""
+
 
 class HeldResults:
     """What one operator promises of its results.
 
-    A combination of the metadata of arguments and results is compared once.
+    A combination of the metadata of arguments and results is compared once, with some floating numbers.
 
     Args:
         specification: The operator.
@@ -62,19 +66,22 @@ class HeldResults:
         if in_cpp is not None:
             made: Callable[..., Any] = in_cpp.held(function, compare)
             return made
-        known: set[Any] = set()
+        known: dict[Any, set[Any]] = {}
 
         def held(*args: Any, **kwargs: Any) -> Any:
-            given = _metadata((*args, *kwargs.values()))
+            given, numbers = _metadata((*args, *kwargs.values()))
             returned = function(*args, **kwargs)
             metadata = given, _metadata((returned,))
-            if metadata in known or given != _metadata((*args, *kwargs.values())):
+            right = known.get(metadata, ())
+            if numbers in right or len(right) >= MAX_NUMBERS:
+                return returned
+            if given != _metadata((*args, *kwargs.values()))[0]:
                 return returned  # the contract refuses what a call did to its arguments
             results = compare(returned, *args, **kwargs)
             if results is returned:
                 if len(known) >= MAX_KNOWN:
                     known.clear()
-                known.add(metadata)
+                known.setdefault(metadata, set()).add(numbers)
             return results
 
         return update_wrapper(held, function)
@@ -170,14 +177,19 @@ def _are_alike(result: Tensor, promised: ResultLayout) -> bool:
     return all(size == 1 or old == new for size, old, new in pairs)
 
 
-def _metadata(values: Sequence[Any]) -> tuple[Any, ...]:
-    """Metadata on which that of results may depend: of tensors, and values but floating numbers."""
+def _metadata(values: Sequence[Any]) -> tuple[Any, Any]:
+    """Metadata on which that of results may depend, of tensors and values; then the floating numbers."""
     found: list[Any] = []
+    numbers: list[Any] = []
     for value in values:
         if isinstance(value, Tensor):
             found.append((type(value), value.shape, value.dtype, value.device, value.stride()))
         elif isinstance(value, list | tuple):
-            found.append(_metadata(value))
-        elif not isinstance(value, float):
+            inner, more = _metadata(value)
+            found.append(inner)
+            numbers += more
+        elif isinstance(value, float):
+            numbers.append(value)
+        else:
             found.append(value if isinstance(value, Hashable) else type(value))
-    return tuple(found)
+    return tuple(found), tuple(numbers)

@@ -156,7 +156,12 @@ class Computation:
         if before is None or not apart:
             with raising_versions(written):
                 return self._captures_nothing(written, self._in_full(values))
-        returned = self._returned(values)
+        try:
+            returned = self._returned(values)
+        except BaseException:  # it may have written, past torch
+            for each in written:
+                torch.autograd.graph.increment_version(each)
+            raise
         ids, after, kept = {*map(id, written)}, capabilities.states(tensors), True
         for each, old, new in zip(tensors, before, after, strict=True):
             own = id(each) in ids

@@ -6,6 +6,7 @@ the dispatcher, or by the accelerator in front of it.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from opsmith.core.argument_types import VALUE_TYPES
 from opsmith.core.call_arguments import tensors_in
+from opsmith.core.forked_locks import lock_of
 from opsmith.core.kernels import BuiltKernel, Rejected, choose
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
@@ -30,12 +32,14 @@ from opsmith.torch_library.writes import written_tensors
 MAX_ROUTES = 256
 """Maximum number of signatures that are kept."""
 
+_MAKING = lock_of(sys.modules[__name__], "_MAKING")
+
 PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 
 Signature = tuple[Any, ...]
 """What calls have in common that take one route: the dispatch keys, grad mode, the lengths of lists and which
-optional tensors are given; for each tensor its type, dtype, rank, and whether it requires a gradient. All
-tensors of a known call are on one device, which the keys tell."""
+optional tensors are given; for each tensor its type, dtype, rank, device, whether it requires a gradient, and
+whether it was made in inference mode."""
 
 
 class RoutedOperator(RegisteredOperator, Protocol):
@@ -83,6 +87,7 @@ class RouteTable:
         self._on_dtensors, self._by_class = on_dtensors, by_class
         schema = self.specification.schema
         self._routes: dict[Signature, Route] = {}
+        self._detached = False
         self._tensor_places = [at for at, each in enumerate(schema.arguments) if each.kind.is_tensor]
         kinds = [each.kind for each in schema.arguments if each.kind.is_tensor]
         self._only_tensors = len(kinds) == len(schema.names) and not any(
@@ -107,8 +112,10 @@ class RouteTable:
     def detach(self) -> None:
         """Forget all routes, in the accelerator, too."""
         self._routes = {}
-        if self._accelerator is not None:
-            self._accelerator.detach()
+        with _MAKING:
+            self._detached = True
+            if self._accelerator is not None:
+                self._accelerator.detach()
 
     def results(
         self, keyset: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -152,10 +159,7 @@ class RouteTable:
         if self._must_be_deterministic():
             return
         if self._accelerated and self._accelerator is None and self._registered.owner is not None:
-            handle = type(self._registered.owner)
-            self._accelerator = Accelerator(
-                self.specification, handle, self._on_dtensors, as_apply=self._by_class is not None
-            )
+            self._make_accelerator(type(self._registered.owner))
         values = self._received(args, kwargs)
         tensors = self._tensors(values)
         plain = all(type(each) in PLAIN_TYPES and each.layout is torch.strided for each in tensors)
@@ -169,6 +173,15 @@ class RouteTable:
         self._routes[self._signature(keyset, values, tensors)] = route
         if self._accelerator is not None:
             self._accelerator.accept(list(values), route)
+
+    def _make_accelerator(self, handle: type) -> None:
+        """Make the accelerator once, unless another thread has declared the operator anew in the meantime."""
+        as_apply = self._by_class is not None
+        with _MAKING:
+            if self._accelerator is None and not self._detached:
+                self._accelerator = Accelerator(
+                    self.specification, handle, self._on_dtensors, as_apply=as_apply
+                )
 
     def _must_be_deterministic(self) -> bool:
         """Return True if torch refuses some kernels of the operator, or all of its calls."""
@@ -209,7 +222,8 @@ class RouteTable:
             for at, noted in self._held_places:
                 signature.append(None if values[at] is None else noted(values[at]))
         for each in tensors:
-            signature += (type(each), each.dtype, each.ndim, each.requires_grad)
+            signature += (type(each), each.dtype, each.ndim, each.device)
+            signature += (each.requires_grad, each.is_inference())
         return tuple(signature)
 
     def route(self, values: list[Any], tensors: Sequence[Tensor]) -> Route | None:

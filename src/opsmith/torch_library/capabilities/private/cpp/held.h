@@ -1,5 +1,5 @@
 // Functions whose results are held to what an operator promises: `held_results.py` compares each combination of the
-// metadata of arguments and results once.
+// metadata of arguments and results once, with some floating numbers.
 #pragma once
 
 #include "entry.h"
@@ -7,6 +7,7 @@
 
 #include <structmember.h>
 
+#include <unordered_map>
 #include <unordered_set>
 
 namespace opsmith {
@@ -15,14 +16,17 @@ struct Held {
   PyObject_HEAD
   vectorcallfunc call;
   PyObject *function, *compare;
-  std::unordered_set<uint64_t>* known;  // hashes of combinations that are right
+  // Hashes of the floating numbers of combinations that are right, by the hash of the other metadata.
+  std::unordered_map<uint64_t, std::unordered_set<uint64_t>>* known;
 };
+
+inline constexpr size_t MAX_NUMBERS = 8;  // see `held_results.py`
 
 inline PyTypeObject HeldType = {PyVarObject_HEAD_INIT(nullptr, 0) "opsmith.Held", sizeof(Held)};
 
-// A hash of the metadata on which that of results may depend: of tensors, and of values but floating numbers.
+// A hash of the metadata on which that of results may depend: of tensors, and of values; that of floating numbers apart.
 struct Metadata {
-  uint64_t hash = 14695981039346656037u;
+  uint64_t hash = 14695981039346656037u, numbers = 0;
   bool is_plain = true;  // false where a tensor has no sizes that are numbers
 
   void add(uint64_t value) { hash = (hash ^ (value + 0x9e3779b97f4a7c15u + (hash << 6) + (hash >> 2))) * 1099511628211u; }
@@ -44,7 +48,9 @@ struct Metadata {
       const Py_ssize_t count = PySequence_Fast_GET_SIZE(value);
       add(static_cast<uint64_t>(count));
       for (Py_ssize_t at = 0; at < count; at++) add(PySequence_Fast_GET_ITEM(value, at));
-    } else if (!PyFloat_CheckExact(value)) {
+    } else if (PyFloat_CheckExact(value)) {
+      numbers = numbers * 1099511628211u ^ static_cast<uint64_t>(PyObject_Hash(value));
+    } else {
       const Py_hash_t known = PyObject_Hash(value);
       if (known == -1) PyErr_Clear();  // its type stands for it
       add(static_cast<uint64_t>(known));
@@ -67,7 +73,10 @@ inline PyObject* call_held(PyObject* self, PyObject* const* arguments, size_t fl
     if (!returned) return nullptr;
     Metadata all = given;
     all.add(returned.get());
-    if (all.is_plain && held->known->count(all.hash)) return returned.release();
+    const auto known = held->known->find(all.hash);
+    const bool is_known = all.is_plain && known != held->known->end() &&
+        (known->second.size() >= MAX_NUMBERS || known->second.count(all.numbers));
+    if (is_known) return returned.release();
     if (metadata().hash != given.hash) return returned.release();  // the contract refuses what it did to arguments
     Values compared{returned.get()};
     compared.append(arguments, arguments + count);
@@ -75,7 +84,7 @@ inline PyObject* call_held(PyObject* self, PyObject* const* arguments, size_t fl
     if (!results) return nullptr;
     if (all.is_plain && results.get() == returned.get()) {
       if (held->known->size() >= 4096) held->known->clear();
-      held->known->insert(all.hash);
+      (*held->known)[all.hash].insert(all.numbers);
     }
     return results.release();
   });
@@ -109,7 +118,7 @@ inline PyObject* make_held(PyObject*, PyObject* args) {
   held->call = call_held;
   held->function = Py_NewRef(function);
   held->compare = Py_NewRef(compare);
-  held->known = new std::unordered_set<uint64_t>();
+  held->known = new std::unordered_map<uint64_t, std::unordered_set<uint64_t>>();
   PyObject_GC_Track(held);
   return reinterpret_cast<PyObject*>(held);
 }

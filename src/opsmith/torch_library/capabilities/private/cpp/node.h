@@ -65,9 +65,9 @@ struct OperatorNode : public torch::autograd::Node {
   ~OperatorNode() override {
     if (!Py_IsInitialized()) return;
     pybind11::gil_scoped_acquire gil;
-    context->node = nullptr;
-    Py_DECREF(context);
-    Py_DECREF(generated);
+    if (context) context->node = nullptr;
+    Py_XDECREF(context);
+    Py_XDECREF(generated);
   }
 
   std::string name() const override {
@@ -119,8 +119,8 @@ struct OperatorNode : public torch::autograd::Node {
 
   // The same call, as a node of `torch.autograd.Function`, made once.
   Node& torch_node() const {
+    pybind11::gil_scoped_acquire gil;  // it guards the node that is made once
     if (of_torch) return *of_torch;
-    pybind11::gil_scoped_acquire gil;
     THPObjectPtr results(made(PyTuple_New(static_cast<Py_ssize_t>(num_inputs()))));
     THPObjectPtr arguments(made(PyTuple_New(static_cast<Py_ssize_t>(given.size()))));
     for (uint32_t at = 0; at < num_inputs(); at++) {
@@ -237,6 +237,16 @@ inline bool holds(PyObject* tuple, PyObject* item) {
   return false;
 }
 
+// True for a tuple of tensors and None.
+inline bool are_tensors(PyObject* value) {
+  if (!PyTuple_Check(value)) return false;
+  for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(value); at++) {
+    PyObject* each = PyTuple_GET_ITEM(value, at);
+    if (each != Py_None && !THPVariable_Check(each)) return false;
+  }
+  return true;
+}
+
 template <class N>
 auto new_node() {
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
@@ -334,6 +344,9 @@ inline PyObject* call_recorder(PyObject* self, PyObject* const* arguments, size_
     THPObjectPtr non_differentiable(std::exchange(context->non_differentiable, nullptr));
     THPObjectPtr dirty_tensors(std::exchange(context->dirty_tensors, nullptr));
     if (!result) return nullptr;
+    for (PyObject* each : {to_save.get(), non_differentiable.get(), dirty_tensors.get()}) {
+      TORCH_CHECK_TYPE(!each || are_tensors(each), "a context keeps and marks tuples of tensors, and no other values");
+    }
     for (Py_ssize_t at = 0; dirty_tensors && at < PyTuple_GET_SIZE(dirty_tensors.get()); at++) {
       torch::autograd::impl::bump_version(THPVariable_Unpack(PyTuple_GET_ITEM(dirty_tensors.get(), at)));
     }

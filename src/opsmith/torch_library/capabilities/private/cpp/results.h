@@ -40,7 +40,8 @@ inline bool are_new(PyObject* result, Py_ssize_t count, const Values& arguments)
   for (Py_ssize_t at = 0; at < count; at++) {
     if (Py_TYPE(all[at]) != plain_tensor) return false;
     const at::Tensor& tensor = THPVariable_Unpack(all[at]);
-    if (tensor.layout() != at::kStrided || tensor.is_nested() || !tensor.has_storage()) return false;
+    const bool plain = tensor.layout() == at::kStrided && !tensor.is_nested() && !tensor.is_quantized();
+    if (!plain || !tensor.has_storage()) return false;
     const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
     for (const c10::StorageImpl* other : taken) {
       if (are_one(storage, other)) return false;

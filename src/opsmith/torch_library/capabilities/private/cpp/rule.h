@@ -207,6 +207,11 @@ inline PyObject* call_rule(PyObject* self, PyObject* const* arguments, size_t fl
     for (size_t at = 0; at < count; at++) {
       if (THPVariable_Check(arguments[at])) tensors.push_back(arguments[at]);
     }
+    Values given(arguments, arguments + count);
+    Owned lists;  // of the kernel's own, which may change them: a formula gets what was given
+    for (size_t at = 0; at < count; at++) {
+      if (PyList_CheckExact(given[at])) given[at] = lists.emplace_back(made(PySequence_List(given[at]))).get();
+    }
     States before;
     if (!rule->trusted) {
       for (PyObject* each : tensors) before.emplace_back(THPVariable_Unpack(each));
@@ -216,7 +221,7 @@ inline PyObject* call_rule(PyObject* self, PyObject* const* arguments, size_t fl
       at::AutoGradMode no_grad(false);
       at::AutoFwGradMode no_forward_mode(false);
       const size_t by_name = rule->names == Py_None ? 0 : PyTuple_GET_SIZE(rule->names);
-      result = PyObject_Vectorcall(rule->kernel, arguments, count - by_name, by_name ? rule->names : nullptr);
+      result = PyObject_Vectorcall(rule->kernel, given.data(), count - by_name, by_name ? rule->names : nullptr);
     }
     if (!result) return nullptr;
     bool unchanged = true;
