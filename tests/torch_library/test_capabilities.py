@@ -1037,12 +1037,6 @@ def test_differentiated_leaves_to_torch_what_it_refuses() -> None:
             capabilities.differentiated([x.exp()], [x], [grad])
 
 
-def test_view_base() -> None:
-    tensor = torch.ones(2)
-    assert capabilities.view_base(tensor) is None
-    assert capabilities.view_base(tensor[1:]) is tensor
-
-
 @pytest.mark.parametrize("name", CAPABILITIES)
 def test_a_self_test_may_need_another_capability(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On an untested torch each may be the first that is decided."""

@@ -162,7 +162,7 @@ class _AutogradGraphBuilder(GraphBuilder):
         """Add an output tensor, and the base that it is a view of."""
         added = self.node("output", name, forms=(form_of(tensor),))
         self.edge(self._ids[id(tensor.grad_fn)], added)
-        base = capabilities.view_base(tensor)
+        base = capabilities.viewed(tensor)
         if base is None:
             return
         known = self._tensors.get(id(base))

@@ -32,7 +32,7 @@ and hardly ever chooses a shape."""
 
 
 class HeldResults:
-    """What one operator promises of its results.
+    """The promise of one operator about its results.
 
     A combination of the metadata of arguments and results is compared once, with some floating numbers.
 

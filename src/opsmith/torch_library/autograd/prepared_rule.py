@@ -40,14 +40,13 @@ CONSTANT, USED, FOLLOWED = 1, 2, 4
 
 
 class KernelOfRule(NamedTuple):
-    """What computes the results of a node in C++.
+    """The kernel of a node in C++.
 
     Args:
         function: The kernel or reference.
         keywords: Names of its last arguments, those by keyword.
         trusted: True if it writes into no argument, and returns new tensors.
-        validate: Takes what it returned, the arguments, and their versions before; None where it is trusted;
-            returns all results.
+        validate: Takes what it returned, the arguments, and their versions before; returns all results.
     """
 
     function: Callable[..., Any]

@@ -33,6 +33,7 @@ class RegisteredOperator(Protocol):
     """The part of a registration that a call uses."""
 
     specification: Specification
+    owner: Any
 
     def call_whole(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call it through the dispatcher, and return its hidden results, too."""
@@ -57,6 +58,19 @@ class RegisteredOperator(Protocol):
 
     def result_flattening(self, lengths: tuple[int | None, ...]) -> ResultFlattening:
         """Flat form of results with lists of these lengths."""
+        ...
+
+    @property
+    def form_registration(self) -> RegisteredOperator:
+        """The registration of the functional form."""
+        ...
+
+    def recorded(self, values: list[Any]) -> tuple[Any, ...]:
+        """Compute a call with a graph from argument values whose metadata have passed validation."""
+        ...
+
+    def renew_routes(self) -> None:
+        """Forget all routes, and keep that calls have passed validation."""
         ...
 
 

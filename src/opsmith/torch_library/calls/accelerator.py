@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from opsmith.core.argument_types import BOOL, FLOAT, INT, NUMBER, STR, ArgumentType
-from opsmith.core.schema import REQUIRED, Argument
-from opsmith.core.shapes import ANY
+from opsmith.core.schema import REQUIRED, Argument, Schema
+from opsmith.core.shapes import ANY, Shapes
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.calls.computation import Route, UnknownCallError
 
 _TYPES = {INT: int, BOOL: bool, STR: str}
 _ANY_SIZE, _FIRST_NUMBER = -1, -2
-"""How sizes are written for C++: any size; below it the size `n` as `-2 - n`. Letters are numbers from 0."""
+"""Code of sizes for C++: any size; below it the size `n` as `-2 - n`. Letters are numbers from 0."""
 
 
 class Accelerator:
@@ -76,7 +77,7 @@ def _plan(specification: Specification, handle: type, on_dtensors: Any, as_apply
     shapes, names = specification.shapes, schema.names
     fits = None
     if shapes is not None and declared is None:
-        fits = lambda *values: shapes.bind(schema, values)[1] is None
+        fits = partial(_fits, shapes, schema)
     written = tuple(at for at, each in enumerate(schema.arguments) if each.alias)
     shown = schema.visible if schema.returns is None else (-1 - names.index(schema.returns),)
     if as_apply and written:
@@ -103,6 +104,11 @@ def _plan(specification: Specification, handle: type, on_dtensors: Any, as_apply
         UnknownCallError,
         capabilities.unwatched(),
     )
+
+
+def _fits(shapes: Shapes, schema: Schema, *values: Any) -> bool:
+    """Return True if argument values have the declared shapes."""
+    return shapes.bind(schema, values)[1] is None
 
 
 def _form(argument: Argument) -> str | None:

@@ -20,7 +20,7 @@ from opsmith.torch_library.writes import raising_versions, refuse_unwritable
 
 
 class UnknownCallError(Exception):
-    """A call of a known signature that must be validated in full all the same; nothing is computed yet."""
+    """A call of a known signature that must be validated in full all the same; nothing is written yet."""
 
 
 class KernelCall(NamedTuple):
@@ -43,7 +43,7 @@ class KernelCall(NamedTuple):
 
 
 class Route(NamedTuple):
-    """What computes the calls of a signature.
+    """The computation of the calls of a signature.
 
     Args:
         compute: Takes argument values, and returns all results but the arguments that are written.
@@ -106,7 +106,7 @@ class Computation:
         """Compute all results of argument values but those that are written.
 
         Raises:
-            UnknownCallError: See its name.
+            UnknownCallError: If the call must be validated in full.
         """
         if self._written_places:
             return self._write(list(values))

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
-from typing import Protocol
 
 from opsmith import config
 from opsmith.torch_library import calls_extension, capabilities
+from opsmith.torch_library.autograd.primitive import RegisteredOperator
 
 MANY_CALLS = 20_000
 """Number of calls without an accelerator after which it is built."""
@@ -31,14 +31,6 @@ compile_unless_it_failed()
 """
 
 
-class Routed(Protocol):
-    """An operator whose routes an accelerator can take over."""
-
-    def renew_routes(self) -> None:
-        """Forget all routes: the next calls are handed to an accelerator that is there by now."""
-        ...
-
-
 class OwnBuild:
     """The build of this process, and the operators that wait for it.
 
@@ -50,10 +42,10 @@ class OwnBuild:
     def __init__(self) -> None:
         self.child: int | None = None
         self.begun = False
-        self._waiting: weakref.WeakSet[Routed] = weakref.WeakSet()
+        self._waiting: weakref.WeakSet[RegisteredOperator] = weakref.WeakSet()
         self._numbers, self._lock = itertools.count(1), Lock()
 
-    def wait_with(self, operator: Routed) -> Callable[[], None] | None:
+    def wait_with(self, operator: RegisteredOperator) -> Callable[[], None] | None:
         """Note an operator without an accelerator; return the function to call with each of its calls.
 
         None where there is nothing to wait for.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,28 +37,9 @@ _MAKING = lock_of(sys.modules[__name__], "_MAKING")
 PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 
 Signature = tuple[Any, ...]
-"""What calls have in common that take one route: the dispatch keys, grad mode, the lengths of lists and which
+"""Facts that calls on one route have in common: the dispatch keys, grad mode, the lengths of lists and which
 optional tensors are given; for each tensor its type, dtype, rank, device, whether it requires a gradient, and
 whether it was made in inference mode."""
-
-
-class RoutedOperator(RegisteredOperator, Protocol):
-    """The part of a registration that known calls use."""
-
-    owner: Any
-
-    @property
-    def form_registration(self) -> RegisteredOperator:
-        """The registration of the functional form."""
-        ...
-
-    def recorded(self, values: list[Any]) -> tuple[Any, ...]:
-        """Compute a call with a graph from argument values whose metadata have passed validation."""
-        ...
-
-    def renew_routes(self) -> None:
-        """Forget all routes, and keep that calls have passed validation."""
-        ...
 
 
 class RouteTable:
@@ -77,7 +58,7 @@ class RouteTable:
 
     def __init__(
         self,
-        registered: RoutedOperator,
+        registered: RegisteredOperator,
         on_dtensors: Callable[[tuple[Any, ...]], Any] | None,
         by_class: Callable[[list[Any]], Route | None] | None,
         *,

@@ -357,13 +357,12 @@ CAPABILITIES = {
             purpose="pictures of autograd's graph: forms of results, and what is saved, without unpacking "
             "it; the many small backwards of a check",
             instead="nodes are drawn without the forms of their results, what hooks have packed is unpacked, "
-            "no output is told to be a view, nor what TorchScript takes by keyword; checks take longer",
+            "nothing is told that TorchScript takes by keyword; checks take longer",
             provides=(
                 "forward_class",
                 "result_metadata",
                 "saved_tensors",
                 "overwritten",
-                "view_base",
                 "after_modules",
                 "differentiated",
             ),

@@ -233,11 +233,6 @@ def _saved_values(node: Any) -> Iterator[tuple[str, Any]]:
             yield name.removeprefix(_SAVED), _Overwritten()
 
 
-def view_base(tensor: Tensor) -> Tensor | None:
-    """Return None: the base of a view is not public."""
-    return None
-
-
 def after_modules(hook: Callable[..., None]) -> Callable[[], None]:
     """Call a function after every call of a module, with the module, its positional arguments and its output.
 

@@ -42,7 +42,7 @@ MIN_KEPT = 3
 
 
 class _Kept(NamedTuple):
-    """What a call keeps for its backward beside tensors.
+    """Values that a call keeps for its backward beside tensors.
 
     Args:
         context: The context of the class, without its tensors.
@@ -133,7 +133,7 @@ class ClassNodes:
                 results = result if several else (result,)
                 usual = [*map(eq, before, after)] == are_left
                 usual = usual and type(results) is tuple and len(results) == count
-                usual = usual and _is_usual_write(context, results, [values[at] for at in written])
+                usual = usual and _returns_written(context, results, [values[at] for at in written])
                 rest = results[len(written) :] if usual else ()
                 if not usual or (rest and not are_fresh(rest[0] if len(rest) == 1 else rest, *inputs)):
                     return self._settled(ctx, context, before, result, values)
@@ -355,7 +355,7 @@ class ClassNodes:
         return tuple(self._rule.gradients(state, kept.with_tensors(saved), saved, grads))
 
 
-def _is_usual_write(context: Context, results: Sequence[Any], written: Sequence[Tensor]) -> bool:
+def _returns_written(context: Context, results: Sequence[Any], written: Sequence[Tensor]) -> bool:
     """Return True if a forward marked and returned these arguments first, and keeps saved tensors alone."""
     if vars(context) or context.non_differentiable:
         return False

@@ -32,11 +32,6 @@ class WritingOperator(RegisteredOperator, Protocol):
         """Write with an autograd node; return the new values, and all results."""
         ...
 
-    @property
-    def form_registration(self) -> RegisteredOperator:
-        """The registration of the functional form."""
-        ...
-
 
 class ClassRoutes:
     """Routes of one adopted class.
@@ -85,14 +80,14 @@ class ClassRoutes:
         """All results but those that are written, by the `apply` of a node where the call is a usual one.
 
         Raises:
-            UnknownCallError: See its name.
+            UnknownCallError: If the call must be validated in full.
         """
-        if not self._is_usual_write(values):
+        if not self._writes_as_before(values):
             return self._computed(values)
         results = apply(*values)
         return results[len(self._written_places) :] if isinstance(results, tuple) else ()
 
-    def _is_usual_write(self, values: Sequence[Any]) -> bool:
+    def _writes_as_before(self, values: Sequence[Any]) -> bool:
         """Return True for a call that writes as earlier ones, into tensors with memory of their own."""
         facts, flags = self._adopted.facts, self._adopted.flags(values)
         alike = facts.written_under.get(flags), facts.dirty_under.get(flags), facts.keeps_under.get(flags)
@@ -111,7 +106,7 @@ class ClassRoutes:
         """All results but those that are written, by the class on copies of what it writes, or in place.
 
         Raises:
-            UnknownCallError: See its name.
+            UnknownCallError: If the call must be validated in full.
         """
         values = list(values)
         recorded = torch.is_grad_enabled() and requires_gradient(values)

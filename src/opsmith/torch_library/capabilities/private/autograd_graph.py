@@ -67,11 +67,6 @@ def overwritten(node: Any) -> bool:
     return False
 
 
-def view_base(tensor: Tensor) -> Tensor | None:
-    """The base of a view; None for a tensor that is not a view."""
-    return tensor._base
-
-
 def after_modules(hook: Callable[..., None]) -> Callable[[], None]:
     """Call a function after every call of a module, with module, arguments, keywords and output.
 
@@ -162,7 +157,6 @@ def self_test() -> None:
     assert curve is not None
     assert (slope.tolist(), curve.tolist()) == ([[6.0] * 3] * 2, [[12.0] * 3] * 2)
     assert leaf.grad is None
-    assert (view_base(leaf[0]) is leaf, view_base(leaf)) == (True, None)
     assert not overwritten(node)
     written = leaf.double()
     squared = written * written

@@ -10,7 +10,6 @@
 #include <torch/csrc/Size.h>
 
 #include <array>
-#include <cstring>
 #include <unordered_map>
 
 namespace opsmith {

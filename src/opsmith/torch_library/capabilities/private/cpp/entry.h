@@ -5,8 +5,6 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/object_ptr.h>
 
-#include <vector>
-
 namespace opsmith {
 
 // Runs a function for Python. What torch warns of meanwhile comes when it ends, unless an exception tells that an error

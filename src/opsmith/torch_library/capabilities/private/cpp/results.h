@@ -1,6 +1,8 @@
 // Results of a kernel: a test that they are new tensors.
 #pragma once
 
+#include "entry.h"
+
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/object_ptr.h>
