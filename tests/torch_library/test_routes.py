@@ -323,6 +323,10 @@ def test_a_kernel_that_raises_after_a_write_that_torch_does_not_see() -> None:
 
     @opsmith.operator("routes::fives", mutates=["x"])
     def fives(x: Tensor) -> None:
+        x.fill_(5)
+
+    @fives.kernel("cpu")
+    def _(x: Tensor) -> None:
         x.detach().numpy()[:] = 5
         if failing:
             raise ValueError("late")

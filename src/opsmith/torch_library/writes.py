@@ -40,12 +40,10 @@ def label_of(name: str, key: Any) -> str:
 def raising_versions(written: Sequence[Tensor]) -> Iterator[None]:
     """Context that raises the versions of the tensors that a kernel writes into past torch."""
     before = [capabilities.version(tensor) for tensor in written]
-    try:
-        yield
-    finally:  # a kernel that raises may have written
-        for tensor, count in zip(written, before, strict=True):
-            if count is not None and capabilities.version(tensor) == count:
-                torch.autograd.graph.increment_version(tensor)
+    yield
+    for tensor, count in zip(written, before, strict=True):
+        if count is not None and capabilities.version(tensor) == count:
+            torch.autograd.graph.increment_version(tensor)
 
 
 def refuse_leaves(specification: Specification, values: Sequence[Any]) -> None:

@@ -89,6 +89,7 @@ class Computation:
         built = function if isinstance(function, BuiltKernel) else None
         self._trusted = built is not None and built.pure
         self._held = built.direct if built else held
+        self._past_torch = below_autograd
         self._compute = _below_autograd(self._held) if below_autograd and not self._trusted else self._held
         self._by_keyword = schema.positional < len(schema.names)
         self._written_places = [at for at, each in enumerate(schema.arguments) if each.alias]
@@ -158,8 +159,8 @@ class Computation:
                 return self._captures_nothing(written, self._in_full(values))
         try:
             returned = self._returned(values)
-        except BaseException:  # it may have written, past torch
-            for each in written:
+        except BaseException:
+            for each in written if self._past_torch else ():  # it may have written
                 torch.autograd.graph.increment_version(each)
             raise
         ids, after, kept = {*map(id, written)}, capabilities.states(tensors), True
