@@ -128,6 +128,7 @@ for call in (run, lambda: large[:9] + 1):
     assert small == "None, under 1 MiB"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="resident memory is read on Linux")
 def test_memory_that_was_freed_before_is_not_used_again_unseen() -> None:
     program = """

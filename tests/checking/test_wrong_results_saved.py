@@ -40,7 +40,7 @@ def standardise(name: str, *, wrong_kernel: bool, wrong_formula: bool) -> Any:
     return standardise
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("name", "wrong_kernel", "wrong_formula", "expected"),
     [
@@ -81,6 +81,7 @@ def test_a_visible_result_and_a_joint_formula() -> None:
     assert roots(tempered) == [("forward", "result")]
 
 
+@pytest.mark.slow
 def test_a_list_of_hidden_results() -> None:
     @opsmith.operator("saved::listed", hidden=("kept",))
     def listed(x: Tensor) -> tuple[Tensor, list[Tensor]]:

@@ -33,7 +33,7 @@ def model():
 """
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     ("command", "name", "more", "shown", "hidden"),
     [

@@ -350,6 +350,7 @@ print("read")
 """
 
 
+@pytest.mark.slow
 def test_no_page_beyond_a_tensor_is_read() -> None:
     done = subprocess.run(
         [sys.executable, "-c", AT_THE_EDGE], cwd=Path(__file__).parent, capture_output=True, text=True

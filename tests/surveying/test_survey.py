@@ -415,8 +415,8 @@ class ScatteredElements(Function):
         return grad.new_zeros(ctx.shape).scatter(0, index, grad), None
 
 
-@pytest.mark.every(2)
-@pytest.mark.parametrize("function_class", [AssignedRows, ScatteredElements])
+@pytest.mark.slow
+@pytest.mark.parametrize("function_class", [ScatteredElements, AssignedRows])
 def test_a_backward_that_overwrites_where_an_index_repeats_is_wrong(function_class: Any) -> None:
     found = survey(function_class)
     assert found.verdict == "wrong"

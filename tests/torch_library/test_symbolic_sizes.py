@@ -191,7 +191,7 @@ def recomputed(name: str) -> Any:
     return lambda q, k: times(scores(q, k), q.shape[-1]) / math.sqrt(q.shape[-1])
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "declare", [with_formulas, derived, adopted, recomputed], ids=lambda each: each.__name__
 )

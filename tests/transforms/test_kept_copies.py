@@ -165,13 +165,13 @@ def chosen(cases: dict[str, Any], count: int) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize(("case", "dynamic"), chosen(INLINED, 3))
+@pytest.mark.parametrize(("case", "dynamic"), chosen(INLINED, 1))
 def test_an_inlined_reference_keeps_an_old_value(case: str, dynamic: bool) -> None:
     function, count = INLINED[case]
     is_eager(lambda *given: function(*given), [torch.randn(4, 3) for _ in range(count)], dynamic=dynamic)
 
 
-@pytest.mark.parametrize(("case", "dynamic"), marked(chosen(CALLED, 3)))
+@pytest.mark.parametrize(("case", "dynamic"), marked(chosen(CALLED, 1)))
 def test_a_caller_keeps_an_old_value(case: str, dynamic: bool) -> None:
     is_eager(CALLED[case], [torch.randn(3, 4)], dynamic=dynamic)
 

@@ -153,7 +153,7 @@ def declared(name: str, reference: Reference) -> opsmith.Operator[..., Any]:
     return opsmith.operator(f"low_precision::{name}")(reference)
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(12)
 @pytest.mark.parametrize("name", UPCAST)
 def test_a_reference_that_computes_in_float32_is_right(name: str) -> None:
     reference, samples = UPCAST[name]
@@ -198,7 +198,7 @@ CHANGES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str, str]] = {
 }
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", CHANGES)
 def test_gradients_in_float32_are_held_to_its_digits(name: str) -> None:
     change, property, cause = CHANGES[name]

@@ -251,7 +251,7 @@ SPARSE = [Tensor.to_sparse_csr, lambda matrix: nn.Parameter(matrix.to_sparse())]
 
 
 @pytest.mark.slow
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 @pytest.mark.parametrize("make", SPARSE, ids=["rows", "parameter"])
 def test_a_module_with_a_sparse_tensor_that_torch_does_not_copy_is_not_cast(make: Any) -> None:
