@@ -420,3 +420,42 @@ def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
         "  got: no module named 'onnxscript'\n"
         "  hint: pip install '.[onnx]' in a checkout of opsmith"
     )
+
+
+@opsmith.operator("export_messages::added_", mutates=["x"], returns="x")
+def added_(x: torch.Tensor) -> torch.Tensor:
+    return x.add_(1)
+
+
+@opsmith.operator("export_messages::raised", mutates=["x"])
+def raised(x: torch.Tensor) -> None:
+    x.add_(1)
+
+
+@pytest.mark.parametrize("operator", [added_, raised], ids=["it returns it", "it returns nothing"])
+def test_an_operator_that_writes_is_refused_alone_and_its_functional_form_is_taken(
+    operator: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "alone.onnx"
+    with pytest.raises(errors.ExportError, match="it writes into its arguments") as caught:
+        opsmith.export_onnx(operator, (torch.ones(3),), file)
+    assert f"`{operator.__name__}.functional`" in (caught.value.hint or "")
+    assert not file.exists()
+    assert opsmith.export_onnx(operator.functional, (torch.ones(3),), file).verified
+
+
+@opsmith.operator("export_messages::through_complex_numbers")
+def through_complex_numbers(x: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(torch.complex(x, x).exp()).clone()
+
+
+def test_a_reference_that_torch_s_exporter_does_not_take_is_named(tmp_path: Path) -> None:
+    def both(x: torch.Tensor) -> torch.Tensor:
+        return through_complex_numbers(opsmith.ops.exp(x))
+
+    for model in (through_complex_numbers, called(both)):
+        with pytest.raises(errors.ExportError, match=r"does not take its reference: .*aten\.exp") as caught:
+            opsmith.export_onnx(model, X, tmp_path / "complex.onnx")
+        assert caught.value.operator == "export_messages::through_complex_numbers"
+        assert (caught.value.where or "").startswith(__file__)
+    assert not list(tmp_path.iterdir())

@@ -186,3 +186,13 @@ def test_many_tensors_are_told_apart_by_their_addresses() -> None:
     assert are_apart(parts[::2], parts[1::2])
     assert not are_apart([*parts[::2], torch.from_numpy(base[3:5])], [])
     assert not are_apart(parts[:1], [torch.from_numpy(base)])
+
+
+def test_a_written_argument_that_is_returned_undeclared_is_to_be_declared() -> None:
+    @opsmith.operator("contract::updated_", mutates=["x"])
+    def updated_(x: Tensor, y: Tensor) -> Tensor:
+        return x.add_(y)
+
+    for call in (updated_, updated_.functional):
+        with pytest.raises(errors.AliasError, match='declare it, `returns="x"`'):
+            call(torch.ones(2), torch.ones(2))

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+from opsmith import errors
 from opsmith.core.specification import Specification
 from opsmith.exporting.calls import SYMBOLIC_NODE, VERSION, OperatorCall
-from opsmith.exporting.capture import traced
+from opsmith.exporting.capture import refused_by_torch, traced
 from opsmith.exporting.packages import ClearMetadataAndDocStringPass, InlinePass, onnx_ir
 from opsmith.exporting.translation import OPERATOR, complete, operator_nodes
 
@@ -66,7 +67,10 @@ class Bodies:
         new = {call.signature(): call for call in calls if call.signature() not in self._names}
         if not new:
             return
-        model = self.translate(traced(list(new.values())))
+        try:
+            model = self.translate(traced(list(new.values())))
+        except Exception as error:
+            raise self._refusal(list(new.values()), error) from None
         InlinePass()(model)  # functions that torch's exporter makes of branches and loops
         for node, call in operator_nodes(model, self.operators):
             complete(node, call)
@@ -78,6 +82,17 @@ class Bodies:
             given = {name: next(inputs) for name, node in call.slots() if node is not None}
             made = [next(outputs) for _ in call.results()]
             self._names[signature] = self._named(call, function_from(model.graph, given, call.formal(), made))
+
+    def _refusal(self, calls: Sequence[OperatorCall], error: Exception) -> errors.OpsmithError:
+        """The error for bodies that torch's exporter does not take, which names the operator."""
+        for call in calls:
+            try:
+                self.translate(traced([call]))
+            except Exception as own:
+                error = own
+                break
+        specification = call.specification
+        return refused_by_torch(error, "its reference").of(specification.name, specification.where)
 
     def _named(self, call: OperatorCall, function: Any) -> str:
         """The name of a body: the name of an equal body, or a new one."""

@@ -70,22 +70,34 @@ def translated_model(
     try:
         program = translate(model, tuple(inputs), (dims,) if axes else None)
     except Exception as error:
-        chain = list(_chain(error))
-        own = next((each for each in chain if isinstance(each, errors.OpsmithError)), None)
-        if own is not None:
-            raise own from None
-        with quiet_exporter(LOGGER):
-            _refuse_fixed(model, inputs, axes)
-            _refuse_unknown(model, inputs, table)
-        raise errors.ExportError(
-            f"torch's exporter does not take the model: {first_line(chain[-1])}",
-            got=type(chain[-1]).__name__,
-            where=where_raised(chain[-1]),
-            hint="`torch.export.export(model, args)` must take it, and ONNX have an operator for each of "
-            "torch's in it; `__context__` of this error has torch's own text",
-        ) from None
+        refusal = refused_by_torch(error, "the model")
+        if type(refusal) is errors.ExportError:
+            with quiet_exporter(LOGGER):
+                _refuse_fixed(model, inputs, axes)
+                _refuse_unknown(model, inputs, table)
+        raise refusal from None
     _refuse_fixed(model, inputs, axes, program.exported_program)
     return program
+
+
+def refused_by_torch(error: Exception, subject: str) -> errors.OpsmithError:
+    """The error for what torch's exporter raised; the one of opsmith among its causes, if there is one.
+
+    Args:
+        error: The exception.
+        subject: The code that the exporter was given, in words.
+    """
+    chain = list(_chain(error))
+    for each in chain:
+        if isinstance(each, errors.OpsmithError):
+            return each
+    return errors.ExportError(
+        f"torch's exporter does not take {subject}: {first_line(chain[-1])}",
+        got=type(chain[-1]).__name__,
+        where=where_raised(chain[-1]),
+        hint="`torch.export.export(model, args)` must take it, and ONNX have an operator for each of "
+        "torch's in it; `__context__` of this error has torch's own text",
+    )
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -32,6 +32,7 @@ from opsmith.exporting.model import (
     names_of_outputs,
     read_axes,
     read_call,
+    refuse_writing,
     traced_inputs,
 )
 from opsmith.exporting.model_file import add_metadata, drafted, name_axes, name_values, strip_metadata
@@ -211,6 +212,7 @@ def _translated(
     given_inputs: Any,
     given_outputs: Any,
 ) -> TranslatedModel:
+    refuse_writing(model)
     names, tensors = input_tensors(bound_call(model, *call))
     flat = FlatModel(model, call).eval()
     with torch.no_grad():

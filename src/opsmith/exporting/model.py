@@ -115,6 +115,21 @@ def input_tensors(named: Sequence[tuple[str, Any]]) -> tuple[list[str], list[Ten
     return [name for name, _ in found], [tensor for _, tensor in found]
 
 
+def refuse_writing(model: Any) -> None:
+    """Refuse an operator that writes into its arguments.
+
+    Raises:
+        ExportError: If it does.
+    """
+    if isinstance(model, Operator) and model.specification.schema.written:
+        specification = model.specification
+        raise specification.error(
+            errors.ExportError,
+            "it writes into its arguments, and a node of ONNX does not",
+            hint=f"export `{specification.variable}.functional`, which returns what this one writes",
+        )
+
+
 def item_name(name: str, key: Any) -> str:
     """The name of an item in ONNX: `xs_0`, `x_key`."""
     return f"{name}_{key}" if name else str(key)

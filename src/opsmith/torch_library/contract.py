@@ -424,7 +424,7 @@ class Contract:
                     argument=names[found.result],
                     expected="a new tensor",
                     where=where(function),
-                    hint="return a copy of one of them: `.clone()`",
+                    hint=_results_hint(schema, results[found.result], results[found.other]),
                 )
             tensor = arguments[found.argument]
             name = name_of(tensor, schema, values)
@@ -437,6 +437,14 @@ class Contract:
                 where=where(function),
                 hint=_alias_hint(schema, name),
             )
+
+
+def _results_hint(schema: Schema, result: Any, other: Any) -> str:
+    """A hint for two results that share memory: a functional form returns what is written, too."""
+    copied = "return a copy of one of them: `.clone()`"
+    if result is other and schema.new_values:
+        return f'declare it, `returns="{schema.new_values[0]}"`, if callers get it itself; or {copied}'
+    return copied
 
 
 def _alias_hint(schema: Schema, name: str) -> str:

@@ -408,3 +408,23 @@ def test_a_sample_names_every_tensor() -> None:
     args, kwargs = sample.arguments(sample.at(torch.float64))
     assert [tensor.dtype for tensor in args[0]] == [torch.float64] * 2
     assert (args[1], kwargs) == (None, {"power": 5})
+
+
+@pytest.mark.parametrize("way", ["contiguous", "clone"])
+def test_the_hint_for_an_offset_is_a_copy(way: str) -> None:
+    @opsmith.operator(f"layouts_hint::{way}")
+    def pairs(x: Tensor) -> Tensor:
+        return torch.stack([x, x], -1)
+
+    def formula(grad: Tensor) -> Tensor:
+        copied = grad.clone(memory_format=torch.contiguous_format)
+        both = torch.view_as_complex(grad.contiguous() if way == "contiguous" else copied)
+        return both.real + both.imag
+
+    pairs.gradients(x=formula)
+    report = opsmith.check(pairs, samples=[(torch.randn(3, 4),)], only=["layouts"])
+    assert bool(report.failures) is (way == "contiguous")
+    assert all(
+        "or take `grad.clone(memory_format=torch.contiguous_format)`" in each.message
+        for each in report.failures
+    )

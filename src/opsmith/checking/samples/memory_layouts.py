@@ -108,7 +108,12 @@ def _layouts(x: Tensor) -> Iterator[Layout]:
         yield Layout("transposed", "x.mT.contiguous().mT", "`.mT`")
     if x.numel():
         code = f"torch.cat([{guard}.flatten()[:1], x.flatten()])[1:].view({shape})"
-        yield Layout("one element into its memory", code, "`torch.cat`", undone=".clone()")
+        yield Layout(
+            "one element into its memory",
+            code,
+            "`torch.cat`",
+            undone=".clone(memory_format=torch.contiguous_format)",
+        )
     yield Layout("sliced with a step", f"torch.stack([{guard}, x], -1)[..., 1]", "`torch.stack`")
     if rank >= 2 and x.numel():
         yield Layout(

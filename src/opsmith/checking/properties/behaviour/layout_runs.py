@@ -328,13 +328,13 @@ def failure_of(subject: Subject, key: Key, group: Sequence[LayoutFault], seen: L
         message = (
             f"{subject_words} is right for a contiguous grad_output and wrong for one that is "
             f"{layout.name}, as {layout.handed_back_by} hands it back: {shown.what}; read it by its strides, "
-            "or take `grad.contiguous()`"
+            f"or take `grad{layout.undone}`"
         )
     else:
         message = (
             f"{subject_words} is right where `{odd_label}` is contiguous and wrong where it is "
             f"{layout.name}: {shown.what}; read it by its strides, or take "
-            f"`{_bare_layout(odd_label)}.contiguous()`"
+            f"`{_bare_layout(odd_label)}{layout.undone}`"
         )
     evidence: dict[str, Any] = {
         "sample": shown.case,
