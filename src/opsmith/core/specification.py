@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from opsmith import errors
+from opsmith.core.argument_types import VALUE_TYPES
 from opsmith.core.gradients import GradientRules, TangentRules
 from opsmith.core.kernels import Kernel
 from opsmith.core.location import scopes_of_callers
@@ -90,6 +91,12 @@ class Specification(errors.ErrorSubject):
     def computed_by(self) -> Callable[..., Any]:
         """The function for calls that no kernel takes: the forward of an adopted class, or the reference."""
         return self.origin.compute(self.reference, in_place=bool(self.schema.written))
+
+    @property
+    def draws(self) -> bool:
+        """True if a call may draw random numbers, from torch's random state or a generator that it takes."""
+        generator = VALUE_TYPES[torch.Generator]
+        return self.random or any(each.kind.base is generator for each in self.schema.arguments)
 
     def where_of(self, part: Part) -> str:
         """`file:line` of a part that the operator brought along, or else of the operator."""

@@ -65,6 +65,14 @@ def refuse_leaves(specification: Specification, values: Sequence[Any]) -> None:
             )
 
 
+def goes_on_from_a_write(tensor: Tensor) -> bool:
+    """Return True if the history of a tensor goes on from the node that writes it.
+
+    That of a view goes on in its base, and a leaf that requires a gradient must not be written.
+    """
+    return capabilities.viewed(tensor) is None and not (tensor.is_leaf and tensor.requires_grad)
+
+
 def refuse_unwritable(specification: Specification, values: Sequence[Any]) -> None:
     """Refuse to write into tensors that cannot be written, or whose elements share memory.
 

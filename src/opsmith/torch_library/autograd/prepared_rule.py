@@ -39,20 +39,23 @@ CONSTANT, USED, FOLLOWED = 1, 2, 4
 """Roles of a result for C++: it has no gradient; a formula uses that; it goes through the reference."""
 
 
-class KernelOfRule(NamedTuple):
-    """The kernel of a node in C++.
+class KernelCall(NamedTuple):
+    """A kernel as C++ calls it.
 
     Args:
-        function: The kernel or reference.
-        keywords: Names of its last arguments, those by keyword.
-        trusted: True if it writes into no argument, and returns new tensors.
-        validate: Takes what it returned, the arguments, and their versions before; returns all results.
+        function: The kernel, or the reference.
+        validate: Takes what it returned, the argument values and the versions of the tensors before, None for
+            a trusted kernel; raises, or returns all results.
+        trusted: True if it writes into no argument that it must not, and returns new tensors.
+        has_graph: True if a result may require a gradient.
+        contiguous: True if it takes what it writes in contiguous memory alone.
     """
 
     function: Callable[..., Any]
-    keywords: tuple[str, ...]
-    trusted: bool
     validate: Callable[[Any, Sequence[Any], tuple[int, ...] | None], tuple[Any, ...]]
+    trusted: bool
+    has_graph: bool
+    contiguous: bool
 
 
 @dataclass(frozen=True)
@@ -207,7 +210,7 @@ class PreparedRule:
             place for name in plan.zeros for place in spans[name] if self._inputs[place] is not None
         ]
 
-    def apply_in_cpp(self, kernel: KernelOfRule) -> Callable[..., Any] | None:
+    def apply_in_cpp(self, kernel: KernelCall) -> Callable[..., Any] | None:
         """The `apply` of its node in C++; None where that is not built, or does not know such a rule."""
         in_cpp = capabilities.calls_in_cpp()
         known = self._primitive.flattening.is_flat and not (self._needed or self._zeros or self._on_mesh)
@@ -234,7 +237,7 @@ class PreparedRule:
         apply: Callable[..., Any] = in_cpp.rule(
             self._node,
             kernel.function,
-            kernel.keywords or None,
+            self._schema.names[self._schema.positional :] or None,
             validated,
             fitted,
             self._refuse_write,

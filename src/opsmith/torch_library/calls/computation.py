@@ -13,7 +13,7 @@ from opsmith.core.call_arguments import tensors_in
 from opsmith.core.kernels import BuiltKernel
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.autograd.prepared_rule import KernelOfRule
+from opsmith.torch_library.autograd.prepared_rule import KernelCall
 from opsmith.torch_library.contract import Before, Contract, State
 from opsmith.torch_library.flattening import detached
 from opsmith.torch_library.writes import raising_versions, refuse_unwritable
@@ -21,25 +21,6 @@ from opsmith.torch_library.writes import raising_versions, refuse_unwritable
 
 class UnknownCallError(Exception):
     """A call of a known signature that must be validated in full all the same; nothing is written yet."""
-
-
-class KernelCall(NamedTuple):
-    """A kernel as C++ calls it.
-
-    Args:
-        function: The kernel, or the reference.
-        validate: Takes what it returned, a list of the argument values and the versions of the tensors
-            before; raises, or returns all results. None for a trusted kernel.
-        trusted: True if it writes into no argument that it must not, and returns new tensors.
-        has_graph: True if a result may require a gradient.
-        contiguous: True if it takes what it writes in contiguous memory alone.
-    """
-
-    function: Callable[..., Any]
-    validate: Callable[[Any, list[Any], tuple[int, ...]], tuple[Any, ...]] | None
-    trusted: bool
-    has_graph: bool
-    contiguous: bool
 
 
 class Route(NamedTuple):
@@ -208,15 +189,16 @@ class Computation:
         """The kernel as C++ calls it; None where C++ does not know all that is to be done."""
         if self._constant or (self._written_places and not self._trusted):
             return None
-        validate = None if self._trusted else self._validate_versions
-        return KernelCall(self._compute, validate, self._trusted, self._has_graph, self._contiguous)
+        return self._called(self._compute)
 
     @property
-    def for_rule(self) -> KernelOfRule:
+    def for_rule(self) -> KernelCall:
         """The same for a node in C++, whose forward runs without grad mode."""
-        schema = self._specification.schema
-        keywords = schema.names[schema.positional :]
-        return KernelOfRule(self._held, keywords, self._trusted, self._validate_versions)
+        return self._called(self._held)
+
+    def _called(self, function: Callable[..., Any]) -> KernelCall:
+        validate = self._validate_versions
+        return KernelCall(function, validate, self._trusted, self._has_graph, self._contiguous)
 
     def _validate_versions(
         self, returned: Any, values: Sequence[Any], versions: tuple[int, ...] | None

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.core.argument_types import VALUE_TYPES
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.forked_locks import lock_of
 from opsmith.core.kernels import BuiltKernel, Rejected, choose
@@ -27,7 +26,7 @@ from opsmith.torch_library.calls.computation import Computation, Route, UnknownC
 from opsmith.torch_library.calls.own_build import OWN_BUILD
 from opsmith.torch_library.dtensor.placements import dtensor
 from opsmith.torch_library.flattening import ArgumentFlattening
-from opsmith.torch_library.writes import written_tensors
+from opsmith.torch_library.writes import goes_on_from_a_write, written_tensors
 
 MAX_ROUTES = 256
 """Maximum number of signatures that are kept."""
@@ -273,9 +272,7 @@ class RouteTable:
 
         def recorded(given: Sequence[Any]) -> tuple[Any, ...]:
             for at in written:
-                # What becomes of the graph of a view is another matter, and a leaf is refused.
-                tensor = given[at]
-                if capabilities.viewed(tensor) is not None or (tensor.is_leaf and tensor.requires_grad):
+                if not goes_on_from_a_write(given[at]):
                     return self._recorded(given)
             results = rule.apply(*given)
             return results[len(written) :] if isinstance(results, tuple) else ()
@@ -299,12 +296,8 @@ class RouteTable:
         ]
         if not needed:
             return False
-        generator = VALUE_TYPES[torch.Generator]
-        draws = specification.random or any(
-            each.kind.base is generator for each in specification.schema.arguments
-        )
         plan = self._registered.plan(frozenset(needed))
-        return not (draws and (plan.derived or plan.follows_hidden))
+        return not (specification.draws and (plan.derived or plan.follows_hidden))
 
 
 def _has_routes(specification: Specification) -> bool:

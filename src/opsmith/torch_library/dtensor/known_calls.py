@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.core.argument_types import VALUE_TYPES
 from opsmith.core.kernels import choose
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.prepared_rule import PreparedRule
@@ -46,10 +45,10 @@ class DTensorCalls:
         specification = registered.specification
         self._specification, self._rule = specification, rule
         schema = specification.schema
-        generator = VALUE_TYPES[torch.Generator]
-        draws = specification.random or any(each.kind.base is generator for each in schema.arguments)
         lists = any(each.kind.is_tensor and each.kind.sequence for each in schema.arguments)
-        self._eligible = not (draws or lists or specification.opaque or schema.written or schema.new_values)
+        self._eligible = not (
+            specification.draws or lists or specification.opaque or schema.written or schema.new_values
+        )
         self._eligible &= not specification.origin.registered and schema.always_tensors
         self._constant = [at for at, each in enumerate(schema.results) if not each.differentiable]
         self._formulas = bool(specification.gradients.given)

@@ -37,8 +37,6 @@ from opsmith.torch_library.origins.gradients import by_position, grad_output_err
 from opsmith.torch_library.origins.misfits import late_structure
 
 _NOTHING = id(None)
-MIN_KEPT = 3
-"""Number of parts of `_Kept` without those that have defaults."""
 
 
 class _Kept(NamedTuple):
@@ -174,14 +172,15 @@ class ClassNodes:
             usual = not (torch.is_grad_enabled() or torch.compiler.is_dynamo_compiling())
             usual = usual and facts.grads_written is False and type(kept) is tuple
             usual = usual and capabilities.innermost_transform() is None
-            if not usual or any(grad is None or grad.is_inference() for grad in grads):
+            for grad in grads:
+                usual = usual and grad is not None and not grad.is_inference()
+            if not usual:
                 return self._full_backward(tensors, needed, ctx, kept, grads)
             before = [*map(version, grads)]
-            if len(kept) > MIN_KEPT:
-                context, shapes = _Kept(*kept).with_tensors(ctx.saved_tensors), kept[1]
-            else:
-                context, shapes, own = kept
-                context = context.with_tensors(ctx.saved_tensors if own else (), {})
+            context, shapes, own, *more = kept
+            saved = ctx.saved_tensors if own or more else ()
+            held = {name: saved[at] for name, at in more[0].items()} if more else {}
+            context = context.with_tensors(saved[:own], held)
             answer = own_backward(context, *grads)
             if before != [*map(version, grads)]:
                 raise grad_output_error(adopted)

@@ -12,13 +12,18 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.core.call_arguments import requires_gradient, tensors_in
 from opsmith.core.origins.function_class import AdoptedFunction, ClassFormula, class_of
-from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.primitive import OperatorPrimitive, RegisteredOperator, differentiate
 from opsmith.torch_library.calls.computation import Route, UnknownCallError
 from opsmith.torch_library.flattening import ArgumentFlattening
 from opsmith.torch_library.origins.class_nodes import ClassNodes
 from opsmith.torch_library.origins.forward import run_forward
-from opsmith.torch_library.writes import raising_versions, refuse_leaves, refuse_unwritable, written_tensors
+from opsmith.torch_library.writes import (
+    goes_on_from_a_write,
+    raising_versions,
+    refuse_leaves,
+    refuse_unwritable,
+    written_tensors,
+)
 
 
 class WritingOperator(RegisteredOperator, Protocol):
@@ -95,9 +100,7 @@ class ClassRoutes:
             return False
         for at in self._written_places:
             tensor = values[at]
-            if capabilities.viewed(tensor) is not None or (tensor.is_leaf and tensor.requires_grad):
-                return False
-            if not tensor.is_contiguous():
+            if not (goes_on_from_a_write(tensor) and tensor.is_contiguous()):
                 return False
         storages = [each.untyped_storage() for each in values if isinstance(each, Tensor)]
         return len({*map(id, storages)}) == len(storages)
