@@ -35,7 +35,7 @@ def everything(entry: Entry) -> bool:
     return True
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @chosen(everything)
 def test_the_class_is_left_as_it_was(entry: Entry) -> None:
     before = {cls: dict(vars(cls)) for cls in entry.cls.__mro__}
@@ -49,7 +49,7 @@ def test_the_class_is_left_as_it_was(entry: Entry) -> None:
     assert_same(run(entry.apply, arguments), expected)
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @sampled(everything)
 def test_values(entry: Entry, index: int) -> None:
     arguments = sample(entry, index)
@@ -61,13 +61,13 @@ def test_values(entry: Entry, index: int) -> None:
     assert not storages & {result.untyped_storage().data_ptr() for result in tensors(found) if result.numel()}
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @sampled(everything, most=1)
 def test_values_of_inputs_that_ask_for_nothing(entry: Entry, index: int) -> None:
     assert_same(run(adopted(entry), sample(entry, index, ())), run(entry.apply, sample(entry, index, ())))
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("entry", "index", "strided"),
     [
@@ -100,7 +100,7 @@ def test_gradients_of_each_result_alone(entry: Entry, index: int) -> None:
         assert_same(gradients([result], arguments, grads), gradients([expected], others, grads))
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @chosen(has_gradient)
 def test_hooks(entry: Entry) -> None:
     def hook_gradients(function: Any) -> list[Any]:
@@ -124,7 +124,7 @@ def test_hooks(entry: Entry) -> None:
     assert_same(hook_gradients(adopted(entry)), hook_gradients(entry.apply))
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @chosen(lambda entry: "any number of arguments" not in entry.covers)
 def test_by_keyword(entry: Entry) -> None:
     operator, arguments = adopted(entry), sample(entry, 0)
@@ -151,7 +151,7 @@ def twice(entry: Entry, function: Any, index: int) -> list[Tensor]:
     return list(torch.autograd.grad(first, [*asking, *grads], incoming(first), materialize_grads=True))
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @sampled(lambda entry: entry.second in SECOND)
 def test_second_derivatives(entry: Entry, index: int) -> None:
     """Against the truth where there is one, else against cls.apply, which gradgradcheck has found right."""
@@ -167,7 +167,7 @@ def test_second_derivatives(entry: Entry, index: int) -> None:
     torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @chosen(lambda entry: entry.second in ("own", "truth"))
 def test_second_derivatives_numerically(entry: Entry) -> None:
     operator = adopted(entry)

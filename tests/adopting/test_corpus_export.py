@@ -38,7 +38,7 @@ def _compare(entry: Entry) -> None:
     torch.testing.assert_close(list(tensors(found)), list(tensors(expected)), rtol=0, atol=0)
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @chosen(lambda entry: entry.exports)
 def test_exported(entry: Entry) -> None:
     _compare(entry)

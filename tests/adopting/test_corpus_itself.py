@@ -46,7 +46,7 @@ def test_every_feature_is_covered_and_every_one_covered_is_listed() -> None:
     assert {feature for entry in ENTRIES.values() for feature in entry.covers} == FEATURES
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
 def test_samples_are_equal_each_time(entry: Entry) -> None:
     first, second = entry.make(), entry.make()
@@ -56,7 +56,7 @@ def test_samples_are_equal_each_time(entry: Entry) -> None:
             assert torch.equal(a, b)
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(("entry", "index"), NUMBERED)
 def test_torch_runs_it(entry: Entry, index: int) -> None:
     torch.manual_seed(0)

@@ -32,7 +32,7 @@ def expected_gradients(entry: Entry, index: int) -> list[Tensor]:
     return gradients([total], arguments, [torch.ones_like(total)])
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @sampled(lambda entry: has_gradient(entry) and "grad" not in entry.refused, most=2)
 def test_func_grad(entry: Entry, index: int) -> None:
     operator, arguments = adopted(entry), entry.make()[index]
@@ -69,7 +69,7 @@ def batched(
     return rows, together, tuple(0 if isinstance(a, Tensor) else None for a in rows[0])
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @sampled(lambda entry: entry.vmaps, most=2)
 def test_vmap(entry: Entry, index: int) -> None:
     operator = adopted(entry)
@@ -79,7 +79,7 @@ def test_vmap(entry: Entry, index: int) -> None:
     torch.testing.assert_close(list(found), [torch.stack(column) for column in zip(*each, strict=True)])
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch has no batching rule for unfold's
 @chosen(lambda entry: entry.vmaps and has_gradient(entry))
 def test_vmap_of_grad(entry: Entry) -> None:
@@ -109,7 +109,7 @@ def test_vmap_of_grad(entry: Entry) -> None:
     torch.testing.assert_close(list(found), [torch.stack(column) for column in zip(*each, strict=True)])
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @chosen(lambda entry: entry.vmaps and entry.kinds == ("true",) and not {"NumPy", "complex"} & {*entry.covers})
 def test_jacrev(entry: Entry) -> None:
     operator, arguments = adopted(entry), entry.make()[0]
@@ -125,7 +125,7 @@ def test_jacrev(entry: Entry) -> None:
     torch.testing.assert_close(found, torch.autograd.functional.jacobian(of(entry.apply), arguments[place]))
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @sampled(lambda entry: entry.jvp, most=2)
 def test_jvp(entry: Entry, index: int) -> None:
     """With the gradients, which are right: <u, jvp(v)> = <vjp(u), v>."""

@@ -28,7 +28,7 @@ WRONG_IN_VIEWS = [
 ]
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("case", "layout", "mode"),
     [

@@ -48,7 +48,7 @@ def test_the_history_goes_on_from_the_write() -> None:
         assert_close(gradient, torch.cat([18 * leaf[:2], torch.full((1,), 3.0)]).double().detach())
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @true_derivative
 def test_derivatives_of_the_functional_form_and_of_the_call(case: Case) -> None:
     operator = case.operator

@@ -81,7 +81,7 @@ TRANSFORMS: dict[str, Callable[[Subject], Any]] = {
 }
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("kind", EVERY)
 def test_every_transform(kind: str, transform: str) -> None:
@@ -430,7 +430,7 @@ def test_floating_point_operations_are_counted() -> None:
     assert counter.get_total_flops() == 2 * 2 * 3 * 4
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.compile
 @pytest.mark.parametrize("make", [on_the_cpu, custom_with_everything])
 def test_compiled(make: Callable[[], Foreign]) -> None:

@@ -65,7 +65,7 @@ def hooked(
     return packed, len(unpacked)
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("needs_w", [True, False], ids=["both", "x alone"])
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("function_class", CLASSES, ids=lambda each: each.__name__)
@@ -106,7 +106,7 @@ REGIONS: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("region", REGIONS)
 @pytest.mark.parametrize("function_class", CLASSES, ids=lambda each: each.__name__)
 def test_double_backward_in_regions_with_hooks(function_class: type[Function], region: str) -> None:
@@ -170,7 +170,7 @@ CALLS: dict[str, Callable[[Any, Tensor, Any], Any]] = {
 }
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("argument", OBJECTS)
 def test_a_class_keeps_no_object_that_it_was_called_with(argument: str, call: str) -> None:

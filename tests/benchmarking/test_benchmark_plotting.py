@@ -115,7 +115,7 @@ def test_what_was_not_counted_or_is_a_call_is_left_out() -> None:
     assert "<svg" in svg(replace(made, ceilings=()), "roofline")
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("name", PICTURES)
 def test_a_picture_can_be_read_on_any_ground_and_heard(name: str) -> None:
     text = svg(small(), name)
@@ -168,7 +168,7 @@ def test_the_description_names_the_fastest_and_its_part_of_the_ceiling() -> None
 
 
 @pytest.mark.slow
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("kind", ["svg", "png", "pdf"])
 def test_pictures_are_written_beside_one_another(kind: str, tmp_path: Path) -> None:
     found = save(small(), tmp_path / f"op.{kind}")

@@ -73,7 +73,7 @@ def in_each(call: Callable[[Executor], Any]) -> list[Any]:
 REFUSED = [name for name, row in BREACHES.items() if row.error and "dispatcher" not in TODAY.get(name, {})]
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("breach", REFUSED)
 def test_direct_executors_say_the_same(breach: str) -> None:
     row = BREACHES[breach]

@@ -173,7 +173,7 @@ def drawn_with_a_seed(x: Tensor) -> Tensor:
     return torch.rand(x.shape, generator=torch.Generator().manual_seed(3)) > 0.5
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     ("forward", "backward"),
     [

@@ -59,7 +59,7 @@ def test_a_report_says_what_looked_at_fewer_samples() -> None:
     assert not opsmith.check(operator, only=["memory"]).remarks
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("size", [3, 40])
 def test_a_dependence_that_the_reference_hides_in_a_later_sample_is_found_quickly(size: int) -> None:
     """Random directions stand for the elements of later samples; where they contradict, all are looked at."""

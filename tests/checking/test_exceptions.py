@@ -135,7 +135,7 @@ def test_an_excused_module_has_a_broad_handler(name: str) -> None:
     assert [*catching(HOME / name)]
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("kind", ["KeyError", "RuntimeError"])
 @pytest.mark.parametrize("nth", [1, 2, 3, 5])
 @pytest.mark.parametrize("name", ["fake", "forward", "gradient", "layouts", "linearity", "values", "vmap"])
@@ -201,7 +201,7 @@ class Shrinking(Function):
 
 
 @pytest.mark.slow
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(("checked", "cause"), [(Growing, "stale-state"), (Shrinking, "mutates-input")])
 def test_what_has_another_form_each_time_is_a_finding_and_no_mistake(checked: Any, cause: str) -> None:
     skip = ["compile", "export", "opcheck"]

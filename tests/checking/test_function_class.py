@@ -231,7 +231,7 @@ def test_tangents_differ_from_a_forward_that_rounds_by_no_more_than_its_rounding
 
 
 @pytest.mark.slow
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("values", [matrix(), matrix().abs() + 0.5], ids=["any", "positive"])
 def test_how_many_results_there_are_may_depend_on_the_numbers(values: Tensor) -> None:
     right = opsmith.check(Positive, samples=[(values,)], effort="quick")

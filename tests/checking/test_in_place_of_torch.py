@@ -130,7 +130,7 @@ RIGHT: dict[str, tuple[Callable[..., Any], Any, Samples, Any]] = {
 }
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("name", RIGHT)
 def test_one_that_is_right(name: str, library: torch.library.Library) -> None:
     function, schema, samples, fake = RIGHT[name]
@@ -190,7 +190,7 @@ FAULTS: dict[str, tuple[Callable[..., Any], Any, Any, set[tuple[str, str | None,
 }
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found(name: str, library: torch.library.Library) -> None:
     function, schema, fake, expected = FAULTS[name]

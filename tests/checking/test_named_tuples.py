@@ -59,7 +59,7 @@ def grid(x: Tensor, size: Size) -> Tensor:
 grid.samples(lambda make: [(make(2, 3, 5), Size(3, 5)), (make(1, 4, 2), Size(4, 2))])
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("operator", [cut, scaled, grid], ids=lambda operator: operator.name)
 def test_one_as_an_argument_is_no_fault(operator: opsmith.Operator[..., Any]) -> None:
     report = opsmith.check(operator, skip=["compile"])

@@ -151,7 +151,7 @@ class Piling(Switched):
 
 
 @pytest.mark.slow
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(("function", "leaks"), [(Switched, False), (Piling, True)])
 def test_constants_that_every_call_saves_are_no_leak(function: Any, leaks: bool) -> None:
     report = opsmith.check(function, samples=[(drawn(3, 4),)], only=["memory"])

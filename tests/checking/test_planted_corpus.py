@@ -107,14 +107,14 @@ FAULTS = cases(PLANTED, lambda name: corpus_of(PLANTED[name]), SHORT)
 RIGHT = cases(SOUND, lambda name: corpus_of(SOUND[name]), [*SOUND][::24])
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(("name", "seed", "effort"), FAULTS)
 def test_a_planted_fault_is_found(name: str, seed: int, effort: str) -> None:
     report = report_on(name, seed, effort)
     assert report.warnings if name in WARNINGS else report.errors, str(report)
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(("name", "seed", "effort"), RIGHT)
 def test_a_right_operator_passes(name: str, seed: int, effort: str) -> None:
     report = report_on(name, seed, effort)
@@ -138,7 +138,7 @@ def test_most_faults_are_named_rightly(corpus: Corpus, seed: int, effort: str) -
 
 
 @pytest.mark.slow
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     "corpus", [pytest.param(each, id=str(each), marks=group(str(each), *RUNS[0])) for each in CORPORA]
 )

@@ -238,7 +238,7 @@ def test_a_gradient_that_is_refused_in_one_mode_is_a_limit(how: Any, samples: An
 
 
 @pytest.mark.slow
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("how", [by_mistake, after_a_mistake, inside_of_python])
 def test_a_mistake_in_one_mode_is_an_error(how: Any) -> None:
     report = opsmith.check(refusing(how), samples=MODES, effort="quick")
@@ -334,7 +334,7 @@ def test_a_wrong_gradient_of_what_is_declared_to_compute_in_float32_is_found() -
 
 
 @pytest.mark.slow
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("kind", [ByBuffer, BackwardByBuffer], ids=["forward", "backward"])
 def test_a_buffer_in_float32_is_one_error(kind: type[Function]) -> None:
     report = opsmith.check(kind, samples=[(X,)], effort="quick")

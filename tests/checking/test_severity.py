@@ -215,7 +215,7 @@ def report_on(function_class: type, *only: str) -> Report:
     return opsmith.check(function_class, samples=samples, only=["forward", "gradient", *only], effort="quick")
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("function_class", "property", "cause", "severity"),
     [

@@ -40,7 +40,7 @@ def standardise(name: str, *, wrong_kernel: bool, wrong_formula: bool) -> Any:
     return standardise
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     ("name", "wrong_kernel", "wrong_formula", "expected"),
     [

@@ -178,7 +178,7 @@ def earlier(run: Run, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     return path
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     ("by", "status", "says"),
     [(1.0, 0, "::twice: not slower"), (0.01, 1, "::twice: SLOWER in 6 of 6 rows"), (100.0, 0, "faster")],
@@ -283,7 +283,7 @@ def test_samples_that_are_named(run: Run, file: Path) -> None:
     assert [case["label"] for case in made["cases"]] == ["n=5", "n=6"]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     ("more", "says"),
     [

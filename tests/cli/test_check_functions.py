@@ -84,7 +84,7 @@ def test_a_gradient_that_forgets_a_number_which_is_1_by_default_is_found(opsmith
 
 
 @pytest.mark.slow
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("samples", ["SWISH", "drawn", "{file}:drawn"])
 def test_samples_are_named_on_the_command_line(opsmith: Run, write: Write, samples: str) -> None:
     file = write(FUNCTIONS)

@@ -97,7 +97,7 @@ def test_json(written: Callable[..., Path], opsmith: Callable[..., Result], spac
     assert (best["tensor"], best["use"], best["ratio"]) == ("result", "writes", 1.0)
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("statement", "status", "said"),
     [

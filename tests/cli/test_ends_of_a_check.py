@@ -83,7 +83,7 @@ def line_of(text: str, words: str) -> int:
     return 1 + next(number for number, line in enumerate(text.splitlines()) if words in line)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     ("name", "options", "words", "says"),
     [

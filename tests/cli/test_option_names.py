@@ -33,7 +33,7 @@ def model():
 """
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("command", "name", "more", "shown", "hidden"),
     [

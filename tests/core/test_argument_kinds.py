@@ -190,7 +190,7 @@ def same(got: Any, wanted: Any) -> bool:
     return bool(got == wanted)
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("kind", "way"), diagonal(KINDS, ["plain", "ordinary", "formula", "derived", "autocast"], every=3)
 )
@@ -198,7 +198,7 @@ def test_value_arrives_as_annotated(kind: str, way: str, name: str) -> None:
     check_arrival(kind, way, name, keyword_only=False)
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("kind", KINDS)
 def test_value_given_by_keyword_alone_arrives_as_annotated(kind: str, name: str) -> None:
     check_arrival(kind, "formula", name, keyword_only=True)

@@ -68,7 +68,7 @@ def test_integer_beside_floating(way: str, dtype: torch.dtype, name: str) -> Non
     assert gradgradcheck(lambda x: operator(x, mask), (x,))
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     ("first", "second"),
@@ -115,7 +115,7 @@ def test_formula_that_is_real_for_a_complex_input(name: str) -> None:
 SHAPES = [((3, 2), (2,)), ((2,), (3, 2)), ((3, 1), (1, 2)), ((), (3, 2)), ((1,), (1, 1, 2)), ((0, 2), (2,))]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("first", "second"), SHAPES, ids=lambda shape: "x".join(map(str, shape)) or "scalar")
 def test_broadcast_inputs_are_reduced(first: Any, second: Any, way: str, name: str) -> None:

@@ -140,7 +140,7 @@ class Wider(Range):
     pass
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     ("arguments", "argument", "expected", "got"),
     [

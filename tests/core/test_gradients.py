@@ -25,7 +25,7 @@ def some(inputs: Inputs, needs: tuple[bool, bool]) -> tuple[Tensor, ...]:
     return tuple(value.detach().requires_grad_(need) for value, need in zip(inputs, needs, strict=True))
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("needs", NEEDS, ids=NEED_IDS)
 def test_gradcheck(variant: Operator, inputs: Inputs, needs: tuple[bool, bool]) -> None:
     assert gradcheck(variant, some(inputs, needs), check_forward_ad=True)
@@ -35,20 +35,20 @@ def test_gradcheck_fast(variant: Operator, inputs: Inputs) -> None:
     assert gradcheck(variant, inputs, check_forward_ad=True, fast_mode=True)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 def test_gradcheck_batched_forward(variant: Operator, inputs: Inputs) -> None:
     assert gradcheck(
         variant, inputs, check_forward_ad=True, check_batched_grad=True, check_batched_forward_grad=True
     )
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("needs", NEEDS, ids=NEED_IDS)
 def test_gradgradcheck(variant: Operator, inputs: Inputs, needs: tuple[bool, bool]) -> None:
     assert gradgradcheck(variant, some(inputs, needs))
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 def test_gradgradcheck_forward_over_reverse(variant: Operator, inputs: Inputs) -> None:
     assert gradgradcheck(variant, inputs, check_fwd_over_rev=True, check_batched_grad=True)
 
@@ -158,7 +158,7 @@ def test_no_tangent_where_nothing_moves(variant: Operator, inputs: Inputs) -> No
         assert forward_ad.unpack_dual(variant(x, weight)).tangent is None
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("vectorize", [False, True])
 def test_functional_jacobian_and_hessian(
     variant: Operator, reference: Reference, inputs: Inputs, vectorize: bool

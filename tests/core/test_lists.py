@@ -49,7 +49,7 @@ def declared(name: str, way: str) -> Operator:
     return operator
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     "needs",

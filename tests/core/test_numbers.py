@@ -138,7 +138,7 @@ VALUES: dict[str, tuple[Any, Any, float]] = {
 }
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("known", [False, True], ids=["first call", "fast path"])
 @pytest.mark.parametrize("case", VALUES)
 def test_numbers_are_converted(case: str, known: bool) -> None:
@@ -231,7 +231,7 @@ def traced(operator: Any, value: Any) -> Tensor:
 EXECUTORS = [exported, traced]
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.xdist_group("numbers")
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("case", VALUES)
@@ -240,7 +240,7 @@ def test_numbers_are_the_same_in_every_executor(case: str, executor: Any) -> Non
     assert executor(operator, value).tolist() == [right, right]
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.xdist_group("numbers")
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("case", REFUSED)

@@ -249,7 +249,7 @@ def raising(op: Operator, x: Tensor, extra: Any) -> None:
 REGIONS |= {"autocast": in_autocast, "raising": raising}
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("region", REGIONS)
 @pytest.mark.parametrize("holding", HOLDING)
 def test_a_call_keeps_no_argument_alive(holding: str, region: str, operator: Operator) -> None:

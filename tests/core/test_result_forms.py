@@ -116,7 +116,7 @@ def test_values_and_derivatives(form: str, n: int, way: str, name: str) -> None:
             assert_close(of_one, torch.autograd.grad(flat(reference(x, n))[position].sum(), x)[0])
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(("form", "n"), CALLS)
 def test_transforms(form: str, n: int, way: str, name: str) -> None:
     operator, reference = declared(name, form, way), FORMS[form][0]
@@ -157,7 +157,7 @@ def test_schema_and_check(form: str, name: str) -> None:
     assert report.passed, report.failures
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("form", ["optional", "list", "mixed"])
 def test_the_check_rejects_a_wrong_formula(form: str, name: str) -> None:
     operator = declared(name, form, "formulas")
@@ -178,7 +178,7 @@ def test_the_check_rejects_a_wrong_formula(form: str, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("presence", [True, False])
 def test_the_check_rejects_a_kernel_with_other_results(presence: bool, name: str) -> None:
     operator = opsmith.operator(name)(optional)

@@ -61,7 +61,7 @@ def declared(name: str, function: Any, shapes: str) -> Any:
     return opsmith.operator(f"shape_samples::{name.replace(' ', '_')}", shapes=shapes)(function)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("name", ENOUGH)
 def test_where_shapes_and_types_say_enough_a_check_needs_no_samples(name: str) -> None:
     operator = declared(name, *ENOUGH[name])

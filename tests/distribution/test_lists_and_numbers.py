@@ -94,7 +94,7 @@ def by_row(x: Tensor) -> list[Tensor]:
 LISTS = [heads, with_list, perhaps, by_row]
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("requires", [False, True], ids=["values", "gradients"])
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
 @pytest.mark.parametrize("reference", LISTS, ids=lambda f: f.__name__)
@@ -227,7 +227,7 @@ def is_placed_by_torch(reference: Callable[..., Any], x: Tensor) -> bool:
     return True
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("kernel", [False, True], ids=["reference", "kernel"])
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
 @pytest.mark.parametrize("reference", [*NUMBERS, *GATHERED, assigned], ids=lambda f: f.__name__)
@@ -422,7 +422,7 @@ def with_kernel(name: str) -> Any:
     return operator
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.skipif(config.conservative(), reason="transforms level by level are refused then")
 @pytest.mark.parametrize("declared", [with_reference, with_formula, with_kernel], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("transform", TRANSFORMS)

@@ -187,7 +187,7 @@ def test_several_results_of_one_trial(place: Any) -> None:
     assert torch.equal(made.full_tensor(), X[:, 0].sum() * W)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("gradients", [False, True], ids=["plain", "gradients"])
 @pytest.mark.xdist_group("compiled_shards")
 def test_compiled(gradients: bool, place: Any, fresh_compiler: None) -> None:

@@ -121,7 +121,7 @@ def test_what_a_function_keeps_as_variable_is_no_leaf() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("training", [None, False, True])
 def test_nothing_is_kept_once_it_is_drawn(training: bool | None, tmp_path: Path) -> None:
     made: list[weakref.ref[Tensor]] = []

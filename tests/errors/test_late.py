@@ -69,7 +69,7 @@ CONTRACT: dict[str, tuple[Any, Error]] = {
 }
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize("differentiated", [False, True], ids=["plain", "differentiated"])
 @pytest.mark.parametrize("way", ["ordinary", "formula", "kernel"])

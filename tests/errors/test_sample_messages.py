@@ -119,7 +119,7 @@ MISFITS: dict[str, tuple[Any, list[str]]] = {
 }
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("isolate", [False, True], ids=["here", "isolated"])
 @pytest.mark.parametrize(("samples", "says"), MISFITS.values(), ids=list(MISFITS))
 def test_samples_of_a_class_that_do_not_fit(samples: Any, says: list[str], isolate: bool) -> None:

@@ -207,7 +207,7 @@ def test_attributes_of_involution_are_whole_numbers_on_the_node(everything: Made
     assert len(everything.of("opsmith::involution_input_gradient")) == expected
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("body", BODIES)
 def test_the_linear_model_of_the_mission(export: Exported, body: str) -> None:
     """Row C3: two inputs, one output, float64."""

@@ -212,7 +212,7 @@ def test_numbers_that_are_computed_and_shapes_have_nodes(
         torch.testing.assert_close(made.in_runtime(x)[0], function(x))
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("function", HIDDEN)
 def test_what_no_trace_sees_is_found_by_other_values(function: Any, form: str, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ MODELS: dict[str, tuple[Callable[[Tensor], Any], str, str, str]] = {
 }
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_that_has_no_form(name: str, tmp_path: Path) -> None:
     function, problem, got, hint = MODELS[name]

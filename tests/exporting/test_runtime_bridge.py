@@ -64,7 +64,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
 FAST = ("optional-absent-in-the-middle", "every-attribute")
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in FAST else SLOW) for name in CASES])
 def test_a_node_says_all_of_its_call(name: str, tmp_path: Path) -> None:
     function, inputs = CASES[name]

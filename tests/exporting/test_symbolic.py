@@ -85,7 +85,7 @@ NO_DOMAIN = "`symbolic` of Linear names a node `MYLINEAR` and no domain"
 SAID = {"scale": 2.0, "steps": [1, 2], "mode": "q", "flag": 1}
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("body", ["function", pytest.param("inline", marks=pytest.mark.slow), "node"])
 def test_the_node_is_the_one_that_it_names(export: Exported, body: str) -> None:
     with pytest.warns(UserWarning, match=NO_DOMAIN) as warned:
@@ -163,7 +163,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_done_is_an_error_with_its_line(export: Exported, case: str) -> None:
     operator, said = REFUSED[case]

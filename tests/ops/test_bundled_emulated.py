@@ -49,7 +49,7 @@ MATRIX = [
 ]
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(("operator", "dtype", "layout", "orders"), MATRIX)
 def test_values_without_a_finding(
     operator: Any, dtype: torch.dtype, layout: Layout, orders: Sequence[str]
@@ -108,7 +108,7 @@ def test_a_slot_beyond_the_cache_stops_the_kernel() -> None:
         opsmith.emulate(write_kv_cache, *caches, rows, rows, torch.tensor([20, 0]))
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("position", [-1, 3])
 def test_a_position_beyond_the_table_stops_the_kernel(position: int) -> None:
     kernel, positions = emulation(rope_), torch.tensor([0, 1])

@@ -53,7 +53,7 @@ def magnitude(case: Case, tensor: Tensor | None) -> Tensor | None:
     return tensor.real if case.operator is exp else tensor.abs()
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(("case", "dtype", "device", "layout"), matrix())
 def test_value_and_gradients(
     case: Case, dtype: torch.dtype, device: str, layout: Callable[[Tensor], Tensor]

@@ -85,7 +85,7 @@ def test_values_in_two_orders_of_the_threads(case: Case, dtype: torch.dtype) -> 
         assert found.stride() == OPERATORS[name].reference(*arguments).stride()
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("odd", [float("inf"), float("nan")], ids=str)
 @pytest.mark.parametrize("case", SHORT.values(), ids=SHORT)
 def test_what_is_not_finite_goes_where_the_reference_has_it(case: Case, odd: float) -> None:

@@ -43,7 +43,7 @@ def of_a_layer(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return contiguous((3, *shape), dtype)[1]
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", [contiguous, by_heads, strided, of_a_layer])
 @pytest.mark.parametrize("slots", [[7, 0, 19], [-1, 3], [-1], [2], []], ids=str)

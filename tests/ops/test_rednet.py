@@ -39,7 +39,7 @@ def multiply_adds(network: nn.Module, images: Tensor) -> float:
     return (counter.get_total_flops() / 2 + others) / 1e9
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     "depth", [pytest.param(each, marks=pytest.mark.slow if each > 50 else ()) for each in REPORTED]
 )

@@ -29,7 +29,7 @@ def norm(x: Tensor, weight: Tensor | None) -> Tensor:
     return F.rms_norm(x, (x.shape[-1],), weight, EPS)
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -91,7 +91,7 @@ def test_second_order() -> None:
     assert torch.autograd.gradgradcheck(rms_norm, (x, weight))
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("layout", [each for each in LAYOUTS if each is not expanded])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", REAL, ids=str)

@@ -38,7 +38,7 @@ def turned(x: Tensor, cos_sin: Tensor, positions: Tensor, interleaved: bool) -> 
     return torch.cat([new.flatten(-2), wide[..., count:]], -1).to(x.dtype)
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("layout", [contiguous, transposed, strided, by_heads])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -83,7 +83,7 @@ def test_products_depend_on_the_distance_of_positions_alone() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_gradients(interleaved: bool) -> None:
     x, table = torch.randn(3, 2, 7, dtype=torch.float64), rope_table(5, 4, dtype=torch.float64)

@@ -22,7 +22,7 @@ def half(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return contiguous((shape[0], 2 * shape[1]), dtype)[:, : shape[1]]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("layout", [contiguous, transposed, strided, half])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", REAL, ids=str)

@@ -66,7 +66,7 @@ def test_static(variant: Operator, reference: Any) -> None:
     assert_close(function(*no_gradients), around(reference)(*no_gradients))
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @MOST_ARE_SLOW
 def test_dynamic(variant: Operator, reference: Any) -> None:
     graphs: list[torch.fx.GraphModule] = []
@@ -340,7 +340,7 @@ def test_a_new_kernel_is_used_after_compiling(name: str) -> None:
     assert function(torch.ones(1)).item() == 11.0
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @SOME
 def test_a_module_with_operators_in_a_loop(variant: Operator, reference: Any) -> None:
     class Stack(nn.Module):
@@ -386,14 +386,14 @@ class Exported(nn.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @MOST_ARE_SLOW
 def test_export_keeps_the_operator_as_one_node(variant: Operator, reference: Any) -> None:
     check_export(variant, reference, strict=False)
 
 
 @pytest.mark.slow
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @SOME
 def test_strict_export_keeps_the_operator_as_one_node(variant: Operator, reference: Any) -> None:
     check_export(variant, reference, strict=True)

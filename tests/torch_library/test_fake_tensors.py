@@ -101,7 +101,7 @@ def test_strides_are_those_of_the_reference(name: str) -> None:
     assert fake.stride() == operator(torch.ones(3, 2)).stride() == (1, 2)
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("tracing", ["real", "symbolic"])
 def test_make_fx(variant: Operator, reference: Any, inputs: tuple[Tensor, Tensor], tracing: str) -> None:
     values = [value.detach() for value in inputs]
@@ -111,7 +111,7 @@ def test_make_fx(variant: Operator, reference: Any, inputs: tuple[Tensor, Tensor
     assert_close(graph(*values), reference(*values))
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 def test_make_fx_of_gradients(variant: Operator, reference: Any, inputs: tuple[Tensor, Tensor]) -> None:
     def gradients(function: Any) -> Any:
         def of(x: Tensor, weight: Tensor) -> Any:
@@ -125,7 +125,7 @@ def test_make_fx_of_gradients(variant: Operator, reference: Any, inputs: tuple[T
     assert_close(graph(*values), gradients(reference)(*values))
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     "variant",
     [

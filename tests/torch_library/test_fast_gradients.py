@@ -137,7 +137,7 @@ def asking(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(shape, dtype=dtype, requires_grad=True)
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("needed", [(True, True), (True, False), (False, True)], ids=["xw", "x", "w"])
 def test_known_calls_take_the_fast_path(subject: Any, slow: list[str], needed: tuple[bool, bool]) -> None:
     for shape in ((4,), (2, 5), (4,), (2, 5), (1, 1)):

@@ -133,7 +133,7 @@ def negated(x: Tensor) -> Tensor:
     return torch.complex(x, x).conj().imag
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -140,7 +140,7 @@ def differentiated(function: Callable[..., Tensor]) -> Any:
     return torch.autograd.grad(function(*inputs), inputs)
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @every_operator
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_transforms(operator: Any, name: str) -> None:
@@ -167,7 +167,7 @@ def once(operator: Callable[..., Any]) -> Callable[[Tensor, Tensor], Tensor]:
     return run
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @every_operator
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_functional_form(operator: Any, name: str) -> None:
@@ -195,7 +195,7 @@ def fresh_compiler() -> Iterator[None]:
     torch.compiler.reset()
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.compile
 def test_the_functional_form_is_first_named_in_compiled_code() -> None:
     operator = declare("first_in_compiled_code", decay)
@@ -239,7 +239,7 @@ def test_compiled_code_writes_into_what_it_takes(operator: Any, fresh_compiler: 
 
 
 @pytest.mark.slow
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.compile
 @pytest.mark.parametrize("operator", [derived, with_kernel], ids=lambda each: each.name)
 def test_two_views_of_one_tensor_with_sizes_that_change(operator: Any, fresh_compiler: None) -> None:
@@ -464,7 +464,7 @@ def test_what_is_returned_shares_no_memory() -> None:
 RETURNED = [each for each in OPERATORS if each.name.endswith("_")]
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("operator", RETURNED, ids=lambda each: each.name.partition("::")[2])
 def test_the_argument_that_is_returned_is_the_one_that_is_given(operator: Any) -> None:
     schema = operator.torch_operator._schema

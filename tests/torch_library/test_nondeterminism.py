@@ -61,7 +61,7 @@ void summed(View<const T, 1> x, View<const int64_t, 1> index, View<T, 1> result)
 """
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("calls", [0, 3], ids=["first call", "fast path"])
 @pytest.mark.parametrize("kernel", ["reference", "python", "cpp"])
 def test_a_call_is_refused_where_torch_must_be_deterministic(
@@ -335,7 +335,7 @@ WAYS: dict[str, Any] = {
 }
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("form", FORMS)
 def test_each_way_of_a_call_is_refused_once(form: str, way: str, deterministic: None) -> None:

@@ -166,7 +166,7 @@ def test_what_shares_elements_with_an_argument(kind: str) -> None:
     assert_close(x, torch.ones(4))
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 def test_two_results_that_are_one(operator: Any) -> None:
     if operator.specification.schema.visible == (0, 1):
         out = torch.empty(3)
@@ -232,7 +232,7 @@ def test_compiled_code_that_calls_the_operator_with_numbers() -> None:
     assert_close(compiled(x), 5 * x)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.compile
 @pytest.mark.parametrize("kind", ["scale", "scale-cpp"])
 def test_compiled_code_copies_nothing(kind: str) -> None:

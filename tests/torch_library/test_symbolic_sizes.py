@@ -133,7 +133,7 @@ def test_as_many_graphs_as_a_plain_function(case: str, name: str) -> None:
     assert graphs(declared(function, name), function) == graphs(function, function)
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("case", BETTER)
 def test_graphs_where_a_plain_function_does_not_compile(case: str, name: str) -> None:
     function, expected = BETTER[case]
@@ -191,7 +191,7 @@ def recomputed(name: str) -> Any:
     return lambda q, k: times(scores(q, k), q.shape[-1]) / math.sqrt(q.shape[-1])
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     "declare", [with_formulas, derived, adopted, recomputed], ids=lambda each: each.__name__
 )

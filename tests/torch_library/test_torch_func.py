@@ -192,7 +192,7 @@ CASES: dict[str, Callable[[Function], Any]] = {
 
 
 # torch.func.linearize warns of its own way to hold constants, for the reference as well.
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning")
 @pytest.mark.parametrize(("variant", "case"), diagonal(VARIANTS, CASES, every=4), indirect=["variant"])
 def test_transform(case: str, variant: Operator, reference: Function) -> None:

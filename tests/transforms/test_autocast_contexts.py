@@ -60,7 +60,7 @@ def _close(subject: Subject, found: Any, expected: Any) -> None:
     torch.testing.assert_close(found, expected, **tolerance)
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("subject", "way", "first"),
     diagonal(SUBJECTS, ["plainly", "checkpoint", "checkpoint-reentrant"], [torch.float32, LOW], every=3),

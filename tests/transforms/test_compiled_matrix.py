@@ -34,14 +34,14 @@ def _compare(subject: Subject, composition: str, backend: str, **options: Any) -
     torch.testing.assert_close(found, step(lambda function: function, subject.plain, subject))
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(("name", "composition"), marked(diagonal(CHOSEN, COMPOSITIONS, every=len(CHOSEN))))
 def test_composition(name: str, composition: str) -> None:
     _compare(CHOSEN[name], composition, "aot_eager")
 
 
 @pytest.mark.slow
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(("name", "composition"), diagonal(CHOSEN, ["sizes", "vmap-grad"], every=len(CHOSEN)))
 def test_dynamic_sizes(name: str, composition: str) -> None:
     _compare(CHOSEN[name], composition, "aot_eager", dynamic=True)

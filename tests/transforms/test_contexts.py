@@ -11,7 +11,7 @@ from transform_subjects import Subject
 
 
 # Anomaly detection warns that it is slow, for aten operators too.
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled:UserWarning")
 @pytest.mark.parametrize(("subject", "context"), diagonal(SUBJECTS, CONTEXTS, every=8))
 def test_context(subject: Subject, context: str) -> None:
@@ -27,7 +27,7 @@ def test_context(subject: Subject, context: str) -> None:
         torch.testing.assert_close(CONTEXTS[context](subject.operator, inputs), expected)
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(("subject", "derivative"), diagonal(SUBJECTS, DERIVATIVES, every=8))
 def test_derivative(subject: Subject, derivative: str) -> None:
     inputs = subject.inputs()
@@ -35,7 +35,7 @@ def test_derivative(subject: Subject, derivative: str) -> None:
     torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     "subject",
     [subject for subject in SUBJECTS if subject.name != "binarize"],  # its gradient is wrong on purpose

@@ -39,7 +39,7 @@ def with_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *inputs: values_and_gradients(function, inputs)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("step", [lambda f: f, with_gradients], ids=["forward", "with-gradients"])
 @pytest.mark.parametrize(
     "subject",

@@ -60,7 +60,7 @@ def test_eager(case: str) -> None:
     torch.testing.assert_close(CASES[case](marked), FACTOR * CASES[case](marked.reference))
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.compile
 @pytest.mark.parametrize("case", ["grad", "vmap-grad", "grad-vmap", "jvp"])
 def test_compiled(case: str) -> None:

@@ -37,7 +37,7 @@ def _scaled(subject: Subject, number: int) -> tuple[Tensor, ...]:
     return tuple(tensor / (number + 1) for tensor in subject.inputs())
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
 def test_each_thread_has_its_own_answer(subject: Subject) -> None:
     expected = [values_and_gradients(subject.plain, _scaled(subject, i)) for i in range(THREADS)]

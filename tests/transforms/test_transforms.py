@@ -21,7 +21,7 @@ def _compare(subject: Subject, transform: Callable[[Call], Any]) -> None:
 
 
 # torch.func.linearize builds its own graph in a way that torch.fx warns about, for aten operators too.
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning")
 @pytest.mark.parametrize(
     ("subject", "transform"),

@@ -98,7 +98,7 @@ TRANSFORMS: dict[str, Callable[[Any, Any, Any], Any]] = {
 }
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
 @pytest.mark.parametrize(("operator", "inputs", "dims", "called"), BATCHES.values(), ids=BATCHES)
 def test_the_same_answer(operator: Any, inputs: Any, dims: Any, called: Any, transform: Any) -> None:

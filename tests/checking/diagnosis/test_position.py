@@ -91,7 +91,7 @@ def moved_with_what_was_there(grad: Tensor, x: Tensor) -> Tensor:
     return torch.cat([right[:, :1], right[:, :-1]], 1)
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("reference", "samples", "about", "formula", "cause", "says"),
     [

@@ -100,7 +100,7 @@ REPEATED = {
 }
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("case", REPEATED)
 def test_wrong_where_an_index_repeats(case: str) -> None:
     cause, message = found(*REPEATED[case][:2], *REPEATED[case][2])

@@ -101,7 +101,7 @@ def lacking_tail(grad: Tensor, x: Tensor) -> Tensor:
     return grad[:whole].mT @ x[:whole]
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("reference", "samples", "about", "formula", "cause", "says"),
     [

@@ -52,7 +52,7 @@ LINEAR = [(random(5, 3), random(4, 3, seed=4)), (random(2, 6), random(3, 6, seed
 COMPLEX = [(random(3, dtype=torch.complex128), random(3, seed=4, dtype=torch.complex128))]
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("reference", "samples", "about", "formula", "cause", "says"),
     [

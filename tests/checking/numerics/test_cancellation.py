@@ -270,7 +270,7 @@ WRONG_OVER_ONE = {
 """Faults of gradients that are zero."""
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("fault", WRONG_OVER_ONE)
 def test_a_wrong_gradient_where_zero_is_right_is_found(fault: str) -> None:
     name = f"wrong_{[*WRONG_OVER_ONE].index(fault)}"

@@ -104,7 +104,7 @@ SMOOTH: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", SMOOTH)
 def test_the_error_bound_holds_and_is_small(name: str, seed: int) -> None:
@@ -121,7 +121,7 @@ def test_the_error_bound_holds_and_is_small(name: str, seed: int) -> None:
     assert found.along == ()
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("name", SMOOTH)
 def test_one_element_that_is_a_little_wrong_is_found(name: str) -> None:
     function, x = SMOOTH[name]
@@ -280,7 +280,7 @@ ILL_CONDITIONED: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("condition", [1e5, 1e6, 1e7])
 @pytest.mark.parametrize("name", ILL_CONDITIONED)
 def test_a_step_as_short_as_the_rounding_of_the_argument_is_not_trusted(name: str, condition: float) -> None:

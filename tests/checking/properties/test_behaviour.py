@@ -158,7 +158,7 @@ def test_settings_are_put_back_though_the_region_raises() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("writes", [False, True])
 def test_a_kernel_whose_result_has_another_shape(writes: bool) -> None:
     """The check goes on where no grad_output fits kernel and reference both."""

@@ -71,7 +71,7 @@ def test_a_right_kernel_passes_and_is_verified() -> None:
     assert report.unverified == ()
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("name", "before", "after", "cause", "input"),
     [

@@ -102,21 +102,21 @@ def test_a_surrogate_that_rounds_grad_output_on_purpose_is_not_float32() -> None
     assert not found.failures, str(found)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_wrong_number_of_tangents_is_found(kind: str) -> None:
     found = report(sign(straight_through, lambda ctx, tangent, _: (tangent, tangent)), kind)
     assert faults(found) == {("forward_mode", "gradient-count", "error")}, str(found)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_tangent_of_another_shape_is_found(kind: str) -> None:
     found = report(sign(straight_through, lambda ctx, tangent, _: tangent[1:]), kind)
     assert [each.property for each in found.errors] == ["forward_mode"], str(found)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_tangent_of_another_dtype_is_found(kind: str) -> None:
     found = report(sign(straight_through, lambda ctx, tangent, _: tangent.float()), kind)

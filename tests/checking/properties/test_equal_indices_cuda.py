@@ -39,7 +39,7 @@ for operator, writes in ((stored, "="), (added, "+=")):
     operator.samples(lambda make: [(make(4, 2), torch.tensor([3, 0, 5, 8]), 9)])
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     ("operator", "causes"), [(stored, []), (added, ["race"])], ids=["keeps one value", "adds up"]
 )

@@ -140,7 +140,7 @@ def row_means(name: str, block: str) -> Any:
     return operator.kernel("cpu", cpp=text.replace("BLOCK", block), entry="means")
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("effort", ["quick", "default"])
 def test_a_kernel_that_divides_by_a_size_of_0_is_found_and_the_check_goes_on(effort: Any) -> None:
     report = opsmith.check(

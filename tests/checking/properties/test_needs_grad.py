@@ -34,7 +34,7 @@ SAMPLES = [
 ]
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("samples", SAMPLES, ids=["one", "sizes"])
 @pytest.mark.parametrize("effort", ["quick", "default"])
 def test_what_raises_says_for_which_inputs(samples: Any, effort: Any) -> None:

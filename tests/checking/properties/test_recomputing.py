@@ -19,7 +19,7 @@ SAYS = {
 }
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("name", SAYS)
 def test_a_fault_of_what_is_kept_is_found_and_named(name: str) -> None:
     checked, samples = getattr(corpus, name)()
@@ -28,7 +28,7 @@ def test_a_fault_of_what_is_kept_is_found_and_named(name: str) -> None:
     assert any(SAYS[name] in failure.message for failure in report.failures), str(report)
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     "build",
     [

@@ -39,7 +39,7 @@ def samples() -> list[Any]:
     ]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("effort", ["quick", "default"])
 def test_a_right_one_passes(effort: Any) -> None:
     skip = ["compile", "export"]

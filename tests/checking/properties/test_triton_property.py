@@ -77,7 +77,7 @@ def in_half(x, result, x_size_1, x_stride_0, x_stride_1, BLOCK: tl.constexpr):
 
 
 @pytest.mark.slow
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("function", "cause"),
     [

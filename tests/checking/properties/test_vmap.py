@@ -98,7 +98,7 @@ class DetachesTheBatch(Product):
         return Product.vmap(info, in_dims, x.detach(), y)
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("wrong", "cause", "input", "says"),
     [

@@ -123,7 +123,7 @@ def checked(function: Any, *sample: Tensor) -> opsmith.Report:
     return opsmith.check(function, samples=[sample], only=["forward", "gradient"], effort="quick")
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("function", "words"),
     [
@@ -148,7 +148,7 @@ def test_a_gradient_that_is_wrong_for_indices_that_no_sample_shows_is_an_error(
         assert "it is wrong where an index in `index` occurs more than once" in failure.message
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("function", "sample"),
     [

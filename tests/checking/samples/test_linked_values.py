@@ -64,7 +64,7 @@ CALLS: dict[Any, tuple[Any, ...]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("function", CALLS, ids=lambda each: each.__name__)
 def test_a_class_whose_arguments_go_together_passes(function: Any) -> None:
     report = opsmith.check(function, samples=[CALLS[function]], only=["forward", "gradient", "layouts"])

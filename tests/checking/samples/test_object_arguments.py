@@ -203,7 +203,7 @@ HOLDERS = [linear, closure, method, bound, partial(linear, bias=False)]
 
 
 @pytest.mark.slow
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("make", HOLDERS, ids=["module", "closure", "method", "partial", "one parameter"])
 def test_a_class_that_takes_a_module_is_checked_in_float64(make: Callable[[], Any]) -> None:
     found = check(Applied, X, make())
@@ -211,7 +211,7 @@ def test_a_class_that_takes_a_module_is_checked_in_float64(make: Callable[[], An
 
 
 @pytest.mark.slow
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("make", HOLDERS, ids=["module", "closure", "method", "partial", "one parameter"])
 def test_a_frozen_parameter_of_an_object_that_ends_the_backward_is_found(make: Callable[[], Any]) -> None:
     found = check(ForAllParameters, X, make())
@@ -251,7 +251,7 @@ SPARSE = [Tensor.to_sparse_csr, lambda matrix: nn.Parameter(matrix.to_sparse())]
 
 
 @pytest.mark.slow
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 @pytest.mark.parametrize("make", SPARSE, ids=["rows", "parameter"])
 def test_a_module_with_a_sparse_tensor_that_torch_does_not_copy_is_not_cast(make: Any) -> None:

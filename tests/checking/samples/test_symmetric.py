@@ -95,7 +95,7 @@ def test_a_right_gradient_among_symmetric_matrices_passes(right: Any, effort: An
     assert report.remarks[-1].startswith("derivatives by `a` are those among symmetric matrices")
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("formula", [None, inverse])
 def test_a_reference_that_reads_one_triangle_hides_nothing(formula: Any) -> None:
     operator = opsmith.operator(f"symmetry::logdet_{formula is None}")(logdet)

@@ -207,7 +207,7 @@ def test_an_operator_that_takes_nothing_at_all_has_no_variations_and_breaks_noth
     assert all("the reference does not take the sample itself" in text for text in found.rejected)
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("name", RIGHT)
 def test_every_variation_is_small_and_accepted(name: str) -> None:
     subject = subject_of(RIGHT[name], None, 0, EFFORTS["default"])

@@ -103,7 +103,7 @@ def checked(way: int, **options: Any) -> opsmith.Report:
     return opsmith.check(weighted, effort="quick", **options)
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_read_outside_is_one_failure_that_names_the_argument_and_a_hint(way: int) -> None:
     reports = [checked(way) for _ in range(5)]
@@ -121,7 +121,7 @@ def test_a_read_outside_is_one_failure_that_names_the_argument_and_a_hint(way: i
     assert "not run: what it gives depends on memory that is not its own (see `forward`)" in skipped
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("way", [RIGHT, VECTORS, UNUSED, GRADIENT * VECTORS])
 def test_a_kernel_that_reads_to_the_end_or_drops_what_it_reads_passes(way: int) -> None:
     report = checked(way, only=["forward", "gradient", "determinism", "effects", "linearity"])

@@ -128,7 +128,7 @@ def found(report: opsmith.Report) -> set[tuple[str, str | None, str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("wrong", [NoisyAndWrong, ByPython, undeclared])
 def test_undeclared_randomness_hides_no_wrong_gradient(wrong: Any) -> None:
     state = torch.get_rng_state()
@@ -141,7 +141,7 @@ def test_undeclared_randomness_hides_no_wrong_gradient(wrong: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("drawing", [noise, drawn_by_numpy, Noisy])
 def test_other_numbers_of_a_second_run_follow_from_undeclared_randomness(drawing: Any) -> None:
     report = opsmith.check(drawing, samples=[(X, WEIGHT)], effort="quick")
@@ -162,7 +162,7 @@ def randomness_of(drawing: Any) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("isolate", [False, 60])
 def test_a_buffer_that_changes_hides_no_wrong_gradient(isolate: Any) -> None:
     report = check(RunningAndWrong, X, WEIGHT, torch.zeros(4), isolate=isolate)
@@ -173,7 +173,7 @@ def test_a_buffer_that_changes_hides_no_wrong_gradient(isolate: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     ("right", "samples", "properties"),
     [

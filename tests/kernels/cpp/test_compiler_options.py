@@ -162,7 +162,7 @@ def test_relative_paths_are_beside_the_declaring_file() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("form", ["soname", "file", "folder"])
 def test_a_library_is_linked_found_again_and_in_the_key(form: str, tmp_path: Path) -> None:
     folder = tmp_path / form

@@ -88,7 +88,7 @@ def test_gradients_are_the_reference_s() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("operator", [scaled, row_sums, channel_sums], ids=lambda each: each.__name__)
 def test_check_passes(operator: Any) -> None:
     report = opsmith.check(operator, skip=["compile", "export", "opcheck"], effort="quick")
@@ -214,7 +214,7 @@ def test_called_by_many_threads_at_once() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("kind", ["Half", "BFloat16"])
 def test_numbers_of_16_bits_round_as_torch_s_do(kind: str) -> None:
     dtype = {"Half": torch.float16, "BFloat16": torch.bfloat16}[kind]

@@ -85,7 +85,7 @@ def test_it_is_refused_each_time_and_mended_by_reload(tmp_path: Path) -> None:
     assert operator.reload()(torch.ones(2)).tolist() == [5, 5]
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("parameters", "got", "name", "expected", "hint"),
     [

@@ -63,7 +63,7 @@ def values(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor:
     return torch.randint(0, 9, shape, generator=generator).to(dtype)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     ("dtype", "shape", "layout"), diagonal([*EVERY, *INTEGERS], SHAPES, LAYOUTS, every=4)
 )
@@ -627,7 +627,7 @@ def test_compiled_code_writes_into_the_view() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.compile
 @pytest.mark.xdist_group("in_place_kernels")
 @pytest.mark.parametrize("grad", [False, True])

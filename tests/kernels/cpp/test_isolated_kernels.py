@@ -28,7 +28,7 @@ DEATHS = {
 FAST = ("null", "leaves")
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in DEATHS]
 )

@@ -119,7 +119,7 @@ def test_a_form_feed_ends_no_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("name", ["two\nlines.cpp", 'quo"te.cpp', os.fsdecode(b"no\xffutf.cpp")])
 def test_a_file_of_any_name(name: str, tmp_path: Path) -> None:
     file = tmp_path / name
@@ -189,7 +189,7 @@ def test_what_a_compiler_leaves_beside_the_library_is_no_part_of_the_entry(
 
 
 @pytest.mark.slow
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("line", ["", "kernel.cpp:1:1: error: "])
 def test_a_line_without_end_is_cut(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = f"printf '{line}'; head -c 60000000 /dev/zero | tr '\\0' x; exit 1"

@@ -55,7 +55,7 @@ def failures(operator: Any, **options: Any) -> list[Failure]:
 
 
 @pytest.mark.slow
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("isolate", [False, True])
 def test_sizes_that_do_not_fit_one_another(isolate: bool) -> None:
     of_x, of_w, of_both = failures(declare("forgets_both", ""), isolate=isolate)

@@ -55,7 +55,7 @@ WAYS = {
 
 
 @pytest.mark.slow
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("way", WAYS)
 def test_after_the_first_call_the_reference_runs_for_other_strides_and_kinds_alone(way: str) -> None:
     windows, ran = declare(*WAYS[way])

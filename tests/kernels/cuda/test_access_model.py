@@ -215,7 +215,7 @@ def lines_of(operator: Any, x: Tensor) -> tuple[LineAccess, ...]:
     return found.lines
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("name", KNOWN)
 def test_what_is_known_is_counted(name: str) -> None:
     known = KNOWN[name]

@@ -95,7 +95,7 @@ __global__ void row_maxima(View<const T, 3> x, int64_t least, {view} y) {{
     return row_maxima.kernel("cuda", cuda=text, grid=2, block=32, initial={"result": initial})
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("view", ["View<T, 2>", "Contiguous<T, 2>"])
 @pytest.mark.parametrize(
     "initial",
@@ -111,7 +111,7 @@ def test_the_value_fills_a_result_in_any_layout(view: str, initial: Any) -> None
     assert got.eq(-3).any()
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("value", [math.inf, -math.inf, 0.5, 7, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_infinite_values(value: float, dtype: torch.dtype) -> None:

@@ -84,7 +84,7 @@ def test_so_is_one_in_shared_memory() -> None:
     assert "one element of shared memory in no fixed order" in note
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     ("text", "size", "options"),
     [

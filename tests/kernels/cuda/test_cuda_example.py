@@ -55,7 +55,7 @@ def _needed(kernel: CudaKernel, constants: list[Any]) -> Iterator[Instance]:
 
 
 @pytest.mark.slow
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("size", "stride"), SIZES)
 def test_forward_and_gradients(example: ModuleType, size: int, stride: int, dtype: torch.dtype) -> None:

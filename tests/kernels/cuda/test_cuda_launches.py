@@ -54,7 +54,7 @@ FIRST = Launch("part(x, sums)", grid=2, block=32, constants={"STEP": 1})
 TWICE = [FIRST, Launch("folded(sums, again)", grid=1, block=8), Launch("folded(again, result)", grid=1)]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("size", [300, 0, 1])
 def test_each_launch_sees_what_those_before_it_have_written(size: int, order: str) -> None:
@@ -81,7 +81,7 @@ __global__ void counted(View<int, 0> count) { *count.data += 1; }
 """
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("order", ORDERS)
 def test_launches_add_to_results_in_other_layouts(order: str) -> None:
     counted = Launch("counted(count)", grid=1, block=1)

@@ -42,7 +42,7 @@ def test_a_bundled_operator(operator: Any) -> None:
 # ---- The same, where the driver of these tests stands in for a GPU.
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("name", ["added", "fours", "histogram"])
 def test_the_comparison_of_the_corpus(name: str) -> None:
     (case,) = (each for each in RIGHT if each.name == name)
@@ -74,7 +74,7 @@ __global__ void raise_(View<T, 1> x, double by) {
     forget()
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("name", ["opsmith::rms_norm", "opsmith::rope_", "opsmith::adamw_"])
 def test_the_comparison_of_bundled_operators(name: str) -> None:
     """Hidden results, an argument that is returned, and a kernel of several launches."""

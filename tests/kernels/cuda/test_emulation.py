@@ -49,7 +49,7 @@ def close(got: Any, case: KernelCase) -> None:
     torch.testing.assert_close(got, expected, **words)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(("case", "order"), in_orders(RIGHT, 6))
 def test_a_right_kernel_gives_what_its_reference_gives(case: KernelCase, order: str) -> None:
     close(opsmith.emulate(case.operator(), *case.arguments, order=order), case)
@@ -62,7 +62,7 @@ def test_types_of_nvidia_s_headers(case: KernelCase) -> None:
     close(opsmith.emulate(case.operator(), *case.arguments), case)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(("case", "order"), in_orders([each for each in WRONG if each.cause != VALUES], 12))
 def test_a_fault_is_found_with_its_cause(case: KernelCase, order: str) -> None:
     with pytest.raises(errors.KernelFaultError) as caught:

@@ -25,7 +25,7 @@ def message(name: str) -> list[str]:
     return text.replace("thread (0, 0, 0) of block (0, 0, 0)", "the first thread").splitlines()
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     ("name", "lines"),
     [
@@ -228,7 +228,7 @@ WAY_OUT = (
 )
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     ("name", "text", "got"),
     [

@@ -39,7 +39,7 @@ def faulty(x: Tensor, fault: int) -> Tensor:
 OPERATOR = opsmith.operator("emulation_rare::faulty")(faulty).kernel("cuda", cuda=KERNEL, grid=1, block=32)
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("fault", "cause", "message"),
     [

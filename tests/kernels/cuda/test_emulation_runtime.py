@@ -75,7 +75,7 @@ def test_half_a_warp_may_synchronize_more_often_than_the_other(order: str) -> No
     assert torch.equal(opsmith.emulate(declared("ordered_halves", text), x, order=order), x)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("order", ["forward", "backward"])
 @pytest.mark.parametrize("writer", [0, 31])
 def test_a_race_names_two_threads(writer: int, order: str) -> None:
@@ -123,7 +123,7 @@ def test_a_sum_between_barriers_has_an_order(name: str, between: str, notes: int
 # ---- Barriers behind an exit.
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("place", ["in the kernel", "above", "in a header"])
 @pytest.mark.parametrize("returns", [True, False])
 def test_a_return_before_a_barrier_is_a_note_wherever_the_barrier_stands(
@@ -174,7 +174,7 @@ def test_a_long_kernel_is_not_judged() -> None:
     assert error.hint == "try it on smaller tensors"
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.usefixtures("few_steps")
 @pytest.mark.parametrize(
     ("name", "loop"),

@@ -125,7 +125,7 @@ def test_where_cccl_is_installed_no_package_is_named(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.slow
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.usefixtures("other_folders")
 @pytest.mark.parametrize("version", [12, 13])
 def test_the_headers_of_a_package_of_cccl_are_found(

@@ -143,7 +143,7 @@ def rare_function(x, result, x_numel, by, negated, BLOCK: tl.constexpr):
     tl.store(result + at, numbers * by * sign + libdevice.yn(1, numbers) * 0, mask=at < x_numel)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     ("kernel", "line", "reason"),
     [

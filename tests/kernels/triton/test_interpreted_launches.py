@@ -59,7 +59,7 @@ class Interpreted(torch.autograd.Function):
 
 
 @pytest.mark.slow
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("function", [Jitted, Interpreted])
 def test_a_right_class_passes_in_threads_and_frees_its_memory(function: Any) -> None:
     asked = ["state", "memory"]
