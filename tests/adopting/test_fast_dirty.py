@@ -94,9 +94,16 @@ class WrittenLast(Function):
         return grad, other * 2 + grad
 
 
+class InATuple(Decayed):
+    @staticmethod
+    def forward(ctx: Any, s: Tensor, x: Tensor) -> tuple[Tensor]:  # type: ignore[override]
+        ctx.mark_dirty(s)
+        return (s.mul_(0.5).add_(x),)
+
+
 CLASSES = {
     each.__name__: each
-    for each in (Decayed, ScaledBesides, Exponential, Flagged, KeepsWhatItWas, WrittenLast)
+    for each in (Decayed, ScaledBesides, Exponential, Flagged, KeepsWhatItWas, WrittenLast, InATuple)
 }
 
 GIVEN: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor, list[Tensor]]]] = {
@@ -136,7 +143,7 @@ def shown(function: Callable[..., Any], how: str) -> Any:
 @pytest.mark.parametrize("name", CLASSES)
 def test_as_apply(name: str, how: str) -> None:
     operator = opsmith.adopt(CLASSES[name], f"fast_dirty::{name}_{list(GIVEN).index(how)}")
-    for _ in range(3):
+    for _ in range(5):
         assert shown(operator, how) == shown(CLASSES[name].apply, how)
 
 

@@ -164,6 +164,8 @@ def _is_as_applied(adopted: AdoptedFunction) -> bool:
     schema = adopted.schema
     plain = adopted.parameters.plain and not (adopted.defaults or adopted.random)
     lists = any(each.kind.is_tensor and each.kind.sequence for each in schema.arguments)
+    # The accelerator returns an argument that is written as it is, and not in a tuple of one.
+    plain = plain and not (schema.new_values and adopted.outputs == (0,))
     differentiable = schema.always_tensors and all(result.differentiable for result in schema.results)
     return (
         plain
