@@ -51,4 +51,5 @@ def test_errors_are_faults(database: str, tmp_path: Path) -> None:
 def test_an_operator_that_ends_the_process_is_a_finding(tmp_path: Path) -> None:
     (row,) = rows(tmp_path, "--only", "linalg.eigvals")
     assert row["verdict"] == "errors"
-    assert "SIGSEGV" in row["findings"][0]["message"]
+    signals = ("SIGSEGV", "SIGABRT")  # the heap is overwritten, which is seen earlier or later
+    assert any(each in row["findings"][0]["message"] for each in signals)

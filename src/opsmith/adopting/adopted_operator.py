@@ -152,6 +152,9 @@ class AdoptedOperator(Operator[..., Any]):
 
     def _learn(self, args: tuple[Any, ...], kwargs: dict[str, Any], observed: ObservedReturn | None) -> bool:
         """Take over the types and results of a call; return False if they show nothing new."""
+        if torch.compiler.is_dynamo_compiling():  # it compiles what runs after a graph break
+            new: bool = torch.compiler.disable(self._learn)(args, kwargs, observed)
+            return new
         with _LEARNING:
             adopted = self._class
             learned = None if adopted is None else learned_from(adopted, args, kwargs, observed)
@@ -184,6 +187,9 @@ class AdoptedOperator(Operator[..., Any]):
 
     def _unlearn(self, before: Specification) -> None:
         """Forget what a call showed that then failed."""
+        if torch.compiler.is_dynamo_compiling():
+            torch.compiler.disable(self._unlearn)(before)
+            return
         with _LEARNING:
             if self._specification is not before:
                 self.redeclare(before, register_operator)

@@ -130,11 +130,12 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Compute the operator."""
-        traced = torch.compiler.is_dynamo_compiling()
-        result: R = self._call_traced(args, kwargs) if traced else self._call_eagerly(args, kwargs)
+        result: R = self._call(args, kwargs)
         return result
 
-    def _call_eagerly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if torch.compiler.is_dynamo_compiling():  # this frame alone, where a caller's could not be compiled
+            return self._call_traced(args, kwargs)
         try:
             lowered, named = (args, kwargs) if self._lowering is None else self._lowering.call(args, kwargs)
             return self._registration.overload(*lowered, **named)
@@ -148,25 +149,35 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
     def _call_traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute the operator in code that `torch.compile` traces."""
         if self._lowering is None:
+            if self._takes_tensors and any(
+                isinstance(value, (int, float, complex, str)) for value in (*args, *kwargs.values())
+            ):
+                self._check_traced(args, kwargs)
             return self._registration.overload(*args, **kwargs)
         if self._uncompiled is not None:
             return self._uncompiled(args, kwargs)
         try:
             lowered, named = self._lowering.call(args, kwargs)
         except TypeError:
-            error = self._call_error(args, kwargs)
-            raise TypeError("" if error is None else error.message()) from None
+            self._check_traced(args, kwargs)
+            raise
         except ValueError as failure:
             raise ValueError(f"{self.name}: {failure.args[0]}") from None
         return self._registration.overload(*lowered, **named)
 
+    def _check_traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        error = self._call_error(args, kwargs)
+        if error is not None:
+            raise TypeError(error.message())
+
     def _take_lowering(self, specification: Specification) -> None:
         self._lowering = specification.schema.lowering
+        self._takes_tensors = all(argument.kind.is_tensor for argument in specification.schema.arguments)
         self._uncompiled: Callable[..., Any] | None = None
         if self._lowering is not None and self._lowering.objects:
             lowering.prepare()
             if not lowering.TRACED:
-                self._uncompiled = torch.compiler.disable(self._call_eagerly)
+                self._uncompiled = torch.compiler.disable(self._call)
 
     def explain(self, /, *args: P.args, **kwargs: P.kwargs) -> Explanation:
         """Explain this call without running it: the kernel, the formulas, the saved tensors.
@@ -183,6 +194,9 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
         return replace(explanation, copies=(*explanation.copies, *self._registration.copied_results))
 
     def _check_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch.compiler.is_dynamo_compiling():  # it compiles what runs after a graph break
+            torch.compiler.disable(self._check_call)(args, kwargs)
+            return
         error = self._call_error(args, kwargs)
         if error is not None:
             raise error from None

@@ -411,6 +411,8 @@ class DispatcherRegistration:
         self, overload: Any, returned: Returned, keyset: Any, /, *args: Any, **kwargs: Any
     ) -> Any:
         """The kernel for the autograd key."""
+        if torch.compiler.is_dynamo_compiling():  # it compiles what runs after a graph break
+            return torch.compiler.disable(self._at_autograd)(overload, returned, keyset, *args, **kwargs)
         in_full = partial(self._call_in_full, overload, returned, keyset)
         return self._by_route(returned, in_full, keyset, args, kwargs)
 
@@ -418,6 +420,8 @@ class DispatcherRegistration:
         self, returned: Returned, in_full: Callable[..., Any], keyset: Any, /, *args: Any, **kwargs: Any
     ) -> Any:
         """The kernel below autograd, which calls in inference mode reach first."""
+        if torch.compiler.is_dynamo_compiling():
+            return torch.compiler.disable(self._at_backend)(returned, in_full, keyset, *args, **kwargs)
         if not torch.is_inference_mode_enabled() or KERNEL_RUN.wanted is not None:
             return in_full(*args, **kwargs)
         return self._by_route(returned, in_full, keyset, args, kwargs)

@@ -24,7 +24,7 @@ from opsmith.torch_library.autograd.saved_values import SavedValues
 from opsmith.torch_library.calls.computation import UnknownCallError
 from opsmith.torch_library.contract import are_new
 from opsmith.torch_library.flattening import ArgumentFlattening
-from opsmith.torch_library.origins.class_rule import PLACEHOLDER, ClassKept, ClassRule, refuse_constants
+from opsmith.torch_library.origins.class_rule import ClassKept, ClassRule, placeholder, refuse_constants
 from opsmith.torch_library.origins.context import Context, SavedTensors, tensor_attributes
 from opsmith.torch_library.origins.forward import (
     copies_of_results,
@@ -307,7 +307,7 @@ class ClassNodes:
 
     def _answers(self, needs: Sequence[bool], answer: Any, is_tensor: Sequence[bool]) -> tuple[Any, ...]:
         """One gradient for each argument, from what a backward returned."""
-        given = [PLACEHOLDER if own else None for own in is_tensor]
+        given = [placeholder() if own else None for own in is_tensor]
         return tuple(by_position(self._adopted, needs, answer, given))
 
     def _fitted(
@@ -340,7 +340,7 @@ class ClassNodes:
         metadata = CallMetadata(
             tuple(expected.get(name) for name in names), (None,) * len(names), tuple(results), mixed=True
         )
-        given = tuple(PLACEHOLDER if name in tensors else None for name in names)
+        given = tuple(placeholder() if name in tensors else None for name in names)
         loaded = None
         if kept.others is not None:
             positions, rest = iter(range(len(tensors))), iter(kept.others)

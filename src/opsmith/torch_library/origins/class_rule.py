@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import repeat
 from typing import Any
 
@@ -162,7 +162,7 @@ class ClassRule(FormulaRule):
             places,
             inputs,
             for_second,
-            replace_tensors(tuple(run.given), repeat(PLACEHOLDER)),
+            replace_tensors(tuple(run.given), repeat(placeholder())),
             CallMetadata.of(flat, run.results, needs),
             autocast_in_force(),
             state,
@@ -265,8 +265,10 @@ def _no_run() -> ForwardRun | None:
     return None
 
 
-PLACEHOLDER = capabilities.plain_tensor()
-"""Tensor in place of each tensor in arguments, of which only the type matters: a node keeps none alive."""
+@cache
+def placeholder() -> Tensor:
+    """Tensor in place of each tensor in arguments, of which the type alone matters: a node keeps none."""
+    return capabilities.plain_tensor()
 
 
 def refuse_constants(adopted: AdoptedFunction, run: ForwardRun) -> None:
