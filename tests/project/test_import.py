@@ -160,12 +160,12 @@ import opsmith
 with FakeTensorMode():
     from opsmith.adopting import learned_types
     from opsmith.torch_library.origins import class_rule
-    some = learned_types.placeholder(torch.ones(2))
+    some, placed = learned_types.placeholder(torch.ones(2)), class_rule.placeholder()
     from opsmith.torch_library.capabilities import public
 with torch.inference_mode():
     from opsmith.torch_library import capabilities
     made = capabilities.plain_tensor()
-tensors = [class_rule.PLACEHOLDER, some, made, public._FORWARD_MODE_PROBE, public._TORCH_FUNC_PROBE]
+tensors = [placed, some, made, public._FORWARD_MODE_PROBE, public._TORCH_FUNC_PROBE]
 print({(type(each).__name__, each.is_inference()) for each in tensors})
 """
     assert run_alone(program).stdout == "{('Tensor', False)}\n"

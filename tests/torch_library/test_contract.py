@@ -194,5 +194,17 @@ def test_a_written_argument_that_is_returned_undeclared_is_to_be_declared() -> N
         return x.add_(y)
 
     for call in (updated_, updated_.functional):
-        with pytest.raises(errors.AliasError, match='declare it, `returns="x"`'):
+        with pytest.raises(errors.AliasError, match='declare it, `returns="x"`') as raised:
             call(torch.ones(2), torch.ones(2))
+        assert "`result` is its input `x`" in str(raised.value)
+
+
+def test_a_view_of_a_written_argument_is_told_by_its_name() -> None:
+    @opsmith.operator("contract::turned_", mutates=["x"])
+    def turned_(x: Tensor, y: Tensor) -> Tensor:
+        return x.add_(y).t()
+
+    for call in (turned_, turned_.functional):
+        with pytest.raises(errors.AliasError, match="`result` shares memory with its input `x`") as raised:
+            call(torch.ones(2, 3), torch.ones(2, 3))
+        assert raised.value.argument == "x"

@@ -154,7 +154,7 @@ def check(
         + symmetric_remarks(inputs.symmetric)
         + unused_remarks(outcomes, accepted)
         + precision_remarks(inputs.subject)
-        + fixed_size_remarks(tried)
+        + fixed_size_remarks(tried, outcomes)
         + schedule.remarks,
         inputs=tuple(map(str, tried.samples)),
         rejected=inputs.derived.rejected,

@@ -273,7 +273,7 @@ def _written(translated: TranslatedModel, options: ExportOptions) -> Export:
         if options.body != "node" or (verification is not None and translated.bodies is not None):
             draft.write(translated.model)
             if verification is not None:
-                compared = verification.compare(export, Runtime(draft.file, options.path.name))
+                compared = verification.compare(export, _loaded(export, verification, draft.file))
         if options.body == "node":
             remove_bodies(translated.model)
             draft.write(translated.model)
@@ -289,6 +289,19 @@ def _written(translated: TranslatedModel, options: ExportOptions) -> Export:
                 built.publish()
         draft.publish()
     return export
+
+
+def _loaded(export: Export, verification: Verification, file: Path) -> Runtime:
+    """Load a file; an error names the operators and the inputs, of which ONNX Runtime names none."""
+    try:
+        return Runtime(file, export.path.name)
+    except errors.OnnxRuntimeError as error:
+        inputs = zip(export.inputs, verification.inputs, strict=True)
+        error.got = ", ".join(
+            f"{name} {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+            for name, tensor in inputs
+        )
+        raise error.of(", ".join(export.calls) or "the model") from error.__cause__
 
 
 def _without_bodies(export: Export, verification: Verification, file: Path) -> Export:

@@ -418,13 +418,17 @@ class Contract:
         for found in aliases(results, arguments):
             if found.argument is None:
                 assert found.other is not None
+                written = {result.name: result.written for result in schema.results}.get(names[found.other])
+                same = results[found.result] is results[found.other]
+                what = f"{'is' if same else 'shares memory with'} its input `{written}`"
                 raise self.specification.error(
                     errors.AliasError,
-                    f"`{names[found.result]}` shares memory with `{names[found.other]}`",
-                    argument=names[found.result],
+                    f"`{names[found.result]}` "
+                    + (f"shares memory with `{names[found.other]}`" if written is None else what),
+                    argument=names[found.result] if written is None else written,
                     expected="a new tensor",
                     where=where(function),
-                    hint=_results_hint(schema, results[found.result], results[found.other]),
+                    hint=_results_hint(written, same=same),
                 )
             tensor = arguments[found.argument]
             name = name_of(tensor, schema, values)
@@ -439,12 +443,12 @@ class Contract:
             )
 
 
-def _results_hint(schema: Schema, result: Any, other: Any) -> str:
-    """A hint for two results that share memory: a functional form returns what is written, too."""
-    copied = "return a copy of one of them: `.clone()`"
-    if result is other and schema.new_values:
-        return f'declare it, `returns="{schema.new_values[0]}"`, if callers get it itself; or {copied}'
-    return copied
+def _results_hint(written: str | None, *, same: bool) -> str:
+    """Return the hint for two results that share memory. One may be the new value of `written`."""
+    if written is None:
+        return "return a copy of one of them: `.clone()`"
+    declared = f'declare it, `returns="{written}"`, if callers get `{written}` itself; or ' if same else ""
+    return f"{declared}return a copy: `.clone()`"
 
 
 def _alias_hint(schema: Schema, name: str) -> str:

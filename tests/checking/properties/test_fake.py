@@ -270,3 +270,24 @@ def test_on_meta_a_size_that_depends_on_data_is_noted(monkeypatch: pytest.Monkey
     found = fake(opsmith.operator(f"test_fake::places{next(names)}")(places), (X,))
     assert "sizes that depend on data were left out: they need the capability `fake_tensors`" in found.notes
     assert found.status == "passed"
+
+
+def test_an_operation_that_torch_decomposes_in_python_fixes_no_size() -> None:
+    @opsmith.operator("fake::turned")
+    def turned(x: Tensor, y: Tensor) -> Tensor:
+        return torch.view_as_real(torch.complex(x, y).exp()).clone()
+
+    samples = [(torch.ones(3, 5), torch.ones(3, 5))]
+    report = opsmith.check(turned, samples=samples, only=["fake"])
+    assert not report.failures, str(report)
+    dynamic = torch.export.Dim("n")
+    torch.export.export(Turned(turned), samples[0], dynamic_shapes=({0: dynamic}, {0: dynamic}))
+
+
+class Turned(torch.nn.Module):
+    def __init__(self, operator: Any) -> None:
+        super().__init__()
+        self.operator = operator
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        return self.operator(x, y)

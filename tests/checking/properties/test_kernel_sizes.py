@@ -93,6 +93,10 @@ def test_a_size_that_no_input_of_a_kernel_varies_is_told() -> None:
         given = [(torch.ones(size),) for size in samples]
         assert opsmith.check(operator, samples=given, only=["forward"]).remarks == expected
         assert opsmith.check(operator, samples=given, only=["forward"], effort="quick").remarks == ()
+    operator.kernel(
+        "cpu", cpp="void summed(Contiguous<const float, 2> x, Contiguous<float, 1> y) { nothing }"
+    )
+    assert opsmith.check(operator, samples=[(torch.ones(3, 4),)], only=["forward"]).remarks == ()  # none ran
     without = opsmith.operator("kernel_sizes::without_kernel")(summed)
     assert opsmith.check(without, samples=[(torch.ones(3, 4),)], only=["forward"]).remarks == ()
 

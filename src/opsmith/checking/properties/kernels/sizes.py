@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +18,7 @@ from opsmith.checking.calls import differentiated, live_call
 from opsmith.checking.exceptions import Overlooking, refuse_own
 from opsmith.checking.output.replay import check_again
 from opsmith.checking.processes.fork import announce, in_child, run_isolated
-from opsmith.checking.property import Findings, Note, first_line
+from opsmith.checking.property import UNCOMPILED, Findings, Note, first_line
 from opsmith.checking.report import Failure, Outcome
 from opsmith.checking.samples.linked_sizes import sizes_of
 from opsmith.checking.samples.sample import Sample
@@ -63,13 +63,16 @@ def kernel_sizes(subject: Subject) -> tuple[Sample, ...]:
     return tuple(found)
 
 
-def fixed_size_remarks(subject: Subject) -> tuple[str, ...]:
+def fixed_size_remarks(subject: Subject, outcomes: Iterable[Outcome]) -> tuple[str, ...]:
     """Return a remark for a report on dimensions that have one size in all inputs of kernels.
 
     Args:
         subject: The subject of the check, with all its inputs.
+        outcomes: Outcomes of all properties; where a kernel cannot be compiled, none has run.
     """
-    kernels = any(subject.kernels_on(device) for device in subject.devices)
+    failures = (failure for outcome in outcomes for failure in outcome.failures)
+    compiled = not any(UNCOMPILED in failure.evidence for failure in failures)
+    kernels = compiled and any(subject.kernels_on(device) for device in subject.devices)
     if not kernels or subject.effort.variations < LEAST_VARIATIONS:
         return ()
     lists = {each.name for each in subject.specification.schema.arguments if each.kind.sequence}

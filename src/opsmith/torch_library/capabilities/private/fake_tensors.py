@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
@@ -43,15 +45,18 @@ class _Symbolic:
         self.inputs = inputs
         # Equal sizes get different symbols; a guard shows which must be equal.
         self.mode = FakeTensorMode(shape_env=ShapeEnv(duck_shape=False))
+        self._entered = ExitStack()
 
     def __enter__(self) -> _Symbolic:
-        self.mode.__enter__()
+        # As Dynamo does: without it, operations that torch decomposes in Python fix sizes.
+        self._entered.enter_context(enable_python_dispatcher())
+        self._entered.enter_context(self.mode)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.mode.__exit__(kind, error, trace)
+        self._entered.__exit__(kind, error, trace)
 
     def from_tensor(self, tensor: Tensor) -> Tensor:
         """A tensor with the same metadata, and symbolic sizes if inputs have them."""
