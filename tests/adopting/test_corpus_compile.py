@@ -63,6 +63,11 @@ def test_compiled(entry: Entry) -> None:
     _compare(entry, "aot_eager")
 
 
+@pytest.mark.parametrize("name", ["numpy_backward"])
+def test_a_backward_whose_own_fallback_meets_the_same_obstacle(name: str) -> None:
+    _compare(ENTRIES[name], "aot_eager")
+
+
 @pytest.mark.parametrize(
     "name",
     [pytest.param(each, marks=pytest.mark.slow) for each in ("linear", "layer_norm", "top_k")],

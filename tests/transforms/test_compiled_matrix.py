@@ -40,6 +40,11 @@ def test_composition(name: str, composition: str) -> None:
     _compare(CHOSEN[name], composition, "aot_eager")
 
 
+def test_hidden_results_in_a_map_of_gradients() -> None:
+    """No mode of the trace is left out below `vmap`, where tensors do not show that they are traced."""
+    _compare(CHOSEN["hidden"], "vmap-grad", "aot_eager")
+
+
 @pytest.mark.slow
 @pytest.mark.every(8)
 @pytest.mark.parametrize(("name", "composition"), diagonal(CHOSEN, ["sizes", "vmap-grad"], every=len(CHOSEN)))

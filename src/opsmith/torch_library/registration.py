@@ -696,7 +696,7 @@ def is_watched(given: list[Any]) -> bool:
     return (
         capabilities.seen_by_modes()
         and not capabilities.recording()
-        and all(type(tensor) in EAGER for tensor in tensors_in(given))
+        and all(type(capabilities.innermost_value(tensor)) in EAGER for tensor in tensors_in(given))
     )
 
 

@@ -77,7 +77,7 @@ def run_or_fall_back(
             raise cannot_run(adopted, circumstance, found) from error
         answer = instead()
         if not real or again:  # what raises once on real tensors may be out of memory
-            known[key] = adopted.facts.suspected.pop(key)
+            known[key] = adopted.facts.suspected.pop(key, found)  # gone, if `instead` met the same
         return answer
 
 
