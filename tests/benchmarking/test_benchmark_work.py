@@ -109,6 +109,7 @@ def alone(program: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="resident memory is read on Linux")
 def test_the_peak_is_what_a_call_holds_at_most_and_not_what_it_returns() -> None:
     program = """

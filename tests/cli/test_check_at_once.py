@@ -69,6 +69,7 @@ def test_a_process_that_dies_loses_no_other_report(opsmith: Run, write: Write, s
     assert "opsmith check --isolate" in done.stderr
 
 
+@pytest.mark.slow
 def test_under_isolation_a_process_that_dies_is_a_finding(opsmith: Run, write: Write, space: str) -> None:
     done = opsmith("check", str(write(DYING)), "-j", "2", "--isolate", "--json", "--only", "forward")
     read = json.loads(done.stdout)

@@ -33,6 +33,7 @@ def test_help_names_the_commands_and_the_exit_statuses(opsmith: Run) -> None:
         assert words in done.stdout
 
 
+@pytest.mark.slow
 def test_no_argument_is_a_question_for_help(opsmith: Run) -> None:
     assert "Usage: opsmith" in opsmith().output
 
@@ -61,6 +62,7 @@ def test_usage_errors_have_status_2(opsmith: Run, arguments: list[str], says: st
     assert says in done.output
 
 
+@pytest.mark.slow
 def test_a_command_whose_module_is_not_there_is_not_listed(
     opsmith: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

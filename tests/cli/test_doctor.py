@@ -215,6 +215,7 @@ def test_it_finds_the_compiler_that_builds_kernels(
     assert entries(opsmith("doctor", "--json"))["C++ compiler"]["found"]
 
 
+@pytest.mark.slow
 def test_calls_in_cpp_that_are_turned_off_are_turned_on(
     opsmith: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

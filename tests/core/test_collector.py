@@ -47,6 +47,7 @@ print(made_old(False), made_old(True))
 """
 
 
+@pytest.mark.slow
 def test_what_was_made_counts_as_old_and_what_was_frozen_stays_so() -> None:
     """In a process of its own: the suite's freezes objects itself."""
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, check=True, text=True)

@@ -65,6 +65,7 @@ def test_torch_alone_is_enough() -> None:
     assert run_alone(PROGRAM).stdout == "[] []\n"
 
 
+@pytest.mark.slow
 def test_import_patches_nothing() -> None:
     """Names of torch are the same objects before and after, and no warning or output appears."""
     program = (
@@ -147,6 +148,7 @@ print(failed, found == [([1.0, 9.0], [6.0, 18.0], [1.0, 9.0])] * 4)
 """
 
 
+@pytest.mark.slow
 def test_the_first_calls_of_several_threads_at_once() -> None:
     """What the first call makes is made once, or twice alike."""
     assert run_alone(FIRST_CALLS).stdout == "[] True\n"
@@ -171,6 +173,7 @@ print({(type(each).__name__, each.is_inference()) for each in tensors})
     assert run_alone(program).stdout == "{('Tensor', False)}\n"
 
 
+@pytest.mark.slow
 def test_a_file_in_a_cycle_is_written_when_the_command_ends(tmp_path: Path) -> None:
     """What a module of the user makes is collected at the end; what was loaded before it is frozen."""
     path, module = tmp_path / "written", tmp_path / "operators.py"

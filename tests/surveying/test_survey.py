@@ -123,6 +123,7 @@ def run(line: str | None, module: ModuleType, space: str, **filled: Any) -> opsm
     return names[line.partition(" =")[0]]
 
 
+@pytest.mark.slow
 @pytest.mark.every(4)
 @pytest.mark.parametrize("name", ["GradReverse", "TopK", "Embed", "Outer.Inner"])
 def test_the_line_can_be_copied(name: str) -> None:

@@ -404,6 +404,7 @@ print(opsmith.ops.exp._registration._routes._accelerator._plan, type(opsmith.ops
 """
 
 
+@pytest.mark.slow
 def test_a_variable_leaves_them_unused() -> None:
     done = subprocess.run(
         [sys.executable, "-c", FALLBACK],

@@ -195,6 +195,7 @@ print(counter.get_total_flops())
 """
 
 
+@pytest.mark.slow
 def test_the_counter_is_not_imported_until_somebody_counts() -> None:
     done = subprocess.run(
         [sys.executable, "-c", LATER],

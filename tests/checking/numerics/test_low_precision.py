@@ -153,6 +153,7 @@ def declared(name: str, reference: Reference) -> opsmith.Operator[..., Any]:
     return opsmith.operator(f"low_precision::{name}")(reference)
 
 
+@pytest.mark.slow
 @pytest.mark.every(12)
 @pytest.mark.parametrize("name", UPCAST)
 def test_a_reference_that_computes_in_float32_is_right(name: str) -> None:

@@ -94,6 +94,7 @@ def spin() -> Outcome:
         pass
 
 
+@pytest.mark.slow
 def test_a_limit_of_processor_time_counts_no_time_of_waiting() -> None:
     waited = run_isolated("forward", wait, where=HERE, processor_limit_s=0.9)
     assert waited.status == "passed"

@@ -332,6 +332,7 @@ def _blocked_after_a_region(end: threading.Event) -> None:
     blocked(end)
 
 
+@pytest.mark.slow
 def test_a_thread_that_waits_for_a_region_is_no_call_to_stop() -> None:
     with pytest.raises(EndlessCallError), Watchdog([blocked.__code__]):
         _blocked_after_a_region(threading.Event())
