@@ -124,6 +124,8 @@ class OpsmithBuildHook(BuildHookInterface[Any]):
                 f"{PURE}=1 makes a wheel without built kernels"
             )
         held: dict[str, Any] = json.loads(done.stdout)
+        for text in held.get("left_out", []):
+            self.app.display_warning(f"opsmith: left out: {text}")
         return held
 
     def _platform(self, libraries: dict[str, Path]) -> str:

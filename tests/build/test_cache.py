@@ -316,6 +316,7 @@ def test_in_a_user_namespace_root_is_the_owner_of_the_root_directory(
             cache.obtain(PARTS, Builder())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system forks no process")
 def test_a_forked_child_that_exits_leaves_what_its_parent_built_for_itself(tmp_path: Path) -> None:
     (tmp_path / "cache").touch()

@@ -84,6 +84,7 @@ def project(request: pytest.FixtureRequest, tmp_path: Path) -> Project:
     return made
 
 
+@pytest.mark.every(3)
 def test_a_header_that_changes_is_compiled_again(project: Project) -> None:
     assert project.run() == (1, "built")
     before = project.preprocessed
@@ -156,6 +157,7 @@ def test_a_header_that_was_tested_and_appears_is_seen(tmp_path: Path) -> None:
     assert project.run() == (2, "built")
 
 
+@pytest.mark.every(3)
 def test_a_header_saved_while_the_compiler_runs_is_not_mixed_in(project: Project) -> None:
     assert project.run(between=lambda: project.write(2)) == (1, "built")
     assert project.run() == (2, "built")

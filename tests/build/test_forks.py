@@ -109,6 +109,7 @@ exec g++ "$@"
 """
 
 
+@pytest.mark.slow
 def test_a_child_forked_during_a_build_computes(tmp_path: Path) -> None:
     compiler = tmp_path / "slow"
     compiler.write_text(SLOW_COMPILER.format(folder=tmp_path))
@@ -141,6 +142,7 @@ Cache(folder / "cache").obtain({"a": "b"}, build)
 """
 
 
+@pytest.mark.slow
 def test_an_idle_child_does_not_keep_the_lock_of_a_killed_parent(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(KEEPING)
     done = subprocess.run([sys.executable, str(tmp_path / "script.py"), str(tmp_path)], check=False)

@@ -45,8 +45,8 @@ def test_what_is_built_is_shown_and_lies_in_the_folder(opsmith: Command, tmp_pat
     ]
     assert [row[3] for row in rows[1:]] == ["2", "2", "1", "1"]
     assert "scaled_package::scaled links m, which its users must have" in done.stdout
-    assert re.search(rf"6 files, [1-9]\d+ kB in {re.escape(str(folder))}", done.stdout)
-    assert len([*folder.iterdir()]) == 7
+    assert re.search(rf"[67] files, [1-9]\d+ kB in {re.escape(str(folder))}", done.stdout)
+    assert len([*folder.iterdir()]) in (7, 8)  # calls in C++, too, where they are built
     assert [each.name for each in folder.parent.iterdir()] == ["_kernels"]
 
 
@@ -68,7 +68,8 @@ def test_a_verified_build(opsmith: Command, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
     assert report["written"]
-    assert [(each["operator"], each["target"]) for each in report["kernels"]] == [
+    rows = [each for each in report["kernels"] if each["language"] != "calls"]  # which may be built, or not
+    assert [(each["operator"], each["target"]) for each in rows] == [
         ("", "any"),
         ("scaled_package::scaled", BEST),
     ]
@@ -202,7 +203,8 @@ def test_a_build_that_cannot_be_written_leaves_the_earlier_one(
     assert opsmith(*command, SECOND).exit_code == 0
     after = contents(folder)
     assert after != before
-    names = sorted(name.rsplit(".", 2)[0] for name in after)  # nothing of the earlier one but the runtime
+    names = sorted(name.rsplit(".", 2)[0] for name in after)  # nothing of the earlier one but opsmith's own
+    names = [each for each in names if not each.startswith("opsmith.torch-")]  # calls, where they are built
     assert names == ["manifest", "opsmith.any", f"scaled_package.scaled.{SECOND}"]
 
 

@@ -71,6 +71,7 @@ def test_the_best_level_of_this_processor_is_used(folder: Path, monkeypatch: pyt
 
 def test_the_out_form_shares_the_library(folder: Path) -> None:
     names = [each.name.split(".")[1] for each in sorted(folder.glob("*.so"))]
+    names = [each for each in names if not each.startswith("torch-")]  # calls in C++, where they are built
     assert names == ["any", *["scaled"] * len(RUNNABLE[:2])]  # the first is the runtime
     operator = scaled()
     with packaged.looking_in(PACKAGE, folder, RUNNABLE):

@@ -120,7 +120,11 @@ class Toolchain:
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "trial.cpp").write_text("int opsmith_trial;\n", encoding="utf-8")
             self.build(
-                "a file of one line", _TRIAL, Path(folder), f"a compiler that takes `{shlex.join(FLAGS)}`"
+                "a file of one line",
+                _TRIAL,
+                Path(folder),
+                f"a compiler that takes `{shlex.join(FLAGS)}`",
+                ", or unset it" if config.compiler() else "",
             )
 
     def build(self, made: str, arguments: list[str], directory: Path, expected: str, hint: str = "") -> None:

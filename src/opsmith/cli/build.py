@@ -245,6 +245,8 @@ def _show(console: Console, made: PackageBuild, verification: Verification | Non
     if cubins and not any(each.target.startswith("compute_") for each in made.rows):
         only = f"no PTX is built, since code for {', '.join(cubins)} uses what later GPUs need not have"
         console.print(f"{only}; name an architecture without a letter, too, as `sm_90`", soft_wrap=True)
+    for text in made.left_out:
+        console.print(Text(f"left out: {text}", style="yellow"), soft_wrap=True)
     size = sum(each.bytes for each in made.rows) / 1e3
     count = f"{len(made.files)} file{'' if len(made.files) == 1 else 's'}, {size:.0f} kB"
     if verification is not None:
@@ -271,5 +273,6 @@ def _to_dict(made: PackageBuild, verification: Verification | None) -> dict[str,
         "kernels": [asdict(each) for each in made.rows],
         "libraries": {each.operator: list(each.libraries) for each in made.files if each.libraries},
         "kept": [each.file for each in made.kept],
+        "left_out": list(made.left_out),
         "verification": None if verification is None else asdict(verification),
     }

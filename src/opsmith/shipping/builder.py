@@ -21,6 +21,7 @@ from opsmith.build.manifest import RUNTIME, BuiltFile, write_manifest
 from opsmith.build.packaged import FOLDER, nothing_packaged, package_of
 from opsmith.build.processor import levels, machine
 from opsmith.build.toolchain import FLAGS, processors
+from opsmith.config import NO_CALLS_BUILD, no_calls_build
 from opsmith.kernels.cpp.compiler import LIBRARY, building_with, kernel_toolchain
 from opsmith.kernels.cpp.kernel import CppKernel
 from opsmith.kernels.cpp.library import VERSION as CPP_VERSION
@@ -52,7 +53,7 @@ from opsmith.shipping.targets import BuildTargets
 from opsmith.torch_library.calls_extension import LANGUAGE as CALLS
 from opsmith.torch_library.calls_extension import LIBRARY as CALLS_LIBRARY
 from opsmith.torch_library.calls_extension import VERSION as CALLS_VERSION
-from opsmith.torch_library.calls_extension import compile_calls, source_digest
+from opsmith.torch_library.calls_extension import cached_calls, compile_calls, source_digest
 from opsmith.torch_library.calls_extension import target as calls_target
 
 Advance = Callable[[str, int, int], None]
@@ -70,6 +71,7 @@ class _Job:
     kernel: CppKernel | CudaKernel | None
     target: str
     build: Callable[[Path], BuiltFile]
+    required: bool = True
 
     @property
     def name(self) -> str:
@@ -143,12 +145,12 @@ def staged_build(
     except OSError as error:
         raise unwritable(place, error) from error
     try:
-        files, rows = _compiled(jobs, directory, advance)
+        files, rows, left_out = _compiled(jobs, directory, advance)
         kept = () if package.whole else files_of_other_modules(package, files, place, directory)
         write_manifest(directory, [*files, *kept], opsmith.__version__)
         for kernel in package.of_language(TritonKernel):
             rows.append(BuiltRow(kernel.operator.name, kernel.language, SOURCE_TARGET, 0, 0, 0.0))
-        yield PackageBuild(package, directory, tuple(files), tuple(rows), place, kept)
+        yield PackageBuild(package, directory, tuple(files), tuple(rows), place, kept, left_out)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
         for operator in {each.operator for each in package.kernels}:
@@ -158,8 +160,9 @@ def staged_build(
 
 def _jobs(package: SourcePackage, targets: BuildTargets) -> list[_Job]:
     jobs = []
-    if package.root == package_of(opsmith.__file__) and targets.cpu:
-        jobs.append(_Job(None, calls_target(), build_calls))
+    own = package.root == package_of(opsmith.__file__)
+    if targets.cpu and (own or package.of_language(CppKernel)):
+        jobs.append(_Job(None, calls_target(), partial(build_calls, required=own), required=own))
     if package.of_language(CppKernel) and targets.cpu:
         jobs.append(_Job(None, ANY_TARGET, build_runtime))
     for level in reversed(targets.cpu):
@@ -178,23 +181,32 @@ def _jobs(package: SourcePackage, targets: BuildTargets) -> list[_Job]:
     return jobs
 
 
-def _compiled(jobs: list[_Job], directory: Path, advance: Advance) -> tuple[list[BuiltFile], list[BuiltRow]]:
-    """Run the jobs, and return the files and rows in the order of the jobs."""
+def _compiled(
+    jobs: list[_Job], directory: Path, advance: Advance
+) -> tuple[list[BuiltFile], list[BuiltRow], tuple[str, ...]]:
+    """Run the jobs; return files and rows in the order of the jobs, and reasons for those left out."""
     finished: dict[_Job, tuple[BuiltFile, float]] = {}
+    left_out = []
     pool = ThreadPoolExecutor(processors())
     try:
         waiting = {pool.submit(_timed, job, directory): job for job in jobs}
-        for done in as_completed(waiting):
-            finished[waiting[done]] = done.result()
-            advance(waiting[done].name, len(finished), len(jobs))
+        for count, done in enumerate(as_completed(waiting), 1):
+            job = waiting[done]
+            try:
+                finished[job] = done.result()
+            except errors.ToolchainError as error:
+                if job.required:
+                    raise
+                left_out.append(f"calls in C++: {error.problem}")
+            advance(job.name, count, len(jobs))
     finally:
         pool.shutdown(cancel_futures=True)
-    ordered = [(job, *finished[job]) for job in jobs]
+    ordered = [(job, *finished[job]) for job in jobs if job in finished]
     rows = [
         BuiltRow(file.operator, file.language, job.target, len(file.instances), file.bytes, seconds)
         for job, file, seconds in ordered
     ]
-    return [file for _, file, _ in ordered], rows
+    return [file for _, file, _ in ordered], rows, tuple(left_out)
 
 
 def _timed(job: _Job, directory: Path) -> tuple[BuiltFile, float]:
@@ -216,13 +228,20 @@ def build_runtime(directory: Path) -> BuiltFile:
     )
 
 
-def build_calls(directory: Path) -> BuiltFile:
+def build_calls(directory: Path, *, required: bool) -> BuiltFile:
     """Build the module for calls in C++, for this Python and this torch.
 
     Args:
         directory: Folder that gets the file.
+        required: True to compile it where a variable of the environment keeps processes from it, too.
+
+    Raises:
+        ToolchainError: If it cannot be compiled, or must not.
     """
-    library = compile_calls().directory / CALLS_LIBRARY
+    entry = cached_calls() if no_calls_build() and not required else compile_calls()
+    if entry is None:
+        raise errors.ToolchainError(f"{NO_CALLS_BUILD} keeps them from being built")
+    library = entry.directory / CALLS_LIBRARY
     return _own(
         directory, library, language=CALLS, digest=source_digest(), abi=CALLS_VERSION, target=calls_target()
     )

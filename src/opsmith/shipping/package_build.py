@@ -54,6 +54,7 @@ class PackageBuild:
         rows: What was built, in the order of the kernels and targets.
         output: Folder that gets the files when the build is written.
         kept: Files of an earlier build in that folder, of kernels in other modules of the package.
+        left_out: Files that could not be built and that the package does not need, with the reason.
     """
 
     package: SourcePackage
@@ -62,6 +63,7 @@ class PackageBuild:
     rows: tuple[BuiltRow, ...]
     output: Path
     kept: tuple[BuiltFile, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     def write(self) -> Path:
         """Put the build in the place of an earlier one, which stays whole if that fails.

@@ -7,6 +7,7 @@ done in Python.
 from __future__ import annotations
 
 import sysconfig
+from collections.abc import Iterator
 from functools import cache
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
@@ -18,7 +19,7 @@ import torch
 from opsmith import config, errors
 from opsmith.build.cache import CacheEntry, cache_on_disk, key_of
 from opsmith.build.manifest import BuiltFile, digest_of_parts
-from opsmith.build.packaged import package_of, search, warn_unusable
+from opsmith.build.packaged import package_of, packaged_in, search, warn_unusable
 from opsmith.build.processor import machine
 from opsmith.build.toolchain import Toolchain, find_toolchain
 
@@ -52,16 +53,31 @@ def _parts() -> dict[str, str]:
     return {"kind": LANGUAGE, "source": source_digest(), "target": target(), "machine": machine()}
 
 
+_packages: list[Path | None] = [package_of(__file__)]
+"""Packages beside whose kernels it is looked for."""
+
+
 @cache
 def calls_extension() -> ModuleType | None:
-    """Return the module: that of opsmith's own package, else that of the cache; None for neither."""
+    """Return the module of opsmith's own package, of a package with operators, or of the cache; or None."""
     return None if config.calls_in_python() else next(filter(None, map(_loaded, _files())), None)
 
 
-def _files() -> list[Path]:
-    found = search(package_of(__file__), LANGUAGE, "", source_digest, VERSION, _misfit)
-    entry = cache_on_disk().find(_parts())
-    return [*(path for _, path, _ in found.usable()), *([entry.directory / LIBRARY] if entry else [])]
+def look_in(package: Path | None) -> bool:
+    """Add a package that declares operators; return True if it has the module, for some Python and torch."""
+    if package in _packages:
+        return False
+    _packages.append(package)
+    return any(built.language == LANGUAGE for built in packaged_in(package))
+
+
+def _files() -> Iterator[Path]:
+    for package in _packages:
+        found = search(package, LANGUAGE, "", source_digest, VERSION, _misfit)
+        yield from (path for _, path, _ in found.usable())
+    entry = cached_calls()
+    if entry:
+        yield entry.directory / LIBRARY
 
 
 def _misfit(built: BuiltFile) -> str | None:
@@ -81,6 +97,11 @@ def _loaded(path: Path) -> ModuleType | None:
         warn_unusable(path, str(error))
         return None
     return module
+
+
+def cached_calls() -> CacheEntry | None:
+    """Return the entry of the cache, if it is there."""
+    return cache_on_disk().find(_parts())
 
 
 def compile_calls() -> CacheEntry:

@@ -16,6 +16,7 @@ from pathlib import Path
 from threading import Lock
 
 from opsmith import config
+from opsmith.build.packaged import package_of
 from opsmith.torch_library import calls_extension, capabilities
 from opsmith.torch_library.autograd.primitive import RegisteredOperator
 
@@ -50,10 +51,18 @@ class OwnBuild:
 
         None where there is nothing to wait for.
         """
+        self._look_beside(operator)
         if why_not():
             return None
         self._waiting.add(operator)
         return self._count
+
+    def _look_beside(self, operator: RegisteredOperator) -> None:
+        """Attach the accelerator if it lies beside the kernels of the package that declares an operator."""
+        module = sys.modules.get(operator.specification.module)
+        found = calls_extension.look_in(package_of(getattr(module, "__file__", None)))
+        if found and capabilities.on("calls_in_cpp") and capabilities.calls_in_cpp() is None:
+            self._attach()
 
     def _count(self) -> None:
         number = next(self._numbers)
@@ -80,6 +89,9 @@ class OwnBuild:
                 if os.waitpid(self.child, os.WNOHANG) == (0, 0):
                     return
             self.child = None
+        self._attach()
+
+    def _attach(self) -> None:
         calls_extension.calls_extension.cache_clear()
         capabilities.calls_in_cpp.cache_clear()
         if capabilities.calls_in_cpp() is not None:
