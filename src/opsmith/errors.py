@@ -239,7 +239,10 @@ class ArgumentError(OpsmithError, TypeError):
 
 
 class ShapeError(OpsmithError, ValueError):
-    """A tensor's shape does not match `shapes=`."""
+    """A tensor's shape does not match `shapes=`, or that of a result the reference's."""
+
+    of_result = False
+    """True for the shape of a result."""
 
 
 class LayoutError(OpsmithError, TypeError):
@@ -276,9 +279,11 @@ class ResultCountError(OpsmithError, RuntimeError):
 
 
 class ResultTypeError(OpsmithError, TypeError):
-    """A reference or kernel returned a value that is not a tensor."""
+    """A reference or kernel returned a value that is not a tensor, or one of another dtype or device."""
 
     observed: Any = None  # as that of `ResultCountError`
+    dtype = False
+    """True for another dtype."""
 
 
 class IntegerResultError(OpsmithError, TypeError):

@@ -16,6 +16,7 @@ from opsmith import errors
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.kernels import BuiltKernel
 from opsmith.core.location import where
+from opsmith.core.results import Result
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.arguments import fake_by_shapes, unsupported_kind
@@ -113,7 +114,7 @@ class HeldResults:
         if len(promised) != len(found):
             return returned
         results = [
-            self._fitted(function, described.name, result, layout, values)
+            self._fitted(function, described, result, layout, values)
             for described, result, layout in zip(schema.results, found, promised, strict=True)
         ]
         if all(new is old for new, old in zip(results, found, strict=True)):
@@ -123,12 +124,14 @@ class HeldResults:
     def _fitted(
         self,
         function: Callable[..., Any],
-        name: str,
+        described: Result,
         result: Tensor,
         promised: ResultLayout,
         values: Sequence[Any],
     ) -> Tensor:
         """A result as it is promised: itself, or a copy in other strides."""
+        name = described.written or described.name
+        named = f"the new value of `{name}`" if described.written else f"`{name}`"
         source, expected = "the reference", str(promised.dtype)
         dtype_hint = f"convert it: `.to({promised.dtype})`, or correct {source}"
         if self.specification.fake:
@@ -140,12 +143,10 @@ class HeldResults:
             )
             dtype_hint = "write `@op.fake` over a function that returns empty tensors of the right dtype"
 
-        def wrong(
-            kind: type[errors.OpsmithError], what: str, expected: object, got: object, hint: str
-        ) -> errors.OpsmithError:
+        def wrong(kind: type[errors.E], what: str, expected: object, got: object, hint: str) -> errors.E:
             return self.specification.error(
                 kind,
-                f"the {what} of `{name}` is not that of {source}",
+                f"the {what} of {named} is not that of {source}",
                 argument=name,
                 expected=str(expected),
                 got=str(got),
@@ -155,18 +156,22 @@ class HeldResults:
 
         if tuple(result.shape) != promised.shape:
             shapes = list(promised.shape), list(result.shape)
-            hint = f"return `{name}` in the expected shape, or correct {source}"
-            raise wrong(errors.ShapeError, "shape", *shapes, hint)
+            hint = f"return {named} in the expected shape, or correct {source}"
+            misshapen = wrong(errors.ShapeError, "shape", *shapes, hint)
+            misshapen.of_result = True
+            raise misshapen
         if result.dtype != promised.dtype:
-            raise wrong(errors.ResultTypeError, "dtype", expected, result.dtype, dtype_hint)
+            mistyped = wrong(errors.ResultTypeError, "dtype", expected, result.dtype, dtype_hint)
+            mistyped.dtype = True
+            raise mistyped
         devices = {each.device for each in tensors_in(list(values))}
         if len(devices) == 1 and result.device not in devices and result.is_meta:
             (device,) = devices
-            hint = f"make `{name}` on the device of the arguments"
+            hint = f"make {named} on the device of the arguments"
             raise wrong(errors.ResultTypeError, "device", device, result.device, hint)
         if not _are_alike(result, promised):
             strides = f"{list(result.stride())}, and not {list(promised.stride)}"
-            self.copies[name] = f"`{name}`: the strides of the kernel at {where(function)} are {strides}"
+            self.copies[name] = f"{named}: the strides of the kernel at {where(function)} are {strides}"
             return promised.restore(result)
         return result
 

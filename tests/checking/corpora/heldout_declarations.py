@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from entries import planted
+from entries import planted, sound
 from torch import Tensor
 
 import opsmith
@@ -30,9 +30,9 @@ def h_downsample_whose_fake_rounds_down() -> Any:
     return downsample, None
 
 
-@planted("channel_scale", "fake-mismatch", input="result", also=("layout",))
+@sound
 def h_channel_scale_whose_fake_is_contiguous() -> Any:
-    """The operator answers with channels last, the fake kernel with rows."""
+    """The operator answers with channels last, the fake kernel with rows: each result is copied to rows."""
 
     @opsmith.operator("heldout::channel_scale_whose_fake_is_contiguous", opaque=True)
     def channel_scale(image: Tensor, gain: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from entries import planted
+from entries import planted, sound
 from torch import Tensor
 
 import opsmith
@@ -164,9 +164,9 @@ def h_log_sum_exp_of_no_rows() -> Any:
     return log_sum_exp, None
 
 
-@planted("outer_product", "layout", input="result", also=("kernel-mismatch", "fake-mismatch"))
+@sound
 def h_outer_product_by_columns() -> Any:
-    """The values are right, and lie column by column where the reference has rows."""
+    """The values lie column by column where the reference has rows: each result is copied to rows."""
 
     @opsmith.operator("heldout::outer_product_by_columns")
     def outer(x: Tensor, y: Tensor) -> Tensor:

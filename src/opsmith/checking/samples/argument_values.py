@@ -67,7 +67,7 @@ def _values_of(
                 words = f"`{argument.name}={other!r}`"
                 words += "" if isinstance(value, Tensor) else f" where it had {value!r}"
                 silent = not isinstance(value, bool | Enum)
-                invented = not _is_meant(argument, other)
+                invented = not _is_meant(subject, argument, other)
                 change = Variation(
                     sample, words, sample.with_value(argnum, other), silent=silent, invented=invented
                 )
@@ -87,18 +87,19 @@ def _may_change(subject: Subject, argument: Argument, sample: Sample, argnum: in
     )
 
 
-def _is_meant(argument: Argument, other: Any) -> bool:
+def _is_meant(subject: Subject, argument: Argument, other: Any) -> bool:
     """Return True for the default, and for a value that the type lists: None, a member of an enum."""
     return (
         bool(argument.kind.base.values)
-        or (other is None and _states_none(argument))
+        or (other is None and _states_none(subject, argument))
         or repr(other) == repr(argument.default)
     )
 
 
-def _states_none(argument: Argument) -> bool:
-    """Return True if the type says that None is a value; that of any object carries it with all else."""
-    return argument.kind.optional and argument.kind.base is not OBJECT
+def _states_none(subject: Subject, argument: Argument) -> bool:
+    """Return True if the author says that None is a value; a type of any object carries it with all else."""
+    optional = argument.kind.optional and argument.kind.base is not OBJECT
+    return optional and subject.specification.origin.states_type(argument.name)
 
 
 def _others(
@@ -111,7 +112,7 @@ def _others(
     """Yield values of the type of the given one, the most revealing first."""
     compared = [other for comparison in comparisons for other in others(comparison, value)]
     # A class has no types but those that its samples show.
-    if _states_none(argument) or (subject.kind.applied and None in compared):
+    if _states_none(subject, argument) or (subject.kind.applied and None in compared):
         yield None
     if isinstance(value, Tensor):
         return

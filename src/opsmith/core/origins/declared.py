@@ -96,6 +96,10 @@ class Origin:
         """
         return {}
 
+    def states_type(self, argument: str) -> bool:
+        """Return True if its author has written the type of an argument; calls may have shown another."""
+        return True
+
     def runs(self, circumstance: str, *, suspected: bool = False) -> bool:
         """Return False if calls have shown that its forward does not run there, and nothing stands in.
 

@@ -14,6 +14,7 @@ from torch.amp import autocast_mode
 
 from opsmith import errors
 from opsmith.core import source
+from opsmith.core.annotations import hints_of
 from opsmith.core.cached_property import cached_property
 from opsmith.core.formula import Formula
 from opsmith.core.forward_arguments import NO_PARAMETERS, ForwardArguments
@@ -332,6 +333,16 @@ class AdoptedFunction(Origin, errors.ErrorSubject):
     def backward(self) -> Callable[..., Any] | None:
         """Its backward, which takes a context and the grad_outputs; None if it has none."""
         return self.method("backward") or self.method("vjp")
+
+    def states_type(self, argument: str) -> bool:
+        """Return True if `signature=` or an annotation of the forward says the type of an argument."""
+        if self.provenance().stated:
+            return True
+        try:
+            hint = hints_of(self.function_class.forward).get(argument)
+        except (NameError, AttributeError, TypeError, SyntaxError):
+            return False
+        return hint not in (None, object, Any)
 
     @cached_property
     def may_write(self) -> bool:
