@@ -18,6 +18,7 @@ from torch.testing import assert_close
 
 import opsmith
 from opsmith import errors
+from opsmith.torch_library import capabilities
 from opsmith.torch_library.origins.class_routes import ClassRoutes
 
 
@@ -629,3 +630,35 @@ def test_threads() -> None:
     for thread in threads:
         thread.join()
     assert not failures
+
+
+def test_known_backwards_go_back_in_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not capabilities.on("calls_in_cpp") or capabilities.calls_in_cpp() is None:
+        pytest.skip("calls in C++ are not built, or turned off")
+
+    class Scaled(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, w: Tensor, by: float) -> Tensor:
+            ctx.scale, ctx.by = w.exp(), by
+            ctx.save_for_backward(x)
+            return x * ctx.scale * by
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Any:
+            (x,) = ctx.saved_tensors
+            return grad * ctx.scale * ctx.by, grad * x * ctx.scale * ctx.by, None
+
+    operator = opsmith.adopt(Scaled, "fast_adopted::in_cpp")
+    x, w = (torch.randn(3, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    for _ in range(3):
+        operator(x, w, 2.0).sum().backward()
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("the backward runs in Python")
+
+    result = operator(x, w, 2.0)
+    monkeypatch.setattr(result.grad_fn._forward_cls, "backward", refuse)  # type: ignore[union-attr]
+    expected = torch.autograd.grad(Scaled.apply(x, w, 2.0).sum(), (x, w))
+    assert_close(torch.autograd.grad(result.sum(), (x, w), retain_graph=True), expected)
+    with pytest.raises(AssertionError, match="in Python"):  # with a graph it must
+        torch.autograd.grad(result.sum(), x, create_graph=True)

@@ -25,7 +25,7 @@ from opsmith.build.toolchain import Toolchain, find_toolchain
 
 LANGUAGE = "calls"
 """Language of its file among the built kernels of opsmith's own package."""
-VERSION = 2
+VERSION = 3
 """Version of its functions; it rises when one takes other arguments."""
 NAME = "opsmith_calls"
 LIBRARY = f"{NAME}.so"

@@ -177,13 +177,16 @@ class BoundNode:
         rule: Its `forward` takes a context and argument values, one by one; its `backward` a context and the
             gradients of all results. What it marks as dirty is no view.
         recorded_operator: The operator, as it is found in the graph.
+        of_class: The parts of an adopted class's node by which C++ goes back; None for another rule.
 
     Attributes:
         node: The class.
         apply: Its `apply`.
     """
 
-    def __init__(self, name: str, rule: Any, recorded_operator: Any) -> None:
+    def __init__(
+        self, name: str, rule: Any, recorded_operator: Any, of_class: tuple[Any, ...] | None = None
+    ) -> None:
         compute, go_back = rule.forward, rule.backward
         in_cpp = capabilities.calls_in_cpp() is not None
 
@@ -203,7 +206,7 @@ class BoundNode:
         self.node: Any = type(name, (base,), {**functions, "recorded_operator": recorded_operator})
         capabilities.direct_backward(self.node, backward)
         self.apply: Callable[..., Any] = (
-            capabilities.recorder(self.node)
+            capabilities.recorder(self.node, of_class)
             if in_cpp
             else partial(through, capabilities.direct_apply(self.node))
         )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from operator import eq, is_
 from types import MappingProxyType, SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from opsmith.torch_library.calls.computation import UnknownCallError
 from opsmith.torch_library.contract import are_new
 from opsmith.torch_library.flattening import ArgumentFlattening
 from opsmith.torch_library.origins.class_rule import ClassKept, ClassRule, placeholder, refuse_constants
-from opsmith.torch_library.origins.context import Context, SavedTensors, tensor_attributes
+from opsmith.torch_library.origins.context import Context, tensor_attributes
 from opsmith.torch_library.origins.forward import (
     copies_of_results,
     finished_run,
@@ -65,6 +65,14 @@ class _Kept(NamedTuple):
         return self.context.with_tensors(
             saved[: self.own], {name: saved[at] for name, at in self.attributes.items()}
         )
+
+
+def _restored(kept: tuple[Any, ...], saved: tuple[Tensor | None, ...]) -> Context:
+    """The context of a call, from the values of `_Kept` and all saved tensors."""
+    attributes = kept[3] if len(kept) > 3 else None
+    context: Context = kept[0]
+    held = {name: saved[at] for name, at in attributes.items()} if attributes else {}
+    return context.with_tensors(saved[: kept[2]], held)
 
 
 class ClassNodes:
@@ -151,9 +159,9 @@ class ClassNodes:
             if not expected:
                 return result
             results, saved = result if several else (result,), context.to_save
-            others = {*map(id, saved)}.difference(map(id, inputs))
-            if always or vars(context) or (others and not others.issubset((_NOTHING, *map(id, results)))):
-                kept = None if written else self._kept(context, always, inputs, values, is_tensor, results)
+            known = {_NOTHING, *map(id, inputs), *map(id, results)}
+            if always or vars(context) or not known.issuperset(map(id, saved)):
+                kept = None if written else self._kept(context, always, known, inputs, values, strays)
                 if kept is None:
                     return self._settled(ctx, context, before, result, values)
                 saved, *more = kept
@@ -177,19 +185,16 @@ class ClassNodes:
             if not usual:
                 return self._full_backward(tensors, needed, ctx, kept, grads)
             before = [*map(version, grads)]
-            context, shapes, own, *more = kept
-            saved = ctx.saved_tensors if own or more else ()
-            held = {name: saved[at] for name, at in more[0].items()} if more else {}
-            context = context.with_tensors(saved[:own], held)
-            answer = own_backward(context, *grads)
+            saved = ctx.saved_tensors if kept[2] or len(kept) > 3 else ()
+            answer = own_backward(_restored(kept, saved), *grads)
             if before != [*map(version, grads)]:
                 raise grad_output_error(adopted)
             if type(answer) is not tuple or len(answer) != len(needs):
-                answer = self._answers(needs, answer, is_tensor)
+                answer = answers(answer)
             elif strays and any(answer[at] is not None for at in strays):
-                self._answers(needs, answer, is_tensor)
+                answers(answer)
             found: list[Any] = [None] * len(needs)
-            for (at, name, dtype, device), shape in zip(expected, shapes, strict=True):
+            for (at, name, dtype, device), shape in zip(expected, kept[1], strict=True):
                 gradient = answer[at]
                 fits = gradient is None or (
                     type(gradient) is Tensor
@@ -201,40 +206,57 @@ class ClassNodes:
                 found[at] = gradient if fits else self._fitted(name, dtype, device, gradient, shape)
             return tuple(found)
 
+        def fit(at: int, gradient: Any, kept: tuple[Any, ...]) -> Tensor:
+            index = at_needed.index(at)
+            _, name, dtype, device = expected[index]
+            return self._fitted(name, dtype, device, gradient, kept[1][index])
+
+        def refuse_writes() -> NoReturn:
+            raise grad_output_error(adopted)
+
+        answers = partial(self._answers, needs, is_tensor)
+        of_class = (facts, own_backward, _restored, answers, fit, refuse_writes)
         rule = SimpleNamespace(forward=forward, backward=backward)
         recorded = RecordedOperator(self._specification, ())
-        return BoundNode(self._specification.short_name, rule, recorded).apply
+        return BoundNode(self._specification.short_name, rule, recorded, of_class).apply
 
     def _kept(
         self,
         context: Context,
         always: bool | None,
+        known: Collection[int],
         inputs: Sequence[Tensor],
         values: tuple[Any, ...],
-        is_tensor: Sequence[bool],
-        results: Sequence[Tensor],
+        strays: Sequence[int],
     ) -> tuple[Any, ...] | None:
         """The tensors to save, and the last parts of `_Kept`; None for what the full rule must look at.
 
         Args:
             context: The context of the class.
             always: As `_keeps_inputs` returns it.
+            known: Numbers (`id`) of None, of the inputs and of the results.
             inputs: The tensors among the arguments.
             values: The arguments.
-            is_tensor: True for each argument that is a tensor.
-            results: All results.
+            strays: Places of the arguments that are no tensors.
         """
         attributes = vars(context)
-        taken = tensor_attributes(context, values) if attributes else ((), False)
-        if taken is None:
-            return None
-        names, hides = taken
-        known = {_NOTHING, *map(id, inputs), *map(id, results)}
+        names: tuple[str, ...] = ()
+        hides, at_attributes = False, {}
+        if attributes:
+            taken = tensor_attributes(context, values)
+            if taken is None:
+                return None
+            names, hides = taken
+        saved = [*context.to_save]
+        count, places = len(saved), {id(tensor): at for at, tensor in enumerate(saved)}
+        for name in names:
+            tensor = attributes[name]
+            if id(tensor) not in places:
+                places[id(tensor)] = len(saved)
+                saved.append(tensor)
+            at_attributes[name] = places[id(tensor)]
         keeps = always is True or (always is None and hides)
-        saved = SavedTensors(context.to_save)
-        count = len(saved.tensors)
-        at_attributes = {name: saved.place(attributes[name]) for name in names}
-        for tensor in saved.tensors:
+        for tensor in saved:
             if id(tensor) in known:
                 continue
             if type(tensor) is not Tensor:
@@ -243,10 +265,14 @@ class ClassNodes:
         for name in names:
             del attributes[name]
         if not keeps:
-            return tuple(saved.tensors), count, at_attributes
-        others = tuple([value for value, own in zip(values, is_tensor, strict=True) if not own])
-        places = tuple([saved.place(each) for each in inputs])
-        return tuple(saved.tensors), count, at_attributes, places, others, autocast_in_force()
+            return tuple(saved), count, at_attributes
+        for tensor in inputs:
+            if id(tensor) not in places:
+                places[id(tensor)] = len(saved)
+                saved.append(tensor)
+        at_inputs = tuple([places[id(tensor)] for tensor in inputs])
+        others = tuple([values[at] for at in strays])
+        return tuple(saved), count, at_attributes, at_inputs, others, autocast_in_force()
 
     def _settled(
         self,
@@ -305,7 +331,7 @@ class ClassNodes:
         attributes.update({name: clones[id(each)] for name, each in attributes.items() if id(each) in clones})
         return apart if self._several else apart[0]
 
-    def _answers(self, needs: Sequence[bool], answer: Any, is_tensor: Sequence[bool]) -> tuple[Any, ...]:
+    def _answers(self, needs: Sequence[bool], is_tensor: Sequence[bool], answer: Any) -> tuple[Any, ...]:
         """One gradient for each argument, from what a backward returned."""
         given = [placeholder() if own else None for own in is_tensor]
         return tuple(by_position(self._adopted, needs, answer, given))

@@ -76,7 +76,7 @@ class Context:
         other.to_save, other.materialize_grads = saved, self.materialize_grads
         other.saved_for_forward = other.dirty_tensors = other.non_differentiable = ()
         if attributes or vars(self):
-            vars(other).update({**vars(self), **attributes})
+            vars(other).update(vars(self), **attributes)
         return other
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:

@@ -140,7 +140,7 @@ def self_test() -> None:
             return grad * ctx.kept[0], None
 
     leaf = torch.ones(2, requires_grad=True)
-    first, second = extension.recorder(Sevenfold)(leaf, 7)
+    first, second = extension.recorder(Sevenfold, None)(leaf, 7)
     node = first.grad_fn
     assert (node.name(), second.requires_grad, node._forward_cls) == ("SevenfoldBackward", False, Sevenfold)
     (gradient,) = torch.autograd.grad(first.sum(), leaf, retain_graph=True)
@@ -153,7 +153,7 @@ def self_test() -> None:
             return x
 
     first = leaf * 1
-    node = extension.recorder(Written)(first, None).grad_fn
+    node = extension.recorder(Written, None)(first, None).grad_fn
     assert (node.name(), first.grad_fn) == ("WrittenBackward", node)
     assert node.next_functions[0][0].name() == "MulBackward0"
 

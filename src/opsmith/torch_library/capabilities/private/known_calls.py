@@ -58,10 +58,15 @@ def direct_apply(node: type[torch.autograd.Function]) -> Any:
     return super(torch.autograd.Function, node).apply  # type: ignore[misc]
 
 
-def recorder(node: type[torch.autograd.Function]) -> Any:
-    """The `apply` of a node whose context is used for what is saved alone: in C++ where that is built."""
+def recorder(node: type[torch.autograd.Function], of_class: tuple[Any, ...] | None) -> Any:
+    """The `apply` of a node whose context is used for what is saved alone: in C++ where that is built.
+
+    Args:
+        node: Its class.
+        of_class: The parts of an adopted class's node by which C++ goes back; None for another rule.
+    """
     in_cpp = capabilities.calls_in_cpp()
-    return direct_apply(node) if in_cpp is None else in_cpp.recorder(node)
+    return direct_apply(node) if in_cpp is None else in_cpp.recorder(node, of_class)
 
 
 def direct_call(overload: Any) -> Callable[..., Any]:

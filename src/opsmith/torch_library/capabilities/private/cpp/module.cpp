@@ -5,7 +5,7 @@
 namespace {
 
 PyMethodDef functions[] = {
-    {"recorder", opsmith::make_recorder, METH_O, nullptr},
+    {"recorder", opsmith::make_recorder, METH_VARARGS, nullptr},
     {"held", opsmith::make_held, METH_VARARGS, nullptr},
     {"rule", opsmith::make_rule, METH_VARARGS, nullptr},
     {"freshness", opsmith::make_freshness, METH_O, nullptr},

@@ -1,7 +1,7 @@
 // Autograd nodes: what `torch.autograd.Function` does for a class that opsmith generated, and no more.
 #pragma once
 
-#include "entry.h"
+#include "results.h"
 
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -11,10 +11,12 @@
 #include <torch/version.h>
 
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/SmallVector.h>
 
 #include <structmember.h>
 
+#include <optional>
 #include <utility>
 
 namespace opsmith {
@@ -52,6 +54,23 @@ struct Context {
 };
 
 inline PyTypeObject ContextType = {PyVarObject_HEAD_INIT(nullptr, 0) "opsmith.Context", sizeof(Context)};
+
+// Metadata that a gradient must have.
+struct Wanted {
+  at::ScalarType dtype;
+  c10::Device device;
+  c10::DimVector sizes;
+
+  explicit Wanted(const at::Tensor& tensor)
+      : dtype(tensor.scalar_type()), device(tensor.device()), sizes(tensor.sizes()) {}
+
+  bool describes(PyObject* gradient) const {
+    if (Py_TYPE(gradient) != plain_tensor) return false;
+    const at::Tensor& tensor = THPVariable_Unpack(gradient);
+    return tensor.layout() == at::kStrided && !tensor.is_nested() && tensor.scalar_type() == dtype &&
+        tensor.device() == device && tensor.sizes() == at::IntArrayRef(sizes);
+  }
+};
 
 struct OperatorNode : public torch::autograd::Node {
   PyObject* generated = nullptr;  // the class, owned
@@ -150,6 +169,92 @@ struct OperatorNode : public torch::autograd::Node {
   }
 };
 
+// Parts of the nodes of an adopted class, functions but for the facts; `origins/class_nodes.py` says what each does.
+struct ClassParts {
+  PyObject *facts, *backward, *restored, *answers, *fit, *refuse_writes;  // owned by a tuple
+};
+
+// Keys of a `torch.func` transform, in force or of a tensor.
+inline bool has_transforms(c10::DispatchKeySet keys) {
+  return keys.has_any(c10::DispatchKeySet(
+      {c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::FuncTorchDynamicLayerBackMode,
+       c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::FuncTorchBatched}));
+}
+
+struct ClassNode : public OperatorNode {
+  PyObject* parts = nullptr;  // the tuple, owned
+  std::vector<std::optional<Wanted>> wanted;
+
+  ~ClassNode() override {
+    if (!Py_IsInitialized()) return;
+    pybind11::gil_scoped_acquire gil;
+    Py_XDECREF(parts);
+  }
+
+  ClassParts of_class() const {
+    PyObject* const* all = &PyTuple_GET_ITEM(parts, 0);
+    return {all[0], all[1], all[2], all[3], all[4], all[5]};
+  }
+
+  variable_list apply(variable_list&& grads) override {
+    pybind11::gil_scoped_acquire gil;
+    bool usual = context->kept && PyTuple_CheckExact(context->kept) && !at::GradMode::is_enabled() &&
+        !has_transforms(c10::impl::tls_local_dispatch_key_set().included_);
+    for (const at::Tensor& each : grads) {
+      usual = usual && each.defined() && !each.is_inference() && !has_transforms(each.key_set());
+    }
+    if (usual) {
+      static PyObject* const written = PyUnicode_InternFromString("grads_written");
+      THPObjectPtr known(made(PyObject_GetAttr(of_class().facts, written)));
+      usual = known.get() == Py_False;
+    }
+    return usual ? by_class(grads) : OperatorNode::apply(std::move(grads));
+  }
+
+  variable_list by_class(const variable_list& grads) {
+    const ClassParts own = of_class();
+    at::OptionalDeviceGuard device(grads[0].device());
+    THPObjectPtr held(Py_NewRef(context->kept));
+    const bool saves = PyTuple_GET_SIZE(held.get()) > 3 || PyLong_AsLong(PyTuple_GET_ITEM(held.get(), 2));
+    THPObjectPtr tensors(saves ? unpack() : made(PyTuple_New(0)));  // without any it may go back twice
+    THPObjectPtr restored(made(PyObject_CallFunctionObjArgs(own.restored, held.get(), tensors.get(), nullptr)));
+    Owned owned;
+    Values arguments{restored.get()};
+    c10::SmallVector<int64_t, 4> before, after;
+    for (const at::Tensor& each : grads) {
+      arguments.push_back(owned.emplace_back(made(THPVariable_Wrap(each))).get());
+      before.push_back(version_of(each));
+    }
+    THPObjectPtr answer(made(PyObject_Vectorcall(own.backward, arguments.data(), arguments.size(), nullptr)));
+    for (const at::Tensor& each : grads) after.push_back(version_of(each));
+    if (before != after) {
+      THPObjectPtr nothing(PyObject_CallNoArgs(own.refuse_writes));
+      TORCH_CHECK(!nothing, "a backward wrote into a gradient that it is given");
+      raise_python_error();
+    }
+    bool fits = PyTuple_CheckExact(answer.get()) && PyTuple_GET_SIZE(answer.get()) == static_cast<Py_ssize_t>(given.size());
+    for (size_t at = 0; fits && at < given.size(); at++) fits = given[at] || PyTuple_GET_ITEM(answer.get(), at) == Py_None;
+    if (!fits) answer = made(PyObject_CallOneArg(own.answers, answer.get()));
+    variable_list gradients;
+    gradients.reserve(given.size());
+    for (size_t at = 0; at < given.size(); at++) {
+      if (!given[at]) continue;
+      PyObject* each = PyTuple_GET_ITEM(answer.get(), at);
+      if (!wanted[at] || each == Py_None) {
+        gradients.emplace_back();
+        continue;
+      }
+      THPObjectPtr fitted(Py_NewRef(each));
+      if (!wanted[at]->describes(each)) {
+        THPObjectPtr place(made(PyLong_FromSize_t(at)));
+        fitted = made(PyObject_CallFunctionObjArgs(own.fit, place.get(), each, held.get(), nullptr));
+      }
+      gradients.push_back(THPVariable_Unpack(fitted.get()));
+    }
+    return gradients;
+  }
+};
+
 inline PyObject* context_saved_tensors(PyObject* self, void*) {
   return for_python([&]() -> PyObject* {
     auto* node = reinterpret_cast<Context*>(self)->node;
@@ -226,6 +331,7 @@ struct Recorder {
   PyObject_HEAD
   vectorcallfunc call;
   PyObject *generated, *forward;
+  PyObject* of_class;  // parts of a class; null for another rule
 };
 
 inline PyTypeObject RecorderType = {PyVarObject_HEAD_INIT(nullptr, 0) "opsmith.Recorder", sizeof(Recorder)};
@@ -306,10 +412,10 @@ inline void save(OperatorNode& node, PyObject* value, bool is_result) {
 }
 
 // Makes the results those of a node.
-inline void record(
-    PyObject* generated, Context* context, PyObject* to_save, PyObject* non_differentiable, PyObject* dirty_tensors,
-    PyObject* result, PyObject* const* arguments, size_t count) {
-  const auto node = new_node<OperatorNode>();
+template <class Pointer>
+void record(
+    const Pointer& node, PyObject* generated, Context* context, PyObject* to_save, PyObject* non_differentiable,
+    PyObject* dirty_tensors, PyObject* result, PyObject* const* arguments, size_t count) {
   begin(*node, generated, context, arguments, count);
   const bool several = PyTuple_Check(result);
   const Py_ssize_t results = several ? PyTuple_GET_SIZE(result) : 1;
@@ -355,7 +461,23 @@ inline PyObject* call_recorder(PyObject* self, PyObject* const* arguments, size_
       requires_grad |= THPVariable_Check(arguments[at]) && THPVariable_Unpack(arguments[at]).requires_grad();
     }
     if (requires_grad && at::GradMode::is_enabled()) {
-      record(recorder->generated, context, to_save, non_differentiable, dirty_tensors, result, arguments, count);
+      const auto recorded = [&](const auto& node) {
+        record(
+            node, recorder->generated, context, to_save, non_differentiable, dirty_tensors, result, arguments, count);
+      };
+      if (recorder->of_class) {
+        const auto node = new_node<ClassNode>();
+        node->parts = Py_NewRef(recorder->of_class);
+        node->wanted.resize(count);
+        for (size_t at = 0; at < count; at++) {
+          if (THPVariable_Check(arguments[at]) && THPVariable_Unpack(arguments[at]).requires_grad()) {
+            node->wanted[at].emplace(THPVariable_Unpack(arguments[at]));
+          }
+        }
+        recorded(node);
+      } else {
+        recorded(new_node<OperatorNode>());
+      }
     }
     return result.release();
   });
@@ -365,6 +487,7 @@ inline int traverse_recorder(PyObject* self, visitproc visit, void* arg) {
   auto* recorder = reinterpret_cast<Recorder*>(self);
   Py_VISIT(recorder->generated);
   Py_VISIT(recorder->forward);
+  Py_VISIT(recorder->of_class);
   return 0;
 }
 
@@ -372,6 +495,7 @@ inline int clear_recorder(PyObject* self) {
   auto* recorder = reinterpret_cast<Recorder*>(self);
   Py_CLEAR(recorder->generated);
   Py_CLEAR(recorder->forward);
+  Py_CLEAR(recorder->of_class);
   return 0;
 }
 
@@ -381,8 +505,10 @@ inline void delete_recorder(PyObject* self) {
   PyObject_GC_Del(self);
 }
 
-// recorder(generated: type)
-inline PyObject* make_recorder(PyObject*, PyObject* generated) {
+// recorder(generated: type, parts of an adopted class: tuple or None)
+inline PyObject* make_recorder(PyObject*, PyObject* args) {
+  PyObject *generated, *of_class;
+  if (!PyArg_ParseTuple(args, "OO", &generated, &of_class)) return nullptr;
   THPObjectPtr forward(PyObject_GetAttrString(generated, "forward"));
   if (!forward) return nullptr;
   auto* recorder = PyObject_GC_New(Recorder, &RecorderType);
@@ -390,6 +516,7 @@ inline PyObject* make_recorder(PyObject*, PyObject* generated) {
   recorder->call = call_recorder;
   recorder->generated = Py_NewRef(generated);
   recorder->forward = forward.release();
+  recorder->of_class = of_class == Py_None ? nullptr : Py_NewRef(of_class);
   PyObject_GC_Track(recorder);
   return reinterpret_cast<PyObject*>(recorder);
 }
@@ -441,6 +568,7 @@ inline bool ready_node() {
   // It makes the type ready, with the methods of torch's own nodes.
   torch::autograd::_initFunctionPyTypeObject(NodeType, NodeType.tp_name, node_properties, nullptr);
   torch::autograd::registerCppFunction(typeid(OperatorNode), &NodeType);
+  torch::autograd::registerCppFunction(typeid(ClassNode), &NodeType);
   return true;
 }
 

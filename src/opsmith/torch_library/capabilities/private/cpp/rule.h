@@ -3,12 +3,10 @@
 #pragma once
 
 #include "node.h"
-#include "results.h"
 
 #include <c10/core/InferenceMode.h>
 
 #include <array>
-#include <optional>
 
 namespace opsmith {
 
@@ -42,20 +40,6 @@ struct Rule {
 };
 
 inline PyTypeObject RuleType = {PyVarObject_HEAD_INIT(nullptr, 0) "opsmith.Rule", sizeof(Rule)};
-
-// Metadata that a gradient must have.
-struct Wanted {
-  at::ScalarType dtype;
-  c10::Device device;
-  c10::DimVector sizes;
-
-  bool describes(PyObject* gradient) const {
-    if (Py_TYPE(gradient) != plain_tensor) return false;
-    const at::Tensor& tensor = THPVariable_Unpack(gradient);
-    return tensor.layout() == at::kStrided && !tensor.is_nested() && tensor.scalar_type() == dtype &&
-        tensor.device() == device && tensor.sizes() == at::IntArrayRef(sizes);
-  }
-};
 
 inline bool autocasts() {
   return !(c10::autocast_dispatch_keyset - c10::impl::tls_local_dispatch_key_set().excluded_).empty();
@@ -240,8 +224,7 @@ inline PyObject* call_rule(PyObject* self, PyObject* const* arguments, size_t fl
     node->rule = reinterpret_cast<Rule*>(Py_NewRef(self));
     node->wanted.resize(count);
     for (const FormulaCall& formula : *rule->formulas) {
-      const at::Tensor& tensor = THPVariable_Unpack(arguments[formula.answer]);
-      node->wanted[formula.answer] = Wanted{tensor.scalar_type(), tensor.device(), c10::DimVector(tensor.sizes())};
+      node->wanted[formula.answer].emplace(THPVariable_Unpack(arguments[formula.answer]));
     }
     PyObject* single = result.get();
     const bool several = rule->results->size() > 1;
