@@ -239,7 +239,7 @@ class ArgumentError(OpsmithError, TypeError):
 
 
 class ShapeError(OpsmithError, ValueError):
-    """A tensor's shape does not match `shapes=`, or that of a result the reference's."""
+    """A tensor's shape does not match `shapes=`, or a result's shape is not that of the reference."""
 
     of_result = False
     """True for the shape of a result."""
@@ -282,8 +282,8 @@ class ResultTypeError(OpsmithError, TypeError):
     """A reference or kernel returned a value that is not a tensor, or one of another dtype or device."""
 
     observed: Any = None  # as that of `ResultCountError`
-    dtype = False
-    """True for another dtype."""
+    wrong_dtype = False
+    """True for a tensor of another dtype."""
 
 
 class IntegerResultError(OpsmithError, TypeError):

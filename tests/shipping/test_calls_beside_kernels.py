@@ -92,8 +92,19 @@ def test_a_process_finds_them_beside_the_kernels(package: Path, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_package_is_built_without_them_where_they_cannot_be(package: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("forbidden", [True, False])
+def test_a_package_is_built_without_them_where_they_cannot_be(
+    package: Path, tmp_path: Path, forbidden: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reason = "calls in C++: OPSMITH_NO_CALLS_BUILD keeps them from being built; unset it"
+    if not forbidden:
+        monkeypatch.delenv("OPSMITH_NO_CALLS_BUILD")
+        compiler = tmp_path / "old-compiler"  # it knows no C++20
+        compiler.write_text('#!/bin/sh\ncase "$*" in *c++20*) echo unknown; exit 1;; esac\nexec g++ "$@"\n')
+        compiler.chmod(0o755)
+        monkeypatch.setenv("CXX", str(compiler))
+        reason = "the C++ compiler does not compile calls in C++; name another compiler in CXX; without them"
     done = built(tmp_path, tmp_path / "empty")
     assert done.returncode == 0, done.stderr
-    assert "left out: calls in C++: OPSMITH_NO_CALLS_BUILD keeps them from being built" in done.stdout
+    assert f"left out: {reason}" in done.stdout
     assert not [*(package / "_kernels").glob("opsmith.torch-*.so")]

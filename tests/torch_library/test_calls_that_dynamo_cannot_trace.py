@@ -1,8 +1,9 @@
-"""Calls that torch.compile cannot trace: they run as they are, and Dynamo traces none of opsmith's code."""
+"""Calls that torch.compile cannot trace: after a graph break they run as without torch.compile."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -36,6 +37,10 @@ def scaled(x: Tensor, by: float) -> Tensor:
 
 def summed(x: Tensor, y: Tensor) -> Tensor:
     return x + y
+
+
+def lone_sine(x: Tensor) -> Tensor:
+    return x.sin()
 
 
 @pytest.fixture
@@ -78,6 +83,46 @@ def test_a_wrong_type_is_refused_as_without_torch_compile(
     with torch.inference_mode(inference), pytest.raises(errors.ArgumentError) as raised:
         torch.compile(lambda x: operator(x, given), backend="aot_eager")(torch.ones(2))
     assert (raised.value.operator, raised.value.argument) == (name, argument)
+
+
+@pytest.mark.parametrize("given", [2, "two", [2.0]])
+def test_a_wrong_type_beside_a_number_is_refused(name: str, given: object) -> None:
+    @opsmith.operator(name)
+    def shifted(x: Tensor, y: Tensor, *, by: float = 1.0) -> Tensor:
+        return x + by * y
+
+    with pytest.raises(errors.ArgumentError, match="`y` has the wrong type"):
+        torch.compile(lambda x: shifted(x, given, by=2.0), backend="aot_eager")(torch.ones(2))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("transform", ["grad", "jvp", "vmap"])
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_graph_break_under_a_transform(name: str, transform: str, hidden: bool) -> None:
+    if hidden:
+
+        @opsmith.operator(name, results=["y", "slope"], hidden=["slope"])
+        def sine(x: Tensor) -> tuple[Tensor, Tensor]:
+            return x.sin(), x.cos()
+
+        operator: Any = sine.gradients(x=lambda grad, slope: grad * slope)
+    else:
+        operator = opsmith.operator(name)(lone_sine).gradients(x=lambda grad, x: grad * x.cos())
+    transforms: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+        "grad": lambda function: torch.func.grad(lambda x: function(x).sum()),
+        "jvp": lambda function: lambda x: torch.func.jvp(function, (x,), (x,)),
+        "vmap": torch.func.vmap,
+    }
+
+    def broken(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        def call(x: Tensor) -> Tensor:
+            torch._dynamo.graph_break()
+            return function(x)
+
+        return call
+
+    x = torch.tensor([0.5, 1.5])
+    found = torch.compile(transforms[transform](broken(operator)), backend="aot_eager")(x)
+    torch.testing.assert_close(found, transforms[transform](torch.sin)(x))
 
 
 def test_a_number_of_numpy_is_converted(name: str) -> None:

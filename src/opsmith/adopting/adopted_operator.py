@@ -152,7 +152,7 @@ class AdoptedOperator(Operator[..., Any]):
 
     def _learn(self, args: tuple[Any, ...], kwargs: dict[str, Any], observed: ObservedReturn | None) -> bool:
         """Take over the types and results of a call; return False if they show nothing new."""
-        if torch.compiler.is_dynamo_compiling():  # it compiles what runs after a graph break
+        if torch.compiler.is_dynamo_compiling():  # Dynamo compiles each function after a graph break
             new: bool = torch.compiler.disable(self._learn)(args, kwargs, observed)
             return new
         with _LEARNING:

@@ -49,7 +49,7 @@ def named_by(error: BaseException) -> NamedFault:
             return NamedFault(cause)
     if isinstance(error, errors.ShapeError) and error.of_result:
         return NamedFault("shape")
-    if isinstance(error, errors.ResultTypeError) and error.dtype:
+    if isinstance(error, errors.ResultTypeError) and error.wrong_dtype:
         return NamedFault("dtype")
     if isinstance(error, errors.MetadataError):
         return NamedFault("not-written" if error.moved else "shape")

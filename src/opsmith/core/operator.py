@@ -90,6 +90,10 @@ class Registration(Protocol):
         ...
 
 
+_NO_TENSORS = (int, float, complex, str, list, tuple)
+"""Types of values that nobody converts to a tensor."""
+
+
 class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
     """An operator: call it as the function that it was declared with, and attach handwritten parts to it.
 
@@ -119,7 +123,7 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
         self._registration = registration
         registration.owner = self
         self._find = find
-        self._take_lowering(specification)
+        self._take_arguments(specification)
         functools.update_wrapper(self, specification.reference)
 
     def __new__(cls, *args: Any) -> Operator[P, R]:
@@ -134,7 +138,7 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
         return result
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if torch.compiler.is_dynamo_compiling():  # this frame alone, where a caller's could not be compiled
+        if torch.compiler.is_dynamo_compiling():
             return self._call_traced(args, kwargs)
         try:
             lowered, named = (args, kwargs) if self._lowering is None else self._lowering.call(args, kwargs)
@@ -148,11 +152,10 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
 
     def _call_traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute the operator in code that `torch.compile` traces."""
+        given = [*enumerate(args), *kwargs.items()]
+        if any(isinstance(value, _NO_TENSORS) for place, value in given if place in self._tensor_places):
+            self._check_traced(args, kwargs)
         if self._lowering is None:
-            if self._takes_tensors and any(
-                isinstance(value, (int, float, complex, str)) for value in (*args, *kwargs.values())
-            ):
-                self._check_traced(args, kwargs)
             return self._registration.overload(*args, **kwargs)
         if self._uncompiled is not None:
             return self._uncompiled(args, kwargs)
@@ -170,9 +173,14 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
         if error is not None:
             raise TypeError(error.message())
 
-    def _take_lowering(self, specification: Specification) -> None:
+    def _take_arguments(self, specification: Specification) -> None:
+        single = [
+            (at, argument.name)
+            for at, argument in enumerate(specification.schema.arguments)
+            if argument.kind.is_tensor and not argument.kind.sequence
+        ]
+        self._tensor_places = frozenset(place for places in single for place in places)
         self._lowering = specification.schema.lowering
-        self._takes_tensors = all(argument.kind.is_tensor for argument in specification.schema.arguments)
         self._uncompiled: Callable[..., Any] | None = None
         if self._lowering is not None and self._lowering.objects:
             lowering.prepare()
@@ -194,7 +202,7 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
         return replace(explanation, copies=(*explanation.copies, *self._registration.copied_results))
 
     def _check_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch.compiler.is_dynamo_compiling():  # it compiles what runs after a graph break
+        if torch.compiler.is_dynamo_compiling():  # Dynamo compiles each function after a graph break
             torch.compiler.disable(self._check_call)(args, kwargs)
             return
         error = self._call_error(args, kwargs)
@@ -362,7 +370,7 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
             finally:
                 self._registration.owner = self
         self._specification = specification
-        self._take_lowering(specification)
+        self._take_arguments(specification)
         functools.update_wrapper(self, specification.reference)
 
     def forget_calls(self) -> None:
@@ -381,7 +389,7 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
         specification = replace(self._specification, **aspects)
         self._registration.update(specification)
         self._specification = specification
-        self._take_lowering(specification)
+        self._take_arguments(specification)
         return self
 
 

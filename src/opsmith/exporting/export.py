@@ -301,7 +301,10 @@ def _loaded(export: Export, verification: Verification, file: Path) -> Runtime:
             f"{name} {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
             for name, tensor in inputs
         )
-        raise error.of(", ".join(export.calls) or "the model") from error.__cause__
+        if len(export.calls) == 1:
+            raise error.of(*export.calls) from error.__cause__
+        error.args = (error.message(),)
+        raise
 
 
 def _without_bodies(export: Export, verification: Verification, file: Path) -> Export:

@@ -129,7 +129,8 @@ def staged_build(
     place = (output or package.root / FOLDER).absolute()
     refuse_other_folder(place)
     cpp, cuda = package.of_language(CppKernel), package.of_language(CudaKernel)
-    jobs = _jobs(package, targets)
+    left_out: list[str] = []
+    jobs = _jobs(package, targets, left_out)
     if (cpp or cuda) and not jobs:
         raise _no_target(package, ["C++"] * bool(cpp) + ["CUDA"] * bool(cuda))
     if cpp and targets.cpu:
@@ -145,12 +146,12 @@ def staged_build(
     except OSError as error:
         raise unwritable(place, error) from error
     try:
-        files, rows, left_out = _compiled(jobs, directory, advance)
+        files, rows = _compiled(jobs, directory, advance, left_out)
         kept = () if package.whole else files_of_other_modules(package, files, place, directory)
         write_manifest(directory, [*files, *kept], opsmith.__version__)
         for kernel in package.of_language(TritonKernel):
             rows.append(BuiltRow(kernel.operator.name, kernel.language, SOURCE_TARGET, 0, 0, 0.0))
-        yield PackageBuild(package, directory, tuple(files), tuple(rows), place, kept, left_out)
+        yield PackageBuild(package, directory, tuple(files), tuple(rows), place, kept, tuple(left_out))
     finally:
         shutil.rmtree(directory, ignore_errors=True)
         for operator in {each.operator for each in package.kernels}:
@@ -158,11 +159,15 @@ def staged_build(
                 operator.reload()  # a build uses no built kernels, and calls after it do
 
 
-def _jobs(package: SourcePackage, targets: BuildTargets) -> list[_Job]:
+def _jobs(package: SourcePackage, targets: BuildTargets, left_out: list[str]) -> list[_Job]:
+    """The compilations of a build; `left_out` gets what is not built, with the reason."""
     jobs = []
     own = package.root == package_of(opsmith.__file__)
     if targets.cpu and (own or package.of_language(CppKernel)):
-        jobs.append(_Job(None, calls_target(), partial(build_calls, required=own), required=own))
+        if own or not no_calls_build() or cached_calls():
+            jobs.append(_Job(None, calls_target(), build_calls, required=own))
+        else:
+            left_out.append(f"calls in C++: {NO_CALLS_BUILD} keeps them from being built; unset it")
     if package.of_language(CppKernel) and targets.cpu:
         jobs.append(_Job(None, ANY_TARGET, build_runtime))
     for level in reversed(targets.cpu):
@@ -182,11 +187,10 @@ def _jobs(package: SourcePackage, targets: BuildTargets) -> list[_Job]:
 
 
 def _compiled(
-    jobs: list[_Job], directory: Path, advance: Advance
-) -> tuple[list[BuiltFile], list[BuiltRow], tuple[str, ...]]:
-    """Run the jobs; return files and rows in the order of the jobs, and reasons for those left out."""
+    jobs: list[_Job], directory: Path, advance: Advance, left_out: list[str]
+) -> tuple[list[BuiltFile], list[BuiltRow]]:
+    """Run the jobs; return files and rows in the order of the jobs. `left_out` gets failures and reasons."""
     finished: dict[_Job, tuple[BuiltFile, float]] = {}
-    left_out = []
     pool = ThreadPoolExecutor(processors())
     try:
         waiting = {pool.submit(_timed, job, directory): job for job in jobs}
@@ -197,7 +201,7 @@ def _compiled(
             except errors.ToolchainError as error:
                 if job.required:
                     raise
-                left_out.append(f"calls in C++: {error.problem}")
+                left_out.append("; ".join(filter(None, (error.problem, error.hint))))
             advance(job.name, count, len(jobs))
     finally:
         pool.shutdown(cancel_futures=True)
@@ -206,7 +210,7 @@ def _compiled(
         BuiltRow(file.operator, file.language, job.target, len(file.instances), file.bytes, seconds)
         for job, file, seconds in ordered
     ]
-    return [file for _, file, _ in ordered], rows, tuple(left_out)
+    return [file for _, file, _ in ordered], rows
 
 
 def _timed(job: _Job, directory: Path) -> tuple[BuiltFile, float]:
@@ -228,20 +232,16 @@ def build_runtime(directory: Path) -> BuiltFile:
     )
 
 
-def build_calls(directory: Path, *, required: bool) -> BuiltFile:
+def build_calls(directory: Path) -> BuiltFile:
     """Build the module for calls in C++, for this Python and this torch.
 
     Args:
         directory: Folder that gets the file.
-        required: True to compile it where a variable of the environment keeps processes from it, too.
 
     Raises:
-        ToolchainError: If it cannot be compiled, or must not.
+        ToolchainError: If it cannot be compiled.
     """
-    entry = cached_calls() if no_calls_build() and not required else compile_calls()
-    if entry is None:
-        raise errors.ToolchainError(f"{NO_CALLS_BUILD} keeps them from being built")
-    library = entry.directory / CALLS_LIBRARY
+    library = compile_calls().directory / CALLS_LIBRARY
     return _own(
         directory, library, language=CALLS, digest=source_digest(), abi=CALLS_VERSION, target=calls_target()
     )

@@ -24,7 +24,7 @@ from opsmith.build.processor import machine
 from opsmith.build.toolchain import Toolchain, find_toolchain
 
 LANGUAGE = "calls"
-"""Language of its file among the built kernels of opsmith's own package."""
+"""Language of its file among the built kernels of a package."""
 VERSION = 3
 """Version of its functions; it rises when one takes other arguments."""
 NAME = "opsmith_calls"

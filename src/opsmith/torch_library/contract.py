@@ -415,20 +415,27 @@ class Contract:
         if not schema.always_tensors:
             flattening = ResultFlattening.of(schema, results)
             results, names = tuple(flattening.flatten(results)), flattening.labels
+        written = {result.name: result.written for result in schema.results if result.written}
+
+        def shown(label: str) -> str:
+            """The name of a result; that of the argument whose new value it is."""
+            name, *item = label.partition("[")
+            return written.get(name, name) + "".join(item)
+
         for found in aliases(results, arguments):
             if found.argument is None:
                 assert found.other is not None
-                written = {result.name: result.written for result in schema.results}.get(names[found.other])
+                first, second = (shown(names[at]) for at in (found.result, found.other))
                 same = results[found.result] is results[found.other]
-                what = f"{'is' if same else 'shares memory with'} its input `{written}`"
+                of_input = second != names[found.other] and first == names[found.result]
+                what = "is" if same and of_input else "shares memory with"
                 raise self.specification.error(
                     errors.AliasError,
-                    f"`{names[found.result]}` "
-                    + (f"shares memory with `{names[found.other]}`" if written is None else what),
-                    argument=names[found.result] if written is None else written,
+                    f"`{first}` {what} {'its input ' * of_input}`{second}`",
+                    argument=second if of_input else first,
                     expected="a new tensor",
                     where=where(function),
-                    hint=_results_hint(written, same=same),
+                    hint=_results_hint(schema, second if of_input else None, same=same),
                 )
             tensor = arguments[found.argument]
             name = name_of(tensor, schema, values)
@@ -443,12 +450,16 @@ class Contract:
             )
 
 
-def _results_hint(written: str | None, *, same: bool) -> str:
-    """Return the hint for two results that share memory. One may be the new value of `written`."""
+def _results_hint(schema: Schema, written: str | None, *, same: bool) -> str:
+    """Return the hint for two results that share memory, of which one may be the new value of an argument."""
     if written is None:
         return "return a copy of one of them: `.clone()`"
-    declared = f'declare it, `returns="{written}"`, if callers get `{written}` itself; or ' if same else ""
-    return f"{declared}return a copy: `.clone()`"
+    if not same:
+        return "return a copy: `.clone()`"
+    if schema.new_values == (written,) and schema.names[0] == written and len(schema.results) == 2:
+        declared = f'declare it, `returns="{written}"`, if callers get `{written}` itself'
+        return f"{declared}; or return a copy: `.clone()`"
+    return f"leave `{written}` out of the results, since callers have it; or return a copy: `.clone()`"
 
 
 def _alias_hint(schema: Schema, name: str) -> str:

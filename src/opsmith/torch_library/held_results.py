@@ -133,10 +133,10 @@ class HeldResults:
         name = described.written or described.name
         named = f"the new value of `{name}`" if described.written else f"`{name}`"
         source, expected = "the reference", str(promised.dtype)
-        dtype_hint = f"convert it: `.to({promised.dtype})`, or correct {source}"
         if self.specification.fake:
             source = "the fake kernel"
-        elif self.specification.opaque:
+        dtype_hint = f"convert it: `.to({promised.dtype})`, or correct {source}"
+        if self.specification.opaque and not self.specification.fake:
             source, expected = (
                 "the fake kernel derived from `shapes=`",
                 f"{promised.dtype}, to which its tensors promote",
@@ -162,7 +162,7 @@ class HeldResults:
             raise misshapen
         if result.dtype != promised.dtype:
             mistyped = wrong(errors.ResultTypeError, "dtype", expected, result.dtype, dtype_hint)
-            mistyped.dtype = True
+            mistyped.wrong_dtype = True
             raise mistyped
         devices = {each.device for each in tensors_in(list(values))}
         if len(devices) == 1 and result.device not in devices and result.is_meta:

@@ -411,7 +411,7 @@ class DispatcherRegistration:
         self, overload: Any, returned: Returned, keyset: Any, /, *args: Any, **kwargs: Any
     ) -> Any:
         """The kernel for the autograd key."""
-        if torch.compiler.is_dynamo_compiling():  # it compiles what runs after a graph break
+        if _is_compiled():
             return torch.compiler.disable(self._at_autograd)(overload, returned, keyset, *args, **kwargs)
         in_full = partial(self._call_in_full, overload, returned, keyset)
         return self._by_route(returned, in_full, keyset, args, kwargs)
@@ -420,7 +420,7 @@ class DispatcherRegistration:
         self, returned: Returned, in_full: Callable[..., Any], keyset: Any, /, *args: Any, **kwargs: Any
     ) -> Any:
         """The kernel below autograd, which calls in inference mode reach first."""
-        if torch.compiler.is_dynamo_compiling():
+        if _is_compiled():
             return torch.compiler.disable(self._at_backend)(returned, in_full, keyset, *args, **kwargs)
         if not torch.is_inference_mode_enabled() or KERNEL_RUN.wanted is not None:
             return in_full(*args, **kwargs)
@@ -498,6 +498,8 @@ class DispatcherRegistration:
             by_torch = capabilities.transform_kernel(f"{self.specification.namespace}::{name}")
 
         def transforms(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
+            if _is_compiled():
+                return torch.compiler.disable(transforms)(keyset, *args, **kwargs)
             self._record_call([*args, *kwargs.values()])
             if by_level and self.is_transformed_by_torch(capabilities.innermost_transform()):
                 return by_torch.call_boxed(keyset, *args, **kwargs)
@@ -689,6 +691,11 @@ class DispatcherRegistration:
                 self.specification.schema, lengths
             )
         return result_flattening
+
+
+def _is_compiled() -> bool:
+    """Return True where Dynamo compiles each function, as after a graph break; a kernel runs uncompiled."""
+    return torch.compiler.is_dynamo_compiling() or capabilities.frames_are_compiled()
 
 
 def is_watched(given: list[Any]) -> bool:

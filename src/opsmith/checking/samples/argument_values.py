@@ -97,7 +97,7 @@ def _is_meant(subject: Subject, argument: Argument, other: Any) -> bool:
 
 
 def _states_none(subject: Subject, argument: Argument) -> bool:
-    """Return True if the author says that None is a value; a type of any object carries it with all else."""
+    """Return True if the author says that None is a value; a type that takes any object does not say so."""
     optional = argument.kind.optional and argument.kind.base is not OBJECT
     return optional and subject.specification.origin.states_type(argument.name)
 

@@ -349,7 +349,7 @@ class CppKernel(BuiltKernel[CppSource]):
             loaded = dispatched_kernel(library, name, text, arguments, results, *self._calls)
             self.origin = library.file.origin
             if self.origin == COMPILED_NOW:  # there is a compiler, and a cache
-                OWN_BUILD.begin()
+                OWN_BUILD.begin((self._out_of or self).package)
             return loaded
         except (errors.CompileError, errors.KernelSignatureError, errors.ToolchainError) as error:
             # Until `reload`: a call looks at no file.

@@ -51,16 +51,17 @@ class OwnBuild:
 
         None where there is nothing to wait for.
         """
-        self._look_beside(operator)
+        module = sys.modules.get(operator.specification.module)
+        self._look_beside(package_of(getattr(module, "__file__", None)))
         if why_not():
             return None
-        self._waiting.add(operator)
+        with self._lock:
+            self._waiting.add(operator)
         return self._count
 
-    def _look_beside(self, operator: RegisteredOperator) -> None:
-        """Attach the accelerator if it lies beside the kernels of the package that declares an operator."""
-        module = sys.modules.get(operator.specification.module)
-        found = calls_extension.look_in(package_of(getattr(module, "__file__", None)))
+    def _look_beside(self, package: Path | None) -> None:
+        """Attach the accelerator if it lies beside the kernels of a package."""
+        found = calls_extension.look_in(package)
         if found and capabilities.on("calls_in_cpp") and capabilities.calls_in_cpp() is None:
             self._attach()
 
@@ -72,8 +73,9 @@ class OwnBuild:
             elif number >= MANY_CALLS:
                 self.begin()
 
-    def begin(self) -> None:
-        """Have the accelerator built, if nothing is against it; once in a process."""
+    def begin(self, package: Path | None = None) -> None:
+        """Have the accelerator built, if it does not lie beside a package's kernels; once in a process."""
+        self._look_beside(package)
         with self._lock:
             if self.begun or why_not():
                 return
@@ -95,7 +97,9 @@ class OwnBuild:
         calls_extension.calls_extension.cache_clear()
         capabilities.calls_in_cpp.cache_clear()
         if capabilities.calls_in_cpp() is not None:
-            for operator in list(self._waiting):
+            with self._lock:
+                waiting = list(self._waiting)
+            for operator in waiting:
                 operator.renew_routes()
 
 

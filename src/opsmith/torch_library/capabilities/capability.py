@@ -215,6 +215,7 @@ CAPABILITIES = {
                 "direct_apply",
                 "direct_backward",
                 "direct_call",
+                "frames_are_compiled",
                 "nothing_active",
                 "recorder",
             ),

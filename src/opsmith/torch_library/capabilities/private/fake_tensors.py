@@ -45,18 +45,20 @@ class _Symbolic:
         self.inputs = inputs
         # Equal sizes get different symbols; a guard shows which must be equal.
         self.mode = FakeTensorMode(shape_env=ShapeEnv(duck_shape=False))
-        self._entered = ExitStack()
+        self._entered: list[ExitStack] = []
 
     def __enter__(self) -> _Symbolic:
         # As Dynamo does: without it, operations that torch decomposes in Python fix sizes.
-        self._entered.enter_context(enable_python_dispatcher())
-        self._entered.enter_context(self.mode)
+        with ExitStack() as regions:
+            regions.enter_context(enable_python_dispatcher())
+            regions.enter_context(self.mode)
+            self._entered.append(regions.pop_all())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._entered.__exit__(kind, error, trace)
+        self._entered.pop().__exit__(kind, error, trace)
 
     def from_tensor(self, tensor: Tensor) -> Tensor:
         """A tensor with the same metadata, and symbolic sizes if inputs have them."""
