@@ -25,6 +25,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     monkeypatch.delenv("OPSMITH_PYTHON_CALLS", raising=False)
     cache_on_disk.cache_clear()
     monkeypatch.setattr(extension, "calls_extension", extension.calls_extension.__wrapped__)
+    monkeypatch.setattr(extension, "_packages", extension._packages[:1])  # other tests have built packages
     yield tmp_path / "cache"
     monkeypatch.undo()
     cache_on_disk.cache_clear()

@@ -16,6 +16,7 @@ from torch.testing import assert_close
 import opsmith
 
 # The private means themselves, whatever is decided about them.
+from opsmith.torch_library import registration
 from opsmith.torch_library.capabilities.private import known_calls
 from opsmith.torch_library.capabilities.private.calls_in_cpp import calls_in_cpp, unwatched
 from opsmith.torch_library.capabilities.private.dispatch import destroy
@@ -38,6 +39,21 @@ def test_any_autocast() -> None:
     assert not known_calls.any_autocast()
     with torch.autocast("cpu"):
         assert known_calls.any_autocast()
+
+
+def test_frame_callback() -> None:
+    """Under a transform a graph break leaves the whole function to Python, and Dynamo compiles what it calls."""
+    assert not known_calls.frame_callback()
+    seen: list[bool] = []
+
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        seen.append(registration._is_compiled())
+        return x.sum()
+
+    torch.compile(lambda x: torch.func.grad(broken)(x), backend="eager")(torch.ones(2))
+    assert seen == [True]
+    assert not registration._is_compiled()
 
 
 def test_call_keys() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import importlib
 import os
 import signal
 import sys
@@ -11,6 +12,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from opsmith import errors
@@ -51,6 +53,20 @@ def forked(call: Callable[[], None]) -> int:
 def ended(child: int) -> int:
     """Wait for a child; return its status."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def import_modules_of(call: Callable[[], None]) -> None:
+    """Import the modules that a call imports: Python's own may be closed to the user that a child becomes."""
+    with tempfile.NamedTemporaryFile("w+") as listed:
+
+        def call_and_list() -> None:
+            call()
+            Path(listed.name).write_text("\n".join(sys.modules))
+
+        assert ended(forked(call_and_list)) == RIGHT
+        for name in listed.read().splitlines():
+            with suppress(ImportError):  # of a module that was made, not imported
+                importlib.import_module(name)
 
 
 def observed(call: Callable[[], None]) -> tuple[int, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 from contextlib import suppress
@@ -22,6 +23,8 @@ from torch import Tensor
 import opsmith
 from opsmith.build import toolchain
 
+WITHOUT_KERNEL = re.compile(r".*: RuntimeWarning: .+ the reference runs in place of its kernel .+\n .+\n")
+"""What a kernel leads to that is not strict; the line of source stands below it."""
 HANG_LIMIT_S = 2
 """Limit of those that hang."""
 MOST_SAID = 10_000
@@ -197,6 +200,7 @@ def is_clear(found: dict[str, Any]) -> bool:
     printed = found["printed"]
     if found["next"] != (RIGHT, "") or found["running"] or len(printed) > MOST_SAID:
         return False
+    printed = WITHOUT_KERNEL.sub("", printed)
     if found["status"] == REFUSED:
         named = ("ToolchainError: ", "CompileError: ", "CacheError: ", "KernelRefusedError: ")
         return printed.startswith(named) and "\n  hint: " in printed and "\x1b" not in printed

@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,8 @@ def interrupted(call: Callable[[], None], after_s: float) -> bool:
             raise
         return True
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        with suppress(KeyboardInterrupt):  # of an alarm that comes here, after the call
+            signal.setitimer(signal.ITIMER_REAL, 0)
     return False
 
 

@@ -6,7 +6,6 @@ Each call runs in a fork of a process that has torch imported and no kernel load
 from __future__ import annotations
 
 import collections
-import importlib
 import json
 import os
 import random
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from children import NOBODY, RIGHT, adopt_orphans, ended, forked, orphans
+from children import NOBODY, RIGHT, adopt_orphans, ended, forked, import_modules_of, orphans
 from torch import Tensor
 
 import opsmith
@@ -152,7 +151,9 @@ def damaged(cache: Path) -> dict[str, Any]:
     for _ in range(DAMAGES):
         entries = Cache(cache).entries()
         folder = draw.choice([*entries, cache / INDEX])
-        path = draw.choice([each for each in sorted(folder.iterdir()) if each.stat().st_size])
+        path = draw.choice(
+            [each for each in sorted(folder.iterdir()) if each.is_file() and each.stat().st_size]
+        )
         damage = draw.choice(DAMAGES_OF_A_FILE)
         damage(path, draw)
         figures["damages"][damage.__name__] += 1
@@ -165,11 +166,6 @@ def damaged(cache: Path) -> dict[str, Any]:
 
 def read_only(cache: Path) -> dict[str, Any]:
     """In a read-only cache, entries are used, and what is missing is built for the process alone."""
-    listed = cache.with_name("modules")
-
-    def build_and_list_modules() -> None:
-        use()
-        listed.write_text("\n".join(sys.modules))
 
     def call() -> None:
         if os.geteuid() == 0:
@@ -184,10 +180,7 @@ def read_only(cache: Path) -> dict[str, Any]:
     statuses = []
     for full in (True, False):
         if full:
-            assert ended(forked(build_and_list_modules)) == RIGHT
-            for name in listed.read_text().splitlines():  # now: root's own Python may be closed to others
-                with suppress(ImportError):  # of a module that was made, not imported
-                    importlib.import_module(name)
+            import_modules_of(use)
         else:
             Cache(cache).clear()
         if os.geteuid() == 0:

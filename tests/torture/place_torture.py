@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from children import NOBODY, REFUSED, RIGHT, observed
+from children import NOBODY, REFUSED, RIGHT, import_modules_of, observed
 from kernel_torture import use
 
 VARIABLES = ("OPSMITH_CACHE", "XDG_CACHE_HOME", "HOME", "TMPDIR")
@@ -241,7 +241,7 @@ def places(at: Path, variable: str) -> dict[str, Any]:
     if os.geteuid() == 0:
         at.chmod(0o755)
     figures: dict[str, Any] = {"places": 0, "right": 0, "warned": 0, "refused": 0, "unclear": {}}
-    observed(use)  # so that the compiler of this test remembers each file
+    import_modules_of(use)  # and the compiler of this test remembers each file
     for name, place in PLACES.items():
         found = attempt(at / str(figures["places"]), variable, place)
         figures["places"] += 1

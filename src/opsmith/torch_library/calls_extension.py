@@ -7,10 +7,10 @@ done in Python.
 from __future__ import annotations
 
 import sysconfig
-from collections.abc import Iterator
 from functools import cache
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 
@@ -59,7 +59,7 @@ _packages: list[Path | None] = [package_of(__file__)]
 
 @cache
 def calls_extension() -> ModuleType | None:
-    """Return the module of opsmith's own package, of a package with operators, or of the cache; or None."""
+    """Return the module of opsmith's own package, of the cache, or of a package with operators; or None."""
     return None if config.calls_in_python() else next(filter(None, map(_loaded, _files())), None)
 
 
@@ -71,13 +71,16 @@ def look_in(package: Path | None) -> bool:
     return any(built.language == LANGUAGE for built in packaged_in(package))
 
 
-def _files() -> Iterator[Path]:
-    for package in _packages:
-        found = search(package, LANGUAGE, "", source_digest, VERSION, _misfit)
-        yield from (path for _, path, _ in found.usable())
+def _files() -> list[Path]:
+    own, *others = map(_files_of, _packages)
     entry = cached_calls()
-    if entry:
-        yield entry.directory / LIBRARY
+    cached = [entry.directory / LIBRARY] if entry else []
+    return [*own, *cached, *chain.from_iterable(others)]
+
+
+def _files_of(package: Path | None) -> list[Path]:
+    found = search(package, LANGUAGE, "", source_digest, VERSION, _misfit)
+    return [path for _, path, _ in found.usable()]
 
 
 def _misfit(built: BuiltFile) -> str | None:

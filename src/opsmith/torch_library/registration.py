@@ -695,7 +695,8 @@ class DispatcherRegistration:
 
 def _is_compiled() -> bool:
     """Return True where Dynamo compiles each function, as after a graph break; a kernel runs uncompiled."""
-    return torch.compiler.is_dynamo_compiling() or capabilities.frames_are_compiled()
+    # In a function that Dynamo compiles the first is true; in one that it has left, the second is something.
+    return torch.compiler.is_dynamo_compiling() or capabilities.frame_callback() not in (None, False)
 
 
 def is_watched(given: list[Any]) -> bool:

@@ -215,7 +215,7 @@ CAPABILITIES = {
                 "direct_apply",
                 "direct_backward",
                 "direct_call",
-                "frames_are_compiled",
+                "frame_callback",
                 "nothing_active",
                 "recorder",
             ),

@@ -72,9 +72,8 @@ def mark_compiled_code(name: str, token: str) -> None:
     torch.compiler.config.force_disable_caches = True
 
 
-def frames_are_compiled() -> bool:
-    """Return False: the question is not public."""
-    return False
+def frame_callback() -> None:
+    """Return None: the question is not public."""
 
 
 def compiler_imported() -> bool:

@@ -19,7 +19,8 @@ _autograd: Any = torch.autograd
 _is_excluded: Any = _C._dispatch_tls_is_dispatch_key_excluded.__call__
 _CONJUGATE = _C.DispatchKey.Conjugate
 
-_callback: Any = _C._dynamo.eval_frame.get_eval_frame_callback
+frame_callback: Any = _C._dynamo.eval_frame.get_eval_frame_callback
+"""Return what compiles each function of this thread, as after a graph break; None or False for nothing."""
 
 any_autocast: Any = _C._is_any_autocast_enabled
 """Return True if autocast is on, for any type of device."""
@@ -38,11 +39,6 @@ def call_keys(keyset: Any) -> int | None:
         return None
     keys: int = keyset.raw_repr()
     return keys
-
-
-def frames_are_compiled() -> bool:
-    """Return True where Dynamo compiles each function that this thread runs, as after a graph break."""
-    return _callback() not in (None, False)
 
 
 def nothing_active() -> bool:
@@ -111,7 +107,7 @@ def self_test() -> None:
     assert plain is not None
     assert keys(torch.ones(2, 3)) == keys(torch.nn.Parameter(x)) == plain, "plain calls have several keys"
     assert nothing_active()
-    assert isinstance(frames_are_compiled(), bool)  # a first call may come after a graph break
+    frame_callback()  # a first call may come after a graph break
     special = (
         torch.ones(2, dtype=torch.complex64).conj(),
         torch.eye(2).to_sparse(),
