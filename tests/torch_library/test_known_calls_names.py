@@ -42,7 +42,7 @@ def test_any_autocast() -> None:
 
 
 def test_frame_callback() -> None:
-    """Under a transform a graph break leaves the whole function to Python, and Dynamo compiles what it calls."""
+    """Under a transform a graph break leaves the function to Python, and Dynamo compiles what it calls."""
     assert not known_calls.frame_callback()
     seen: list[bool] = []
 
