@@ -459,9 +459,7 @@ BREAKS = (
 
 
 @pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")  # after a break of the graph
-@pytest.mark.filterwarnings(
-    "ignore:The .grad attribute of a Tensor that is not a leaf"
-)  # torch reads it
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch reads it
 @pytest.mark.xdist_group("compiled dtensors")
 @pytest.mark.parametrize(
     "reference",
