@@ -23,7 +23,10 @@ from torch import Tensor
 import opsmith
 from opsmith.build import toolchain
 
-WITHOUT_KERNEL = re.compile(r".*: RuntimeWarning: .+ the reference runs in place of its kernel .+\n .+\n")
+WITHOUT_KERNEL = re.compile(
+    r".*?: RuntimeWarning: .+? the reference runs in place of its kernel .+? once in a process\n [^\n]+\n",
+    re.DOTALL,
+)
 """What a kernel leads to that is not strict; the line of source stands below it."""
 HANG_LIMIT_S = 2
 """Limit of those that hang."""
