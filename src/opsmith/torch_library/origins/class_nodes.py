@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from operator import eq, is_
-from types import MappingProxyType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -25,7 +25,7 @@ from opsmith.torch_library.calls.computation import UnknownCallError
 from opsmith.torch_library.contract import are_new
 from opsmith.torch_library.flattening import ArgumentFlattening
 from opsmith.torch_library.origins.class_rule import ClassKept, ClassRule, placeholder, refuse_constants
-from opsmith.torch_library.origins.context import Context, tensor_attributes
+from opsmith.torch_library.origins.context import NUMBERS_AND_NAMES, Context, hidden, holds_no_tensor
 from opsmith.torch_library.origins.forward import (
     copies_of_results,
     finished_run,
@@ -46,7 +46,7 @@ class _Kept(NamedTuple):
         context: The context of the class, without its tensors.
         shapes: The shape of each argument whose gradient is needed.
         own: Number of the tensors that the class saved.
-        attributes: Places among the saved tensors of attributes of the context.
+        attributes: Names of attributes of the context, with their places among the saved tensors.
         inputs: Places of the tensors among the arguments; empty where these are not saved.
         others: The other arguments; None where the arguments are not kept.
         autocast: Autocast of the call; None where the arguments are not kept.
@@ -55,24 +55,25 @@ class _Kept(NamedTuple):
     context: Context
     shapes: list[torch.Size]
     own: int
-    attributes: Mapping[str, int] = MappingProxyType({})
-    inputs: tuple[int, ...] = ()
-    others: tuple[Any, ...] | None = None
+    attributes: Sequence[tuple[str, int]] = ()
+    inputs: Sequence[int] = ()
+    others: Sequence[Any] | None = None
     autocast: str | None = None
-
-    def with_tensors(self, saved: tuple[Tensor | None, ...]) -> Context:
-        """The context with its tensors."""
-        return self.context.with_tensors(
-            saved[: self.own], {name: saved[at] for name, at in self.attributes.items()}
-        )
 
 
 def _restored(kept: tuple[Any, ...], saved: tuple[Tensor | None, ...]) -> Context:
-    """The context of a call, from the values of `_Kept` and all saved tensors."""
-    attributes = kept[3] if len(kept) > 3 else None
+    """The context of a call, from the values of `_Kept` and the tensors that it saved first."""
     context: Context = kept[0]
-    held = {name: saved[at] for name, at in attributes.items()} if attributes else {}
+    held = [(name, saved[at]) for name, at in kept[3]] if len(kept) > 3 and kept[3] else ()
     return context.with_tensors(saved[: kept[2]], held)
+
+
+def _place(tensor: Tensor, saved: list[Any], places: dict[int, int]) -> int:
+    """The place of a tensor among the saved ones, to which it is added if it is not there yet."""
+    place = places.setdefault(id(tensor), len(saved))
+    if place == len(saved):
+        saved.append(tensor)
+    return place
 
 
 class ClassNodes:
@@ -127,7 +128,7 @@ class ClassNodes:
         own_backward: Any = adopted.backward
 
         def forward(ctx: NodeContext, *values: Any) -> Any:
-            context, inputs = empty.with_tensors((), {}), [values[at] for at in at_tensors]
+            context, inputs = empty.with_tensors(()), [values[at] for at in at_tensors]
             before = [*map(version, inputs)]
             if with_setup:
                 result = function_class.forward(*values)
@@ -239,39 +240,29 @@ class ClassNodes:
             values: The arguments.
             strays: Places of the arguments that are no tensors.
         """
-        attributes = vars(context)
-        names: tuple[str, ...] = ()
-        hides, at_attributes = False, {}
-        if attributes:
-            taken = tensor_attributes(context, values)
-            if taken is None:
-                return None
-            names, hides = taken
-        saved = [*context.to_save]
+        attributes, saved = vars(context), [*context.to_save]
         count, places = len(saved), {id(tensor): at for at, tensor in enumerate(saved)}
-        for name in names:
-            tensor = attributes[name]
-            if id(tensor) not in places:
-                places[id(tensor)] = len(saved)
-                saved.append(tensor)
-            at_attributes[name] = places[id(tensor)]
-        keeps = always is True or (always is None and hides)
+        keeps, at_attributes = always is True, []
+        for name, value in attributes.items():
+            kind = type(value)
+            if kind is Tensor or isinstance(value, Tensor):
+                at_attributes.append((name, _place(value, saved, places)))
+            elif kind not in NUMBERS_AND_NAMES and not holds_no_tensor((value,)):
+                if isinstance(value, list | tuple | dict):
+                    return None
+                keeps = keeps or (always is None and hidden(value, {*map(id, values)}))
         for tensor in saved:
             if id(tensor) in known:
                 continue
             if type(tensor) is not Tensor:
                 return None
             keeps = keeps or (always is None and has_gradient(tensor.dtype))
-        for name in names:
+        for name, _ in at_attributes:
             del attributes[name]
         if not keeps:
             return tuple(saved), count, at_attributes
-        for tensor in inputs:
-            if id(tensor) not in places:
-                places[id(tensor)] = len(saved)
-                saved.append(tensor)
-        at_inputs = tuple([places[id(tensor)] for tensor in inputs])
-        others = tuple([values[at] for at in strays])
+        at_inputs = [_place(tensor, saved, places) for tensor in inputs]
+        others = [values[at] for at in strays]
         return tuple(saved), count, at_attributes, at_inputs, others, autocast_in_force()
 
     def _settled(
@@ -377,7 +368,7 @@ class ClassNodes:
             )
         state = ClassKept(kept.inputs, loaded, kept.others is not None, given, metadata, kept.autocast)
         saved = ctx.saved_tensors
-        return tuple(self._rule.gradients(state, kept.with_tensors(saved), saved, grads))
+        return tuple(self._rule.gradients(state, _restored(kept, saved), saved, grads))
 
 
 def _returns_written(context: Context, results: Sequence[Any], written: Sequence[Tensor]) -> bool:

@@ -64,19 +64,22 @@ class Context:
         self.to_save = self.saved_for_forward = self.non_differentiable = self.dirty_tensors = ()
         return self
 
-    def with_tensors(self, saved: tuple[Tensor | None, ...], attributes: Mapping[str, Any]) -> Context:
+    def with_tensors(
+        self, saved: tuple[Tensor | None, ...], attributes: Collection[tuple[str, Tensor | None]] = ()
+    ) -> Context:
         """Copy the context for one backward.
 
         Args:
             saved: The tensors that the class saved.
-            attributes: Attributes that are tensors.
+            attributes: Names and values of attributes that are tensors.
         """
         other = Context.__new__(Context)
         other.opsmith_adopted, other.needs_input_grad = self.opsmith_adopted, self.needs_input_grad
         other.to_save, other.materialize_grads = saved, self.materialize_grads
         other.saved_for_forward = other.dirty_tensors = other.non_differentiable = ()
         if attributes or vars(self):
-            vars(other).update(vars(self), **attributes)
+            vars(other).update(vars(self))
+            vars(other).update(attributes)
         return other
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
@@ -135,7 +138,7 @@ class Context:
     def hides(self, given: Sequence[Any]) -> bool:
         """Return True if it holds an object, other than an argument, that may hide tensors."""
         known = {id(value) for value in given}
-        return any(_hidden(value, known) for value in vars(self).values())
+        return any(hidden(value, known) for value in vars(self).values())
 
     def with_identities(self, known: Mapping[int, Tensor]) -> Context:
         """Copy the context, with some tensors replaced by identity."""
@@ -194,7 +197,7 @@ class PackedContext:
         )
 
 
-_NUMBERS_AND_NAMES = frozenset(
+NUMBERS_AND_NAMES = frozenset(
     (
         *(bool, int, float, complex, str, bytes, types.NoneType, slice, range, torch.Size),
         *(torch.dtype, torch.device, torch.layout, torch.memory_format),
@@ -210,7 +213,7 @@ def holds_no_tensor(values: Iterable[Any]) -> bool:
         (True, False)
     """
     return all(
-        type(value) in _NUMBERS_AND_NAMES or (type(value) in (tuple, list) and holds_no_tensor(value))
+        type(value) in NUMBERS_AND_NAMES or (type(value) in (tuple, list) and holds_no_tensor(value))
         for value in values
     )
 
@@ -238,38 +241,15 @@ _PLAIN = (
 )
 
 
-def _hidden(value: Any, known: Collection[int]) -> bool:
+def hidden(value: Any, known: Collection[int]) -> bool:
+    """Return True if an object, other than those with the numbers (`id`) `known`, may hide tensors."""
     if id(value) in known or isinstance(value, _PLAIN):
         return False
     if type(value) in (list, tuple, torch.Size):
-        return any(_hidden(item, known) for item in value)
+        return any(hidden(item, known) for item in value)
     if type(value) is dict:
-        return any(_hidden(item, known) for item in value.values())
+        return any(hidden(item, known) for item in value.values())
     return not (isinstance(value, types.FunctionType) and value.__closure__ is None)
-
-
-def tensor_attributes(context: Any, given: Sequence[Any]) -> tuple[tuple[str, ...], bool] | None:
-    """Return the attributes of torch's own context that are tensors, which autograd can save.
-
-    Args:
-        context: torch's context, in a forward.
-        given: The arguments of the forward.
-
-    Returns:
-        Names of the attributes, and True if an object among the others may hide tensors; None where a
-        container may hold tensors.
-    """
-    names, hides = [], False
-    attributes = context.__dict__
-    for name, value in attributes.items():
-        kind = type(value)
-        if kind is Tensor or isinstance(value, Tensor):
-            names.append(name)
-        elif kind not in _NUMBERS_AND_NAMES and not holds_no_tensor((value,)):
-            if isinstance(value, list | tuple | dict):
-                return None
-            hides = hides or _hidden(value, {id(each) for each in given})
-    return tuple(names), hides
 
 
 def _changed(value: Any, change: Callable[[Any], Any]) -> Any:

@@ -100,11 +100,12 @@ struct OperatorNode : public torch::autograd::Node {
     of_torch.reset();
   }
 
-  // The saved tensors, as a new tuple.
-  PyObject* unpack() {
+  // The saved tensors, or the first ones, as a new tuple.
+  PyObject* unpack(size_t most = SIZE_MAX) {
     TORCH_CHECK(!freed, torch::autograd::ERR_BACKWARD_TWICE);
-    THPObjectPtr tensors(made(PyTuple_New(static_cast<Py_ssize_t>(saved.size()))));
-    for (size_t at = 0; at < saved.size(); at++) {
+    const size_t count = std::min(most, saved.size());
+    THPObjectPtr tensors(made(PyTuple_New(static_cast<Py_ssize_t>(count))));
+    for (size_t at = 0; at < count; at++) {
       PyTuple_SET_ITEM(tensors.get(), at, made(THPVariable_Wrap(saved[at].unpack(getptr()))));
     }
     return tensors.release();
@@ -215,8 +216,11 @@ struct ClassNode : public OperatorNode {
     const ClassParts own = of_class();
     at::OptionalDeviceGuard device(grads[0].device());
     THPObjectPtr held(Py_NewRef(context->kept));
-    const bool saves = PyTuple_GET_SIZE(held.get()) > 3 || PyLong_AsLong(PyTuple_GET_ITEM(held.get(), 2));
-    THPObjectPtr tensors(saves ? unpack() : made(PyTuple_New(0)));  // without any it may go back twice
+    // Those of its context come first; the inputs, for a second order, stay packed.
+    const bool more = PyTuple_GET_SIZE(held.get()) > 3;
+    const size_t first = PyLong_AsSize_t(PyTuple_GET_ITEM(held.get(), 2)) +
+        (more ? PyList_GET_SIZE(PyTuple_GET_ITEM(held.get(), 3)) : 0);
+    THPObjectPtr tensors(more || first ? unpack(first) : made(PyTuple_New(0)));  // without any it may go back twice
     THPObjectPtr restored(made(PyObject_CallFunctionObjArgs(own.restored, held.get(), tensors.get(), nullptr)));
     Owned owned;
     Values arguments{restored.get()};
