@@ -51,7 +51,7 @@ def test_frame_callback() -> None:
         seen.append(registration._is_compiled())
         return x.sum()
 
-    torch.compile(lambda x: torch.func.grad(broken)(x), backend="eager")(torch.ones(2))
+    torch.compile(lambda x: torch.vmap(broken)(x), backend="eager")(torch.ones(2, 3))
     assert seen == [True]
     assert not registration._is_compiled()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 
 import opsmith
 from opsmith import errors
+from opsmith.kernels.cuda.emulation import refusals
 from opsmith.kernels.cuda.emulation.refusals import refused
 from opsmith.kernels.cuda.source import CudaSource
 
@@ -322,6 +324,22 @@ def test_names_that_nvrtc_alone_knows_are_known(no_nvrtc: None) -> None:
         assert isinstance(refused(printed, source, "demo::named"), errors.NotEmulatedError), name
     printed = "a.cu:1:1: error: 'cumsum' was not declared in this scope"
     assert isinstance(refused(printed, source, "demo::named"), errors.CompileError)
+
+
+def test_a_header_of_nvidia_is_known_behind_a_symbolic_link(
+    no_nvrtc: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "installed").mkdir()
+    (tmp_path / "linked").symlink_to(tmp_path / "installed")
+    monkeypatch.setattr(refusals, "nvidia_folders", lambda source: [tmp_path / "linked"])
+    source = CudaSource("", "k", False, "a.cu", 1, 1)
+    for folder, error in [
+        ("installed", errors.NotEmulatedError),
+        ("linked", errors.NotEmulatedError),
+        ("own", errors.CompileError),
+    ]:
+        printed = f"{tmp_path / folder}/curand.h:1:1: error: 'kind' was not declared in this scope"
+        assert isinstance(refused(printed, source, "demo::linked"), error), folder
 
 
 def test_a_line_that_all_threads_write_by_needs_one_thread_and_no_barrier() -> None:

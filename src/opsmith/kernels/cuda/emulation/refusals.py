@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 from opsmith import errors
@@ -121,7 +122,8 @@ def _may_be_of_a_gpu(printed: str, source: CudaSource) -> bool:
         return True
     if any(f"{each.name}:" in about for each in DEVICE_HEADERS):
         return True
-    if any(first["file"].startswith(f"{folder}/") for folder in nvidia_folders(source)):
+    file = Path(first["file"]).resolve()  # compilers print a header's path with or without symbolic links
+    if any(file.is_relative_to(folder.resolve()) for folder in nvidia_folders(source)):
         return True
     return not first["text"].startswith("expected ") and any(
         map(_ASKS_FOR_A_GPU.search, kernel_texts(source))
