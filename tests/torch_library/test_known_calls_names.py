@@ -18,7 +18,7 @@ import opsmith
 # The private means themselves, whatever is decided about them.
 from opsmith.torch_library import registration
 from opsmith.torch_library.capabilities.private import known_calls
-from opsmith.torch_library.capabilities.private.calls_in_cpp import calls_in_cpp, unwatched
+from opsmith.torch_library.capabilities.private.calls_in_cpp import calls_in_cpp, table_of_tensors, unwatched
 from opsmith.torch_library.capabilities.private.dispatch import destroy
 from opsmith.torch_library.capabilities.private.dispatch_mode import observe_operators
 
@@ -147,16 +147,17 @@ class Table:
     """A handle whose table knows the calls of two tensors like two others."""
 
     def __init__(self, *known: Tensor) -> None:
-        in_cpp = calls_in_cpp()
+        in_cpp = self.in_cpp = calls_in_cpp()
         if in_cpp is None:
             pytest.skip("calls in C++ are not built, or turned off")
         handle = type("Handle", (), {"__call__": lambda self, *args: "in Python"})
-        shape: tuple[Any, ...] = ((0, 0), (0, 0), (-1, -1), (), (), ("x", "y"), ((), ()), (None, None))
-        self.plan = in_cpp.plan(
-            handle, "tt", 2, 1, 0, True, True, *shape, None, (0,), None, KeyError, unwatched()
-        )
-        assert self.plan.accept([*known], b"k", lambda x, y: "known", None, True, False, False)
+        self.plan = table_of_tensors(in_cpp, handle, "x", "y")
+        assert in_cpp.accept(self.plan, [*known], "k", lambda x, y: "known", None, True, False, False)
         self.handle = handle()
+
+    def detach(self) -> None:
+        """Leave the table unused."""
+        self.in_cpp.detach(self.plan)
 
     def knows(self, *given: Any) -> bool:
         """Return True if a call is found in the table."""
@@ -217,9 +218,9 @@ def test_a_table_tells_what_is_active() -> None:
 
 def test_a_table_is_detached() -> None:
     table = Table(X, X)
-    table.plan.detach()
+    table.detach()
     assert not table.knows(X, X)
-    table.plan.detach()
+    table.detach()
 
 
 def test_unwatched() -> None:

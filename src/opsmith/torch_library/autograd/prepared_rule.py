@@ -235,22 +235,22 @@ class PreparedRule:
             note_formula(self._primitive.specification, self._calls[number].formula, error)
 
         apply: Callable[..., Any] = in_cpp.rule(
-            self._node,
-            kernel.function,
-            self._schema.names[self._schema.positional :] or None,
-            validated,
-            fitted,
-            self._refuse_write,
-            note,
-            kernel.trusted,
-            tuple(roles),
-            tuple(self._saved_places),
-            tuple(self._value_places),
-            tuple(self._filled),
-            self._keeps,
-            self._keeps_shapes,
-            self._by_formulas_alone,
-            tuple(formulas),
+            node=self._node,
+            kernel=kernel.function,
+            names=self._schema.names[self._schema.positional :] or None,
+            validate=validated,
+            fit=fitted,
+            refuse_writes=self._refuse_write,
+            note=note,
+            trusted=kernel.trusted,
+            results=roles,
+            saved=self._saved_places,
+            values=self._value_places,
+            filled=self._filled,
+            keeps=self._keeps,
+            keeps_shapes=self._keeps_shapes,
+            alone=self._by_formulas_alone,
+            formulas=formulas,
         )
         return apply
 

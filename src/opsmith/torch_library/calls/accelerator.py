@@ -43,6 +43,7 @@ class Accelerator:
         as_apply: bool = False,
     ) -> None:
         self._plan = _plan(specification, handle, on_dtensors, as_apply)
+        self._in_cpp = None if self._plan is None else capabilities.calls_in_cpp()
 
     def accept(self, values: list[Any], route: Route) -> None:
         """Take over the calls with the signature of these argument values.
@@ -51,19 +52,19 @@ class Accelerator:
             values: The argument values.
             route: The route of the calls.
         """
-        if self._plan is None or not route.accelerated:
+        if self._in_cpp is None or not route.accelerated:
             return
         if route.apply is not None:
-            self._plan.accept(values, b"n", route.apply, None, True, True, False)
+            self._in_cpp.accept(self._plan, values, "n", route.apply, None, True, True, False)
         elif route.kernel is not None:
-            self._plan.accept(values, b"k", *route.kernel)
+            self._in_cpp.accept(self._plan, values, "k", *route.kernel)
         else:
-            self._plan.accept(values, b"w", route.compute, None, True, True, False)
+            self._in_cpp.accept(self._plan, values, "w", route.compute, None, True, True, False)
 
     def detach(self) -> None:
         """Leave all calls to the handle's `__call__`."""
-        if self._plan is not None:
-            self._plan.detach()
+        if self._in_cpp is not None:
+            self._in_cpp.detach(self._plan)
 
 
 def _plan(specification: Specification, handle: type, on_dtensors: Any, as_apply: bool) -> Any:
@@ -83,26 +84,27 @@ def _plan(specification: Specification, handle: type, on_dtensors: Any, as_apply
     if as_apply and written:
         shown = (*[-1 - at for at in written], *range(len(schema.results)))
     return in_cpp.plan(
-        handle,
-        "".join(map(str, forms)),
-        schema.positional,
-        len(schema.results),
-        letters,
-        not as_apply,
-        specification.rounds_alike,
-        tuple(each.kind.length or 0 for each in schema.arguments),
-        tuple(int(each.kind.spread) for each in schema.arguments),
-        integers,
-        written,
-        sizes,
-        tuple(map(sys.intern, names)),
-        tuple(() if each.default is REQUIRED else (each.default,) for each in schema.arguments),
-        tuple(_exact(each.kind) for each in schema.arguments),
-        fits,
-        shown,
-        on_dtensors,
-        UnknownCallError,
-        capabilities.unwatched(),
+        handle=handle,
+        forms="".join(map(str, forms)),
+        positional=schema.positional,
+        results=len(schema.results),
+        letters=letters,
+        by_name=not as_apply,
+        alike=specification.rounds_alike,
+        counts=[each.kind.length or 0 for each in schema.arguments],
+        spread=[int(each.kind.spread) for each in schema.arguments],
+        integers=integers,
+        written=written,
+        sizes=sizes,
+        names=tuple(map(sys.intern, names)),
+        by_keyword=names[schema.positional :] or None,
+        defaults=tuple(() if each.default is REQUIRED else (each.default,) for each in schema.arguments),
+        types=tuple(_exact(each.kind) for each in schema.arguments),
+        fits=fits,
+        shown=shown,
+        on_dtensors=on_dtensors,
+        unknown=UnknownCallError,
+        unchanged=capabilities.unwatched(),
     )
 
 

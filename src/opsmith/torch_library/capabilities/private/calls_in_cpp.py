@@ -104,9 +104,9 @@ def self_test() -> None:
             return "in Python"
 
     handle, x = Handle(), torch.ones(2)
-    plan = _plan_of_one(extension, Handle)
+    plan = table_of_tensors(extension, Handle, "x")
     assert handle(x) == "in Python"
-    assert plan.accept([x], b"k", Tensor.exp, None, True, False, False)
+    assert extension.accept(plan, [x], "k", Tensor.exp, None, True, False, False)
     assert handle(torch.zeros(3)).tolist() == [1.0] * 3
     others: tuple[Any, ...] = (
         x.double(),
@@ -122,7 +122,7 @@ def self_test() -> None:
     for region in regions:
         with region:
             assert handle(x) == "in Python", region
-    plan.detach()
+    extension.detach(plan)
     assert handle(x) == "in Python"
 
     class Sevenfold(torch.autograd.Function):
@@ -158,7 +158,28 @@ def self_test() -> None:
     assert node.next_functions[0][0].name() == "MulBackward0"
 
 
-def _plan_of_one(extension: Any, handle: type) -> Any:
-    """The table of a function of one tensor."""
-    shape: tuple[Any, ...] = ((0,), (0,), (-1,), (), (), ("x",), ((),), (None,))
-    return extension.plan(handle, "t", 1, 1, 0, True, True, *shape, None, (0,), None, KeyError, unwatched())
+def table_of_tensors(extension: Any, handle: type, *names: str) -> Any:
+    """The table of a function of tensors."""
+    return extension.plan(
+        handle=handle,
+        forms="t" * len(names),
+        positional=len(names),
+        results=1,
+        letters=0,
+        by_name=True,
+        alike=True,
+        counts=[0] * len(names),
+        spread=[0] * len(names),
+        integers=[-1] * len(names),
+        written=[],
+        sizes=[],
+        names=names,
+        by_keyword=None,
+        defaults=((),) * len(names),
+        types=(None,) * len(names),
+        fits=None,
+        shown=(0,),
+        on_dtensors=None,
+        unknown=KeyError,
+        unchanged=unwatched(),
+    )

@@ -34,7 +34,7 @@ enum How : char {
 };
 
 struct Route {
-  PyObject *function, *validate;  // owned
+  pybind11::object function, validate;
   How how;
   bool trusted;     // it writes into no argument that it must not, and returns new tensors
   bool has_graph;   // a result may require a gradient
@@ -62,18 +62,31 @@ struct DeclaredSizes {
 
 // The table of the calls of one handle; `calls/accelerator.py` says what each part is.
 struct Plan {
-  PyObject_HEAD
+  static constexpr const char* name = "opsmith.Plan";
   PyTypeObject* handle;  // borrowed, used while `plans` has the plan
-  PyObject *names, *defaults, *types, *fits, *shown, *on_dtensors, *unknown, *unchanged;
-  std::unordered_map<Signature, Route, SignatureHash>* routes;
-  std::vector<DeclaredSizes>* sizes;
-  std::vector<Py_ssize_t>*counts, *spread, *integers, *written;
-  std::string* forms;
+  pybind11::object names, by_keyword, defaults, types, fits, shown, on_dtensors, unknown, unchanged;
+  Places counts, spread, integers, written;
+  std::vector<DeclaredSizes> sizes;
+  std::string forms;
   Py_ssize_t positional, results, letters;
   bool by_name, alike;
+  std::unordered_map<Signature, Route, SignatureHash> routes = {};
+
+  // To release an object may run code that comes back here.
+  void forget_routes() { const auto forgotten = std::exchange(routes, {}); }
+  bool is_used() const;
+  void leave();  // its handle, which holds it, may be gone
+
+  template <class F>
+  void each(const F& show) {
+    for (auto* each : {&names, &by_keyword, &defaults, &types, &fits, &shown, &on_dtensors, &unknown, &unchanged}) {
+      show(*each);
+    }
+    for (auto& [signature, route] : routes) show(route.function), show(route.validate);
+  }
 };
 
-inline std::unordered_map<PyTypeObject*, Plan*> plans;
+inline std::unordered_map<PyTypeObject*, PyObject*> plans;  // borrowed
 inline ternaryfunc in_python = nullptr;  // calls a handle by its `__call__`
 
 // One call: the arguments in order, borrowed, and what its route follows from.
@@ -86,7 +99,7 @@ struct Call {
 
 // The arguments in order; false where one is missing, unknown or given twice.
 inline bool bind(const Plan* plan, PyObject* args, PyObject* kwargs, Values& values) {
-  const Py_ssize_t count = PyTuple_GET_SIZE(plan->names), given = PyTuple_GET_SIZE(args);
+  const Py_ssize_t count = PyTuple_GET_SIZE(plan->names.ptr()), given = PyTuple_GET_SIZE(args);
   if (given > plan->positional) return false;
   values.append(&PyTuple_GET_ITEM(args, 0), &PyTuple_GET_ITEM(args, 0) + given);
   values.resize(count, nullptr);
@@ -94,13 +107,13 @@ inline bool bind(const Plan* plan, PyObject* args, PyObject* kwargs, Values& val
   for (Py_ssize_t at = 0; kwargs && PyDict_Next(kwargs, &at, &key, &value);) {
     if (!plan->by_name) return false;
     Py_ssize_t place = 0;
-    while (place < count && PyTuple_GET_ITEM(plan->names, place) != key) place++;  // names are interned
+    while (place < count && PyTuple_GET_ITEM(plan->names.ptr(), place) != key) place++;  // names are interned
     if (place == count || values[place]) return false;
     values[place] = value;
   }
   for (Py_ssize_t at = given; at < count; at++) {
     if (values[at]) continue;
-    PyObject* by_default = PyTuple_GET_ITEM(plan->defaults, at);  // a tuple of one, or an empty one
+    PyObject* by_default = PyTuple_GET_ITEM(plan->defaults.ptr(), at);  // a tuple of one, or an empty one
     if (!PyTuple_GET_SIZE(by_default)) return false;
     values[at] = PyTuple_GET_ITEM(by_default, 0);
   }
@@ -149,7 +162,7 @@ inline bool has_forms(const Plan* plan, Call& call) {
   call.signature.push_back(at::GradMode::is_enabled());
   for (size_t at = 0; at < call.values.size(); at++) {
     PyObject* value = call.values[at];
-    char form = (*plan->forms)[at];
+    char form = plan->forms[at];
     const bool optional = form < 'a';
     if (optional) form += 'a' - 'A';
     if (optional && form == TENSOR) call.signature.push_back(value != Py_None);
@@ -181,10 +194,10 @@ inline bool has_forms(const Plan* plan, Call& call) {
         break;
       case INTEGERS:
       case SIZES:
-        fits = ((*plan->spread)[at] && PyLong_CheckExact(value)) || are_integers(value, (*plan->counts)[at]);
+        fits = (plan->spread[at] && PyLong_CheckExact(value)) || are_integers(value, plan->counts[at]);
         break;
       case EXACT:
-        fits = reinterpret_cast<PyObject*>(type) == PyTuple_GET_ITEM(plan->types, at);
+        fits = reinterpret_cast<PyObject*>(type) == PyTuple_GET_ITEM(plan->types.ptr(), at);
         break;
     }
     if (!fits) return false;
@@ -199,8 +212,8 @@ inline bool nothing_watches(const Plan* plan) {
   if (callback.get() != Py_None) return false;
   if (at::impl::torch_function_mode_enabled() || c10::impl::TorchDispatchModeTLS::stack_len() > 0) return false;
   if (!plan->alike && at::globalContext().deterministicAlgorithms()) return false;
-  for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(plan->unchanged); at++) {
-    PyObject* each = PyTuple_GET_ITEM(plan->unchanged, at);  // a module's dictionary, a name, a value
+  for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(plan->unchanged.ptr()); at++) {
+    PyObject* each = PyTuple_GET_ITEM(plan->unchanged.ptr(), at);  // a module's dictionary, a name, a value
     PyObject* value = PyDict_GetItemWithError(PyTuple_GET_ITEM(each, 0), PyTuple_GET_ITEM(each, 1));
     if (value != PyTuple_GET_ITEM(each, 2)) return false;
   }
@@ -223,13 +236,13 @@ inline bool has_sizes(const DeclaredSizes& declared, PyObject* value, c10::Small
 
 // True if the tensors have the declared shapes; false with an exception set where Python raises one.
 inline bool in_shape(const Plan* plan, const Values& values) {
-  if (plan->fits != Py_None) {
-    THPObjectPtr fits(PyObject_Vectorcall(plan->fits, values.data(), values.size(), nullptr));
+  if (!plan->fits.is_none()) {
+    THPObjectPtr fits(PyObject_Vectorcall(plan->fits.ptr(), values.data(), values.size(), nullptr));
     return fits.get() == Py_True;
   }
   c10::SmallVector<int64_t, 8> letters(plan->letters, -1);
-  for (size_t at = 0; at < plan->integers->size(); at++) {
-    const Py_ssize_t letter = (*plan->integers)[at];
+  for (size_t at = 0; at < plan->integers.size(); at++) {
+    const Py_ssize_t letter = plan->integers[at];
     if (letter < 0 || values[at] == Py_None) continue;
     letters[letter] = PyLong_AsLongLong(values[at]);
     if (letters[letter] < 0) {  // no size, or none that C++ can hold
@@ -237,7 +250,7 @@ inline bool in_shape(const Plan* plan, const Values& values) {
       return false;
     }
   }
-  for (const DeclaredSizes& declared : *plan->sizes) {
+  for (const DeclaredSizes& declared : plan->sizes) {
     PyObject* value = values[declared.argument];
     if (value == Py_None) continue;
     if (!PyTuple_Check(value)) {
@@ -263,7 +276,7 @@ inline PyObject* several_of(PyObject* number, Py_ssize_t count, bool as_list) {
 // The arguments as a kernel takes them, or as a node does: the items of lists one by one. `owned` holds new objects.
 inline bool convert(const Plan* plan, const Values& values, bool by_node, Values& given, Owned& owned) {
   for (size_t at = 0; at < values.size(); at++) {
-    const char form = (*plan->forms)[at] | ('a' - 'A');
+    const char form = plan->forms[at] | ('a' - 'A');
     PyObject* value = values[at];
     if (value == Py_None) {
       given.push_back(value);
@@ -277,7 +290,7 @@ inline bool convert(const Plan* plan, const Values& values, bool by_node, Values
     if (form == FLOATING && PyLong_CheckExact(value)) {
       owned.emplace_back(PyNumber_Float(value));
     } else if ((form == INTEGERS || form == SIZES) && PyLong_CheckExact(value)) {
-      owned.emplace_back(several_of(value, std::max<Py_ssize_t>((*plan->counts)[at], 1), form == INTEGERS));
+      owned.emplace_back(several_of(value, std::max<Py_ssize_t>(plan->counts[at], 1), form == INTEGERS));
     } else if (form == LIST || form == INTEGERS) {
       owned.emplace_back(PySequence_List(value));
     } else if (form == TUPLE || form == SIZES) {
@@ -295,15 +308,15 @@ inline bool convert(const Plan* plan, const Values& values, bool by_node, Values
 // What callers see, from all results: a tuple of them, or the one that there is. `-1 - n` is the argument `n`.
 inline PyObject* seen(const Plan* plan, const Values& values, THPObjectPtr result, bool in_tuple) {
   if (!result) return nullptr;
-  const Py_ssize_t count = PyTuple_GET_SIZE(plan->shown);
+  const Py_ssize_t count = PyTuple_GET_SIZE(plan->shown.ptr());
   const auto item = [&](Py_ssize_t at) {
-    const Py_ssize_t place = PyLong_AsSsize_t(PyTuple_GET_ITEM(plan->shown, at));
+    const Py_ssize_t place = PyLong_AsSsize_t(PyTuple_GET_ITEM(plan->shown.ptr(), at));
     if (place < 0) return Py_NewRef(values[-1 - place]);
     return Py_NewRef(in_tuple ? PyTuple_GET_ITEM(result.get(), place) : result.get());
   };
   if (count == 0) Py_RETURN_NONE;
   if (count == 1) return item(0);
-  if (count == plan->results && plan->written->empty()) return result.release();
+  if (count == plan->results && plan->written.empty()) return result.release();
   PyObject* some = PyTuple_New(count);
   for (Py_ssize_t at = 0; some && at < count; at++) PyTuple_SET_ITEM(some, at, item(at));
   return some;
@@ -320,51 +333,33 @@ inline bool holds_contract(const Plan* plan, PyObject* result, const Values& ten
   return true;
 }
 
-inline PyObject* as_list(const Values& values) {
-  PyObject* listed = PyList_New(static_cast<Py_ssize_t>(values.size()));
-  for (size_t at = 0; listed && at < values.size(); at++) PyList_SET_ITEM(listed, at, Py_NewRef(values[at]));
-  return listed;
-}
-
 // Computes a call on DTensors; returns None for one that the dispatcher takes.
 inline PyObject* call_on_dtensors(const Plan* plan, Call& call) {
   Values given;
-  if (plan->on_dtensors == Py_None) Py_RETURN_NONE;
+  if (plan->on_dtensors.is_none()) Py_RETURN_NONE;
   if (!in_shape(plan, call.values)) return PyErr_Occurred() ? nullptr : Py_NewRef(Py_None);
   if (!convert(plan, call.values, false, given, call.owned)) return nullptr;
   THPObjectPtr all(PyTuple_New(static_cast<Py_ssize_t>(given.size())));
   if (!all) return nullptr;
   for (size_t at = 0; at < given.size(); at++) PyTuple_SET_ITEM(all.get(), at, Py_NewRef(given[at]));
-  return PyObject_CallOneArg(plan->on_dtensors, all.get());
+  return PyObject_CallOneArg(plan->on_dtensors.ptr(), all.get());
 }
 
 // All results of a kernel: one, or a tuple of several.
 inline PyObject* call_kernel(const Plan* plan, const Route& route, Call& call, bool& in_tuple) {
   Values given;
   if (!convert(plan, call.values, false, given, call.owned)) return nullptr;
-  States before;
-  if (!route.trusted) {
-    for (PyObject* each : call.tensors) before.emplace_back(THPVariable_Unpack(each));
-  }
-  // Those that are given by keyword alone stand last.
-  PyObject* keywords = nullptr;
-  if (static_cast<size_t>(plan->positional) < given.size()) {
-    call.owned.emplace_back(PyTuple_GetSlice(plan->names, plan->positional, static_cast<Py_ssize_t>(given.size())));
-    keywords = call.owned.back().get();
-    if (!keywords) return nullptr;
-  }
-  THPObjectPtr result(PyObject_Vectorcall(route.function, given.data(), plan->positional, keywords));
-  if (!result || route.trusted) return result.release();
-  bool unchanged = true;
-  for (size_t at = 0; at < before.size(); at++) unchanged &= before[at].is_left(THPVariable_Unpack(call.tensors[at]));
-  if (unchanged && holds_contract(plan, result, call.tensors, route.has_graph)) return result.release();
-  // The kernel may have changed the lists that it got.
-  Values received;
-  if (!convert(plan, call.values, false, received, call.owned)) return nullptr;
-  THPObjectPtr listed(as_list(received)), versions(as_versions(call.tensors, before));
-  if (!listed || !versions) return nullptr;
-  in_tuple = true;
-  return PyObject_CallFunctionObjArgs(route.validate, result.get(), listed.get(), versions.get(), nullptr);
+  const auto is_right = [&](PyObject* result) {
+    return route.trusted || holds_contract(plan, result, call.tensors, route.has_graph);
+  };
+  const auto validate = [&](PyObject* result, PyObject* versions) -> PyObject* {
+    Values received;  // the kernel may have changed the lists that it got
+    if (!convert(plan, call.values, false, received, call.owned)) return nullptr;
+    THPObjectPtr listed(as_list(received));
+    in_tuple = true;
+    return listed ? PyObject_CallFunctionObjArgs(route.validate.ptr(), result, listed.get(), versions, nullptr) : nullptr;
+  };
+  return run_kernel(route.function, given, plan->by_keyword.ptr(), call.tensors, route.trusted, is_right, validate);
 }
 
 // All results of a call by its route.
@@ -373,14 +368,14 @@ inline PyObject* follow(const Plan* plan, const Route& route, Call& call, bool& 
   if (route.how == BY_KERNEL) return call_kernel(plan, route, call, in_tuple);
   Values given;
   if (!convert(plan, call.values, route.how == BY_NODE, given, call.owned)) return nullptr;
-  if (route.how == BY_NODE) return PyObject_Vectorcall(route.function, given.data(), given.size(), nullptr);
+  if (route.how == BY_NODE) return PyObject_Vectorcall(route.function.ptr(), given.data(), given.size(), nullptr);
   in_tuple = true;
   THPObjectPtr listed(as_list(given));
-  return listed ? PyObject_CallOneArg(route.function, listed.get()) : nullptr;
+  return listed ? PyObject_CallOneArg(route.function.ptr(), listed.get()) : nullptr;
 }
 
 inline bool is_written_contiguous(const Plan* plan, const Values& values) {
-  for (Py_ssize_t at : *plan->written) {
+  for (Py_ssize_t at : plan->written) {
     PyObject* value = values[at];
     const bool is_list = PyTuple_Check(value);
     for (Py_ssize_t item = 0; value != Py_None && item < (is_list ? PyTuple_GET_SIZE(value) : 1); item++) {
@@ -394,8 +389,8 @@ inline PyObject* call_handle(PyObject* self, PyObject* args, PyObject* kwargs) {
   return for_python([&]() -> PyObject* {
     const auto found = plans.find(Py_TYPE(self));
     if (found == plans.end()) return in_python(self, args, kwargs);
-    Plan* plan = found->second;
-    THPObjectPtr held(Py_NewRef(reinterpret_cast<PyObject*>(plan)));  // a call may replace it
+    THPObjectPtr held(Py_NewRef(found->second));  // a call may replace it
+    Plan* plan = &parts_of<Plan>(held.get());
     Call call;
     if (!bind(plan, args, kwargs, call.values) || !has_forms(plan, call) || !nothing_watches(plan)) {
       return PyErr_Occurred() ? nullptr : in_python(self, args, kwargs);
@@ -405,16 +400,15 @@ inline PyObject* call_handle(PyObject* self, PyObject* args, PyObject* kwargs) {
       if (result.get() == Py_None) return in_python(self, args, kwargs);
       return seen(plan, call.values, std::move(result), plan->results > 1);
     }
-    const auto known = plan->routes->find(call.signature);
-    if (known == plan->routes->end()) return in_python(self, args, kwargs);
+    const auto known = plan->routes.find(call.signature);
+    if (known == plan->routes.end()) return in_python(self, args, kwargs);
     const Route route = known->second;  // the table may change while it computes
-    THPObjectPtr function(Py_NewRef(route.function)), validate(Py_NewRef(route.validate));
     if ((route.contiguous && !is_written_contiguous(plan, call.values)) || !in_shape(plan, call.values)) {
       return PyErr_Occurred() ? nullptr : in_python(self, args, kwargs);
     }
     bool in_tuple;
     THPObjectPtr result(follow(plan, route, call, in_tuple));
-    if (!result && PyErr_ExceptionMatches(plan->unknown)) {
+    if (!result && PyErr_ExceptionMatches(plan->unknown.ptr())) {
       PyErr_Clear();
       return in_python(self, args, kwargs);
     }
@@ -422,171 +416,81 @@ inline PyObject* call_handle(PyObject* self, PyObject* args, PyObject* kwargs) {
   });
 }
 
-inline void forget_routes(Plan* plan) {
-  auto routes = std::move(*plan->routes);  // to release an object may run code that comes back here
-  plan->routes->clear();
-  for (auto& each : routes) {
-    Py_DECREF(each.second.function);
-    Py_DECREF(each.second.validate);
+// Calls with the signature of these values take this route from now on; false where no call can.
+inline bool accept(
+    pybind11::handle self, const pybind11::list& values, char how, pybind11::object function, pybind11::object validate,
+    bool trusted, bool has_graph, bool contiguous) {
+  Plan& plan = parts_of<Plan>(self.ptr());
+  Call call;
+  for (const pybind11::handle each : values) call.values.push_back(each.ptr());
+  if (!has_forms(&plan, call) || call.on_dtensors) {
+    if (PyErr_Occurred()) throw pybind11::error_already_set();
+    return false;
   }
-}
-
-// accept(values, how, function, validate, trusted, has_graph, contiguous): calls with the signature of these values
-// take this route; false where no call can.
-inline PyObject* accept(PyObject* self, PyObject* args) {
-  auto* plan = reinterpret_cast<Plan*>(self);
-  PyObject *values, *function, *validate;
-  char how;
-  int trusted, has_graph, contiguous;
-  if (!PyArg_ParseTuple(
-          args, "O!cOOppp", &PyList_Type, &values, &how, &function, &validate, &trusted, &has_graph, &contiguous)) {
-    return nullptr;
+  for (PyObject* each : call.tensors) {
+    const at::Tensor& tensor = THPVariable_Unpack(each);
+    const bool usual = tensor.layout() == at::kStrided && !tensor.is_nested() && !tensor.is_quantized() &&
+        tensor.has_storage() && !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
+    if (!usual) return false;
   }
-  return for_python([&]() -> PyObject* {
-    Call call;
-    for (Py_ssize_t at = 0; at < PyList_GET_SIZE(values); at++) call.values.push_back(PyList_GET_ITEM(values, at));
-    if (!has_forms(plan, call) || call.on_dtensors) {
-      if (PyErr_Occurred()) return nullptr;
-      Py_RETURN_FALSE;
-    }
-    for (PyObject* each : call.tensors) {
-      const at::Tensor& tensor = THPVariable_Unpack(each);
-      const bool usual = tensor.layout() == at::kStrided && !tensor.is_nested() && !tensor.is_quantized() &&
-          tensor.has_storage() && !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
-      if (!usual) Py_RETURN_FALSE;
-    }
-    if (plan->routes->size() >= MAX_ROUTES) forget_routes(plan);
-    const Route route{Py_NewRef(function), Py_NewRef(validate), static_cast<How>(how), !!trusted, !!has_graph, !!contiguous};
-    const auto added = plan->routes->emplace(std::move(call.signature), route);
-    if (!added.second) {
-      const Route before = std::exchange(added.first->second, route);
-      Py_DECREF(before.function);
-      Py_DECREF(before.validate);
-    }
-    Py_RETURN_TRUE;
-  });
+  if (plan.routes.size() >= MAX_ROUTES) plan.forget_routes();
+  Route route{std::move(function), std::move(validate), static_cast<How>(how), trusted, has_graph, contiguous};
+  std::swap(plan.routes[std::move(call.signature)], route);
+  return true;
 }
 
-// detach(): calls of the handle are made in Python from now on.
-inline PyObject* detach(PyObject* self, PyObject*) {
-  auto* plan = reinterpret_cast<Plan*>(self);
-  const auto found = plans.find(plan->handle);
-  if (found != plans.end() && found->second == plan) {
-    if (plan->handle->tp_call == call_handle) plan->handle->tp_call = in_python;
-    plans.erase(found);
+inline bool Plan::is_used() const {
+  const auto found = plans.find(handle);
+  return found != plans.end() && &parts_of<Plan>(found->second) == this;
+}
+
+inline void Plan::leave() {
+  if (is_used()) plans.erase(handle);
+  forget_routes();
+}
+
+// Calls of its handle are made in Python from now on.
+inline void detach(pybind11::handle self) {
+  Plan& plan = parts_of<Plan>(self.ptr());
+  if (plan.is_used() && plan.handle->tp_call == call_handle) plan.handle->tp_call = in_python;
+  plan.leave();
+}
+
+// Calls of the handle look into its table from now on, until it is detached or `__call__` is set. The parts are given
+// by name.
+inline pybind11::object make_plan(const pybind11::kwargs& given) {
+  const auto places = [&](const char* name) { return given[name].cast<Places>(); };
+  Plan plan{
+      reinterpret_cast<PyTypeObject*>(given["handle"].ptr()),
+      given["names"],
+      given["by_keyword"],
+      given["defaults"],
+      given["types"],
+      given["fits"],
+      given["shown"],
+      given["on_dtensors"],
+      given["unknown"],
+      given["unchanged"],
+      places("counts"),
+      places("spread"),
+      places("integers"),
+      places("written"),
+      {},
+      given["forms"].cast<std::string>(),
+      given["positional"].cast<Py_ssize_t>(),
+      given["results"].cast<Py_ssize_t>(),
+      given["letters"].cast<Py_ssize_t>(),
+      given["by_name"].cast<bool>(),
+      given["alike"].cast<bool>()};
+  for (auto& [argument, leading, sizes] : given["sizes"].cast<std::vector<std::tuple<Py_ssize_t, bool, std::vector<int64_t>>>>()) {
+    plan.sizes.push_back({argument, leading, sizes});
   }
-  forget_routes(plan);
-  Py_RETURN_NONE;
-}
-
-inline std::array<PyObject**, 8> objects(Plan* plan) {
-  return {&plan->names, &plan->defaults,    &plan->types,   &plan->fits,
-          &plan->shown, &plan->on_dtensors, &plan->unknown, &plan->unchanged};
-}
-
-inline int traverse_plan(PyObject* self, visitproc visit, void* arg) {
-  auto* plan = reinterpret_cast<Plan*>(self);
-  for (PyObject** each : objects(plan)) Py_VISIT(*each);
-  for (auto& each : *plan->routes) {
-    Py_VISIT(each.second.function);
-    Py_VISIT(each.second.validate);
-  }
-  return 0;
-}
-
-// Its handle, which holds it, may be gone.
-inline int clear_plan(PyObject* self) {
-  auto* plan = reinterpret_cast<Plan*>(self);
-  const auto found = plans.find(plan->handle);
-  if (found != plans.end() && found->second == plan) plans.erase(found);
-  forget_routes(plan);
-  for (PyObject** each : objects(plan)) Py_CLEAR(*each);
-  return 0;
-}
-
-inline void delete_plan(PyObject* self) {
-  PyObject_GC_UnTrack(self);
-  clear_plan(self);
-  auto* plan = reinterpret_cast<Plan*>(self);
-  delete plan->routes;
-  delete plan->sizes;
-  for (auto* each : {plan->counts, plan->spread, plan->integers, plan->written}) delete each;
-  delete plan->forms;
-  PyObject_GC_Del(self);
-}
-
-inline PyMethodDef plan_methods[] = {
-    {"accept", accept, METH_VARARGS, nullptr}, {"detach", detach, METH_NOARGS, nullptr}, {nullptr}};
-
-inline PyTypeObject PlanType = {PyVarObject_HEAD_INIT(nullptr, 0) "opsmith.Plan", sizeof(Plan)};
-
-// plan(handle class, forms, positional, results, letters, by_name, alike, counts, spread, integers, written,
-// sizes, *objects): calls of the handle look into its table from now on, until it is detached or `__call__` is set.
-inline PyObject* make_plan(PyObject*, PyObject* args) {
-  PyObject* handle;
-  const char* forms;
-  Py_ssize_t positional, results, letters;
-  int by_name, alike;
-  std::array<PyObject*, 4> places;
-  PyObject* sizes;
-  std::array<PyObject*, 8> given;
-  if (!PyArg_ParseTuple(
-          args, "O!snnnppO!O!O!O!O!OOOOOOOO", &PyType_Type, &handle, &forms, &positional, &results, &letters,
-          &by_name, &alike, &PyTuple_Type, &places[0], &PyTuple_Type, &places[1], &PyTuple_Type, &places[2], &PyTuple_Type,
-          &places[3], &PyTuple_Type, &sizes, &given[0], &given[1], &given[2], &given[3], &given[4], &given[5], &given[6],
-          &given[7])) {
-    return nullptr;
-  }
-  auto* plan = PyObject_GC_New(Plan, &PlanType);
-  if (!plan) return nullptr;
-  plan->handle = reinterpret_cast<PyTypeObject*>(handle);
-  plan->forms = new std::string(forms);
-  plan->positional = positional;
-  plan->results = results;
-  plan->letters = letters;
-  plan->by_name = by_name;
-  plan->alike = alike;
-  plan->routes = new std::unordered_map<Signature, Route, SignatureHash>();
-  plan->counts = new Places(places_of(places[0]));
-  plan->spread = new Places(places_of(places[1]));
-  plan->integers = new Places(places_of(places[2]));
-  plan->written = new Places(places_of(places[3]));
-  plan->sizes = new std::vector<DeclaredSizes>();
-  for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(sizes); at++) {
-    PyObject* each = PyTuple_GET_ITEM(sizes, at);  // argument, whether any sizes may come first, sizes
-    const Places wanted = places_of(PyTuple_GET_ITEM(each, 2));
-    plan->sizes->push_back(
-        {PyLong_AsSsize_t(PyTuple_GET_ITEM(each, 0)), PyTuple_GET_ITEM(each, 1) == Py_True,
-         std::vector<int64_t>(wanted.begin(), wanted.end())});
-  }
-  const auto all = objects(plan);
-  for (size_t at = 0; at < all.size(); at++) *all[at] = Py_NewRef(given[at]);
-  PyObject_GC_Track(plan);
-  if (plan->handle->tp_call != call_handle) in_python = plan->handle->tp_call;
-  plans[plan->handle] = plan;
-  plan->handle->tp_call = call_handle;
-  return reinterpret_cast<PyObject*>(plan);
-}
-
-// use_frame_callback(function): it returns what sees the frames of this thread; None for nothing.
-inline PyObject* use_frame_callback(PyObject*, PyObject* function) {
-  Py_XSETREF(frame_callback, Py_NewRef(function));
-  Py_RETURN_NONE;
-}
-
-// use_dtensor(type): the class of DTensors, once it is known.
-inline PyObject* use_dtensor(PyObject*, PyObject* type) {
-  Py_XSETREF(dtensor, reinterpret_cast<PyTypeObject*>(Py_NewRef(type)));
-  Py_RETURN_NONE;
-}
-
-inline bool ready_plan() {
-  PlanType.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC;
-  PlanType.tp_dealloc = delete_plan;
-  PlanType.tp_traverse = traverse_plan;
-  PlanType.tp_clear = clear_plan;
-  PlanType.tp_methods = plan_methods;
-  return PyType_Ready(&PlanType) == 0;
+  PyTypeObject* const handle = plan.handle;
+  pybind11::object made = object_of(std::move(plan));
+  if (handle->tp_call != call_handle) in_python = handle->tp_call;
+  plans[handle] = made.ptr();
+  handle->tp_call = call_handle;
+  return made;
 }
 
 }  // namespace opsmith

@@ -2,30 +2,39 @@
 #include "call.h"
 #include "held.h"
 
-namespace {
-
-PyMethodDef functions[] = {
-    {"recorder", opsmith::make_recorder, METH_VARARGS, nullptr},
-    {"held", opsmith::make_held, METH_VARARGS, nullptr},
-    {"rule", opsmith::make_rule, METH_VARARGS, nullptr},
-    {"freshness", opsmith::make_freshness, METH_O, nullptr},
-    {"plan", opsmith::make_plan, METH_VARARGS, nullptr},
-    {"use_frame_callback", opsmith::use_frame_callback, METH_O, nullptr},
-    {"use_dtensor", opsmith::use_dtensor, METH_O, nullptr},
-    {"use_types", opsmith::use_types, METH_VARARGS, nullptr},
-    {"use_maker", opsmith::use_maker, METH_VARARGS, nullptr},
-    {nullptr}};
-
-PyModuleDef definition = {PyModuleDef_HEAD_INIT, "opsmith_calls", nullptr, -1, functions};
-
-}  // namespace
-
-PyMODINIT_FUNC PyInit_opsmith_calls() {
+PYBIND11_MODULE(opsmith_calls, module) {
   using namespace opsmith;
-  if (!ready_results() || !ready_node() || !ready_rule() || !ready_plan() || !ready_held()) return nullptr;
-  PyObject* module = PyModule_Create(&definition);
-  if (module && PyModule_AddObjectRef(module, "Node", reinterpret_cast<PyObject*>(&opsmith::NodeType)) < 0) {
-    Py_CLEAR(module);
-  }
-  return module;
+  using pybind11::handle, pybind11::object;
+  make_node_ready();
+  torch::autograd::registerCppFunction(typeid(RuleNode), &NodeType);
+  make_ready<Freshness>();
+  make_ready<Recorder>();
+  make_ready<Rule>();
+  make_ready<Plan>();
+  make_ready<Held>();
+  module.attr("Node") = handle(reinterpret_cast<PyObject*>(&NodeType));
+  module.def("freshness", [](Py_ssize_t results) { return object_of(Freshness{results}); });
+  module.def("held", [](object function, object compare) { return object_of(Held{function, compare}); });
+  module.def("recorder", [](object generated, object of_class) {
+    return object_of(Recorder{generated, generated.attr("forward"), of_class});
+  });
+  module.def("rule", make_rule);
+  module.def("plan", make_plan);
+  module.def("accept", accept);
+  module.def("detach", detach);
+  // Returns what sees the frames of this thread; None for nothing.
+  module.def("use_frame_callback", [](object function) { frame_callback = function.release().ptr(); });
+  // The class of DTensors, once it is known.
+  module.def("use_dtensor", [](object type) { dtensor = reinterpret_cast<PyTypeObject*>(type.release().ptr()); });
+  // The classes of tensors and parameters.
+  module.def("use_types", [](object tensor, object parameter) {
+    plain_tensor = reinterpret_cast<PyTypeObject*>(tensor.release().ptr());
+    plain_parameter = reinterpret_cast<PyTypeObject*>(parameter.release().ptr());
+  });
+  // `wrap(function)`, made at its first call, takes `(generated, context, results, arguments)`, makes the same call by
+  // `torch.autograd.Function`, and returns one of its results.
+  module.def("use_maker", [](object function, object wrap) {
+    make_of_torch = function.release().ptr();
+    wrap_maker = wrap.release().ptr();
+  });
 }

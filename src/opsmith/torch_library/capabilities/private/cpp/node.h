@@ -75,6 +75,7 @@ struct Wanted {
 struct OperatorNode : public torch::autograd::Node {
   PyObject* generated = nullptr;  // the class, owned
   Context* context = nullptr;     // owned
+  PyObject* parts = nullptr;      // of another kind of node, owned
   std::vector<SavedVariable> saved;
   std::vector<char> given;  // for each argument: 0 no tensor, 1 a tensor, 2 one that requires a gradient
   std::vector<bool> constant;  // of each result
@@ -87,6 +88,7 @@ struct OperatorNode : public torch::autograd::Node {
     if (context) context->node = nullptr;
     Py_XDECREF(context);
     Py_XDECREF(generated);
+    Py_XDECREF(parts);
   }
 
   std::string name() const override {
@@ -183,14 +185,7 @@ inline bool has_transforms(c10::DispatchKeySet keys) {
 }
 
 struct ClassNode : public OperatorNode {
-  PyObject* parts = nullptr;  // the tuple, owned
   std::vector<std::optional<Wanted>> wanted;
-
-  ~ClassNode() override {
-    if (!Py_IsInitialized()) return;
-    pybind11::gil_scoped_acquire gil;
-    Py_XDECREF(parts);
-  }
 
   ClassParts of_class() const {
     PyObject* const* all = &PyTuple_GET_ITEM(parts, 0);
@@ -330,16 +325,6 @@ inline PyObject* node_needs_input_grad(PyObject* self, void*) {
 
 inline PyObject* node_class(PyObject* self, void*) { return Py_NewRef(node_of(self).generated); }
 
-// The `apply` of a generated class.
-struct Recorder {
-  PyObject_HEAD
-  vectorcallfunc call;
-  PyObject *generated, *forward;
-  PyObject* of_class;  // parts of a class; null for another rule
-};
-
-inline PyTypeObject RecorderType = {PyVarObject_HEAD_INIT(nullptr, 0) "opsmith.Recorder", sizeof(Recorder)};
-
 inline bool holds(PyObject* tuple, PyObject* item) {
   for (Py_ssize_t at = 0; tuple && at < PyTuple_GET_SIZE(tuple); at++) {
     if (PyTuple_GET_ITEM(tuple, at) == item) return true;
@@ -435,105 +420,69 @@ void record(
   }
 }
 
-inline PyObject* call_recorder(PyObject* self, PyObject* const* arguments, size_t flags, PyObject*) {
-  return for_python([&]() -> PyObject* {
-    auto* recorder = reinterpret_cast<Recorder*>(self);
-    const size_t count = PyVectorcall_NARGS(flags);
-    auto* context = new_context();
-    THPObjectPtr owned(reinterpret_cast<PyObject*>(context));
-    c10::SmallVector<PyObject*, 16> given{owned.get()};
-    given.append(arguments, arguments + count);
-    THPObjectPtr result;
-    {
-      at::AutoGradMode no_grad(false);
-      at::AutoFwGradMode no_forward_mode(false);
-      result = PyObject_Vectorcall(recorder->forward, given.data(), given.size(), nullptr);
-    }
-    // A result in the context of its own node would keep both for ever, if what follows raises.
-    THPObjectPtr to_save(std::exchange(context->to_save, nullptr));
-    THPObjectPtr non_differentiable(std::exchange(context->non_differentiable, nullptr));
-    THPObjectPtr dirty_tensors(std::exchange(context->dirty_tensors, nullptr));
-    if (!result) return nullptr;
-    for (PyObject* each : {to_save.get(), non_differentiable.get(), dirty_tensors.get()}) {
-      TORCH_CHECK_TYPE(!each || are_tensors(each), "a context keeps and marks tuples of tensors, and no other values");
-    }
-    for (Py_ssize_t at = 0; dirty_tensors && at < PyTuple_GET_SIZE(dirty_tensors.get()); at++) {
-      torch::autograd::impl::bump_version(THPVariable_Unpack(PyTuple_GET_ITEM(dirty_tensors.get(), at)));
-    }
-    bool requires_grad = false;
-    for (size_t at = 0; at < count; at++) {
-      requires_grad |= THPVariable_Check(arguments[at]) && THPVariable_Unpack(arguments[at]).requires_grad();
-    }
-    if (requires_grad && at::GradMode::is_enabled()) {
-      const auto recorded = [&](const auto& node) {
-        record(
-            node, recorder->generated, context, to_save, non_differentiable, dirty_tensors, result, arguments, count);
-      };
-      if (recorder->of_class) {
-        const auto node = new_node<ClassNode>();
-        node->parts = Py_NewRef(recorder->of_class);
-        node->wanted.resize(count);
-        for (size_t at = 0; at < count; at++) {
-          if (THPVariable_Check(arguments[at]) && THPVariable_Unpack(arguments[at]).requires_grad()) {
-            node->wanted[at].emplace(THPVariable_Unpack(arguments[at]));
-          }
-        }
-        recorded(node);
-      } else {
-        recorded(new_node<OperatorNode>());
+// The `apply` of a generated class.
+struct Recorder {
+  static constexpr const char* name = "opsmith.Recorder";
+  pybind11::object generated, forward;
+  pybind11::object of_class;  // a tuple of the parts of a class; None for another rule
+
+  static PyObject* call(PyObject* self, PyObject* const* arguments, size_t flags, PyObject*) {
+    return for_python([&]() -> PyObject* {
+      Recorder& recorder = parts_of<Recorder>(self);
+      const size_t count = PyVectorcall_NARGS(flags);
+      auto* context = new_context();
+      THPObjectPtr owned(reinterpret_cast<PyObject*>(context));
+      c10::SmallVector<PyObject*, 16> given{owned.get()};
+      given.append(arguments, arguments + count);
+      THPObjectPtr result;
+      {
+        at::AutoGradMode no_grad(false);
+        at::AutoFwGradMode no_forward_mode(false);
+        result = PyObject_Vectorcall(recorder.forward.ptr(), given.data(), given.size(), nullptr);
       }
-    }
-    return result.release();
-  });
-}
+      // A result in the context of its own node would keep both for ever, if what follows raises.
+      THPObjectPtr to_save(std::exchange(context->to_save, nullptr));
+      THPObjectPtr non_differentiable(std::exchange(context->non_differentiable, nullptr));
+      THPObjectPtr dirty_tensors(std::exchange(context->dirty_tensors, nullptr));
+      if (!result) return nullptr;
+      for (PyObject* each : {to_save.get(), non_differentiable.get(), dirty_tensors.get()}) {
+        TORCH_CHECK_TYPE(!each || are_tensors(each), "a context keeps and marks tuples of tensors, and no other values");
+      }
+      for (Py_ssize_t at = 0; dirty_tensors && at < PyTuple_GET_SIZE(dirty_tensors.get()); at++) {
+        torch::autograd::impl::bump_version(THPVariable_Unpack(PyTuple_GET_ITEM(dirty_tensors.get(), at)));
+      }
+      bool requires_grad = false;
+      for (size_t at = 0; at < count; at++) {
+        requires_grad |= THPVariable_Check(arguments[at]) && THPVariable_Unpack(arguments[at]).requires_grad();
+      }
+      if (requires_grad && at::GradMode::is_enabled()) {
+        const auto recorded = [&](const auto& node) {
+          record(
+              node, recorder.generated.ptr(), context, to_save, non_differentiable, dirty_tensors, result, arguments, count);
+        };
+        if (!recorder.of_class.is_none()) {
+          const auto node = new_node<ClassNode>();
+          node->parts = Py_NewRef(recorder.of_class.ptr());
+          node->wanted.resize(count);
+          for (size_t at = 0; at < count; at++) {
+            if (THPVariable_Check(arguments[at]) && THPVariable_Unpack(arguments[at]).requires_grad()) {
+              node->wanted[at].emplace(THPVariable_Unpack(arguments[at]));
+            }
+          }
+          recorded(node);
+        } else {
+          recorded(new_node<OperatorNode>());
+        }
+      }
+      return result.release();
+    });
+  }
 
-inline int traverse_recorder(PyObject* self, visitproc visit, void* arg) {
-  auto* recorder = reinterpret_cast<Recorder*>(self);
-  Py_VISIT(recorder->generated);
-  Py_VISIT(recorder->forward);
-  Py_VISIT(recorder->of_class);
-  return 0;
-}
-
-inline int clear_recorder(PyObject* self) {
-  auto* recorder = reinterpret_cast<Recorder*>(self);
-  Py_CLEAR(recorder->generated);
-  Py_CLEAR(recorder->forward);
-  Py_CLEAR(recorder->of_class);
-  return 0;
-}
-
-inline void delete_recorder(PyObject* self) {
-  PyObject_GC_UnTrack(self);
-  clear_recorder(self);
-  PyObject_GC_Del(self);
-}
-
-// recorder(generated: type, parts of an adopted class: tuple or None)
-inline PyObject* make_recorder(PyObject*, PyObject* args) {
-  PyObject *generated, *of_class;
-  if (!PyArg_ParseTuple(args, "OO", &generated, &of_class)) return nullptr;
-  THPObjectPtr forward(PyObject_GetAttrString(generated, "forward"));
-  if (!forward) return nullptr;
-  auto* recorder = PyObject_GC_New(Recorder, &RecorderType);
-  if (!recorder) return nullptr;
-  recorder->call = call_recorder;
-  recorder->generated = Py_NewRef(generated);
-  recorder->forward = forward.release();
-  recorder->of_class = of_class == Py_None ? nullptr : Py_NewRef(of_class);
-  PyObject_GC_Track(recorder);
-  return reinterpret_cast<PyObject*>(recorder);
-}
-
-// use_maker(function, wrap): `wrap(function)`, made at its first call, takes `(generated, context, results,
-// arguments)`, makes the same call by `torch.autograd.Function`, and returns one of its results.
-inline PyObject* use_maker(PyObject*, PyObject* args) {
-  PyObject *function, *wrap;
-  if (!PyArg_ParseTuple(args, "OO", &function, &wrap)) return nullptr;
-  Py_XSETREF(make_of_torch, Py_NewRef(function));
-  Py_XSETREF(wrap_maker, Py_NewRef(wrap));
-  Py_RETURN_NONE;
-}
+  template <class F>
+  void each(const F& show) {
+    show(generated), show(forward), show(of_class);
+  }
+};
 
 inline PyMemberDef context_members[] = {
     {"to_save", T_OBJECT_EX, offsetof(Context, to_save), 0, nullptr},
@@ -557,23 +506,16 @@ inline PyGetSetDef node_properties[] = {
     {"_forward_cls", node_class, nullptr, nullptr, nullptr},
     {nullptr}};
 
-inline bool ready_node() {
+inline void make_node_ready() {
   ContextType.tp_flags = Py_TPFLAGS_DEFAULT;
   ContextType.tp_dealloc = delete_context;
   ContextType.tp_members = context_members;
   ContextType.tp_getset = context_properties;
-  RecorderType.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_HAVE_GC;
-  RecorderType.tp_vectorcall_offset = offsetof(Recorder, call);
-  RecorderType.tp_call = PyVectorcall_Call;
-  RecorderType.tp_dealloc = delete_recorder;
-  RecorderType.tp_traverse = traverse_recorder;
-  RecorderType.tp_clear = clear_recorder;
-  if (PyType_Ready(&ContextType) < 0 || PyType_Ready(&RecorderType) < 0) return false;
+  if (PyType_Ready(&ContextType) < 0) throw pybind11::error_already_set();
   // It makes the type ready, with the methods of torch's own nodes.
   torch::autograd::_initFunctionPyTypeObject(NodeType, NodeType.tp_name, node_properties, nullptr);
   torch::autograd::registerCppFunction(typeid(OperatorNode), &NodeType);
   torch::autograd::registerCppFunction(typeid(ClassNode), &NodeType);
-  return true;
 }
 
 }  // namespace opsmith

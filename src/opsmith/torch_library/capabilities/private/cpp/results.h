@@ -2,6 +2,7 @@
 #pragma once
 
 #include "entry.h"
+#include "object.h"
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -91,48 +92,45 @@ inline PyObject* as_versions(const Values& tensors, const States& before) {
   return all;
 }
 
-// Tells whether results are new: called with the result and the tensor arguments, some of them None.
+inline PyObject* as_list(const Values& values) {
+  PyObject* listed = PyList_New(static_cast<Py_ssize_t>(values.size()));
+  for (size_t at = 0; listed && at < values.size(); at++) PyList_SET_ITEM(listed, at, Py_NewRef(values[at]));
+  return listed;
+}
+
+// Runs a kernel, whose last arguments have `names` unless that is None. Where it is not trusted to leave its tensors
+// as they are, or its result is not right, `validate` looks at the result and the versions before.
+template <class IsRight, class Validate>
+PyObject* run_kernel(
+    const pybind11::object& kernel, const Values& given, PyObject* names, const Values& tensors, bool trusted,
+    const IsRight& is_right, const Validate& validate) {
+  States before;
+  for (size_t at = 0; !trusted && at < tensors.size(); at++) before.emplace_back(THPVariable_Unpack(tensors[at]));
+  const bool by_name = names != Py_None;
+  const size_t positional = given.size() - (by_name ? PyTuple_GET_SIZE(names) : 0);
+  THPObjectPtr result(PyObject_Vectorcall(kernel.ptr(), given.data(), positional, by_name ? names : nullptr));
+  if (!result) return nullptr;
+  bool unchanged = true;
+  for (size_t at = 0; at < before.size(); at++) unchanged &= before[at].is_left(THPVariable_Unpack(tensors[at]));
+  if (unchanged && is_right(result.get())) return result.release();
+  THPObjectPtr versions(trusted ? Py_NewRef(Py_None) : as_versions(tensors, before));
+  return versions ? validate(result.get(), versions.get()) : nullptr;
+}
+
+// A test that results are new: called with the result and the tensor arguments, some of them None.
 struct Freshness {
-  PyObject_HEAD
-  vectorcallfunc call;
+  static constexpr const char* name = "opsmith.Freshness";
   Py_ssize_t count;  // of results
+
+  static PyObject* call(PyObject* self, PyObject* const* args, size_t flags, PyObject*) {
+    return for_python([&]() -> PyObject* {
+      const size_t count = PyVectorcall_NARGS(flags);
+      return PyBool_FromLong(are_new(args[0], parts_of<Freshness>(self).count, Values(args + 1, args + count)));
+    });
+  }
+
+  template <class F>
+  void each(const F&) {}
 };
-
-inline PyTypeObject FreshnessType = {PyVarObject_HEAD_INIT(nullptr, 0) "opsmith.Freshness", sizeof(Freshness)};
-
-inline PyObject* call_freshness(PyObject* self, PyObject* const* args, size_t flags, PyObject*) {
-  return for_python([&]() -> PyObject* {
-    const size_t count = PyVectorcall_NARGS(flags);
-    return PyBool_FromLong(are_new(args[0], reinterpret_cast<Freshness*>(self)->count, Values(args + 1, args + count)));
-  });
-}
-
-// freshness(count: int)
-inline PyObject* make_freshness(PyObject*, PyObject* count) {
-  const Py_ssize_t results = PyLong_AsSsize_t(count);
-  if (results == -1 && PyErr_Occurred()) return nullptr;
-  auto* made = PyObject_New(Freshness, &FreshnessType);
-  if (!made) return nullptr;
-  made->call = call_freshness;
-  made->count = results;
-  return reinterpret_cast<PyObject*>(made);
-}
-
-// use_types(tensor: type, parameter: type)
-inline PyObject* use_types(PyObject*, PyObject* args) {
-  PyObject *tensor, *parameter;
-  if (!PyArg_ParseTuple(args, "O!O!", &PyType_Type, &tensor, &PyType_Type, &parameter)) return nullptr;
-  plain_tensor = reinterpret_cast<PyTypeObject*>(Py_NewRef(tensor));
-  plain_parameter = reinterpret_cast<PyTypeObject*>(Py_NewRef(parameter));
-  Py_RETURN_NONE;
-}
-
-inline bool ready_results() {
-  FreshnessType.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL;
-  FreshnessType.tp_vectorcall_offset = offsetof(Freshness, call);
-  FreshnessType.tp_call = PyVectorcall_Call;
-  FreshnessType.tp_dealloc = [](PyObject* self) { PyObject_Free(self); };
-  return PyType_Ready(&FreshnessType) == 0;
-}
 
 }  // namespace opsmith

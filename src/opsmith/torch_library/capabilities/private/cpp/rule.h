@@ -6,16 +6,16 @@
 
 #include <c10/core/InferenceMode.h>
 
-#include <array>
+#include <tuple>
 
 namespace opsmith {
 
 using Places = std::vector<Py_ssize_t>;
 
 struct FormulaCall {
-  PyObject* function;  // takes its arguments by position
-  Places sources;      // of its arguments among the saved tensors, the gradients, and what is kept
-  Py_ssize_t answer;   // flat argument whose gradient it returns
+  pybind11::object function;  // takes its arguments by position
+  Places sources;             // of its arguments among the saved tensors, the gradients, and what is kept
+  Py_ssize_t answer;          // flat argument whose gradient it returns
 };
 
 // Roles of a result.
@@ -25,42 +25,43 @@ enum Role : char {
   FOLLOWED = 4,  // its gradient goes through the reference
 };
 
+// The `apply` of the node of a rule.
 struct Rule {
-  PyObject_HEAD
-  vectorcallfunc call;
-  PyObject *generated, *kernel, *names, *validate, *fit, *refuse_writes, *note;
-  bool trusted;               // the kernel writes nothing, and returns new tensors
-  std::vector<char>* results;  // for each result a set of `Role`
-  Places *saved;              // among flat arguments and results
-  Places *values;             // flat arguments that are kept
-  Places *filled;             // results whose metadata are kept
+  static constexpr const char* name = "opsmith.Rule";
+  pybind11::object generated, kernel, names, validate, fit, refuse_writes, note;
+  bool trusted;              // the kernel writes nothing, and returns new tensors
+  std::vector<int> results;  // for each result a set of `Role`
+  Places saved;              // among flat arguments and results
+  Places values;             // flat arguments that are kept
+  Places filled;             // results whose metadata are kept
   bool keeps, keeps_shapes;
   bool alone;  // the formulas give all gradients
-  std::vector<FormulaCall>* formulas;
-};
+  std::vector<FormulaCall> formulas;
 
-inline PyTypeObject RuleType = {PyVarObject_HEAD_INIT(nullptr, 0) "opsmith.Rule", sizeof(Rule)};
+  static PyObject* call(PyObject* self, PyObject* const* arguments, size_t flags, PyObject*);
+
+  template <class F>
+  void each(const F& show) {
+    for (auto* each : {&generated, &kernel, &names, &validate, &fit, &refuse_writes, &note}) show(*each);
+    for (FormulaCall& formula : formulas) show(formula.function);
+  }
+};
 
 inline bool autocasts() {
   return !(c10::autocast_dispatch_keyset - c10::impl::tls_local_dispatch_key_set().excluded_).empty();
 }
 
 struct RuleNode : public OperatorNode {
-  Rule* rule = nullptr;  // owned
   std::vector<std::optional<Wanted>> wanted;
 
-  ~RuleNode() override {
-    if (!Py_IsInitialized()) return;
-    pybind11::gil_scoped_acquire gil;
-    Py_XDECREF(rule);
-  }
+  const Rule& rule() const { return parts_of<Rule>(parts); }
 
   variable_list apply(variable_list&& grads) override {
     pybind11::gil_scoped_acquire gil;
-    bool usual = rule->alone && !at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled() && !autocasts();
+    bool usual = rule().alone && !at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled() && !autocasts();
     bool some = false;
     for (size_t at = 0; at < grads.size(); at++) {
-      usual &= !((*rule->results)[at] & (grads[at].defined() ? FOLLOWED : USED));
+      usual &= !(rule().results[at] & (grads[at].defined() ? FOLLOWED : USED));
       some |= grads[at].defined();
     }
     return usual && some ? by_formulas(grads) : OperatorNode::apply(std::move(grads));
@@ -69,7 +70,7 @@ struct RuleNode : public OperatorNode {
   variable_list by_formulas(const variable_list& grads) {
     at::OptionalDeviceGuard device;
     Owned every;  // the saved tensors, the gradients, and what is kept
-    THPObjectPtr tensors(rule->saved->empty() ? made(PyTuple_New(0)) : unpack());  // without any it may go back twice
+    THPObjectPtr tensors(rule().saved.empty() ? made(PyTuple_New(0)) : unpack());  // without any it may go back twice
     for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(tensors.get()); at++) {
       every.emplace_back(Py_NewRef(PyTuple_GET_ITEM(tensors.get(), at)));
     }
@@ -93,11 +94,11 @@ struct RuleNode : public OperatorNode {
     }
     const auto before = versions();
     std::vector<THPObjectPtr> answers(given.size());
-    for (size_t number = 0; number < rule->formulas->size(); number++) {
-      const FormulaCall& formula = (*rule->formulas)[number];
+    for (size_t number = 0; number < rule().formulas.size(); number++) {
+      const FormulaCall& formula = rule().formulas[number];
       Values arguments;
       for (Py_ssize_t at : formula.sources) arguments.push_back(every[at].get());
-      answers[formula.answer] = PyObject_Vectorcall(formula.function, arguments.data(), arguments.size(), nullptr);
+      answers[formula.answer] = PyObject_Vectorcall(formula.function.ptr(), arguments.data(), arguments.size(), nullptr);
       if (!answers[formula.answer]) raise_noted(number);
     }
     const auto after = versions();
@@ -114,7 +115,7 @@ struct RuleNode : public OperatorNode {
         THPObjectPtr place(made(PyLong_FromSize_t(at)));
         PyObject* kept = context->kept ? context->kept : Py_None;
         answers[at] = made(PyObject_CallFunctionObjArgs(
-            rule->fit, place.get(), answers[at].get(), tensors.get(), kept, nullptr));
+            rule().fit.ptr(), place.get(), answers[at].get(), tensors.get(), kept, nullptr));
       }
       gradients.push_back(THPVariable_Unpack(answers[at].get()));
     }
@@ -128,7 +129,7 @@ struct RuleNode : public OperatorNode {
     PyErr_NormalizeException(&type, &value, &trace);
     if (trace) PyException_SetTraceback(value, trace);
     THPObjectPtr place(PyLong_FromSize_t(number));
-    THPObjectPtr noted(place ? PyObject_CallFunctionObjArgs(rule->note, place.get(), value, nullptr) : nullptr);
+    THPObjectPtr noted(place ? PyObject_CallFunctionObjArgs(rule().note.ptr(), place.get(), value, nullptr) : nullptr);
     PyErr_Clear();
     PyErr_Restore(type, value, trace);
     raise_python_error();
@@ -139,29 +140,29 @@ struct RuleNode : public OperatorNode {
     size_t at = 0;
     while (before[at] == after[at]) at++;
     THPObjectPtr place(made(PyLong_FromSize_t(at)));
-    THPObjectPtr nothing(PyObject_CallOneArg(rule->refuse_writes, place.get()));
+    THPObjectPtr nothing(PyObject_CallOneArg(rule().refuse_writes.ptr(), place.get()));
     TORCH_CHECK(!nothing, "a formula wrote into what it is given");
     raise_python_error();
   }
 };
 
 // What a call keeps for its backward beside saved tensors: values, shapes, meshes, metadata of results.
-inline PyObject* kept_of(const Rule* rule, PyObject* const* arguments, size_t count, PyObject* const* results) {
+inline PyObject* kept_of(const Rule& rule, PyObject* const* arguments, size_t count, PyObject* const* results) {
   const auto attribute = [](PyObject* tensor, const char* name) {
     return made(PyObject_GetAttrString(tensor, name));
   };
-  THPObjectPtr values(made(PyTuple_New(static_cast<Py_ssize_t>(rule->values->size()))));
-  for (size_t at = 0; at < rule->values->size(); at++) {
-    PyTuple_SET_ITEM(values.get(), at, Py_NewRef(arguments[(*rule->values)[at]]));
+  THPObjectPtr values(made(PyTuple_New(static_cast<Py_ssize_t>(rule.values.size()))));
+  for (size_t at = 0; at < rule.values.size(); at++) {
+    PyTuple_SET_ITEM(values.get(), at, Py_NewRef(arguments[rule.values[at]]));
   }
-  THPObjectPtr shapes(made(PyTuple_New(rule->keeps_shapes ? static_cast<Py_ssize_t>(count) : 0)));
-  for (size_t at = 0; rule->keeps_shapes && at < count; at++) {
+  THPObjectPtr shapes(made(PyTuple_New(rule.keeps_shapes ? static_cast<Py_ssize_t>(count) : 0)));
+  for (size_t at = 0; rule.keeps_shapes && at < count; at++) {
     PyObject* shape = THPVariable_Check(arguments[at]) ? attribute(arguments[at], "shape") : Py_NewRef(Py_None);
     PyTuple_SET_ITEM(shapes.get(), at, shape);
   }
-  THPObjectPtr metadata(made(PyTuple_New(static_cast<Py_ssize_t>(rule->filled->size()))));
-  for (size_t at = 0; at < rule->filled->size(); at++) {
-    PyObject* each = results[(*rule->filled)[at]];
+  THPObjectPtr metadata(made(PyTuple_New(static_cast<Py_ssize_t>(rule.filled.size()))));
+  for (size_t at = 0; at < rule.filled.size(); at++) {
+    PyObject* each = results[rule.filled[at]];
     THPObjectPtr shape(attribute(each, "shape")), dtype(attribute(each, "dtype")), device(attribute(each, "device"));
     PyTuple_SET_ITEM(metadata.get(), at, made(PyTuple_Pack(3, shape.get(), dtype.get(), device.get())));
   }
@@ -169,22 +170,22 @@ inline PyObject* kept_of(const Rule* rule, PyObject* const* arguments, size_t co
   return made(PyTuple_Pack(4, values.get(), shapes.get(), meshes.get(), metadata.get()));
 }
 
-inline bool is_as_promised(const Rule* rule, PyObject* result, const Values& tensors) {
-  const Py_ssize_t count = static_cast<Py_ssize_t>(rule->results->size());
-  if (!rule->trusted && !are_new(result, count, tensors)) return false;
+inline bool is_as_promised(const Rule& rule, PyObject* result, const Values& tensors) {
+  const Py_ssize_t count = static_cast<Py_ssize_t>(rule.results.size());
+  if (!rule.trusted && !are_new(result, count, tensors)) return false;
   for (Py_ssize_t at = 0; at < count; at++) {
     PyObject* each = count == 1 ? result : PyTuple_GET_ITEM(result, at);
     if (!THPVariable_Check(each)) return false;
-    if (((*rule->results)[at] & USED) && !torch::autograd::isDifferentiableType(THPVariable_Unpack(each).scalar_type())) {
+    if ((rule.results[at] & USED) && !torch::autograd::isDifferentiableType(THPVariable_Unpack(each).scalar_type())) {
       return false;
     }
   }
   return true;
 }
 
-inline PyObject* call_rule(PyObject* self, PyObject* const* arguments, size_t flags, PyObject*) {
+inline PyObject* Rule::call(PyObject* self, PyObject* const* arguments, size_t flags, PyObject*) {
   return for_python([&]() -> PyObject* {
-    auto* rule = reinterpret_cast<Rule*>(self);
+    const Rule& rule = parts_of<Rule>(self);
     THPObjectPtr held(Py_NewRef(self));  // a kernel may replace it
     const size_t count = PyVectorcall_NARGS(flags);
     Values tensors;
@@ -196,135 +197,66 @@ inline PyObject* call_rule(PyObject* self, PyObject* const* arguments, size_t fl
     for (size_t at = 0; at < count; at++) {
       if (PyList_CheckExact(given[at])) given[at] = lists.emplace_back(made(PySequence_List(given[at]))).get();
     }
-    States before;
-    if (!rule->trusted) {
-      for (PyObject* each : tensors) before.emplace_back(THPVariable_Unpack(each));
-    }
     THPObjectPtr result;
     {
       at::AutoGradMode no_grad(false);
       at::AutoFwGradMode no_forward_mode(false);
-      const size_t by_name = rule->names == Py_None ? 0 : PyTuple_GET_SIZE(rule->names);
-      result = PyObject_Vectorcall(rule->kernel, given.data(), count - by_name, by_name ? rule->names : nullptr);
+      result = run_kernel(
+          rule.kernel, given, rule.names.ptr(), tensors, rule.trusted,
+          [&](PyObject* returned) { return is_as_promised(rule, returned, tensors); },
+          [&](PyObject* returned, PyObject* versions) {
+            THPObjectPtr listed(made(as_list(Values(arguments, arguments + count))));
+            return PyObject_CallFunctionObjArgs(rule.validate.ptr(), returned, listed.get(), versions, nullptr);
+          });
     }
     if (!result) return nullptr;
-    bool unchanged = true;
-    for (size_t at = 0; at < before.size(); at++) unchanged &= before[at].is_left(THPVariable_Unpack(tensors[at]));
-    if (!unchanged || !is_as_promised(rule, result, tensors)) {
-      THPObjectPtr flat(made(PyTuple_New(static_cast<Py_ssize_t>(count))));
-      for (size_t at = 0; at < count; at++) PyTuple_SET_ITEM(flat.get(), at, Py_NewRef(arguments[at]));
-      THPObjectPtr versions(rule->trusted ? Py_NewRef(Py_None) : made(as_versions(tensors, before)));
-      result = PyObject_CallFunctionObjArgs(rule->validate, result.get(), flat.get(), versions.get(), nullptr);
-      if (!result) return nullptr;
-    }
     const auto node = new_node<RuleNode>();
     auto* context = new_context();
     THPObjectPtr owned(reinterpret_cast<PyObject*>(context));
-    begin(*node, rule->generated, context, arguments, count);
-    node->rule = reinterpret_cast<Rule*>(Py_NewRef(self));
+    begin(*node, rule.generated.ptr(), context, arguments, count);
+    node->parts = Py_NewRef(self);
     node->wanted.resize(count);
-    for (const FormulaCall& formula : *rule->formulas) {
+    for (const FormulaCall& formula : rule.formulas) {
       node->wanted[formula.answer].emplace(THPVariable_Unpack(arguments[formula.answer]));
     }
     PyObject* single = result.get();
-    const bool several = rule->results->size() > 1;
+    const bool several = rule.results.size() > 1;
     PyObject* const* results = several ? &PyTuple_GET_ITEM(result.get(), 0) : &single;
-    for (size_t at = 0; at < rule->results->size(); at++) add_result(node, results[at], (*rule->results)[at] & CONSTANT);
-    node->saved.reserve(rule->saved->size());
-    for (Py_ssize_t at : *rule->saved) {
+    for (size_t at = 0; at < rule.results.size(); at++) add_result(node, results[at], rule.results[at] & CONSTANT);
+    node->saved.reserve(rule.saved.size());
+    for (Py_ssize_t at : rule.saved) {
       const bool is_result = at >= static_cast<Py_ssize_t>(count);
       save(*node, is_result ? results[at - count] : arguments[at], is_result);
     }
-    if (rule->keeps) context->kept = kept_of(rule, arguments, count, results);
+    if (rule.keeps) context->kept = kept_of(rule, arguments, count, results);
     return result.release();
   });
 }
 
-inline std::array<PyObject**, 7> objects(Rule* rule) {
-  return {&rule->generated, &rule->kernel, &rule->names, &rule->validate, &rule->fit, &rule->refuse_writes, &rule->note};
-}
-
-inline int traverse_rule(PyObject* self, visitproc visit, void* arg) {
-  auto* rule = reinterpret_cast<Rule*>(self);
-  for (PyObject** each : objects(rule)) Py_VISIT(*each);
-  for (const FormulaCall& each : *rule->formulas) Py_VISIT(each.function);
-  return 0;
-}
-
-inline int clear_rule(PyObject* self) {
-  auto* rule = reinterpret_cast<Rule*>(self);
-  for (PyObject** each : objects(rule)) Py_CLEAR(*each);
-  for (FormulaCall& each : *rule->formulas) Py_CLEAR(each.function);
-  return 0;
-}
-
-inline void delete_rule(PyObject* self) {
-  PyObject_GC_UnTrack(self);
-  clear_rule(self);
-  auto* rule = reinterpret_cast<Rule*>(self);
-  delete rule->results;
-  delete rule->saved;
-  delete rule->values;
-  delete rule->filled;
-  delete rule->formulas;
-  PyObject_GC_Del(self);
-}
-
-inline Places places_of(PyObject* tuple) {
-  Places all;
-  for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(tuple); at++) {
-    all.push_back(PyLong_AsSsize_t(PyTuple_GET_ITEM(tuple, at)));
+// The `apply` of a rule, whose parts are given by name: `autograd/prepared_rule.py` says what each is.
+inline pybind11::object make_rule(const pybind11::kwargs& given) {
+  Rule rule{
+      given["node"],
+      given["kernel"],
+      given["names"],
+      given["validate"],
+      given["fit"],
+      given["refuse_writes"],
+      given["note"],
+      given["trusted"].cast<bool>(),
+      given["results"].cast<std::vector<int>>(),
+      given["saved"].cast<Places>(),
+      given["values"].cast<Places>(),
+      given["filled"].cast<Places>(),
+      given["keeps"].cast<bool>(),
+      given["keeps_shapes"].cast<bool>(),
+      given["alone"].cast<bool>(),
+      {}};
+  using Formulas = std::vector<std::tuple<pybind11::object, Places, Py_ssize_t>>;
+  for (auto& [function, sources, answer] : given["formulas"].cast<Formulas>()) {
+    rule.formulas.push_back({function, sources, answer});
   }
-  return all;
-}
-
-// rule(generated, kernel, names or None, validate, fit, refuse_writes, note, trusted, results, saved, values, filled,
-// keeps, keeps_shapes, alone, ((function, sources, answer), ...)): the `apply` of its node.
-inline PyObject* make_rule(PyObject*, PyObject* args) {
-  std::array<PyObject*, 7> given;
-  PyObject *saved, *values, *filled, *formulas;
-  PyObject* results;
-  int trusted, keeps, keeps_shapes, alone;
-  if (!PyArg_ParseTuple(
-          args, "OOOOOOOpO!O!O!O!pppO!", &given[0], &given[1], &given[2], &given[3], &given[4], &given[5], &given[6],
-          &trusted, &PyTuple_Type, &results, &PyTuple_Type, &saved, &PyTuple_Type, &values, &PyTuple_Type, &filled, &keeps,
-          &keeps_shapes, &alone, &PyTuple_Type, &formulas)) {
-    return nullptr;
-  }
-  auto* rule = PyObject_GC_New(Rule, &RuleType);
-  if (!rule) return nullptr;
-  rule->call = call_rule;
-  const auto places = objects(rule);
-  for (size_t at = 0; at < given.size(); at++) *places[at] = Py_NewRef(given[at]);
-  rule->trusted = trusted;
-  rule->keeps = keeps;
-  rule->keeps_shapes = keeps_shapes;
-  rule->alone = alone;
-  const Places roles = places_of(results);
-  rule->results = new std::vector<char>(roles.begin(), roles.end());
-  rule->saved = new Places(places_of(saved));
-  rule->values = new Places(places_of(values));
-  rule->filled = new Places(places_of(filled));
-  rule->formulas = new std::vector<FormulaCall>();
-  for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(formulas); at++) {
-    PyObject* each = PyTuple_GET_ITEM(formulas, at);
-    rule->formulas->push_back(
-        {Py_NewRef(PyTuple_GET_ITEM(each, 0)), places_of(PyTuple_GET_ITEM(each, 1)),
-         PyLong_AsSsize_t(PyTuple_GET_ITEM(each, 2))});
-  }
-  PyObject_GC_Track(rule);
-  return reinterpret_cast<PyObject*>(rule);
-}
-
-inline bool ready_rule() {
-  RuleType.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_HAVE_GC;
-  RuleType.tp_vectorcall_offset = offsetof(Rule, call);
-  RuleType.tp_call = PyVectorcall_Call;
-  RuleType.tp_dealloc = delete_rule;
-  RuleType.tp_traverse = traverse_rule;
-  RuleType.tp_clear = clear_rule;
-  torch::autograd::registerCppFunction(typeid(RuleNode), &NodeType);
-  return PyType_Ready(&RuleType) == 0;
+  return object_of(std::move(rule));
 }
 
 }  // namespace opsmith
