@@ -9,6 +9,7 @@ from __future__ import annotations
 
 REFUSED = {
     "library_operators": (
+        "transforms/test_identity.py::test_an_operator_of_a_library_writes_again",
         "core/test_source_hash.py::test_every_field_of_a_specification_is_in_the_key_or_is_named_with_a_reason",
         "pages/test_gradient_sources.py::test_all_three_agree[library operator]",
         "pages/test_gradient_sources.py::test_all_three_agree[library operator with autograd and a formula]",
@@ -259,6 +260,7 @@ OTHERWISE = {
         "torch_library/test_fake_tensors.py::test_a_write_into_an_argument_is_refused_in_the_trace",
         "torch_library/test_fake_tensors.py::test_compiled_code_does_not_write_into_an_argument",
         "torch_library/test_capabilities.py::test_observe_writes",
+        "torch_library/test_capabilities.py::test_operators_behind_modes",
     ),
     "sharding": (
         "distribution/test_lists_and_numbers.py::test_an_error_of_the_author_s_own_is_raised_once",

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor, init_device_mesh
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import opsmith
 from opsmith import errors
@@ -475,6 +476,18 @@ def test_observe_writes() -> None:
     addresses = [each.data_ptr() for each in seen]
     assert addresses[:4] == [each.data_ptr() for each in (ours, out, *listed)]
     assert len(addresses) == 5
+
+
+def test_operators_behind_modes() -> None:
+    class Answers(TorchDispatchMode):
+        def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return X if operator is torch.ops.aten.cos.default else operator(*args, **(kwargs or {}))
+
+    with Answers() as outer, Answers(), capabilities.operators_behind_modes() as ran:
+        X.sin().cos().exp()
+    assert ran == [torch.ops.aten.sin.default, torch.ops.aten.exp.default]
+    assert isinstance(outer, Answers)
+    assert not capabilities.seen_by_modes()
 
 
 def test_functionalization() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -160,6 +161,32 @@ def test_a_selective_checkpoint_saves_by_the_operator(name: str, policy: str) ->
     found = gradient(case, lambda f, x: checkpoint(f, x, use_reentrant=False, context_fn=contexts))
     assert torch.equal(found, right)
     assert len(RUNS) == 1 + case.again
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("requires", [True, False], ids=["gradient", "constant"])
+def test_an_operator_of_a_library_writes_again(requires: bool, policy: str) -> None:
+    """It writes past autograd, as one in C++ does."""
+
+    @torch.library.custom_op(
+        f"identity::library_{requires}_{list(POLICIES).index(policy)}", mutates_args=["x"]
+    )
+    def library_sine(x: Tensor) -> None:
+        np.copyto(x.detach().numpy(), np.sin(ran("library", x).detach().numpy()))
+
+    operator = opsmith.adopt(library_sine, reference=write_sine)
+
+    def after(x: Tensor, _: None) -> Tensor:
+        operator(constant := torch.linspace(0.1, 1.0, 5))
+        return x * constant
+
+    case = Case(operator, after) if requires else Case(lambda x: x, after)
+    right = gradient(case)
+    contexts = functools.partial(create_selective_checkpoint_contexts, POLICIES[policy](operator))
+    RUNS.clear()
+    found = gradient(case, lambda f, x: checkpoint(f, x, use_reentrant=False, context_fn=contexts))
+    assert torch.equal(found, right)
+    assert len(RUNS) == (4 if requires else 2)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -14,9 +14,7 @@ from opsmith import errors
 from opsmith.adopting.class_specification import class_gradients, class_tangents, computed_by, packed_samples
 from opsmith.adopting.learned_types import has_flag, learned_from
 from opsmith.core.forked_locks import lock_of
-from opsmith.core.formula import non_differentiable
 from opsmith.core.functional_form import all_results, functional_name
-from opsmith.core.gradients import Rule
 from opsmith.core.operator import DerivedOperator, Operator, Registration
 from opsmith.core.origins.function_class import AdoptedFunction, ClassFormula, ObservedReturn, class_of, note
 from opsmith.core.specification import Specification
@@ -31,8 +29,15 @@ _LEARNING = lock_of(sys.modules[__name__], "_LEARNING")
 _MISFITS = (errors.ArgumentError, errors.ResultTypeError, errors.ResultCountError)
 
 
-def _is_of_class(rule: Rule) -> bool:
-    return isinstance(rule, ClassFormula) or rule is non_differentiable
+def _by_author(
+    rules: Mapping[str, Any], by_class: Mapping[str, Any], names: Collection[str]
+) -> dict[str, Any]:
+    """The rules that are not those of the class, for the inputs or results that there still are."""
+    return {
+        name: rule
+        for name, rule in rules.items()
+        if name in names and not isinstance(rule, ClassFormula) and rule != by_class.get(name)
+    }
 
 
 class AdoptedOperator(Operator[..., Any]):
@@ -158,20 +163,22 @@ class AdoptedOperator(Operator[..., Any]):
         with _LEARNING:
             adopted = self._class
             learned = None if adopted is None else learned_from(adopted, args, kwargs, observed)
-            if learned is None:
+            if adopted is None or learned is None:
                 return False
-            gradients, tangents = self._specification.gradients, self._specification.tangents
-            by_class = class_gradients(learned)
-            kept = {
-                name: rule
-                for name, rule in gradients.rules.items()
-                if not _is_of_class(rule) and name in by_class
-            }
+            gradients, tangents, schema = (
+                self._specification.gradients,
+                self._specification.tangents,
+                learned.schema,
+            )
+            rules = _by_author(gradients.rules, class_gradients(adopted), schema.tensor_names)
+            moves = _by_author(
+                tangents.rules, class_tangents(adopted), [each.name for each in schema.results]
+            )
             specification = replace(
                 self._specification,
                 **computed_by(learned),
-                gradients=replace(gradients, rules=MappingProxyType({**by_class, **kept})),
-                tangents=replace(tangents, rules=MappingProxyType(class_tangents(learned))),
+                gradients=replace(gradients, rules=MappingProxyType(class_gradients(learned) | rules)),
+                tangents=replace(tangents, rules=MappingProxyType(class_tangents(learned) | moves)),
                 samples=self._specification.samples
                 if learned.provenance().samples is None
                 else packed_samples(learned.provenance().samples, learned),

@@ -27,6 +27,7 @@ class BackwardPlan:
         follows_hidden: Hidden results that formulas use without naming their gradients, which a second order
             has to take from the reference.
         saved: Names of the inputs and results to keep for the backward.
+        inputs: The inputs of each formula: those of which it is the rule.
     """
 
     needed: frozenset[str]
@@ -36,6 +37,7 @@ class BackwardPlan:
     derived: tuple[str, ...]
     follows_hidden: tuple[str, ...]
     saved: tuple[str, ...]
+    inputs: tuple[tuple[str, ...], ...]
 
 
 def backward_plan(specification: Specification, needed: frozenset[str]) -> BackwardPlan:
@@ -80,6 +82,7 @@ def backward_plan(specification: Specification, needed: frozenset[str]) -> Backw
         tuple(derived),
         follows_hidden,
         saved,
+        tuple(tuple(name for name in wanted if rules.get(name) == formula) for formula in formulas),
     )
 
 

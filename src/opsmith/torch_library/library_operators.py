@@ -22,7 +22,7 @@ from opsmith.torch_library import capabilities
 from opsmith.torch_library.contract import Contract
 from opsmith.torch_library.dtensor.placements import dtensor
 from opsmith.torch_library.in_place import InPlaceRegistration
-from opsmith.torch_library.registration import DispatcherRegistration
+from opsmith.torch_library.registration import DispatcherRegistration, is_watched
 from opsmith.torch_library.writes import raising_versions, refuse_unwritable, written_tensors
 
 COMPOSITE = "CompositeImplicitAutograd"
@@ -147,8 +147,8 @@ class LibraryOperatorRegistration(DispatcherRegistration):
         self._packets = []
         self._placements = []
         self._placed = False
+        self._nodes = {}
         self._library = torch.library.Library(specification.namespace, "FRAGMENT")
-        self._node = None
         self.overload, self.full_overload = specification.origin.subject, self._call_own
         with warnings.catch_warnings():
             # torch warns once in a process of a kernel that replaces another.
@@ -231,7 +231,16 @@ class LibraryInPlaceRegistration(InPlaceRegistration, LibraryOperatorRegistratio
     def _autograd_around(self, own: Any, keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
         values = self.specification.schema.received(args, kwargs)
         with raising_versions([tensor for _, tensor in written_tensors(self.specification, values)]):
-            return super()._autograd_around(own, keyset, *args, **kwargs)
+            if not is_watched(values):
+                return super()._autograd_around(own, keyset, *args, **kwargs)
+            with capabilities.operators_behind_modes() as ran:
+                results = super()._autograd_around(own, keyset, *args, **kwargs)
+            if (
+                ran is not None and self.overload not in ran
+            ):  # a mode has answered from its memory, as a selective checkpoint does
+                with capabilities.without_modes(), capabilities.below_autograd():
+                    self.overload(*args, **kwargs)
+            return results
 
     def _call_with_autograd(self, values: list[Any]) -> tuple[Any, ...]:
         refuse_unwritable(self.specification, values)

@@ -561,7 +561,7 @@ _METHODS: dict[Part, str] = {
 
 
 class ClassFormula(Formula):
-    """The backward of an adopted class, as a gradient formula."""
+    """The backward of an adopted class as a gradient formula, or its `jvp` as one of tangents."""
 
 
 def overrides(function_class: type, name: str) -> bool:

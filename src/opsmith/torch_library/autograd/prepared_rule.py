@@ -188,8 +188,7 @@ class PreparedRule:
             end += len(flattening.names)
         self._needed: list[frozenset[str]] = []
         self._calls: list[_FormulaCall] = []
-        for formula in plan.formulas:
-            inputs = [name for name in formula.answers_for if name in plan.needed]
+        for formula, inputs in zip(plan.formulas, plan.inputs, strict=True):
             if NEEDED in formula.parameters:
                 at[NEEDED] = end + len(self._needed)
                 self._needed.append(frozenset(inputs))

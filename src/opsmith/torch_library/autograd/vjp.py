@@ -107,7 +107,7 @@ class Vjp:
             return None
         before = [capabilities.version(tensor) for tensor in tensors.values()]
         found: dict[str, tuple[Formula, Any]] = {}
-        for formula in plan.formulas:
+        for formula, inputs in zip(plan.formulas, plan.inputs, strict=True):
             try:
                 with author_code, without_casts(grads):
                     pairs = zip(formula.keywords, formula.parameters, strict=True)
@@ -117,7 +117,6 @@ class Vjp:
                     return None  # torch raises it again, or has placements for whole tensors
                 note_formula(specification, formula, error)
                 raise
-            inputs = [name for name in formula.answers_for if name in plan.needed]
             answers = formula_answers(specification, formula, answer, inputs)
             found.update((name, (formula, answers[name])) for name in inputs)
         for (name, tensor), version in zip(tensors.items(), before, strict=True):
@@ -157,8 +156,8 @@ class Vjp:
     def _gradients(self, saved: Mapping[str, Any], grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         gradients: list[Tensor | None] = [None] * len(self.metadata.inputs)
         self._set_zeros(gradients, self.plan.zeros)
-        for formula in self.plan.formulas:
-            self._run(formula, saved, grads, gradients)
+        for formula, inputs in zip(self.plan.formulas, self.plan.inputs, strict=True):
+            self._run(formula, inputs, saved, grads, gradients)
         self._derive(saved, grads, gradients)
         return gradients
 
@@ -191,12 +190,12 @@ class Vjp:
     def _run(
         self,
         formula: Formula,
+        inputs: Sequence[str],
         saved: Mapping[str, Any],
         grads: Sequence[Tensor | None],
         gradients: list[Tensor | None],
     ) -> None:
         named = self._used_grads(formula)
-        inputs = [name for name in formula.answers_for if name in self.plan.needed]
         if named and all(grads[index] is None for index in named):
             self._set_zeros(gradients, inputs)  # a gradient is linear in `grad`, which is zero
             return
@@ -226,7 +225,7 @@ class Vjp:
         name: str,
         saved: Mapping[str, Any],
         grads: Sequence[Tensor | None],
-        inputs: list[str],
+        inputs: Sequence[str],
     ) -> Any:
         schema = self.specification.schema
         if name == NEEDED:
@@ -297,12 +296,11 @@ class Vjp:
         if plan.derived:
             add(plan.derived, function, what, wanted)
         function, results = specification.reference, specification.schema.results
-        for formula in plan.formulas:
+        for formula, names in zip(plan.formulas, plan.inputs, strict=True):
             blind = [p for p in followed if results[p].gradient_name() not in formula.parameters]
             if blind:
                 kept = self._indices_of(blind)
                 only = [grad if index in kept else None for index, grad in enumerate(grads)]
-                names = [name for name in formula.answers_for if name in plan.needed]
                 add(names, function, "the reference", only)
 
     def _refuse_to_follow(self, followed: list[int]) -> None:

@@ -313,10 +313,11 @@ CAPABILITIES = {
             name="dispatch_mode",
             purpose="the check's list of the operations of a reference that draw random numbers, and of "
             "those of a backward that take fewer digits than it is given; a trace of a reference that writes "
-            "into its argument is refused",
+            "into its argument is refused; operators of others in place under selective checkpoints",
             instead="the check finds undeclared randomness only where two runs differ, and no constant of "
-            "float32 in a class's backward; compiled code with such a reference writes",
-            provides=("tracing_imported", "observe_operators", "observe_writes"),
+            "float32 in a class's backward; compiled code with such a reference writes; an operator of "
+            "others that a selective checkpoint saves does not write again",
+            provides=("tracing_imported", "observe_operators", "observe_writes", "operators_behind_modes"),
         ),
         Capability(
             name="library_operators",

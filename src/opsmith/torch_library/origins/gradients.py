@@ -12,7 +12,7 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.core.call_arguments import requires_gradient, shown
-from opsmith.core.formula import Formula, zero
+from opsmith.core.formula import zero
 from opsmith.core.forward_arguments import take_apart
 from opsmith.core.gradients import AUTOCAST, NEEDED
 from opsmith.core.location import where
@@ -318,7 +318,7 @@ def by_reference(
     return {name: flattening.item(name, [zero if a is None else a for a in every]) for name in needs}
 
 
-def tangent_formula(adopted: AdoptedFunction) -> Formula | None:
+def tangent_formula(adopted: AdoptedFunction) -> ClassFormula | None:
     """The `jvp` of an adopted class as a joint formula for all its results; None where it has none."""
     jvp = adopted.method("jvp")
     if jvp is None:
@@ -367,4 +367,4 @@ def tangent_formula(adopted: AdoptedFunction) -> Formula | None:
         return {result.name: found.get(result.name, zero) for result in results}
 
     forward_mode.__wrapped__ = jvp  # type: ignore[attr-defined]  # where it was written
-    return Formula(forward_mode, tuple(result.name for result in results), names, names, joint=True)
+    return ClassFormula(forward_mode, tuple(result.name for result in results), names, names, joint=True)

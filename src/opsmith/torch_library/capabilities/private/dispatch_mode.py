@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _pop_mode, _push_mode
 
 
 def observe_operators(
@@ -40,6 +40,21 @@ def observe_writes(see: Callable[[torch.Tensor], None]) -> AbstractContextManage
                     see(each)
 
     return observe_operators(lambda operator, kwargs: written(operator, (), kwargs), given)
+
+
+@contextmanager
+def operators_behind_modes() -> Iterator[list[Any] | None]:
+    """Context with a list of the operators that the modes in force have passed on to their kernels."""
+    ran: list[Any] = []
+    modes_off: Any = _disable_current_modes()
+    with modes_off as modes, observe_operators(lambda operator, _: ran.append(operator)):
+        for mode in reversed(modes):
+            _push_mode(mode)
+        try:
+            yield ran
+        finally:
+            for _ in modes:
+                _pop_mode()
 
 
 def tracing_imported() -> bool:
@@ -85,3 +100,6 @@ def self_test() -> None:
         torch.add(x, 1, out=out)
         x.view(2).mul_(2)
     assert [each.data_ptr() for each in writes] == [out.data_ptr(), x.data_ptr()]
+    with observe_operators(lambda *_: None), operators_behind_modes() as ran:
+        x.exp()
+    assert ran == [torch.ops.aten.exp.default]
