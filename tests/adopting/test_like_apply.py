@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import gc
+import threading
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -435,3 +438,156 @@ def test_other_words_that_say_nothing_are_refused() -> None:
 
 def Taken(x: Tensor) -> Tensor:  # noqa: N802  # as a class is called
     return x * 2
+
+
+class Box:
+    """An object of an author."""
+
+    result: Any = None
+
+
+class BoxesIt(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = x.exp()
+        ctx.box = Box()
+        ctx.box.result = y
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * ctx.box.result
+
+
+class ListsBoxes(BoxesIt):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = BoxesIt.forward(ctx, x)
+        ctx.boxes, ctx.box = [ctx.box], None
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * ctx.boxes[0].result
+
+
+class BoxesNow(BoxesIt):
+    """Only later calls hide a result."""
+
+    hides = False
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        if BoxesNow.hides:
+            return BoxesIt.forward(ctx, x)
+        y = x.exp()
+        ctx.box, ctx.y = None, y.clone()
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * (ctx.y if ctx.box is None else ctx.box.result)
+
+
+@pytest.mark.parametrize("function_class", [BoxesIt, ListsBoxes, BoxesNow])
+def test_a_result_that_hides_on_the_context_is_collected(function_class: type[Function]) -> None:
+    operator = adopted(function_class)
+    for _ in range(4):
+        operator(asking(1)).backward()
+    BoxesNow.hides = True
+    results = []
+    for call in range(6):
+        x = asking(1)
+        y = operator(x)
+        y.mark = Box()
+        results.append(weakref.ref(y.mark))
+        (gradient,) = torch.autograd.grad(y, x)
+        assert_close(gradient, y.detach())
+        del x, y, gradient
+        gc.collect()
+        if call == 0 and function_class is BoxesNow:  # a node in C++ has it before the class is known to hide
+            results.clear()
+    assert [result() for result in results] == [None] * len(results)
+
+
+class Masks(Function):
+    """Its backward looks at the gradients of results that have none."""
+
+    seen: Any = None
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        mask = (x > 0).to(x.dtype)
+        ctx.mark_non_differentiable(mask)
+        return x * 2, mask[:1].clone().to(torch.int32), mask
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, of_count: Tensor, of_mask: Tensor) -> Tensor:
+        Masks.seen = [(each.shape, each.dtype) for each in (of_count, of_mask)]
+        return grad * 2 + of_mask.reshape(4)
+
+
+def test_results_without_a_gradient_have_zeros_of_their_form() -> None:
+    operator = adopted(Masks)
+    for function in (Masks.apply, *[operator] * 5):
+        x = asking(-1, 1, 2, -2)
+        (gradient,) = torch.autograd.grad(function(x)[0].sum(), x)
+        assert gradient.tolist() == [2.0] * 4
+        assert Masks.seen[1] == ((4,), torch.float64)
+        assert Masks.seen[0][0] == (1,)
+
+
+class Triples(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.factor = 3.0
+        return x * 3
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * ctx.factor
+
+
+def test_a_node_without_saved_tensors_goes_back_twice() -> None:
+    @opsmith.operator("like_apply::tripled")
+    def tripled(x: Tensor) -> Tensor:
+        return x * 3
+
+    tripled.gradients(x=lambda grad: grad * 3)
+    for function in (Triples.apply, *[adopted(Triples)] * 4, *[tripled] * 4):
+        x = asking(1, 2)
+        y = function(x).sum()
+        assert [torch.autograd.grad(y, x)[0].tolist() for _ in range(2)] == [[3.0, 3.0]] * 2
+
+
+def test_two_threads_go_back_through_one_node() -> None:
+    """A hook of the first lets the second release the saved tensors."""
+
+    @opsmith.operator("like_apply::product_of_two")
+    def product(x: Tensor, w: Tensor) -> Tensor:
+        return x * w
+
+    product.gradients(x=lambda grad, w: grad * w, w=lambda grad, x: grad * x)
+    for _ in range(4):
+        product(asking(1), asking(2)).backward()
+    first_unpacks, second_is_back = threading.Event(), threading.Event()
+    first = threading.Thread(target=lambda: gradients.append(torch.autograd.grad(y, (x, w))))
+
+    def unpack(tensor: Tensor) -> Tensor:
+        if threading.current_thread() is first and not first_unpacks.is_set():
+            first_unpacks.set()
+            second_is_back.wait()
+        return tensor
+
+    gradients: list[Any] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.detach(), unpack):
+        x, w = asking(2), asking(3)
+        y = product(x, w)
+    if type(y.grad_fn).__name__ != "CppFunction":
+        pytest.skip("torch's own nodes crash here")
+    first.start()
+    first_unpacks.wait()
+    torch.autograd.grad(y, (x, w))
+    second_is_back.set()
+    first.join()
+    assert [each.tolist() for each in gradients[0]] == [[3.0], [2.0]]

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 import opsmith
 from opsmith import errors
-from opsmith.torch_library import held_results
+from opsmith.torch_library import capabilities, held_results
 from opsmith.torch_library.held_results import HeldResults
 
 
@@ -194,3 +194,13 @@ def test_floats_that_choose_no_shape_are_compared_some_times(monkeypatch: pytest
 
 def scaled(x: Tensor, scale: float) -> Tensor:
     return x * scale
+
+
+def test_a_function_is_held_in_cpp_once_calls_are_built(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_cpp = capabilities.calls_in_cpp()
+    held = held_results.HeldResults(opsmith.operator(name)(tripled)._specification)
+    monkeypatch.setattr(capabilities, "calls_in_cpp", lambda: None)
+    in_python = held.of(columns)
+    assert held.of(columns) is in_python
+    monkeypatch.undo()
+    assert (held.of(columns) is in_python) == (in_cpp is None)

@@ -168,9 +168,7 @@ def test_a_selective_checkpoint_saves_by_the_operator(name: str, policy: str) ->
 def test_an_operator_of_a_library_writes_again(requires: bool, policy: str) -> None:
     """It writes past autograd, as one in C++ does."""
 
-    @torch.library.custom_op(
-        f"identity::library_{requires}_{list(POLICIES).index(policy)}", mutates_args=["x"]
-    )
+    @torch.library.custom_op(f"identity::library_{requires}_{[*POLICIES].index(policy)}", mutates_args=["x"])
     def library_sine(x: Tensor) -> None:
         np.copyto(x.detach().numpy(), np.sin(ran("library", x).detach().numpy()))
 

@@ -47,7 +47,7 @@ class HeldResults:
 
     def __init__(self, specification: Specification) -> None:
         self.specification = specification
-        self._functions: dict[Callable[..., Any], Callable[..., Any]] = {}
+        self._functions: dict[tuple[Callable[..., Any], Any], Callable[..., Any]] = {}
         self.copies: dict[str, str] = {}
 
     def of(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -58,12 +58,13 @@ class HeldResults:
             return function
         if function is self.specification.reference and not self.specification.opaque:
             return function
-        if function not in self._functions:
-            self._functions[function] = self._held(function)
-        return self._functions[function]
+        in_cpp = capabilities.calls_in_cpp()  # it may be attached at any time
+        if (function, in_cpp) not in self._functions:
+            self._functions[function, in_cpp] = self._held(function, in_cpp)
+        return self._functions[function, in_cpp]
 
-    def _held(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        compare, in_cpp = partial(self._compared, function), capabilities.calls_in_cpp()
+    def _held(self, function: Callable[..., Any], in_cpp: Any) -> Callable[..., Any]:
+        compare = partial(self._compared, function)
         if in_cpp is not None:
             made: Callable[..., Any] = in_cpp.held(function, compare)
             return made

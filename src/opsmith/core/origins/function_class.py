@@ -151,6 +151,7 @@ class ObservedFacts:
         keeps_under: True if its backward needs inputs for a second order, for each choice of flags.
         copied: Results that are copied because they were inputs, views of inputs or of one another, each
             with the reason.
+        hides: True once a run has kept an object that may hide tensors on its context.
         grads_written: True if its backward writes into its grad_outputs; None before the first run.
         instead: Tasks that its own code cannot do, each with its obstacle.
         suspected: Tasks at which its own code raised, and nothing else has done them.
@@ -164,6 +165,7 @@ class ObservedFacts:
     chosen: bool = False
     keeps_under: dict[tuple[Any, ...], bool] = field(default_factory=dict)
     copied: dict[int, str] = field(default_factory=dict)
+    hides: bool = False
     grads_written: bool | None = None
     instead: dict[str, Obstacle] = field(default_factory=dict)
     suspected: dict[str, Obstacle] = field(default_factory=dict)

@@ -119,11 +119,11 @@ class FormulaRule:
 
     def loaded(self, ctx: NodeContext) -> dict[str, Any]:
         """The saved values by name."""
+        saved: SavedValues = ctx.kept.saved
+        # Without saved tensors a node may go back twice.
+        tensors = ctx.saved_tensors if saved.labels else ()
         # A function of `torch.func.vjp` runs after its level, to which saved tensors belong, has ended.
-        loaded: dict[str, Any] = ctx.kept.saved.load(
-            [capabilities.unwrap_dead(tensor) for tensor in ctx.saved_tensors]
-        )
-        return loaded
+        return saved.load([capabilities.unwrap_dead(tensor) for tensor in tensors])
 
     def tangents(self, ctx: NodeContext, tangents: Flat) -> Flat:
         """Tangents of the results, at the level of `torch.autograd.forward_ad`."""

@@ -13,10 +13,10 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from threading import Lock
 
 from opsmith import config
 from opsmith.build.packaged import package_of
+from opsmith.core.forked_locks import lock_of
 from opsmith.torch_library import calls_extension, capabilities
 from opsmith.torch_library.autograd.primitive import RegisteredOperator
 
@@ -44,7 +44,7 @@ class OwnBuild:
         self.child: int | None = None
         self.begun = False
         self._waiting: weakref.WeakSet[RegisteredOperator] = weakref.WeakSet()
-        self._numbers, self._lock = itertools.count(1), Lock()
+        self._numbers, self._lock = itertools.count(1), lock_of(self, "_lock")
 
     def wait_with(self, operator: RegisteredOperator) -> Callable[[], None] | None:
         """Note an operator without an accelerator; return the function to call with each of its calls.

@@ -128,6 +128,8 @@ class ClassNodes:
         own_backward: Any = adopted.backward
 
         def forward(ctx: NodeContext, *values: Any) -> Any:
+            if facts.hides:
+                raise UnknownCallError
             context, inputs = empty.with_tensors(()), [values[at] for at in at_tensors]
             before = [*map(version, inputs)]
             if with_setup:
@@ -160,6 +162,9 @@ class ClassNodes:
             if not expected:
                 return result
             results, saved = result if several else (result,), context.to_save
+            constants = several and not all(has_gradient(each.dtype) for each in results)
+            if constants or context.non_differentiable:  # metadata of these are kept for the backward
+                return self._settled(ctx, context, before, result, values)
             known = {_NOTHING, *map(id, inputs), *map(id, results)}
             if always or vars(context) or not known.issuperset(map(id, saved)):
                 kept = None if written else self._kept(context, always, known, inputs, values, strays)
@@ -168,8 +173,6 @@ class ClassNodes:
                 saved, *more = kept
             else:
                 more = [len(saved)]
-            if context.non_differentiable:
-                ctx.non_differentiable = context.non_differentiable
             if written:
                 ctx.dirty_tensors = context.dirty_tensors
             ctx.materialize_grads, ctx.to_save = False, saved
@@ -186,7 +189,8 @@ class ClassNodes:
             if not usual:
                 return self._full_backward(tensors, needed, ctx, kept, grads)
             before = [*map(version, grads)]
-            saved = ctx.saved_tensors if kept[2] or len(kept) > 3 else ()
+            saves = kept[2] or len(kept) > 4 or (len(kept) > 3 and kept[3])
+            saved = ctx.saved_tensors if saves else ()
             answer = own_backward(_restored(kept, saved), *grads)
             if before != [*map(version, grads)]:
                 raise grad_output_error(adopted)
@@ -247,10 +251,10 @@ class ClassNodes:
             kind = type(value)
             if kind is Tensor or isinstance(value, Tensor):
                 at_attributes.append((name, _place(value, saved, places)))
-            elif kind not in NUMBERS_AND_NAMES and not holds_no_tensor((value,)):
-                if isinstance(value, list | tuple | dict):
-                    return None
-                keeps = keeps or (always is None and hidden(value, {*map(id, values)}))
+            elif not (kind in NUMBERS_AND_NAMES or holds_no_tensor((value,))) and (
+                isinstance(value, list | tuple | dict) or hidden(value, {*map(id, values)})
+            ):
+                return None
         for tensor in saved:
             if id(tensor) in known:
                 continue
@@ -367,7 +371,8 @@ class ClassNodes:
                 )
             )
         state = ClassKept(kept.inputs, loaded, kept.others is not None, given, metadata, kept.autocast)
-        saved = ctx.saved_tensors
+        saves = kept.own or kept.attributes or kept.others is not None
+        saved = ctx.saved_tensors if saves else ()
         return tuple(self._rule.gradients(state, _restored(kept, saved), saved, grads))
 
 

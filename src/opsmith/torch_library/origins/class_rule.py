@@ -56,6 +56,7 @@ class ClassKept:
         constant: Positions of the results that have no gradient.
         context: Its context; None where a caller has it.
         every: Form of the tensors for tangents; None if none are needed.
+        saves: False if no tensors are saved.
     """
 
     places: tuple[int, ...]
@@ -68,6 +69,7 @@ class ClassKept:
     constant: frozenset[int] = frozenset()
     context: PackedContext | None = None
     every: SavedValues | None = None
+    saves: bool = True
 
 
 class ClassRule(FormulaRule):
@@ -149,6 +151,7 @@ class ClassRule(FormulaRule):
         )
         ctx.non_differentiable = tuple(run.results[at] for at in sorted(constant))
         ctx.materialize_grads = False
+        self.origin.facts.hides |= run.context.hides(run.given)
         saved = SavedTensors(each for each in run.context.to_save if isinstance(each, Tensor))
         context = run.context.pack(saved)
         inputs: SavedValues | None = None
@@ -169,6 +172,7 @@ class ClassRule(FormulaRule):
             constant,
             context,
             self.save_every(ctx, flat, run.results),
+            saves=bool(saved.tensors),
         )
         return for_second
 
@@ -178,7 +182,7 @@ class ClassRule(FormulaRule):
         if not isinstance(kept, ClassKept):
             return super().backward(ctx, grads)
         assert kept.context is not None
-        saved = ctx.saved_tensors
+        saved = ctx.saved_tensors if kept.saves else ()  # without any it may go back twice, as by `apply`
         return tuple(self.gradients(kept, kept.context.unpack(saved), saved, grads))
 
     def tangents(self, ctx: NodeContext, tangents: Flat) -> Flat:

@@ -76,7 +76,7 @@ struct OperatorNode : public torch::autograd::Node {
   PyObject* generated = nullptr;  // the class, owned
   Context* context = nullptr;     // owned
   PyObject* parts = nullptr;      // of another kind of node, owned
-  std::vector<SavedVariable> saved;
+  std::shared_ptr<std::vector<SavedVariable>> saved = std::make_shared<std::vector<SavedVariable>>();
   std::vector<char> given;  // for each argument: 0 no tensor, 1 a tensor, 2 one that requires a gradient
   std::vector<bool> constant;  // of each result
   bool freed = false;
@@ -98,17 +98,17 @@ struct OperatorNode : public torch::autograd::Node {
   void release_variables() override {
     pybind11::gil_scoped_acquire gil;
     freed = true;  // what is kept beside tensors stays, as by torch: a node that saves none can go back twice
-    saved.clear();
+    saved = std::make_shared<std::vector<SavedVariable>>();
     of_torch.reset();
   }
 
-  // The saved tensors, or the first ones, as a new tuple.
-  PyObject* unpack(size_t most = SIZE_MAX) {
+  // The saved tensors, as a new tuple.
+  PyObject* unpack() {
     TORCH_CHECK(!freed, torch::autograd::ERR_BACKWARD_TWICE);
-    const size_t count = std::min(most, saved.size());
-    THPObjectPtr tensors(made(PyTuple_New(static_cast<Py_ssize_t>(count))));
-    for (size_t at = 0; at < count; at++) {
-      PyTuple_SET_ITEM(tensors.get(), at, made(THPVariable_Wrap(saved[at].unpack(getptr()))));
+    const auto held = saved;  // a hook may let another thread go back, which releases them
+    THPObjectPtr tensors(made(PyTuple_New(static_cast<Py_ssize_t>(held->size()))));
+    for (size_t at = 0; at < held->size(); at++) {
+      PyTuple_SET_ITEM(tensors.get(), at, made(THPVariable_Wrap((*held)[at].unpack(getptr()))));
     }
     return tensors.release();
   }
@@ -211,11 +211,10 @@ struct ClassNode : public OperatorNode {
     const ClassParts own = of_class();
     at::OptionalDeviceGuard device(grads[0].device());
     THPObjectPtr held(Py_NewRef(context->kept));
-    // Those of its context come first; the inputs, for a second order, stay packed.
-    const bool more = PyTuple_GET_SIZE(held.get()) > 3;
-    const size_t first = PyLong_AsSize_t(PyTuple_GET_ITEM(held.get(), 2)) +
-        (more ? PyList_GET_SIZE(PyTuple_GET_ITEM(held.get(), 3)) : 0);
-    THPObjectPtr tensors(more || first ? unpack(first) : made(PyTuple_New(0)));  // without any it may go back twice
+    const Py_ssize_t count = PyTuple_GET_SIZE(held.get());
+    const bool saves = PyLong_AsLong(PyTuple_GET_ITEM(held.get(), 2)) > 0 || count > 4 ||
+        (count > 3 && PyList_GET_SIZE(PyTuple_GET_ITEM(held.get(), 3)) > 0);
+    THPObjectPtr tensors(saves ? unpack() : made(PyTuple_New(0)));  // without any it may go back twice
     THPObjectPtr restored(made(PyObject_CallFunctionObjArgs(own.restored, held.get(), tensors.get(), nullptr)));
     Owned owned;
     Values arguments{restored.get()};
@@ -305,11 +304,11 @@ inline PyObject* node_raw_saved_tensors(PyObject* self, void*) {
   return for_python([&]() -> PyObject* {
     auto& node = node_of(self);
     TORCH_CHECK(!node.freed, torch::autograd::ERR_BACKWARD_TWICE);
-    THPObjectPtr all(PyTuple_New(static_cast<Py_ssize_t>(node.saved.size())));
+    THPObjectPtr all(PyTuple_New(static_cast<Py_ssize_t>(node.saved->size())));
     if (!all) return nullptr;
-    for (size_t at = 0; at < node.saved.size(); at++) {
+    for (size_t at = 0; at < node.saved->size(); at++) {
       // It lives as long as the node, which the caller holds.
-      pybind11::object each = pybind11::cast(&node.saved[at], pybind11::return_value_policy::reference);
+      pybind11::object each = pybind11::cast(&(*node.saved)[at], pybind11::return_value_policy::reference);
       PyTuple_SET_ITEM(all.get(), at, each.release().ptr());
     }
     return all.release();
@@ -394,9 +393,9 @@ void add_result(const Pointer& node, PyObject* result, bool constant, bool writt
 
 inline void save(OperatorNode& node, PyObject* value, bool is_result) {
   if (value == Py_None) {
-    node.saved.emplace_back();
+    node.saved->emplace_back();
   } else {
-    node.saved.emplace_back(THPVariable_Unpack(value), is_result);
+    node.saved->emplace_back(THPVariable_Unpack(value), is_result);
   }
 }
 
@@ -413,7 +412,7 @@ void record(
     add_result(node, each, holds(non_differentiable, each), holds(dirty_tensors, each));
   }
   const Py_ssize_t count_saved = to_save ? PyTuple_GET_SIZE(to_save) : 0;
-  node->saved.reserve(count_saved);
+  node->saved->reserve(count_saved);
   for (Py_ssize_t at = 0; at < count_saved; at++) {
     PyObject* each = PyTuple_GET_ITEM(to_save, at);
     save(*node, each, several ? holds(result, each) : each == result);

@@ -223,7 +223,7 @@ inline PyObject* Rule::call(PyObject* self, PyObject* const* arguments, size_t f
     const bool several = rule.results.size() > 1;
     PyObject* const* results = several ? &PyTuple_GET_ITEM(result.get(), 0) : &single;
     for (size_t at = 0; at < rule.results.size(); at++) add_result(node, results[at], rule.results[at] & CONSTANT);
-    node->saved.reserve(rule.saved.size());
+    node->saved->reserve(rule.saved.size());
     for (Py_ssize_t at : rule.saved) {
       const bool is_result = at >= static_cast<Py_ssize_t>(count);
       save(*node, is_result ? results[at - count] : arguments[at], is_result);
