@@ -560,6 +560,34 @@ def test_a_node_without_saved_tensors_goes_back_twice() -> None:
         assert [torch.autograd.grad(y, x)[0].tolist() for _ in range(2)] == [[3.0, 3.0]] * 2
 
 
+class Turns(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * (2 + 3j)
+
+
+class TurnsBack(Turns):
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return Turns.backward(ctx, grad).real
+
+
+def test_a_complex_gradient_of_a_real_input_is_refused() -> None:
+    with pytest.raises(RuntimeError):
+        Turns.apply(asking(1)).backward()
+    operator, followed, x = adopted(Turns), adopted(TurnsBack), asking(1)
+    for _ in range(4):
+        with pytest.raises(opsmith.errors.GradientDtypeError) as caught:
+            operator(x).backward()
+        assert (caught.value.argument, caught.value.got) == ("x", "torch.complex128")
+        assert caught.value.hint == "the input is real: return the real part, `.real`"
+        assert torch.autograd.grad(followed(x), x)[0].item() == 2.0
+
+
 def test_two_threads_go_back_through_one_node() -> None:
     """A hook of the first lets the second release the saved tensors."""
 

@@ -13,6 +13,7 @@ from opsmith import errors
 from opsmith.core.backward_plan import BackwardPlan
 from opsmith.core.call_arguments import shown
 from opsmith.core.formula import Formula, Zero
+from opsmith.core.origins.function_class import ClassFormula
 from opsmith.core.specification import Specification
 from opsmith.torch_library.dtensor.placements import dtensor, mesh_of, replicated
 from opsmith.torch_library.flattening import ResultFlattening
@@ -53,6 +54,8 @@ def fit(
 ) -> Tensor:
     """Fit a gradient to its input: sum over broadcast dimensions, and drop the imaginary part of a real one.
 
+    The backward of a class may return no complex gradient for a real input: autograd refuses it, too.
+
     Args:
         gradient: Gradient that the formula returned.
         expected: Metadata of the input.
@@ -72,7 +75,7 @@ def fit(
         if not _broadcasts(expected.shape, gradient.shape):
             raise about.shape_error(gradient, "or a shape that broadcasting made of it", "are summed")
         gradient = gradient.sum_to_size(expected.shape)
-    if gradient.is_complex() and not expected.dtype.is_complex:
+    if gradient.is_complex() and not (expected.dtype.is_complex or isinstance(formula, ClassFormula)):
         gradient = gradient.real
     return _matching(gradient, about, mixed=mixed)
 
@@ -145,6 +148,8 @@ def _matching(value: Tensor, about: _Subject, *, mixed: bool) -> Tensor:
         widened = mixed and (value.is_floating_point() or (value.is_complex() and wanted.is_complex))
         if not widened and not (wanted.is_complex and value.dtype == wanted.to_real()):
             hint = f"make new tensors with `dtype={source}.dtype`, and cast nothing"
+            if value.is_complex():
+                hint = "the input is real: return the real part, `.real`"
             problem = "has the wrong dtype"
             raise about.error(errors.GradientDtypeError, problem, str(wanted), str(value.dtype), hint)
         value = value.to(wanted)
