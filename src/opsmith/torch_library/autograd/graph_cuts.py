@@ -22,6 +22,7 @@ from opsmith.core.location import where
 from opsmith.core.specification import Specification
 from opsmith.core.tensors import map_tensors
 from opsmith.torch_library import capabilities
+from opsmith.torch_library.autograd.gradient_values import has_gradient
 from opsmith.torch_library.autograd.node import NodeContext, TransformedNode, needs_of, node_class, through
 from opsmith.torch_library.autograd.pullback import pull_back
 from opsmith.torch_library.flattening import Flat
@@ -128,7 +129,7 @@ def refusing_cuts(
             return called(*args, **kwargs)
         if not differentiable:
             _CUT.add(id(function))
-        sources = list(filter(_is_inexact, tensors_in([*args, *kwargs.values()])))
+        sources = [each for each in tensors_in([*args, *kwargs.values()]) if has_gradient(each.dtype)]
         if transformed and not differentiable:
             args = tuple(map_tensors(Tensor.detach, args))
             kwargs = dict(zip(kwargs, map_tensors(Tensor.detach, kwargs.values()), strict=True))
@@ -136,7 +137,7 @@ def refusing_cuts(
 
         def attached(value: Tensor) -> Tensor:
             recorded = differentiable or (not transformed and _is_recorded(value))
-            if not (sources and _is_inexact(value)) or (recorded and not forward_mode):
+            if not (sources and has_gradient(value.dtype)) or (recorded and not forward_mode):
                 return value
             if value.requires_grad and not recorded:
                 value = capabilities.outside_graph(value)
@@ -154,10 +155,6 @@ def refusing_cuts(
         )
 
     return capabilities.around_operators(call)
-
-
-def _is_inexact(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
 
 
 _RAISING = ("torch::autograd::WarnNotImplemented", "GeneratedBackwardFor_")

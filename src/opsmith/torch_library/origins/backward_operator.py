@@ -63,13 +63,9 @@ def gradients_on_real_tensors(
     found: dict[str, Any] = {}
     for name, value in zip(adopted.schema.names, values, strict=True):
         if name in needs:
-            parts = [next(flat) if _is_needed(each) else zero for each in tensors_in([value])]
+            parts = [next(flat) if has_gradient(each.dtype) else zero for each in tensors_in([value])]
             found[name] = parts if isinstance(value, list | tuple) else parts[0] if parts else zero
     return found
-
-
-def _is_needed(tensor: Tensor) -> bool:
-    return has_gradient(tensor.dtype)
 
 
 def _backward_operator(adopted: AdoptedFunction) -> tuple[Schema, Any]:
@@ -123,7 +119,7 @@ def _specification(adopted: AdoptedFunction, name: str) -> Specification:
             for name, value in pairs
             if name in names
             for tensor in tensors_in([value])
-            if _is_needed(tensor)
+            if has_gradient(tensor.dtype)
         ]
 
     def backward(*values: Any) -> list[Tensor]:
@@ -136,7 +132,7 @@ def _specification(adopted: AdoptedFunction, name: str) -> Specification:
         for name in adopted.schema.names:
             for tensor in tensors_in([values[adopted.schema.names.index(name)]]) if name in needs else ():
                 answer = next(flat[name])
-                if _is_needed(tensor):
+                if has_gradient(tensor.dtype):
                     results.append(_like(tensor, answer))
         return results
 

@@ -24,7 +24,13 @@ from opsmith.torch_library.autograd.saved_values import SavedValues
 from opsmith.torch_library.calls.computation import UnknownCallError
 from opsmith.torch_library.contract import are_new
 from opsmith.torch_library.flattening import ArgumentFlattening
-from opsmith.torch_library.origins.class_rule import ClassKept, ClassRule, placeholder, refuse_constants
+from opsmith.torch_library.origins.class_rule import (
+    ClassKept,
+    ClassRule,
+    keeps_inputs,
+    placeholder,
+    refuse_constants,
+)
 from opsmith.torch_library.origins.context import NUMBERS_AND_NAMES, Context, hidden, holds_no_tensor
 from opsmith.torch_library.origins.forward import (
     copies_of_results,
@@ -117,7 +123,7 @@ class ClassNodes:
         at_tensors, at_needed = [places[name] for name in tensors], [places[name] for name in needed]
         expected = [(places[name], name, *like) for name, like in needed.items()]
         count, several, facts = len(adopted.schema.results), self._several, adopted.facts
-        in_cpp, always, written = capabilities.calls_in_cpp(), _keeps_inputs(adopted), self._written
+        in_cpp, always, written = capabilities.calls_in_cpp(), keeps_inputs(adopted), self._written
         fresh = count - len(written)
         are_fresh = in_cpp.freshness(fresh) if in_cpp else partial(are_new, fresh)
         are_left = [at not in written for at in at_tensors]
@@ -238,7 +244,7 @@ class ClassNodes:
 
         Args:
             context: The context of the class.
-            always: As `_keeps_inputs` returns it.
+            always: As `keeps_inputs` returns it.
             known: Numbers (`id`) of None, of the inputs and of the results.
             inputs: The tensors among the arguments.
             values: The arguments.
@@ -382,11 +388,3 @@ def _returns_written(context: Context, results: Sequence[Any], written: Sequence
         return False
     marked = {*map(id, context.dirty_tensors)} == {*map(id, written)}
     return marked and all(map(is_, results, written))
-
-
-def _keeps_inputs(adopted: AdoptedFunction) -> bool | None:
-    """Return True if a second order needs the inputs, None if only where saved tensors have no graph."""
-    stands_in = adopted.reference is not None and not adopted.surrogate
-    if stands_in and (adopted.once_differentiable or adopted.leaves_torch):
-        return True
-    return False if not stands_in and adopted.once_differentiable else None

@@ -156,7 +156,8 @@ class ClassRule(FormulaRule):
         context = run.context.pack(saved)
         inputs: SavedValues | None = None
         places: tuple[int, ...] = ()
-        for_second = _keeps_inputs(self.origin, saved.tensors, run)
+        needed = keeps_inputs(self.origin)
+        for_second = run.keeps(saved.tensors, run.results) if needed is None else needed
         if (for_second and not lost) or proxy_reason(flat) is not None:
             tensors, inputs = self.primitive.save(specification.schema.names, flat, run.results)
             places = tuple(map(saved.place, tensors))
@@ -293,15 +294,15 @@ def refuse_constants(adopted: AdoptedFunction, run: ForwardRun) -> None:
             )
 
 
-def _keeps_inputs(adopted: AdoptedFunction, kept: Sequence[Tensor], run: ForwardRun) -> bool:
-    """Return True if a second order needs the inputs, since saved intermediate values have no graph.
+def keeps_inputs(adopted: AdoptedFunction) -> bool | None:
+    """Return True if a second order needs the inputs, None if only where `ForwardRun.keeps` is true.
 
-    An integer or a mask is a constant of the derivative in any case.
+    Saved intermediate values have no graph; an integer or a mask is a constant of the derivative in any case.
     """
-    on_the_way = run.keeps(kept, run.results)
-    if adopted.reference is not None and not adopted.surrogate:
-        return on_the_way or adopted.once_differentiable or adopted.leaves_torch
-    return on_the_way and not adopted.once_differentiable
+    stands_in = adopted.reference is not None and not adopted.surrogate
+    if stands_in and (adopted.once_differentiable or adopted.leaves_torch):
+        return True
+    return False if not stands_in and adopted.once_differentiable else None
 
 
 def _if_reproducible(

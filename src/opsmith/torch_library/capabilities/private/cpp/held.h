@@ -2,7 +2,6 @@
 // metadata of arguments and results once, with some floating numbers.
 #pragma once
 
-#include "entry.h"
 #include "results.h"
 
 #include <unordered_map>

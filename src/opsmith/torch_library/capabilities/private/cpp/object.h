@@ -1,13 +1,25 @@
-// Objects of Python that hold values of C++, followed by the garbage collector.
+// What Python sees of C++: objects that hold its values, followed by the garbage collector, and functions.
 #pragma once
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/Exceptions.h>
 
 #include <new>
 #include <utility>
 
 namespace opsmith {
+
+// Runs a function for Python. What torch warns of meanwhile comes when it ends, unless an exception tells that an error
+// is set: Python would take a warning over it for a `SystemError`.
+template <typename Function>
+PyObject* for_python(const Function& function) {
+  HANDLE_TH_ERRORS
+  PyObject* result = function();
+  if (!result) throw python_error();
+  return result;
+  END_HANDLE_TH_ERRORS
+}
 
 // The object of some parts: they have a `name` and show what they own by `each`, and may have a `call`,
 // `properties`, and a `leave` that comes before what they own is released.

@@ -1,7 +1,6 @@
 // Results of a kernel: a test that they are new tensors.
 #pragma once
 
-#include "entry.h"
 #include "object.h"
 
 #include <torch/csrc/Exceptions.h>
