@@ -118,6 +118,7 @@ def test_without_the_extra_doctor_lists_what_is_missing(
     assert "rich is missing" not in said.out
 
 
+@pytest.mark.slow
 def test_a_real_run_prints_json_on_stdout_and_leaves_with_its_status(write: Write, space: str) -> None:
     done = process("check", str(write()), "--json", "--only", "gradient")
     out, err = done.communicate()

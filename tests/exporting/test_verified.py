@@ -224,6 +224,7 @@ print(json.dumps(told))
 """
 
 
+@pytest.mark.slow
 def test_without_onnx_runtime_nothing_is_verified(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_RUNTIME, str(tmp_path)], capture_output=True, text=True, check=False

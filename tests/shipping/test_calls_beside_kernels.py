@@ -71,6 +71,7 @@ def built(tmp_path: Path, cache: Path, *options: str) -> subprocess.CompletedPro
     )
 
 
+@pytest.mark.slow
 def test_a_process_finds_them_beside_the_kernels(package: Path, tmp_path: Path) -> None:
     entry = cached_calls()
     if entry is None:
