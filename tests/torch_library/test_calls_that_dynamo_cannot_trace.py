@@ -12,6 +12,7 @@ from torch import Tensor
 
 import opsmith
 from opsmith import errors
+from opsmith.torch_library import capabilities
 
 pytestmark = pytest.mark.compile
 
@@ -29,6 +30,17 @@ class Power(torch.autograd.Function):
     def backward(ctx: Any, grad):  # type: ignore[no-untyped-def]
         (x,) = ctx.saved_tensors
         return grad * ctx.by * x ** (ctx.by - 1), None
+
+
+class Cubes(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * 3 * ctx.saved_tensors[0] ** 2
 
 
 def scaled(x: Tensor, by: float) -> Tensor:
@@ -130,3 +142,34 @@ def test_a_number_of_numpy_is_converted(name: str) -> None:
     operator = opsmith.operator(name)(scaled)
     compiled = torch.compile(lambda x, by: operator(x, by), backend="aot_eager")
     assert compiled(torch.ones(2), numpy.float32(2)).tolist() == [2.0, 2.0]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # Dynamo looks at it
+@pytest.mark.parametrize("kind", ["class", "formula", "derived"])
+def test_a_known_backward_after_a_graph_break_is_not_compiled(name: str, kind: str) -> None:
+    if capabilities.calls_in_cpp() is None:
+        pytest.skip("calls in C++ are not built, or turned off")
+    operator: Any = opsmith.adopt(Cubes, name) if kind == "class" else opsmith.operator(name)(lone_sine)
+    if kind == "formula":
+        operator.gradients(x=lambda grad, x: grad * x.cos())
+    if kind == "derived":
+        operator.kernel("cpu", lone_sine)
+    for _ in range(4):
+        operator(torch.ones(2, requires_grad=True)).sum().backward()
+    x = torch.ones(2, requires_grad=True)
+    y = operator(x)
+    (right,) = torch.autograd.grad(y, x, torch.ones(2), retain_graph=True)
+
+    def broken(y: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return torch.autograd.grad(y, x, torch.ones(2))[0]
+
+    compiled_frames: list[str] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        compiled_frames.append(str(graph.graph))
+        return graph.forward
+
+    found = torch.compile(broken, backend=backend)(y)
+    assert torch.equal(found, right)
+    assert len(compiled_frames) <= 1  # that of `torch.autograd.grad`, which makes the ones

@@ -23,7 +23,8 @@ def calls_in_cpp() -> ModuleType | None:
     extension = calls_extension()
     if extension is not None:
         extension.use_types(Tensor, torch.nn.Parameter)
-        extension.use_frame_callback(_C._dynamo.eval_frame.get_eval_frame_callback)
+        frames = _C._dynamo.eval_frame
+        extension.use_frame_callback(frames.get_eval_frame_callback, frames.set_eval_frame)
         torch.autograd.graph.Node.register(extension.Node)  # as every node of torch
         # Dynamo is at work where compiled autograd is, and must not compile it.
         extension.use_maker(recorded_by_torch, torch.compiler.disable)

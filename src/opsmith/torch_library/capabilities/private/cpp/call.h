@@ -130,8 +130,7 @@ inline bool are_integers(PyObject* value, Py_ssize_t count) {
   return true;
 }
 
-inline PyObject* frame_callback = nullptr;  // see `use_frame_callback`
-inline PyTypeObject* dtensor = nullptr;     // see `use_dtensor`
+inline PyTypeObject* dtensor = nullptr;  // see `use_dtensor`
 
 inline bool is_plain_tensor(PyObject* value) {
   return Py_TYPE(value) == plain_tensor || Py_TYPE(value) == plain_parameter;

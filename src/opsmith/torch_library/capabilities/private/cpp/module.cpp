@@ -22,8 +22,11 @@ PYBIND11_MODULE(opsmith_calls, module) {
   module.def("plan", make_plan);
   module.def("accept", accept);
   module.def("detach", detach);
-  // Returns what sees the frames of this thread; None for nothing.
-  module.def("use_frame_callback", [](object function) { frame_callback = function.release().ptr(); });
+  // Functions that get and set what sees the frames of this thread; None for nothing.
+  module.def("use_frame_callback", [](object get, object set) {
+    frame_callback = get.release().ptr();
+    set_frame_callback = set.release().ptr();
+  });
   // The class of DTensors, once it is known.
   module.def("use_dtensor", [](object type) { dtensor = reinterpret_cast<PyTypeObject*>(type.release().ptr()); });
   // The classes of tensors and parameters.

@@ -44,6 +44,21 @@ inline PyObject* made(PyObject* object) {
 
 inline PyObject *make_of_torch = nullptr, *wrap_maker = nullptr;  // see `use_maker`
 
+inline PyObject *frame_callback = nullptr, *set_frame_callback = nullptr;  // see `use_frame_callback`
+
+// While it lives Dynamo compiles no function, which it does after a graph break with each that runs.
+struct Uncompiled {
+  THPObjectPtr before;
+
+  Uncompiled() {
+    THPObjectPtr callback(made(PyObject_CallNoArgs(frame_callback)));
+    if (callback.get() != Py_None) before = made(PyObject_CallOneArg(set_frame_callback, Py_None));
+  }
+  ~Uncompiled() {
+    if (before && !THPObjectPtr(PyObject_CallOneArg(set_frame_callback, before))) PyErr_WriteUnraisable(nullptr);
+  }
+};
+
 struct OperatorNode;
 
 // `ctx` of a generated class: what its forward leaves for its backward.
@@ -115,6 +130,7 @@ struct OperatorNode : public torch::autograd::Node {
 
   variable_list apply(variable_list&& grads) override {
     pybind11::gil_scoped_acquire gil;
+    const Uncompiled uncompiled;
     at::OptionalDeviceGuard device;
     THPObjectPtr arguments(made(PyTuple_New(static_cast<Py_ssize_t>(1 + grads.size()))));
     PyTuple_SET_ITEM(arguments.get(), 0, Py_NewRef(reinterpret_cast<PyObject*>(context)));
@@ -208,6 +224,7 @@ struct ClassNode : public OperatorNode {
   }
 
   variable_list by_class(const variable_list& grads) {
+    const Uncompiled uncompiled;
     const ClassParts own = of_class();
     at::OptionalDeviceGuard device(grads[0].device());
     THPObjectPtr held(Py_NewRef(context->kept));

@@ -68,6 +68,7 @@ struct RuleNode : public OperatorNode {
   }
 
   variable_list by_formulas(const variable_list& grads) {
+    const Uncompiled uncompiled;
     at::OptionalDeviceGuard device;
     Owned every;  // the saved tensors, the gradients, and what is kept
     THPObjectPtr tensors(rule().saved.empty() ? made(PyTuple_New(0)) : unpack());  // without any it may go back twice
