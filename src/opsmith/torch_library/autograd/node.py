@@ -178,6 +178,7 @@ class BoundNode:
             gradients of all results. What it marks as dirty is no view.
         recorded_operator: The operator, as it is found in the graph.
         of_class: The parts of an adopted class's node by which C++ goes back; None for another rule.
+        in_cpp: False for one of torch's own nodes also where calls in C++ are built.
 
     Attributes:
         node: The class.
@@ -185,10 +186,16 @@ class BoundNode:
     """
 
     def __init__(
-        self, name: str, rule: Any, recorded_operator: Any, of_class: tuple[Any, ...] | None = None
+        self,
+        name: str,
+        rule: Any,
+        recorded_operator: Any,
+        of_class: tuple[Any, ...] | None = None,
+        *,
+        in_cpp: bool = True,
     ) -> None:
         compute, go_back = rule.forward, rule.backward
-        in_cpp = capabilities.calls_in_cpp() is not None
+        in_cpp = in_cpp and capabilities.calls_in_cpp() is not None
 
         def noting(ctx: Any, *values: Any) -> Any:
             try:

@@ -103,10 +103,11 @@ class ClassNodes:
 
     def of(self, given: dict[str, Any]) -> Callable[..., Any]:
         """The `apply` of the node for calls with tensors like these, made once."""
-        key = tuple(
+        tensors = tuple(
             (value.dtype, value.device, value.requires_grad) if isinstance(value, Tensor) else None
             for value in given.values()
         )
+        key = self._adopted.facts.hides, *tensors
         if key not in self._applies:
             self._applies[key] = self._apply(given)
         return self._applies[key]
@@ -123,7 +124,9 @@ class ClassNodes:
         at_tensors, at_needed = [places[name] for name in tensors], [places[name] for name in needed]
         expected = [(places[name], name, *like) for name, like in needed.items()]
         count, several, facts = len(adopted.schema.results), self._several, adopted.facts
-        in_cpp, always, written = capabilities.calls_in_cpp(), keeps_inputs(adopted), self._written
+        # What hides on the context of torch's own nodes is seen by the garbage collector.
+        in_cpp = None if facts.hides else capabilities.calls_in_cpp()
+        always, written = keeps_inputs(adopted), self._written
         fresh = count - len(written)
         are_fresh = in_cpp.freshness(fresh) if in_cpp else partial(are_new, fresh)
         are_left = [at not in written for at in at_tensors]
@@ -134,7 +137,7 @@ class ClassNodes:
         own_backward: Any = adopted.backward
 
         def forward(ctx: NodeContext, *values: Any) -> Any:
-            if facts.hides:
+            if facts.hides and in_cpp:
                 raise UnknownCallError
             context, inputs = empty.with_tensors(()), [values[at] for at in at_tensors]
             before = [*map(version, inputs)]
@@ -229,7 +232,8 @@ class ClassNodes:
         of_class = (facts, own_backward, _restored, answers, fit, refuse_writes)
         rule = SimpleNamespace(forward=forward, backward=backward)
         recorded = RecordedOperator(self._specification, ())
-        return BoundNode(self._specification.short_name, rule, recorded, of_class).apply
+        own = of_class if in_cpp else None
+        return BoundNode(self._specification.short_name, rule, recorded, own, in_cpp=bool(in_cpp)).apply
 
     def _kept(
         self,
@@ -257,10 +261,12 @@ class ClassNodes:
             kind = type(value)
             if kind is Tensor or isinstance(value, Tensor):
                 at_attributes.append((name, _place(value, saved, places)))
-            elif not (kind in NUMBERS_AND_NAMES or holds_no_tensor((value,))) and (
-                isinstance(value, list | tuple | dict) or hidden(value, {*map(id, values)})
-            ):
-                return None
+            elif kind not in NUMBERS_AND_NAMES and not holds_no_tensor((value,)):
+                if isinstance(value, list | tuple | dict):
+                    return None
+                if hidden(value, {*map(id, values)}):
+                    self._adopted.facts.hides = True
+                    keeps = keeps or always is None
         for tensor in saved:
             if id(tensor) in known:
                 continue

@@ -71,8 +71,7 @@ class ClassRoutes:
         # As by `apply`, what is written is returned detached without grad mode.
         detached = not torch.is_grad_enabled() and any(each.requires_grad for each in tensors_in(written))
         route = Route(self._computed, accelerated=not detached)
-        # The garbage collector follows what hides on the context of torch's own nodes alone.
-        if self._nodes is None or self._adopted.facts.hides or any(each.is_inference() for each in tensors):
+        if self._nodes is None or any(each.is_inference() for each in tensors):
             return route
         recorded = torch.is_grad_enabled() and requires_gradient(values)
         if not (recorded if written else self._writes_nothing(tuple(values))):
