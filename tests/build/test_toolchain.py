@@ -96,6 +96,7 @@ def test_one_that_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     ("named", "got"),
     [
         ("ls", "the C++ compiler does not compile a file of one line"),
+        ("false", "the C++ compiler does not compile a file of one line"),
         ("true", "the C++ compiler reports success, and wrote no complete file"),
         ("g++ -no-such-option", "the C++ compiler does not compile a file of one line"),
     ],
@@ -109,6 +110,9 @@ def test_a_program_that_is_no_compiler_is_named_where_it_fails(
     with pytest.raises(errors.ToolchainError) as caught:
         find_toolchain().run(arguments, tmp_path)
     assert caught.value.problem == got
+    assert caught.value.got
+    if named == "false":
+        assert caught.value.got == "it printed nothing, and ended with the exit status 1"
     assert "or unset it" in str(caught.value.hint) or named == "true"
     monkeypatch.delenv("CXX")  # as the hint says
     assert find_toolchain().run(arguments, tmp_path).status == 0

@@ -76,6 +76,8 @@ def test_an_unknown_property_is_an_error_that_lists_them(chosen: dict[str, list[
     assert "write `forward`" in str(raised.value)
     with pytest.raises(errors.UsageError, match="take one of those names"):
         opsmith.check(cube, samples=[(torch.ones(2),)], only=["weather"])
+    with pytest.raises(errors.UsageError, match="write `forward`"):
+        opsmith.check(cube, samples=[(torch.ones(2),)], only="gradient,forwrad")
 
 
 @pytest.mark.parametrize("chosen", [{"only": 5}, {"only": [1]}, {"skip": [None]}])

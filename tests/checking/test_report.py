@@ -141,6 +141,8 @@ def test_json_holds_everything_and_is_json() -> None:
         "compiles": False,
         "failures": [],
         "dtypes": [],
+        "word": "skipped",
+        "kernels": [],
     }
     assert read["outcomes"][0]["failures"] == [
         {

@@ -282,6 +282,11 @@ def test_a_kernel_that_does_not_compile(
     assert not (tmp_path / "_kernels").exists()
 
 
+def said_in_json(done: Result) -> str:
+    """The error on stderr as `--json` writes it to stdout."""
+    return json.dumps({"error": done.stderr.removeprefix("opsmith: ").rstrip()}, indent=2) + "\n"
+
+
 @pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
 def test_without_a_compiler_or_nvrtc_nothing_is_built(
     as_json: bool, opsmith: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_nvrtc: None
@@ -290,10 +295,10 @@ def test_without_a_compiler_or_nvrtc_nothing_is_built(
     monkeypatch.setenv("CXX", "no-such-compiler")
     done = opsmith(*words, "--cpu", BEST, "--cuda", "none")
     refused(done, 2, "there is no C++ compiler", "got: no `no-such-compiler` in PATH")
-    assert done.stdout == ""
+    assert done.stdout == said_in_json(done) * as_json
     done = opsmith(*words, "--cpu", "none", "--cuda", "sm_80")
     refused(done, 2, "there is no NVRTC, which compiles CUDA C++")
-    assert done.stdout == ""
+    assert done.stdout == said_in_json(done) * as_json
     assert [*tmp_path.iterdir()] == []
 
 
@@ -322,7 +327,7 @@ def test_a_verified_build_does_not_call_verified_what_ran_on_no_sample(
     opsmith: Command, write: Callable[..., Path], space: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, dtypes, reason in (
-        ("idle", "dtypes=[torch.int32],", "on none of the samples (it takes int32)"),
+        ("idle", "dtypes=[torch.int32],", "none of the samples (it takes int32)"),
         ("uncompiled", "", "there is no C++ compiler"),
     ):
         text = (PLAIN + GPU_KERNEL.replace("DTYPES", dtypes)).replace("plain", name)

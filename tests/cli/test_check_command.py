@@ -271,6 +271,20 @@ def test_an_unknown_property_lists_them(opsmith: Run, write: Write) -> None:
     assert done.exit_code == 2
     assert "there is no property `forwrad`" in done.stderr
     assert "`second_order`" in done.stderr
+    assert done.stdout == ""
+    done = opsmith("check", str(write(name="again.py")), "--only", "forwrad", "--json")
+    assert done.exit_code == 2
+    assert json.loads(done.stdout) == {"error": done.stderr.removeprefix("opsmith: ").rstrip()}
+
+
+def test_properties_are_named_with_commas_or_again(opsmith: Run, write: Write) -> None:
+    chosen = ["--only", "forward, layouts", "--only", "gradient", "--skip", "layouts,cuda"]
+    done = opsmith("check", f"{write()}:right", *chosen, "--json")
+    assert done.exit_code == 0, done.output
+    (report,) = json.loads(done.stdout)["reports"]
+    ran = [each["property"] for each in report["outcomes"] if not each["left_out"]]
+    assert ran == ["forward", "gradient"]
+    assert report["passed"]
 
 
 def test_ctrl_c_has_status_130_and_no_traceback_and_what_is_finished_is_printed(

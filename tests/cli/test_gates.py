@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,17 @@ def nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave every tool."""
 
 
+def as_chosen(run: Run, file: Path, *options: str) -> tuple[Result, dict[str, Any]]:
+    """The text of a check, and the report with `--json`; its status is 0 if nothing failed that was asked."""
+    words = ["check", f"{file}:gated", "--quick", *options]
+    shown, done = run(*words), run(*words, "--json")
+    document = json.loads(done.stdout)
+    assert document["passed"] is (done.exit_code == 0) is (shown.exit_code == 0)
+    (report,) = document["reports"]
+    assert bool(report["unverified"]) is ("; unverified: " in shown.stdout.replace("\n", " "))
+    return shown, report
+
+
 def checked(run: Run, file: Path, *options: str) -> tuple[Result, dict[str, Any]]:
     """The text of a check, and the report of the same check with `--json`."""
     words = ["check", f"{file}:gated", "--quick", *ONLY, *options]
@@ -159,9 +171,72 @@ def test_a_kernel_that_ran_on_no_sample_is_named_and_fails_a_strict_check(
         assert reason in name
         assert shown.stdout.startswith(f"{space}::gated: {word}; 1 limit; unverified: {name}\n")
         assert (report["errors"], report["warnings"], report["limits"]) == (0, 0, 1)
-        (failure,) = [each for outcome in report["outcomes"] for each in outcome["failures"]]
+        ((outcome, failure),) = [(one, each) for one in report["outcomes"] for each in one["failures"]]
         assert (failure["cause"], failure["severity"]) == ("not-exercised", "limit")
         assert failure["where"].startswith(f"{file}:")
+        assert re.search(rf"^  {outcome['property']} +{outcome['word']} ", shown.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        "--only layouts",
+        "--only gradient",
+        "--only forward,layouts",
+        pytest.param("--only linearity,vmap --only layouts", marks=pytest.mark.slow),
+        pytest.param("--only layouts --isolate", marks=pytest.mark.slow),
+        pytest.param("--skip forward", marks=pytest.mark.slow),
+        pytest.param("--skip forward,layouts,cuda", marks=pytest.mark.slow),
+        pytest.param("--only opcheck", marks=pytest.mark.slow),
+    ],
+)
+def test_a_kernel_that_ran_on_no_sample_is_named_whatever_is_chosen(
+    chosen: str, opsmith: Run, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(PLAIN + CPP)
+    with monkeypatch.context() as within:
+        no_compiler(within)
+        for strict, status in ((), 0), (["--strict"], 1):
+            shown, report = as_chosen(opsmith, file, *chosen.split(), *strict)
+            assert shown.exit_code == status, shown.output
+            (name,) = report["unverified"]
+            assert name.startswith(f"C++ kernel at {file.name}:")
+            assert "(there is no C++ compiler: no `no-such-compiler` in PATH)" in name
+            assert report["limits"] == 1
+    there = write((PLAIN + CPP).replace("{space}", "{space}_there"), name="there.py")
+    shown, report = as_chosen(opsmith, there, *chosen.split(), "--strict")
+    assert (shown.exit_code, report["unverified"]) == (0, []), shown.output
+
+
+@pytest.mark.parametrize(
+    ("kernels", "chosen", "property", "more"),
+    [
+        pytest.param(CUDA, "gradient", "cuda", "cuda", marks=pytest.mark.slow),
+        pytest.param(CPP + CUDA, "layouts", "cuda", "cuda", marks=pytest.mark.slow),
+        (CPP, "resources", "forward", "fake"),
+    ],
+    ids=["CUDA", "CUDA beside C++", "C++ that no chosen property calls"],
+)
+def test_a_kernel_that_the_chosen_properties_do_not_run_is_named_with_the_way_out(
+    kernels: str, chosen: str, property: str, more: str, opsmith: Run, write: Write
+) -> None:
+    file = write(PLAIN + kernels)
+    shown, report = as_chosen(opsmith, file, "--only", chosen, "--strict")
+    assert shown.exit_code == 1, shown.output
+    (name,) = report["unverified"]
+    assert name.endswith(f" (`{property}`, which runs it, is skipped: left out, as asked)")
+    (failure,) = [each for outcome in report["outcomes"] for each in outcome["failures"]]
+    assert failure["message"].endswith(f"; check `{property}`, too")
+    for each in {property, more}:
+        shown, report = as_chosen(opsmith, file, "--only", f"{chosen},{each}", "--strict")
+        assert (shown.exit_code, report["unverified"]) == (0, []), shown.output
+
+
+def test_a_kernel_that_does_not_compile_fails_a_check_whatever_is_chosen(opsmith: Run, write: Write) -> None:
+    file = write(PLAIN + WRONG_CPP.replace("''')", "''', dtypes=[torch.int32])"))
+    shown, report = as_chosen(opsmith, file, "--only", "layouts")
+    assert shown.exit_code == 1, shown.output
+    refused_at(report, "forward", file, "y(i) = T(2) * z(i)", "the C++ compiler refuses the kernel")
 
 
 INTERPRETED = pytest.mark.skipif(

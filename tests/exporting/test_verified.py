@@ -233,6 +233,7 @@ def test_without_onnx_runtime_nothing_is_verified(tmp_path: Path) -> None:
     told = json.loads(done.stdout.splitlines()[-1])
     reason = told["export"]["unverified"]
     assert reason.startswith("ONNX Runtime cannot be imported: ")
+    assert reason.endswith("; pip install '.[onnx]' in a checkout of opsmith")
     assert not told["export"]["verified"]
     assert told["nodes"] == ["exp"]
     assert f"not verified: {reason}" in told["words"]

@@ -212,6 +212,20 @@ def test_junit_has_a_case_for_each(
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here: its kernels run")
+def test_a_kernel_that_no_chosen_test_runs_fails_each_under_strict(folder: Path) -> None:
+    chosen = ("--opsmith", "plugged/ops.py:right", "--opsmith-effort=quick", "-v", "-k")
+    for words, strict in (("layouts", "FAILED"), ("layouts or forward and not forward_mode", "PASSED")):
+        done = run(folder, *chosen, words)
+        assert outcome_of(done, "plugged/ops.py::right::layouts") == "PASSED"
+        assert "unverified: right: kernel for `cuda` at ops.py:" in done.stdout
+        done = run(folder, *chosen, words, "--opsmith-strict")
+        assert outcome_of(done, "plugged/ops.py::right::layouts") == strict
+        assert done.returncode == 1, done.stdout
+        assert "limit: forward: not-exercised" in done.stdout
+
+
+@pytest.mark.slow
 def test_k_x_and_a_path_beside_it(folder: Path) -> None:
     chosen = ("-k", "gradient or ordinary", "-x", "-v")
     done = run(folder, "--opsmith", "plugged/ops.py", "test_ordinary.py", *chosen)

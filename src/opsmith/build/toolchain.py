@@ -147,7 +147,8 @@ class Toolchain:
             raise errors.ToolchainError(
                 f"the C++ compiler does not compile {made}",
                 expected=expected,
-                got=done.printed.strip()[-2000:],
+                got=done.printed.strip()[-2000:]
+                or f"it printed nothing, and ended with the exit status {done.status}",
                 hint=f"name another compiler in CXX{hint}",
             )
         self.refuse_incomplete(directory / arguments[arguments.index("-o") + 1])

@@ -246,7 +246,7 @@ def _known(names: Iterable[str] | None) -> frozenset[str] | None:
 
 
 def _names(given: Any) -> list[str]:
-    """Names that a caller gives, in a list or alone."""
+    """Names that a caller gives, in a list or alone; commas part several."""
     names = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else None
     if names is None or not all(isinstance(name, str) for name in names):
         raise errors.UsageError(
@@ -255,7 +255,7 @@ def _names(given: Any) -> list[str]:
             got=shown(given),
             hint='call `check(operator, only=["forward", "gradient"])`',
         )
-    return names
+    return [name.strip() for each in names for name in each.split(",")]
 
 
 def environment() -> dict[str, str]:

@@ -164,19 +164,19 @@ def covered_samples(
         yield Skipped("; ".join(coverage.refused) or unchecked)
 
 
-def not_run(property: str, kernel: Kernel, reason: str, message: str = "") -> Failure:
+def not_run(property: str, kernel: Kernel, reason: str, hint: str | None = None) -> Failure:
     """The failure for a kernel that ran on no sample, so that nothing is known of it.
 
     Args:
         property: Name of the property that would run it.
         kernel: The kernel.
         reason: The reason; its first line stands beside the kernel's name.
-        message: The message, if it says more than the reason.
+        hint: The way out, if there is one.
     """
     given = kernel.given
     what = f"{given.language} kernel" if isinstance(given, BuiltKernel) else f"kernel for `{kernel.device}`"
     named = f"{what} at {Path(kernel.where).name} ({reason.splitlines()[0]})"
-    message = message or f"the {what} is not verified: {reason}"
+    message = "; ".join(filter(None, [f"the {what} is not verified: {reason}", hint]))
     return Failure(property, None, "not-exercised", message, kernel.where, {UNVERIFIED: named})
 
 

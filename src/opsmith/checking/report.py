@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from opsmith.checking.output.text import folded, rows
+from opsmith.core.kernels import Kernel
 from opsmith.errors import printable
 
 SCHEMA = 4
@@ -119,6 +120,7 @@ class Outcome:
         compiles: True if it compiles: its time is reported apart, since all later checks of a process share
             what the first compilation takes.
         dtypes: The floating and complex dtypes in which the operator was run for it.
+        kernels: Positions, in the order of declaration, of the operator's kernels that ran for it.
     """
 
     property: str
@@ -130,6 +132,7 @@ class Outcome:
     left_out: bool = False
     compiles: bool = False
     dtypes: tuple[str, ...] = ()
+    kernels: tuple[int, ...] = ()
 
     def word(self) -> Literal["passed", "failed", "skipped", "warning", "limit"]:
         """The status, or the worst severity where nothing is worse than a warning or a limit."""
@@ -354,9 +357,8 @@ class Report:
 
 def _outcome_dict(outcome: Outcome) -> dict[str, Any]:
     failures = [vars(failure) for failure in outcome.failures]
-    found: dict[str, Any] = plain(
-        {**vars(outcome), "seconds": round(outcome.seconds, 6), "failures": failures}
-    )
+    more = {"word": outcome.word(), "seconds": round(outcome.seconds, 6), "failures": failures}
+    found: dict[str, Any] = plain({**vars(outcome), **more})
     return found
 
 
@@ -393,10 +395,16 @@ _NAMED = re.compile(r" in (\w+) on \w+$")
 
 
 @dataclass
-class SeenDtypes:
-    """The floating and complex dtypes of the tensors that an operator, or a kernel of it, was called with."""
+class SeenCalls:
+    """The dtypes of the tensors that an operator, or a kernel of it, was called with, and what kernels ran.
+
+    Attributes:
+        seen: The dtypes.
+        kernels: The kernels, and those of which a finding says why they did not run.
+    """
 
     seen: set[torch.dtype] = field(default_factory=set)
+    kernels: set[Kernel] = field(default_factory=set)
 
     def note(self, values: Iterable[Any]) -> None:
         """Record the dtypes of a call."""
@@ -407,7 +415,7 @@ class SeenDtypes:
                 self.note(value)
 
     def names(self) -> tuple[str, ...]:
-        """The names of the recorded dtypes, in order."""
+        """The names of the floating and complex dtypes, in order."""
         inexact = (each for each in self.seen if each.is_floating_point or each.is_complex)
         return ordered(str(each).removeprefix("torch.") for each in inexact)
 

@@ -64,8 +64,9 @@ def _outcome(known: Property, subject: Subject) -> Outcome:
     failures: list[Failure] = []
     notes: dict[str, None] = {}
     reasons: list[str] = []
-    start = time.perf_counter()
+    start, kernels = time.perf_counter(), subject.specification.kernels
     subject.ran.seen.clear()
+    subject.ran.kernels.clear()
     watchdog = watched_calls()
     try:
         # An operator would repeat its warnings hundreds of times.
@@ -102,6 +103,7 @@ def _outcome(known: Property, subject: Subject) -> Outcome:
         tuple(notes),
         compiles=known.compiles,
         dtypes=subject.ran.names(),
+        kernels=tuple(at for at, each in enumerate(kernels) if each in subject.ran.kernels),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from opsmith.checking.exceptions import UncheckableError, watched_calls
 from opsmith.checking.first_calls import Inputs
 from opsmith.checking.processes.watchdog import EndlessCallError
 from opsmith.checking.properties import PROPERTIES, USUAL
+from opsmith.checking.properties.kernels.calls_on_cpu import unrun_kernels
 from opsmith.checking.property import Property
 from opsmith.checking.report import Failure, Outcome
 from opsmith.checking.run_property import few_threads, in_child_process, run
@@ -58,6 +60,7 @@ class Schedule:
     limit_s: float
     progress: Progress | None
     found: dict[str, Outcome] = field(default_factory=dict)
+    _stopped: bool = False
     _conditions: dict[Any, SteadyRuns | None] = field(default_factory=dict)
     _used: SteadyRuns | None = None
 
@@ -95,6 +98,7 @@ class Schedule:
 
     def skip(self, reason: str) -> None:
         """Skip every property that is asked for and did not run."""
+        self._stopped = True
         for name in USUAL:
             if name in self.wanted:
                 self.found[name] = Outcome(name, "skipped", reason)
@@ -110,6 +114,12 @@ class Schedule:
             if name not in self.found:
                 self._announce(name)
                 self.found[name] = self._outcome(PROPERTIES[name], inputs, hung_before)
+        if not self._stopped:  # each stands in the property that would run it, left out or not
+            unrun = Property("forward", "", partial(unrun_kernels, {**self.found}))
+            for failure in run(unrun, inputs.every, self.limit_s).failures:
+                before = self.found[failure.property]
+                failures = (*before.failures, failure)
+                self.found[failure.property] = replace(before, status="failed", failures=failures)
         self._announce("")
 
     def _announce(self, name: str) -> None:

@@ -20,7 +20,7 @@ from opsmith.checking.exceptions import (
     structure_of,
 )
 from opsmith.checking.processes.watchdog import beat
-from opsmith.checking.report import Failure, SeenDtypes
+from opsmith.checking.report import Failure, SeenCalls
 from opsmith.checking.samples.sample import CPU, Sample, is_inexact, replica
 from opsmith.checking.side_effects.torch_random import is_state, seed_torch, torch_state_restored
 from opsmith.core.cached_property import cached_property
@@ -130,7 +130,7 @@ class Subject:
         dropped: Positions of the author's samples on which a call raises.
         steady: Conditions that make all runs the same, where they are not by themselves.
         outside: The state outside of its calls, as it was before the check.
-        ran: The dtypes in which it was run.
+        ran: The dtypes in which it was run, and the kernels that ran.
         refusals: For each of its samples, by position, the inputs by which its own code refuses a gradient.
         known: What was computed once of its samples, for all properties.
     """
@@ -151,7 +151,7 @@ class Subject:
     dropped: frozenset[int] = frozenset()
     steady: SteadyRuns | None = None
     outside: OutsideState | None = field(default=None, compare=False, repr=False)
-    ran: SeenDtypes = field(default_factory=SeenDtypes, compare=False, repr=False)
+    ran: SeenCalls = field(default_factory=SeenCalls, compare=False, repr=False)
     refusals: dict[int, dict[str, str]] = field(default_factory=dict, compare=False, repr=False)
     known: dict[Any, tuple[Sample, Any]] = field(default_factory=dict, compare=False, repr=False)
 
@@ -167,11 +167,27 @@ class Subject:
         assert call is not None
         if torch.compiler.is_compiling():
             return call(*args, **kwargs)
-        self.ran.note((*args, *kwargs.values()))
+        self.note_call((*args, *kwargs.values()))
         beat()
         returned = call(*args, **kwargs)
         beat(returned=True)
         return returned
+
+    def note_call(self, values: Sequence[Any]) -> None:
+        """Record a call of the operator: its dtypes, and the kernel that takes it.
+
+        Args:
+            values: The arguments, in the order of the schema.
+        """
+        self.ran.note(values)
+        operator = self.operator if self.apply is None else None
+        kernels = () if operator is None else operator.specification.kernels
+        if len(self.ran.kernels) == len(kernels) or capabilities.innermost_transform() is not None:
+            return
+        # A call on what stands for numbers runs no kernel, or runs one on other tensors than these.
+        if all(type(each) in (Tensor, torch.nn.Parameter) for each in tensors_in([*values])):
+            chosen = choose(kernels, values)[0]
+            self.ran.kernels |= set() if chosen is None else {chosen.kernel}
 
     @calls_operator
     def referred(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

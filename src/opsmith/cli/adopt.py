@@ -77,7 +77,7 @@ def adopt(
 
     Exit status: 0 all work, 1 some need a declaration or are wrong, 2 the file could not be imported.
     """
-    with answering(traceback=traceback) as printer:
+    with answering(as_json=as_json, traceback=traceback) as printer:
         with waiting(f"importing {escape(target)}"):
             parsed = Target.of(target)
             module = parsed.module()

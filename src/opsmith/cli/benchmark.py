@@ -130,7 +130,7 @@ def benchmark(
     something could not be measured, compared or written, 130 interrupted.
     """
     status = 0
-    with answering(traceback=traceback) as printer:
+    with answering(as_json=as_json, traceback=traceback) as printer:
         options: dict[str, Any] = {
             "sizes": _sizes(size),
             "dtypes": [_dtype(name) for name in dtype or ["float32"]],

@@ -119,7 +119,7 @@ def build(
     """
     failures = ("CompileError", "KernelSignatureError", "LaunchError", "MissingSamplesError", "ServingError")
     wrong = False
-    with answering(traceback=traceback, failures=failures) as printer:
+    with answering(as_json=as_json, traceback=traceback, failures=failures) as printer:
         if calls:
             with named_as_options(build):
                 others = {

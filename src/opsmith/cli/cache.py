@@ -72,7 +72,7 @@ def cache(
 
     Exit status: 0; 2 if other users can write into the directory.
     """
-    with answering() as printer:
+    with answering(as_json=as_json) as printer:
         disk = cache_on_disk()
         entries = [_row(path) for path in disk.entries()]
         if clear:

@@ -54,11 +54,11 @@ def check(
     seed: Seed = 0,
     only: Annotated[
         list[str] | None,
-        typer.Option(metavar="PROPERTY", help="Check this property alone; may be given again."),
+        typer.Option(metavar="PROPERTY,...", help="Check these properties alone; may be given again."),
     ] = None,
     skip: Annotated[
         list[str] | None,
-        typer.Option(metavar="PROPERTY", help="Leave this property out; may be given again."),
+        typer.Option(metavar="PROPERTY,...", help="Leave these properties out, as `--only` names them."),
     ] = None,
     samples: Annotated[
         str | None,
@@ -139,7 +139,7 @@ def check(
     operator could not be checked.
     """
     run = CheckRun()
-    with answering(traceback=traceback) as output:
+    with answering(as_json=as_json, traceback=traceback) as output:
         with named_as_options(check):
             selected(only or None, skip)
         options = {

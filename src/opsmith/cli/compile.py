@@ -92,7 +92,7 @@ def compile(
     Exit status: 0 all compile and keep to their limits, 1 one does not, 2 nothing could be compiled; with
     `--access` 0 all were run, 1 one cannot be run or is at fault, 2 none could be run.
     """
-    with answering(traceback=traceback) as printer:
+    with answering(as_json=as_json, traceback=traceback) as printer:
         if access:
             _model_access(printer, targets, architectures, as_json=as_json)
         kernels = _kernels(targets)

@@ -48,7 +48,7 @@ def doctor(
 
     Exit status: 0 opsmith works here, though packages of some features may be missing; 1 it does not.
     """
-    with answering() as printer:
+    with answering(as_json=as_json) as printer:
         with waiting("looking at this machine"), warnings.catch_warnings(record=True) as caught:
             warnings.filterwarnings("always", category=RuntimeWarning)  # as of a damaged library
             entries, capabilities = inventory(), capability_statuses()

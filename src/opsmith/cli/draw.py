@@ -83,7 +83,7 @@ def draw(
     Exit status: 0 drawn, 1 there is nothing to draw, or Graphviz fails, 2 the command could not be carried
     out.
     """
-    with answering(traceback=traceback, failures=FAILURES) as printer:
+    with answering(as_json=as_json, traceback=traceback, failures=FAILURES) as printer:
         from opsmith.drawing.picture import draw_file, output_file
 
         with named_as_options(draw):

@@ -79,7 +79,7 @@ def export(
     Exit status: 0 written, and equal to PyTorch (with `--no-verify`, written), 1 it cannot be exported,
     differs, or could not be compared, 2 the command could not be carried out.
     """
-    with answering(traceback=traceback, failures=FAILURES) as printer:
+    with answering(as_json=as_json, traceback=traceback, failures=FAILURES) as printer:
         with waiting(f"importing {escape(target)}"):
             model, args, kwargs = _model_and_arguments(target)
         from opsmith.exporting import export_onnx  # slow to import

@@ -20,7 +20,7 @@ from opsmith.targets import Target
 
 T = TypeVar("T")
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, also of an error.")]
 Traceback = Annotated[bool, typer.Option("--traceback", help="Print the traceback of an error.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Check less: about 2 seconds for each operator.")]
 Thorough = Annotated[bool, typer.Option("--thorough", help="Check more: more inputs, more repeats; minutes.")]

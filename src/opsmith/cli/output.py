@@ -33,6 +33,9 @@ class Output:
     Args:
         stream: Stdout, as it was before any code of the user ran.
 
+    Attributes:
+        begun: True if something was written.
+
     Raises:
         UsageError: If it is closed.
     """
@@ -47,6 +50,7 @@ class Output:
             )
         self._stream = stream
         self._error: OSError | None = None
+        self.begun = False
 
     def console(self, *, highlight: bool = False) -> Console:
         """Return a console of rich for reports of several parts."""
@@ -59,6 +63,7 @@ class Output:
 
     def write(self, text: str) -> None:
         """Write text to stdout; if that fails, to stderr, so that it is not lost."""
+        self.begun = True
         if self._error is None:
             try:
                 self._stream.write(_encodable(self._stream, text))
@@ -90,10 +95,13 @@ class Output:
 
 
 @contextmanager
-def answering(*, traceback: bool = False, failures: tuple[str, ...] = ()) -> Iterator[Output]:
+def answering(
+    *, as_json: bool = False, traceback: bool = False, failures: tuple[str, ...] = ()
+) -> Iterator[Output]:
     """Frame of a command: stdout takes the answer alone, and errors become messages on stderr.
 
     Args:
+        as_json: Write an error as a JSON object to stdout, too, if nothing was written there.
         traceback: Print the traceback of an error, too.
         failures: Names of the errors that concern the subject of the command, and not the way it was called.
 
@@ -103,7 +111,12 @@ def answering(*, traceback: bool = False, failures: tuple[str, ...] = ()) -> Ite
     stdout = sys.stdout
     with guarded(traceback=traceback, failures=failures), redirect_stdout(sys.stderr):
         output = Output(stdout)
-        yield output
+        try:
+            yield output
+        except errors.OpsmithError as error:
+            if as_json and not output.begun:
+                output.write_json({"error": str(error)})
+            raise
         output.close()
 
 

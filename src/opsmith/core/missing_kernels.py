@@ -39,6 +39,7 @@ def missing_reason(kernel: BuiltKernel[Any], error: errors.ToolchainError) -> st
         KernelRefusedError: If `require_kernel` or `OPSMITH_REQUIRE_KERNELS` requires it.
     """
     global _warned
+    error = error.with_traceback(None)  # the kernel keeps it, and its frames would keep the arguments
     if kernel.strict:
         raise error
     reason = f"{error.problem}: {error.got}; {error.hint}"

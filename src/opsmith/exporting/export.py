@@ -41,6 +41,7 @@ from opsmith.exporting.runtime import Runtime
 from opsmith.exporting.tolerance import rounding
 from opsmith.exporting.translation import complete, exact_scalars, operator_nodes, translations
 from opsmith.exporting.verification import Verification, refuse_random
+from opsmith.extras import install
 
 Body = Literal["function", "inline", "node"]
 OPSETS = range(18, 24)
@@ -255,6 +256,7 @@ def _written(translated: TranslatedModel, options: ExportOptions) -> Export:
     counts = Counter(made.specification.name for _, made in translated.calls)
     used = {made.specification.name: made.specification for _, made in translated.calls}
     add_metadata(translated.model, options.body, used.values())
+    missing = packages.NO_RUNTIME and f"{packages.NO_RUNTIME}; {install('onnx')}"
     export = Export(
         options.path,
         options.body,
@@ -263,7 +265,7 @@ def _written(translated: TranslatedModel, options: ExportOptions) -> Export:
         tuple(translated.verification.outputs),
         dict(counts),
         library=options.library,
-        unverified=packages.NO_RUNTIME if options.verify else "`verify=False`",
+        unverified=missing if options.verify else "`verify=False`",
     )
     verification = None if export.unverified else translated.verification
     with drafted(options.path) as draft:

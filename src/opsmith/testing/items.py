@@ -126,9 +126,13 @@ class OperatorCollector(pytest.Collector):
         )
         return report, _of(report, name)
 
+    def chosen(self) -> set[str]:
+        """Return the properties of all chosen items."""
+        return {item.name for item in self.session.items if item.parent is self}
+
     def _checked_with(self, name: str) -> set[str]:
         """Return the properties to check at once: those of all chosen items, and the required ones."""
-        chosen = {item.name for item in self.session.items if item.parent is self}
+        chosen = self.chosen()
         if hasattr(self.config, "workerinput"):
             chosen = {name}  # with pytest-xdist the others may run in other processes
         groups = (group for group in REQUIRED if chosen & {*group})
@@ -172,10 +176,13 @@ class PropertyItem(pytest.Item):
         self.user_properties.append(("seconds", round(outcome.seconds, 3)))
         for note in outcome.notes:
             self.add_report_section("call", "notes", f"{note}\n")
-        unverified = unverified_kernels([outcome])
+        # What stands in a property that is no test here, as a kernel that ran for none, is told by each test.
+        told = [outcome, *(each for each in report.outcomes if each.property not in self.parent.chosen())]
+        unverified = unverified_kernels(told)
         self.user_properties += [(UNVERIFIED, f"{self.parent.name}: {name}") for name in unverified]
-        failures = sorted(outcome.failures, key=Failure.rank)
-        if outcome.status == "failed" or (report.strict and (outcome.word() == "warning" or unverified)):
+        failures = sorted((failure for each in told for failure in each.failures), key=Failure.rank)
+        words = {"failed", *(["warning"] if report.strict else [])}
+        if words & {each.word() for each in told} or (report.strict and unverified):
             raise PropertyFailedError("\n\n".join(map(str, failures)))
         for failure in failures:
             self.add_report_section("call", failure.severity, f"{failure}\n")

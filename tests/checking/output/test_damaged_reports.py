@@ -19,10 +19,10 @@ from opsmith.checking.output.json import read_reports
 
 FILE = Path("folder/before.json")
 SEEDS = range(400)
-DERIVED = {"passed", "errors", "warnings", "limits", "seconds", "compile_seconds"}
+DERIVED = {"passed", "errors", "warnings", "limits", "seconds", "compile_seconds", "word"}
 """Keys that a report computes from its outcomes."""
-ADDED: dict[str, Any] = {"unverified": []}
-"""Keys of a report that were added within its version, with the value of a report that lacks them."""
+ADDED: dict[str, Any] = {"unverified": [], "kernels": []}
+"""Keys that were added within a version, with the value of a report, or an outcome, that lacks them."""
 
 EVIDENCE = {"got": math.nan, "index": (2, 0), "also fits": {"scale": {"factor": -1.0, "error": 3e-16}}}
 FAILURES = (
@@ -34,7 +34,14 @@ FAILURES = (
 REPORT = Report(
     "demo::op",
     (
-        Outcome("forward", "passed", seconds=0.25, notes=("bfloat16 was left out",), dtypes=("float32",)),
+        Outcome(
+            "forward",
+            "passed",
+            seconds=0.25,
+            notes=("bfloat16 was left out",),
+            dtypes=("float32",),
+            kernels=(0,),
+        ),
         Outcome("gradient", "failed", seconds=1.0, failures=FAILURES),
         Outcome("second_order", "skipped", "left out, as asked", left_out=True),
         Outcome("compile", "passed", seconds=12.0, compiles=True),
@@ -97,11 +104,16 @@ def test_damaged_reports_are_read_right_or_refused(form: str) -> None:
 
 def test_a_report_from_before_a_key_was_added_is_read() -> None:
     old = {key: value for key, value in REPORT.to_dict().items() if key not in ADDED}
+    old["outcomes"] = [
+        {key: value for key, value in outcome.items() if key not in {*ADDED, "word"}}
+        for outcome in old["outcomes"]
+    ]
     unchecked = [{"operator": None, "message": "no samples"}]
     command = {"schema": 4, "passed": False, "reports": [old], "unchecked": unchecked, "interrupted": False}
     (report,) = read_reports(json.dumps(command)).values()
     assert report == replace(REPORT, unverified=(), outcomes=report.outcomes)
     assert len(report.outcomes) == len(REPORT.outcomes)
+    assert report.outcomes[0].kernels == ()
 
 
 @pytest.mark.parametrize("text", ["[" * BRACKETS, '{"a":' * BRACKETS], ids=["lists", "objects"])

@@ -1,9 +1,9 @@
-"""Calls by which kernels for a GPU are run on the CPU: samples in every dtype and layout."""
+"""Kernels for a GPU on the CPU: the calls by which they run, and what is not verified of any kernel."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -14,28 +14,81 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.tolerance import MeasuredFunction
-from opsmith.checking.property import Findings, Skipped, not_run
+from opsmith.checking.property import Findings, Skipped, not_run, raised
+from opsmith.checking.report import Outcome
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, Case, cases
 from opsmith.checking.samples.memory_layouts import Layout, layouts_of, plain
 from opsmith.checking.samples.sample import CPU, Sample
 from opsmith.checking.subject import Subject, missing_device
-from opsmith.core.kernels import Kernel
+from opsmith.core.kernels import Kernel, Rejected
 from opsmith.core.specification import Specification
+from opsmith.kernels.cpp.kernel import CppKernel
 from opsmith.torch_library.writes import refuse_unwritable
 
 
-def unverified_too(property: str, kernel: Kernel, findings: Findings) -> Findings:
+def runs_in(kernel: Kernel) -> str:
+    """Name of the property that runs a kernel: `forward`, or the one that runs it on the CPU instead."""
+    language = getattr(kernel.given, "language", "")
+    emulated = language in ("CUDA", "Triton") and missing_device(kernel.device) is not None
+    return language.lower() if emulated else "forward"
+
+
+def unverified_too(subject: Subject, kernel: Kernel, findings: Findings) -> Findings:
     """Yield the findings of a kernel for a GPU; where one is skipped and no GPU is here, it is unverified.
 
     Args:
-        property: Name of the property.
+        subject: The subject of the check.
         kernel: The kernel.
         findings: What its runs on the CPU find.
     """
+    left = False
     for finding in findings:
         yield finding
-        if isinstance(finding, Skipped) and missing_device(kernel.device) is not None:
-            yield not_run(property, kernel, finding.reason, f"the kernel is not verified: {finding}")
+        if isinstance(finding, Skipped):
+            left = runs_in(kernel) == "forward"
+            if not left:
+                yield not_run(runs_in(kernel), kernel, finding.reason, finding.hint)
+    if not left:
+        subject.ran.kernels.add(kernel)
+
+
+def unrun_kernels(found: Mapping[str, Outcome], subject: Subject) -> Findings:
+    """Report each kernel that no property ran, with the reason; the error of one that does not compile.
+
+    Args:
+        found: The outcomes of all properties.
+        subject: The subject of the check.
+    """
+    ran = {position for outcome in found.values() for position in outcome.kernels}
+    for position, kernel in enumerate(subject.specification.kernels):
+        if position in ran:
+            continue
+        outcome = found[runs_in(kernel)]
+        try:
+            reason, hint = _reason(outcome, subject, kernel)
+        except errors.ToolchainError as error:
+            reason, hint = f"{error.problem}: {error.got}", error.hint
+        except errors.OpsmithError as error:
+            yield raised("forward", subject, error, "compiled, though no sample needs it")
+            continue
+        yield not_run(outcome.property, kernel, reason, hint)
+
+
+def _reason(outcome: Outcome, subject: Subject, kernel: Kernel) -> tuple[str, str | None]:
+    """The reason why the property of this outcome did not run a kernel, and what to do about it."""
+    if isinstance(kernel.given, CppKernel):
+        kernel.given.load()
+    if outcome.property == "forward":
+        missing = missing_device(kernel.device)
+        if missing is not None:
+            return missing, None
+        device = torch.device(kernel.device)
+        calls = [sample.flattening.pack(sample.at(device=device)) for sample in subject.samples]
+        none = [each.reason for each in map(kernel.consider, calls) if isinstance(each, Rejected)]
+        if len(none) == len(calls):
+            return f"it takes none of the samples ({'; '.join(sorted({*none}))})", "add one that it takes"
+    reason = f"`{outcome.property}`, which runs it, is skipped: {outcome.reason}"
+    return reason, f"check `{outcome.property}`, too" if outcome.left_out else None
 
 
 def kernel_calls(

@@ -295,10 +295,7 @@ class Emulated:
                 reasons.append(f"{calls_text(self.empty)} without a launch")
             reasons = reasons or [f"it takes {', '.join(map(dtype_name, self.emulation.kernel.dtypes))}"]
             none = f"it takes none of the samples ({'; '.join(reasons)})"
-            message = f"the kernel in CUDA C++ was run on none of the samples ({'; '.join(reasons)}): "
-            yield not_run(
-                NAME, Kernel("cuda", self.emulation.kernel), none, f"{message}add one that it takes"
-            )
+            yield not_run(NAME, Kernel("cuda", self.emulation.kernel), none, "add one that it takes")
             return
         unseen = unseen_faults(self.emulation.kernel.source)
         if unseen:
@@ -340,7 +337,7 @@ def run(subject: Subject) -> Findings:
 
         yield from each_sample(NAME, gather, more)
         emulated = Emulated(KernelEmulation(given), subject, subject.effort.threads)
-        yield from unverified_too(NAME, kernel, emulated.run(calls))
+        yield from unverified_too(subject, kernel, emulated.run(calls))
 
 
 CUDA = Property(

@@ -65,6 +65,7 @@ def run(subject: Subject) -> Findings:
         if not job.calls:
             yield Skipped(f"the kernel at {kernel.where} takes none of the samples")
             continue
+        subject.ran.kernels.add(kernel)
         for finding in _kernel(kernel, job, next(outcomes), subject.limit_s):
             if isinstance(finding, Failure):
                 finding = replace(finding, replay=check_again(subject, NAME))

@@ -114,9 +114,8 @@ class Interpreted:
             yield Skipped("; ".join(self.limits))
             return
         if not self.ran:
-            message = f"the kernel in Triton was interpreted on none of the samples ({self._why()}): add a "
             none = f"it takes none of the samples ({self._why()})"
-            yield not_run(NAME, Kernel("cuda", self.kernel), none, f"{message}sample that it takes")
+            yield not_run(NAME, Kernel("cuda", self.kernel), none, "add one that it takes")
             return
         dtypes = ", ".join(dtype_name(dtype) for dtype in self.ran)
         calls = self.ran.total()
@@ -146,7 +145,7 @@ def run(subject: Subject) -> Findings:
     missing = missing_interpreter()
     if missing is not None:
         for kernel in kernels:
-            yield from unverified_too(NAME, kernel, iter([Skipped(missing)]))
+            yield from unverified_too(subject, kernel, iter([Skipped(missing)]))
         return
     on_cpu = tuple(Kernel("cpu", each.function) for each in kernels)
     with_kernels = replace(subject, specification=replace(subject.specification, kernels=on_cpu))
@@ -162,7 +161,7 @@ def run(subject: Subject) -> Findings:
             yield from _sample(subject, sample, interpreted, in_layouts=sample in laid)
 
         yield from each_sample(NAME, check_sample, more)
-        yield from unverified_too(NAME, kernel, interpreted.summary())
+        yield from unverified_too(subject, kernel, interpreted.summary())
 
 
 def _sample(subject: Subject, sample: Sample, interpreted: Interpreted, *, in_layouts: bool) -> Findings:

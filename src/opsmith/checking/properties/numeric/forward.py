@@ -17,8 +17,9 @@ from opsmith.checking.numerics.compare import largest_magnitude, metadata_differ
 from opsmith.checking.numerics.tolerance import MeasuredFunction
 from opsmith.checking.numerics.working_precision import FLOAT64, working_precision
 from opsmith.checking.output.replay import result_replay
+from opsmith.checking.properties.kernels.calls_on_cpu import runs_in
 from opsmith.checking.properties.kernels.sizes import kernel_sizes, taken_though_refused
-from opsmith.checking.property import Findings, Note, Property, each_sample, first_line, not_run, raised
+from opsmith.checking.property import Findings, Note, Property, each_sample, first_line, raised
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, Case, cases, dtype_name
 from opsmith.checking.samples.perturb import perturbed
@@ -26,7 +27,6 @@ from opsmith.checking.samples.sample import Sample, is_inexact, replica
 from opsmith.checking.side_effects.global_settings import default_dtype, without_warnings
 from opsmith.checking.subject import Subject, missing_device
 from opsmith.core.kernels import Kernel, Rejected, choose
-from opsmith.kernels.cpp.kernel import CppKernel
 from opsmith.torch_library.torch_messages import NO_DTYPE_KERNEL, has_message
 
 
@@ -93,17 +93,16 @@ NAME = "forward"
 
 def run(subject: Subject) -> Findings:
     """Run every kernel and the call on every sample, in every dtype, on every device."""
-    for kernel in filter(_runs_on_cpu, subject.specification.kernels):
-        reason = missing_device(kernel.device)
-        yield Note(f"the kernel for {kernel.device}, {kernel.where}, did not run: {reason}")
+    for kernel in subject.specification.kernels:
+        if runs_in(kernel) != NAME:
+            reason = missing_device(kernel.device)
+            yield Note(f"the kernel for {kernel.device}, {kernel.where}, did not run: {reason}")
     yield from subject.refused_float64
     yield from _lost_precision(subject)
     yield from _through_default_dtype(subject)
-    ran: set[Kernel] = set()
     more = replace(subject, samples=(*subject.samples, *kernel_sizes(subject)))
-    yield from each_sample(NAME, partial(_sample, ran=ran), more)
+    yield from each_sample(NAME, _sample, more)
     yield from taken_though_refused(NAME, subject)
-    yield from _idle(subject, ran)
     if _rounds_to_float32(subject):
         yield Note(IN_FLOAT32)
 
@@ -126,7 +125,7 @@ IN_FLOAT32 = (
 )
 
 
-def _sample(subject: Subject, sample: Sample, ran: set[Kernel]) -> Findings:
+def _sample(subject: Subject, sample: Sample) -> Findings:
     reference = partial(subject.reference, sample)
     measure = MeasuredFunction.of(reference, sample.at(), subject.generator(), has_truth=subject.has_truth)
     for case in cases(subject, sample, measure, (*ALWAYS_CHECKED, *LOW_PRECISION)):
@@ -145,9 +144,9 @@ def _sample(subject: Subject, sample: Sample, ran: set[Kernel]) -> Findings:
             except errors.OpsmithError as error:  # it does not compile; the others are compared
                 refused = True
                 yield raised(NAME, subject, error, str(sample))
-                ran.add(kernel)
+                subject.ran.kernels.add(kernel)
                 continue
-            ran.add(kernel)
+            subject.ran.kernels.add(kernel)
             for failure in _kernel(case, kernel):
                 wrong.add(kernel)
                 yield failure
@@ -306,40 +305,6 @@ def _replay(case: Case, position: int) -> str | None:
         return None
     expected = case.truth.right[position]
     return result_replay(case.subject, case.sample, case.flat(), visible.index(position), expected, NAME)
-
-
-def _idle(subject: Subject, ran: set[Kernel]) -> Findings:
-    """Report a kernel that ran on no sample; the error of one that does not compile."""
-    for kernel in subject.specification.kernels:
-        if kernel in ran or _runs_on_cpu(kernel):
-            continue
-        reason, message = missing_device(kernel.device), ""
-        try:
-            if isinstance(kernel.given, CppKernel):
-                kernel.given.load()
-        except errors.ToolchainError as error:
-            reason = f"{error.problem}: {error.got}"
-            message = f"the C++ kernel is not verified: {reason}; {error.hint}"
-        except errors.OpsmithError as error:
-            yield raised(NAME, subject, error, "compiled, though no sample needs it")
-            continue
-        if reason is None:
-            device = torch.device(kernel.device)
-            calls = [sample.flattening.pack(sample.at(device=device)) for sample in subject.samples]
-            verdicts = [kernel.consider(values) for values in calls]
-            reasons = sorted({verdict.reason for verdict in verdicts if isinstance(verdict, Rejected)})
-            none = f"takes none of the samples ({'; '.join(reasons)})"
-            reason, message = (
-                f"it {none}",
-                f"the kernel for {kernel.device} {none}: add a sample that it takes",
-            )
-        yield not_run(NAME, kernel, reason, message)
-
-
-def _runs_on_cpu(kernel: Kernel) -> bool:
-    """True for a kernel whose device is not here, and for which another property runs it on the CPU."""
-    language = getattr(kernel.given, "language", "")
-    return language in ("CUDA", "Triton") and missing_device(kernel.device) is not None
 
 
 FORWARD = Property(

@@ -127,7 +127,8 @@ def _opcheck(subject: Subject, sample: Sample, test: str) -> BaseException | Non
     flat = sample.at()
     for argnum in differentiated(subject, sample).argnums:
         flat[argnum].requires_grad_()
-    args, kwargs = sample.flattening.schema.dispatched(sample.flattening.pack(flat))
+    subject.note_call(values := sample.flattening.pack(flat))
+    args, kwargs = sample.flattening.schema.dispatched(values)
     with subject.seeded(), without_warnings():
         found: dict[str, Any] = torch.library.opcheck(
             subject.torch_operator, tuple(args), kwargs, test_utils=test, raise_exception=False
