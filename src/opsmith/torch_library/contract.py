@@ -331,16 +331,14 @@ class Contract:
             results = ()
         if not isinstance(results, tuple | list) or len(results) != len(schema.results):
             count = len(results) if isinstance(results, tuple | list) else 1
+            change = ", or change the type hint" * self._annotated(function)
             raise specification.error(
                 errors.ResultCountError,
                 "it returned another number of results than declared",
                 expected=f"a tuple of {len(schema.results)} tensors",
                 got=f"{count}" if count != 1 else shown(returned),
                 where=where(function),
-                hint="return the results"
-                if returned is None
-                else "return what the type hint says"
-                + ", or change the type hint" * self._annotated(function),
+                hint="return the results" if returned is None else f"return what the type hint says{change}",
             )
         if not schema.always_tensors:
             return self._validated_lists(function, results)
@@ -376,9 +374,7 @@ class Contract:
                     expected=described.annotation(),
                     got=shown(result),
                     where=where(function),
-                    hint="return the result"
-                    if result is None
-                    else "return a list of tensors, `[result]` for a single one",
+                    hint="return the result" if result is None else "return a list: `[result]` of one tensor",
                 )
         result_flattening = ResultFlattening.of(self.specification.schema, results)
         for result, label, described in zip(
@@ -421,14 +417,15 @@ class Contract:
 
     def _tensor_hint(self, function: Callable[..., Any], result: Any, label: str) -> str:
         """The hint for a value in the place of one tensor."""
-        annotated, several = self._annotated(function), isinstance(result, list | tuple)
+        annotated, is_item = self._annotated(function), "[" in label
         if result is None:
-            if "[" in label:
-                return "put a tensor there, or leave it out of the list"
-            return "return the result" + "; annotate it as `Tensor | None` if there may be none" * annotated
-        if not (several and tensors_in([result])):
+            rest = "; annotate it as `Tensor | None` if there may be none" * annotated
+            return (
+                "put a tensor there, or leave it out of the list" if is_item else f"return the result{rest}"
+            )
+        if not (isinstance(result, list | tuple) and tensors_in([result])):
             return "convert it, for example with `torch.as_tensor(...)` or `torch.from_numpy(...)`"
-        if annotated and self.specification.schema.single and "[" not in label:
+        if annotated and self.specification.schema.single and not is_item:
             if isinstance(result, list):
                 return "annotate `-> list[Tensor]`, or return one tensor"
             if len(result) > 1:

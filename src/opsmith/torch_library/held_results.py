@@ -118,13 +118,7 @@ class HeldResults:
         return results[0] if schema.single else tuple(results)
 
     def _fitted(
-        self,
-        function: Callable[..., Any],
-        described: Result,
-        result: Any,
-        promised: Any,
-        values: Sequence[Any],
-        item: str = "",
+        self, function: Any, described: Result, result: Any, promised: Any, values: list[Any], item: str = ""
     ) -> Any:
         """A result as it is promised, or one item of a list: itself, or a copy in other strides."""
         name = (described.written or described.name) + item
@@ -133,10 +127,8 @@ class HeldResults:
         source = "the fake kernel" if self.specification.fake else "the reference"
         source = "the fake kernel derived from `shapes=`" if by_shapes else source
 
-        def wrong(
-            kind: type[errors.E], what: str, expected: object, got: object, hint: str, fault: str = ""
-        ) -> errors.E:
-            error = self.specification.error(
+        def wrong(kind: Any, what: str, expected: Any, got: Any, hint: str, fault: str = "") -> Exception:
+            error: errors.OpsmithError = self.specification.error(
                 kind,
                 f"the {what} of {named} is not that of {source}",
                 argument=name,
@@ -154,9 +146,9 @@ class HeldResults:
                 raise wrong(errors.ResultCountError, "length", len(promised), len(result), hint, "shape")
             pairs = enumerate(zip(result, promised, strict=True))
             return [self._fitted(function, described, *pair, values, item=f"[{at}]") for at, pair in pairs]
+        if result is promised:
+            return None
         if result is None or promised is None:
-            if result is promised:
-                return None
             wanted = "None" if promised is None else "Tensor"
             hint = f"return {'a tensor' if promised else 'None'}, or correct {source}"
             fault = "fake-mismatch" if self.specification.fake else "kernel-mismatch"
@@ -171,7 +163,7 @@ class HeldResults:
                 wanted += ", to which its tensors promote"
                 hint = "write `@op.fake` over a function that returns empty tensors of the right dtype"
             raise wrong(errors.ResultTypeError, "dtype", wanted, result.dtype, hint, "dtype")
-        devices = {each.device for each in tensors_in(list(values))}
+        devices = {each.device for each in tensors_in(values)}
         if len(devices) == 1 and result.device not in devices and result.is_meta:
             (device,) = devices
             hint = f"make {named} on the device of the arguments"
