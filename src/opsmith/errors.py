@@ -42,6 +42,9 @@ class OpsmithError(Exception):
         hint: Advice on what to write instead.
     """
 
+    fault = ""
+    """The cause that `check` names for it; empty where it asks for none."""
+
     def __init__(
         self,
         problem: str,
@@ -241,9 +244,6 @@ class ArgumentError(OpsmithError, TypeError):
 class ShapeError(OpsmithError, ValueError):
     """A tensor's shape does not match `shapes=`, or a result's shape is not that of the reference."""
 
-    of_result = False
-    """True for the shape of a result."""
-
 
 class LayoutError(OpsmithError, TypeError):
     """A tensor is sparse, nested, quantised or mkldnn, which operators do not take."""
@@ -282,8 +282,6 @@ class ResultTypeError(OpsmithError, TypeError):
     """A reference or kernel returned a value that is not a tensor, or one of another dtype or device."""
 
     observed: Any = None  # as that of `ResultCountError`
-    wrong_dtype = False
-    """True for a tensor of another dtype."""
 
 
 class IntegerResultError(OpsmithError, TypeError):

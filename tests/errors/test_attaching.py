@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor
@@ -236,6 +237,36 @@ def test_formula_that_is_no_function(rule: Any, hint: str, name: str, place: Pla
         """,
     ):
         operator.gradients(x=rule)
+
+
+@pytest.mark.parametrize(
+    ("rule", "got"),
+    [
+        pytest.param(torch.ones(2), "Tensor of torch.float32, shape [2]", id="tensor"),
+        pytest.param(torch.zeros(()), "Tensor of torch.float32, shape []", id="number-tensor"),
+        pytest.param(numpy.ones(2), "ndarray array([1., 1.])", id="array"),
+    ],
+)
+def test_values_that_are_no_formulas(rule: Any, got: str, name: str) -> None:
+    operator = opsmith.operator(name)(scaled)
+    with pytest.raises(errors.FormulaError, match=f"^{name}: the gradient of `x` is neither") as caught:
+        operator.gradients(x=rule)
+    assert (caught.value.argument, caught.value.got) == ("x", got)
+    assert caught.value.hint == "write `x=lambda grad: ...`"
+    with pytest.raises(errors.FormulaError, match=f"^{name}: the tangent of `result` is neither"):
+        operator.tangents(result=rule)
+    for aspect in ("gradient", "tangent"):
+        attach = getattr(operator, f"{aspect}s")
+        with pytest.raises(errors.FormulaError, match=f"{name}: the joint {aspect} is not a func") as caught:
+            attach(rule)
+        assert caught.value.got == got
+        assert f"write `@op.{aspect}s` over the function" in str(caught.value.hint)
+    operator.gradients(x=lambda grad, weight, by: grad * weight * by)
+    operator.gradients("weight")(lambda grad, x, by: {"weight": grad * x * by})
+    x, weight = (torch.full((2,), 3.0, requires_grad=True) for _ in range(2))
+    operator(x, weight, 2.0).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [6.0, 6.0]
 
 
 def test_stand_in_with_other_arguments(name: str, place: Place, says: Any) -> None:

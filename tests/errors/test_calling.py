@@ -444,14 +444,31 @@ def both(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("reference", "got"),
-    [(as_array, "ndarray array([2., 2.], dtype=float32)"), (nothing, "None"), (both, "tuple of Tensor")],
-    ids=["array", "none", "tuple"],
+    ("reference", "got", "hint"),
+    [
+        pytest.param(
+            as_array,
+            "ndarray array([2., 2.], dtype=float32)",
+            "convert it, for example with `torch.as_tensor(...)` or `torch.from_numpy(...)`",
+            id="array",
+        ),
+        pytest.param(
+            nothing,
+            "None",
+            "return the result; annotate it as `Tensor | None` if there may be none",
+            id="none",
+        ),
+        pytest.param(
+            both,
+            "tuple of Tensor",
+            "annotate `-> tuple[Tensor, Tensor]`, or return one tensor",
+            id="tuple",
+        ),
+    ],
 )
-def test_result_that_is_no_tensor(reference: Any, got: str, name: str, place: Place, says: Any) -> None:
-    hint = "convert it, for example with `torch.as_tensor(...)` or `torch.from_numpy(...)`"
-    if got == "None":
-        hint = "annotate it as `Tensor | None`"
+def test_result_that_is_no_tensor(
+    reference: Any, got: str, hint: str, name: str, place: Place, says: Any
+) -> None:
     operator = opsmith.operator(name)(reference)
     with says(
         errors.ResultTypeError,

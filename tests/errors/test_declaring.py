@@ -5,6 +5,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -59,6 +61,9 @@ def test_bad_name(bad: str, says: Any) -> None:
         ("demo::__init__", "__init__"),
         ("demo::name", "name"),  # torch.ops.demo.name is the name of the namespace
         ("prim::twice", "prim"),
+        ("aten::twice", "aten"),
+        ("higher_order::twice", "higher_order"),
+        ("torch::twice", "torch"),
         ("load_library::twice", "load_library"),
     ],
 )
@@ -73,6 +78,31 @@ def test_a_word_with_another_use_is_named(bad: str, word: str, says: Any) -> Non
         """,
     ):
         opsmith.operator(bad)
+
+
+NAMESPACES = """
+import torch
+import torch.distributed._functional_collectives
+from torch import _C
+names = [*_C._dispatch_get_all_op_names(), *(each.name for each in _C._jit_get_all_schemas())]
+print(*{name.partition("::")[0] for name in names})
+"""
+
+
+def test_no_operator_is_declared_in_a_namespace_of_torch() -> None:
+    found = subprocess.run([sys.executable, "-c", NAMESPACES], check=True, capture_output=True, text=True)
+    spaces = found.stdout.split()
+    assert {"aten", "prims", "c10d", "quantized"} <= {*spaces}
+    for space in spaces:
+        with pytest.raises(errors.NameFormatError, match=f"`{space}` is no part of an operator's name"):
+            opsmith.operator(f"{space}::opsmith_twice")
+
+
+def test_the_hint_for_a_namespace_of_torch_works() -> None:
+    with pytest.raises(errors.NameFormatError, match="take another word than `aten`"):
+        opsmith.operator("aten::opsmith_twice")
+    operator = opsmith.operator("not_aten::opsmith_twice")(identity)
+    assert operator(torch.ones(2)).tolist() == identity(torch.ones(2)).tolist()
 
 
 def test_decorator_without_a_name(place: Place, says: Any) -> None:
@@ -186,16 +216,18 @@ def test_name_taken_outside_opsmith(name: str, place: Place, says: Any) -> None:
         opsmith.operator(name)(identity)
 
 
-def test_name_of_an_operator_of_torch(place: Place, says: Any) -> None:
+def test_name_of_an_operator_of_another_library(name: str, place: Place, says: Any) -> None:
+    library = torch.library.Library("messages", "FRAGMENT")
+    library.define(f"{name.partition('::')[2]}(Tensor x) -> Tensor")
     with says(
         errors.NameTakenError,
         f"""
-        aten::sin: torch already has an operator `aten::sin`, which opsmith did not declare
+        {name}: torch already has an operator `{name}`, which opsmith did not declare
           where: {place(identity)}
           hint: choose another name; the namespace is best the name of your package
         """,
     ):
-        opsmith.operator("aten::sin")(identity)
+        opsmith.operator(name)(identity)
 
 
 def test_name_of_the_sibling_with_hidden_results_taken(name: str, place: Place, says: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import types
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy
@@ -308,3 +309,81 @@ def test_a_tangent_with_torch_operations_follows_the_other_hint(name: str) -> No
     sine.tangents(result=lambda x, tangent_x: x.cos() * tangent_x)
     found = torch.func.jvp(sine, (ONES,), (ONES,))
     torch.testing.assert_close(found, (ONES.sin(), ONES.cos()))
+
+
+def of(returned: Any, annotation: Any = Tensor) -> Any:
+    def reference(x: Tensor) -> Any:
+        return returned(x)
+
+    reference.__annotations__["return"] = annotation
+    return reference
+
+
+MAY_BE_NONE = "return the result; annotate it as `Tensor | None` if there may be none"
+REFERENCES = {
+    "tuple": (lambda x: (x * 1, x * 2), "annotate `-> tuple[Tensor, Tensor]`, or return one tensor"),
+    "three": (lambda x: (x, x, x), "annotate `-> tuple[Tensor, Tensor, Tensor]`, or return one tensor"),
+    "list": (lambda x: [x * 1, x * 2], "annotate `-> list[Tensor]`, or return one tensor"),
+    "tuple-of-one": (lambda x: (x * 1,), "return the tensor itself"),
+    "number": (lambda x: 3.0, "convert it, for example with `torch.as_tensor(...)`"),
+    "forgotten": (lambda x: None, MAY_BE_NONE),
+}
+
+
+@pytest.mark.parametrize("given", REFERENCES)
+def test_what_a_reference_returns_for_one_tensor(name: str, given: str) -> None:
+    returned, hint = REFERENCES[given]
+    said = refused(errors.ResultTypeError, lambda: opsmith.operator(name)(of(returned))(ONES))
+    assert f"  hint: {hint}" in said
+    followed = {
+        "tuple": of(returned, tuple[Tensor, Tensor]),
+        "list": of(returned, list[Tensor]),
+        "number": of(lambda x: torch.as_tensor(returned(x))),
+        "forgotten": of(returned, Tensor | None),
+    }
+    found = opsmith.operator(name)(followed.get(given, of(lambda x: x * 1)))(ONES)
+    expected = {"number": torch.tensor(3.0), "three": ONES, "tuple-of-one": ONES}
+    torch.testing.assert_close(found, expected.get(given, returned(ONES)))
+
+
+@pytest.mark.parametrize(
+    ("annotation", "returned", "hint"),
+    [
+        pytest.param(Tensor, lambda x: None, "return the result", id="forgotten"),
+        pytest.param(Tensor, lambda x: [x * 2], "return the tensor itself", id="list"),
+        pytest.param(Tensor, lambda x: (x * 2, x * 3), "return one tensor", id="tuple"),
+        pytest.param(list[Tensor], lambda x: None, "return the result", id="forgotten-list"),
+        pytest.param(
+            list[Tensor],
+            lambda x: [x * 2, None],
+            "put a tensor there, or leave it out of the list",
+            id="item",
+        ),
+        pytest.param(tuple[Tensor, Tensor], lambda x: None, "return the results", id="forgotten-tuple"),
+        pytest.param(
+            tuple[Tensor, Tensor], lambda x: (x * 2,), "return what the type hint says", id="too-few"
+        ),
+    ],
+)
+@pytest.mark.parametrize("aspect", ["kernel", "fake"])
+def test_what_a_kernel_returns_is_never_annotated(
+    name: str, aspect: str, annotation: Any, returned: Any, hint: str
+) -> None:
+    right = {Tensor: lambda x: x * 2, list[Tensor]: lambda x: [x * 2]}
+    reference = of(right.get(annotation, lambda x: (x * 2, x * 3)), annotation)
+    operator = opsmith.operator(name)(reference)
+    attach = operator.fake if aspect == "fake" else partial(operator.kernel, "cpu")
+    attach(returned)
+    x = ONES.to("meta") if aspect == "fake" else ONES
+    said = refused(errors.OpsmithError, lambda: operator(x))
+    assert said.endswith(f"  hint: {hint}")
+    attach(reference)
+    torch.testing.assert_close(operator(x), reference(x))
+
+
+def test_a_reference_without_return_that_has_several_results(name: str) -> None:
+    wrong = of(lambda x: None, tuple[Tensor, Tensor])
+    said = refused(errors.ResultCountError, lambda: opsmith.operator(name)(wrong)(ONES))
+    assert said.endswith("  hint: return the results")
+    first, second = opsmith.operator(name)(of(lambda x: (x * 1, x * 2), tuple[Tensor, Tensor]))(ONES)
+    assert (first.mean().item(), second.mean().item()) == (1.0, 2.0)

@@ -250,7 +250,7 @@ def test_a_name_that_is_none(tmp_path: Path, name: str, got: str, hint: str) -> 
         ("prim", "torch has operators in a namespace `prim`"),
         ("aten", "torch has operators in a namespace `aten`"),
         ("prims", "torch has operators in a namespace `prims`"),
-        ("torch", f"`import torch` finds {torch.__file__}"),
+        ("torch", "torch has operators in a namespace `torch`"),
         ("opsmith", f"`import opsmith` finds {opsmith.__file__}"),
         ("pytest-opsmith", "`import pytest_opsmith` finds "),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -204,3 +205,213 @@ def test_a_function_is_held_in_cpp_once_calls_are_built(name: str, monkeypatch: 
     assert held.of(columns) is in_python
     monkeypatch.undo()
     assert (held.of(columns) is in_python) == (in_cpp is None)
+
+
+def multiples(x: Tensor, n: int) -> list[Tensor]:
+    return [x * each for each in range(n)]
+
+
+def positive(x: Tensor, given: bool = True) -> Tensor | None:
+    return x * 3 if given else None
+
+
+def mixed(x: Tensor, n: int) -> tuple[Tensor, list[Tensor], Tensor | None]:
+    return x * 3, multiples(x, n), None if n > 2 else x + n
+
+
+OTHER_FORMS: dict[str, tuple[Any, Any, tuple[Any, ...], type[errors.OpsmithError], str, str, str]] = {
+    "a shorter list": (multiples, lambda x, n: [x * 0], (3,), errors.ResultCountError, "result", "3", "1"),
+    "a longer list": (
+        multiples,
+        lambda x, n: [x * 2, x * 3],
+        (1,),
+        errors.ResultCountError,
+        "result",
+        "1",
+        "2",
+    ),
+    "an empty list": (multiples, lambda x, n: [], (1,), errors.ResultCountError, "result", "1", "0"),
+    "a shorter tuple": (multiples, lambda x, n: (x * 0,), (2,), errors.ResultCountError, "result", "2", "1"),
+    "an item of another shape": (
+        multiples,
+        lambda x, n: [x * 0, x[:1] * 1],
+        (2,),
+        errors.ShapeError,
+        "result[1]",
+        "[2]",
+        "[1]",
+    ),
+    "an item of another dtype": (
+        multiples,
+        lambda x, n: [x.double(), x * 1],
+        (2,),
+        errors.ResultTypeError,
+        "result[0]",
+        "torch.float32",
+        "torch.float64",
+    ),
+    "None for a tensor": (
+        positive,
+        lambda x, given: None,
+        (),
+        errors.ResultTypeError,
+        "result",
+        "Tensor",
+        "None",
+    ),
+    "a tensor for None": (
+        positive,
+        lambda x, given: x * 3,
+        (False,),
+        errors.ResultTypeError,
+        "result",
+        "None",
+        "Tensor of torch.float32, shape [2]",
+    ),
+    "another shape of an optional one": (
+        positive,
+        lambda x, given: x[:1] * 3,
+        (),
+        errors.ShapeError,
+        "result",
+        "[2]",
+        "[1]",
+    ),
+    "a list among several": (
+        mixed,
+        lambda x, n: (x * 3, [x * 0], None),
+        (3,),
+        errors.ResultCountError,
+        "result1",
+        "3",
+        "1",
+    ),
+    "None among several": (
+        mixed,
+        lambda x, n: (x * 3, [x * 0], None),
+        (1,),
+        errors.ResultTypeError,
+        "result2",
+        "Tensor",
+        "None",
+    ),
+}
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("form", OTHER_FORMS)
+def test_a_list_or_an_optional_result_of_another_form(name: str, form: str, recorded: bool) -> None:
+    reference, kernel, rest, kind, argument, expected, got = OTHER_FORMS[form]
+    operator: Any = opsmith.operator(name)(reference)
+    operator.kernel("cpu", kernel)
+    x = torch.ones(2, requires_grad=recorded)
+    for _ in range(3):
+        with pytest.raises(kind, match=rf"of `{re.escape(argument)}` is not that of the ref") as caught:
+            operator(x, *rest)
+        error = caught.value
+        assert (error.operator, error.argument, error.expected, error.got) == (name, argument, expected, got)
+        assert "test_held_results.py" in str(error.where)
+        assert error.hint is not None
+        assert error.hint.endswith("or correct the reference")
+    operator.kernel("cpu", reference)  # the hint is followed
+    assert_close(operator(x, *rest), reference(x, *rest))
+
+
+@pytest.mark.parametrize("form", [list, tuple])
+def test_lists_that_are_right(name: str, form: Any) -> None:
+    operator = opsmith.operator(name)(multiples).kernel("cpu", lambda x, n: form(multiples(x, n)))
+    for recorded in (False, True, False):
+        for n in (0, 3, 1):
+            found = operator(torch.ones(2, requires_grad=recorded), n)
+            assert isinstance(found, list)
+            assert [each.tolist() for each in found] == [[float(at)] * 2 for at in range(n)]
+
+
+def test_forms_that_are_wrong_after_right_ones(name: str) -> None:
+    lengths = iter([2, 2, 3, 2])
+    operator: Any = opsmith.operator(name)(multiples)
+    operator.kernel("cpu", lambda x, n: multiples(x, next(lengths)))
+    x = torch.ones(2)
+    assert [len(operator(x, 2)) for _ in range(2)] == [2, 2]
+    with pytest.raises(errors.ResultCountError, match=r"expected: 2\n  got: 3"):
+        operator(x, 2)
+    assert len(operator(x, 2)) == 2
+    answers = iter([x * 3, None, x * 3])
+    optional: Any = opsmith.operator(f"{name}_optional")(positive)
+    optional.kernel("cpu", lambda x, given: next(answers))
+    assert optional(x) is not None
+    with pytest.raises(errors.ResultTypeError, match=r"expected: Tensor\n  got: None"):
+        optional(x)
+    assert optional(x) is not None
+
+
+def test_lists_are_compared_once(name: str) -> None:
+    runs: list[int] = []
+
+    def reference(x: Tensor, n: int) -> list[Tensor]:
+        runs.append(n)
+        return multiples(x, n)
+
+    operator = opsmith.operator(name)(reference).kernel("cpu", multiples)
+    for _ in range(3):
+        for n in (1, 2):
+            operator(torch.ones(2), n)
+    assert runs == [1, 2]
+
+
+def test_an_item_in_other_strides_is_copied(name: str) -> None:
+    operator = opsmith.operator(name)(multiples)
+    operator.kernel("cpu", lambda x, n: [(x.T.contiguous() * each).T for each in range(n)])
+    x = torch.randn(4, 5)
+    for _ in range(2):
+        found = operator(x, 2)
+        assert [each.stride() for each in found] == [(5, 1)] * 2
+        assert_close(found, multiples(x, 2))
+    first, second = operator.explain(x, 2).copies
+    assert first.startswith("`result[0]`: the strides of the kernel at ")
+    assert second.startswith("`result[1]`: ")
+
+
+def test_a_length_that_depends_on_data_is_free(name: str) -> None:
+    def counted(x: Tensor) -> list[Tensor]:
+        return [x * each for each in range(int(x.sum()))]
+
+    operator = opsmith.operator(name)(counted).kernel("cpu", lambda x: [x * 0, x * 1])
+    for _ in range(2):
+        assert len(operator(torch.ones(3))) == 2
+
+
+def test_an_opaque_list_is_held_to_its_fake_kernel(name: str) -> None:
+    operator = opsmith.operator(name, opaque=True)(multiples)
+    assert len(operator(torch.ones(2), 3)) == 3  # nothing is promised of it
+    operator.fake(lambda x, n: [torch.empty_like(x)] * 2)
+    with pytest.raises(errors.AliasError):  # a fake kernel is held to the contract, too
+        operator(torch.ones(2, device="meta"), 3)
+    operator.fake(lambda x, n: [torch.empty_like(x) for _ in range(2)])
+    with pytest.raises(errors.ResultCountError, match="the length of `result` is not that of the fake ker"):
+        operator(torch.ones(2), 3)
+    operator.fake(lambda x, n: [torch.empty_like(x) for _ in range(n)])
+    assert len(operator(torch.ones(2), 3)) == 3
+    optional = opsmith.operator(f"{name}_optional", opaque=True)(positive)
+    optional.fake(lambda x, given: torch.empty_like(x))
+    assert optional(torch.ones(2)) is not None
+    with pytest.raises(errors.ResultTypeError, match="the type of `result` is not that of the fake kernel"):
+        optional(torch.ones(2), False)
+
+
+@pytest.mark.compile
+@pytest.mark.xdist_group("held-results")
+@pytest.mark.parametrize("form", ["a shorter list", "None for a tensor"])
+def test_other_forms_in_compiled_code(name: str, form: str) -> None:
+    reference, kernel, rest, kind, *_ = OTHER_FORMS[form]
+    operator: Any = opsmith.operator(name)(reference).kernel("cpu", kernel)
+
+    def function(x: Tensor) -> Any:
+        found = operator(x, *rest)
+        return found + 1 if isinstance(found, Tensor) else found[0] + 1
+
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    with pytest.raises(kind, match="is not that of the reference"):
+        compiled(torch.ones(2))
+    operator.kernel("cpu", reference)
+    assert_close(compiled(torch.ones(2)), function(torch.ones(2)))

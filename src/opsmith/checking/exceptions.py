@@ -47,10 +47,8 @@ def named_by(error: BaseException) -> NamedFault:
     for kind, cause in _OURS.items():
         if isinstance(error, kind):
             return NamedFault(cause)
-    if isinstance(error, errors.ShapeError) and error.of_result:
-        return NamedFault("shape")
-    if isinstance(error, errors.ResultTypeError) and error.wrong_dtype:
-        return NamedFault("dtype")
+    if isinstance(error, errors.OpsmithError) and error.fault:
+        return NamedFault(error.fault)
     if isinstance(error, errors.MetadataError):
         return NamedFault("not-written" if error.moved else "shape")
     if isinstance(error, errors.MutationError):

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from opsmith import errors
+from opsmith.core.call_arguments import shown
 from opsmith.core.formula import (
     Formula,
     FormulaNames,
@@ -75,6 +76,7 @@ def formula_rules(given: Mapping[str, Any], schema: Schema) -> dict[str, Rule]:
 
 def joint_rules(function: Callable[..., Any], inputs: tuple[str, ...], schema: Schema) -> dict[str, Rule]:
     """Check a joint formula, and return it as the rule of each of its inputs; by default of every tensor."""
+    _refuse_no_joint(function, "gradient")
     for name in inputs:
         _check_input(name, schema)
     covered = inputs or schema.tensor_names
@@ -106,13 +108,25 @@ def _refuse_no_function(rule: Any, name: str, derivative: str, example: str) -> 
     if callable(rule):
         return
     constant = ", .non_differentiable" if derivative == "gradient" else ""
+    is_zero = rule is None or (isinstance(rule, int | float | complex) and rule == 0)
     raise errors.FormulaError(
         f"the {derivative} of `{name}` is neither a function nor a value that replaces one",
         argument=name,
         expected=f"a function, or opsmith.zero{constant} or .not_implemented(...)",
-        got=repr(rule),
-        hint=f"write `{name}={example}`" + (" or `opsmith.zero`" if rule is None or rule == 0 else ""),
+        got=shown(rule) if hasattr(rule, "shape") else repr(rule),
+        hint=f"write `{name}={example}`" + " or `opsmith.zero`" * is_zero,
     )
+
+
+def _refuse_no_joint(function: Any, derivative: str) -> None:
+    """Refuse a joint formula that is not a function."""
+    if not callable(function):
+        raise errors.FormulaError(
+            f"the joint {derivative} is not a function",
+            expected=f"a function that returns a dict of {derivative}s by name",
+            got=shown(function),
+            hint=f"write `@op.{derivative}s` over the function, or `op.{derivative}s(name=formula)`",
+        )
 
 
 def _gradient_names(schema: Schema, *more: str) -> FormulaNames:
@@ -173,6 +187,7 @@ def joint_tangent_rules(
     function: Callable[..., Any], results: tuple[str, ...], schema: Schema
 ) -> dict[str, TangentRule]:
     """Check a joint tangent formula, and return it as the rule of each of its results; by default of all."""
+    _refuse_no_joint(function, "tangent")
     named = tuple(_result(name, schema) for name in results)
     covered = named or tuple(result.name for result in schema.results if result.differentiable)
     names = _tangent_names(schema)

@@ -246,7 +246,7 @@ class Contract:
             MutationError, MetadataError, AliasError: See their names.
             ResultCountError, ResultTypeError, LayoutError: See their names.
         """
-        results = self._as_tuple(function, returned, values)
+        results = self.as_tuple(function, returned, values)
         if before is not None:
             self._refuse_writes(function, before, values)
         self._refuse_aliases(function, results, values)
@@ -315,7 +315,12 @@ class Contract:
                 error.moved = moved
                 raise error
 
-    def _as_tuple(self, function: Callable[..., Any], returned: Any, values: list[Any]) -> tuple[Any, ...]:
+    def as_tuple(self, function: Callable[..., Any], returned: Any, values: list[Any]) -> tuple[Any, ...]:
+        """Validate the number and types of the results, and return them as a tuple.
+
+        Raises:
+            AliasError, ResultCountError, ResultTypeError, LayoutError: See their names.
+        """
         specification = self.specification
         schema = specification.schema
         if schema.returns is not None:
@@ -326,13 +331,14 @@ class Contract:
             results = ()
         if not isinstance(results, tuple | list) or len(results) != len(schema.results):
             count = len(results) if isinstance(results, tuple | list) else 1
+            change = ", or change the type hint" * self._annotated(function)
             raise specification.error(
                 errors.ResultCountError,
                 "it returned another number of results than declared",
                 expected=f"a tuple of {len(schema.results)} tensors",
                 got=f"{count}" if count != 1 else shown(returned),
                 where=where(function),
-                hint="return what the type hint says, or change the type hint",
+                hint="return the results" if returned is None else f"return what the type hint says{change}",
             )
         if not schema.always_tensors:
             return self._validated_lists(function, results)
@@ -368,7 +374,7 @@ class Contract:
                     expected=described.annotation(),
                     got=shown(result),
                     where=where(function),
-                    hint="return a list of tensors, `[result]` for a single one",
+                    hint="return the result" if result is None else "return a list: `[result]` of one tensor",
                 )
         result_flattening = ResultFlattening.of(self.specification.schema, results)
         for result, label, described in zip(
@@ -391,9 +397,7 @@ class Contract:
                 expected=expected,
                 got=shown(result),
                 where=where(function),
-                hint="annotate it as `Tensor | None`"
-                if result is None
-                else "convert it, for example with `torch.as_tensor(...)` or `torch.from_numpy(...)`",
+                hint=self._tensor_hint(function, result, label),
             )
         foreign = unsupported_kind(result)
         if foreign is not None:
@@ -406,6 +410,27 @@ class Contract:
                 where=where(function),
                 hint=f"return `{foreign.hint.format('result')}`",
             )
+
+    def _annotated(self, function: Callable[..., Any]) -> bool:
+        """Return True for the reference, whose type hint its author may change."""
+        return function is self.specification.reference and self.specification.origin.kind == "declared"
+
+    def _tensor_hint(self, function: Callable[..., Any], result: Any, label: str) -> str:
+        """The hint for a value in the place of one tensor."""
+        annotated, is_item = self._annotated(function), "[" in label
+        if result is None:
+            rest = "; annotate it as `Tensor | None` if there may be none" * annotated
+            return (
+                "put a tensor there, or leave it out of the list" if is_item else f"return the result{rest}"
+            )
+        if not (isinstance(result, list | tuple) and tensors_in([result])):
+            return "convert it, for example with `torch.as_tensor(...)` or `torch.from_numpy(...)`"
+        if annotated and self.specification.schema.single and not is_item:
+            if isinstance(result, list):
+                return "annotate `-> list[Tensor]`, or return one tensor"
+            if len(result) > 1:
+                return f"annotate `-> tuple[{', '.join(['Tensor'] * len(result))}]`, or return one tensor"
+        return "return the tensor itself" if len(result) == 1 else "return one tensor"
 
     def _refuse_aliases(
         self, function: Callable[..., Any], results: tuple[Any, ...], values: list[Any]

@@ -1,7 +1,8 @@
 """Results of kernels in Python and of opaque functions, held to the metadata that the operator promises.
 
 Compiled code and exported programs are made for the results of the fake kernel or the reference. Another
-shape, dtype or device is refused. A result with other strides is copied.
+shape, dtype or device is refused, as is a list of another length, or None for a tensor. A result with other
+strides is copied.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from typing import Any
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.core.call_arguments import tensors_in
+from opsmith.core.call_arguments import shown, tensors_in
 from opsmith.core.kernels import BuiltKernel
 from opsmith.core.location import where
 from opsmith.core.results import Result
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.arguments import fake_by_shapes, unsupported_kind
+from opsmith.torch_library.arguments import fake_by_shapes
 from opsmith.torch_library.compilation import EAGER
-from opsmith.torch_library.contract import aliases
+from opsmith.torch_library.contract import Contract, aliases
 from opsmith.torch_library.result_layouts import ResultLayout, result_layouts
 
 MAX_KNOWN = 4096
@@ -92,19 +93,16 @@ class HeldResults:
         """Compare results with the promise; return them, or copies of those with other strides.
 
         Raises:
-            ShapeError, ResultTypeError: See their names.
+            ShapeError, ResultTypeError, ResultCountError, LayoutError: See their names.
         """
+        if capabilities.recording():
+            return returned
         schema = self.specification.schema
         values = [*args, *(kwargs[name] for name in schema.names[len(args) :])]
-        found = tensors_in([returned])
-        tensors = [*tensors_in(values), *found]
-        if capabilities.recording() or not all(type(each) in EAGER for each in tensors):
-            return returned
-        # The contract refuses another number of results, their layouts and aliases.
-        if len(found) != len(schema.results) or any(result.sequence for result in schema.results):
-            return returned
-        if any(map(unsupported_kind, found)) or aliases(found, tensors_in(values)):
-            return returned
+        found = Contract(self.specification).as_tuple(function, returned, values)
+        given, tensors = tensors_in(values), tensors_in([*found])
+        if not all(type(each) in EAGER for each in (*given, *tensors)) or aliases(tensors, given):
+            return returned  # the contract refuses aliases
         specification = self.specification
         if specification.opaque and not specification.fake and fake_by_shapes(specification, values) is None:
             return returned  # nothing is promised of it
@@ -112,40 +110,26 @@ class HeldResults:
             promised = result_layouts(self.specification, values)
         except Exception:  # metadata that depend on data, or a call that the reference alone refuses
             return returned
-        if len(promised) != len(found):
-            return returned
         results = [
             self._fitted(function, described, result, layout, values)
             for described, result, layout in zip(schema.results, found, promised, strict=True)
         ]
-        if all(new is old for new, old in zip(results, found, strict=True)):
+        if all(new is old for new, old in zip(tensors_in(results), tensors, strict=True)):
             return returned
         return results[0] if schema.single else tuple(results)
 
     def _fitted(
-        self,
-        function: Callable[..., Any],
-        described: Result,
-        result: Tensor,
-        promised: ResultLayout,
-        values: Sequence[Any],
-    ) -> Tensor:
-        """A result as it is promised: itself, or a copy in other strides."""
-        name = described.written or described.name
+        self, function: Any, described: Result, result: Any, promised: Any, values: list[Any], item: str = ""
+    ) -> Any:
+        """A result as it is promised, or one item of a list: itself, or a copy in other strides."""
+        name = (described.written or described.name) + item
         named = f"the new value of `{name}`" if described.written else f"`{name}`"
-        source, expected = "the reference", str(promised.dtype)
-        if self.specification.fake:
-            source = "the fake kernel"
-        dtype_hint = f"convert it: `.to({promised.dtype})`, or correct {source}"
-        if self.specification.opaque and not self.specification.fake:
-            source, expected = (
-                "the fake kernel derived from `shapes=`",
-                f"{promised.dtype}, to which its tensors promote",
-            )
-            dtype_hint = "write `@op.fake` over a function that returns empty tensors of the right dtype"
+        by_shapes = self.specification.opaque and not self.specification.fake
+        source = "the fake kernel" if self.specification.fake else "the reference"
+        source = "the fake kernel derived from `shapes=`" if by_shapes else source
 
-        def wrong(kind: type[errors.E], what: str, expected: object, got: object, hint: str) -> errors.E:
-            return self.specification.error(
+        def wrong(kind: Any, what: str, expected: Any, got: Any, hint: str, fault: str = "") -> Exception:
+            error: errors.OpsmithError = self.specification.error(
                 kind,
                 f"the {what} of {named} is not that of {source}",
                 argument=name,
@@ -154,18 +138,33 @@ class HeldResults:
                 where=where(function),
                 hint=hint,
             )
+            error.fault = fault
+            return error
 
+        if isinstance(promised, list):
+            if len(result) != len(promised):
+                hint = f"return {named} in the expected length, or correct {source}"
+                raise wrong(errors.ResultCountError, "length", len(promised), len(result), hint, "shape")
+            pairs = enumerate(zip(result, promised, strict=True))
+            return [self._fitted(function, described, *pair, values, item=f"[{at}]") for at, pair in pairs]
+        if result is promised:
+            return None
+        if result is None or promised is None:
+            wanted = "None" if promised is None else "Tensor"
+            hint = f"return {'a tensor' if promised else 'None'}, or correct {source}"
+            fault = "fake-mismatch" if self.specification.fake else "kernel-mismatch"
+            raise wrong(errors.ResultTypeError, "type", wanted, shown(result), hint, fault)
         if tuple(result.shape) != promised.shape:
             shapes = list(promised.shape), list(result.shape)
             hint = f"return {named} in the expected shape, or correct {source}"
-            misshapen = wrong(errors.ShapeError, "shape", *shapes, hint)
-            misshapen.of_result = True
-            raise misshapen
+            raise wrong(errors.ShapeError, "shape", *shapes, hint, "shape")
         if result.dtype != promised.dtype:
-            mistyped = wrong(errors.ResultTypeError, "dtype", expected, result.dtype, dtype_hint)
-            mistyped.wrong_dtype = True
-            raise mistyped
-        devices = {each.device for each in tensors_in(list(values))}
+            wanted, hint = str(promised.dtype), f"convert it: `.to({promised.dtype})`, or correct {source}"
+            if by_shapes:
+                wanted += ", to which its tensors promote"
+                hint = "write `@op.fake` over a function that returns empty tensors of the right dtype"
+            raise wrong(errors.ResultTypeError, "dtype", wanted, result.dtype, hint, "dtype")
+        devices = {each.device for each in tensors_in(values)}
         if len(devices) == 1 and result.device not in devices and result.is_meta:
             (device,) = devices
             hint = f"make {named} on the device of the arguments"

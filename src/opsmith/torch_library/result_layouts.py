@@ -74,8 +74,17 @@ class ResultLayout:
         return written if written.stride() == self.stride else self.allocate(written.device).copy_(written)
 
 
+def _layout_of(result: Any) -> Any:
+    """The layout of a result; a list of layouts for a list of tensors, and None for None."""
+    if isinstance(result, list):
+        return [ResultLayout.of(each) for each in result]
+    return None if result is None else ResultLayout.of(result)
+
+
 def result_layouts(specification: Specification, values: Sequence[Any]) -> tuple[ResultLayout, ...]:
     """Find the layouts of the results for argument values, by the fake kernel, `shapes=` or the reference.
+
+    A list of tensors has a list of layouts; a result that is None has None.
 
     They run on `meta` tensors, and on torch's fake tensors if that fails: fake tensors have a device, but
     take seconds to import. As long as nothing has imported them, they run on the tensors themselves if
@@ -149,7 +158,7 @@ def _on_data(specification: Specification, values: Sequence[Any]) -> tuple[Resul
 
     with torch.no_grad():
         results = Contract(specification).run(watched, copies_of_written(specification.schema, values))
-    return None if reads else tuple(map(ResultLayout.of, results))
+    return None if reads else tuple(map(_layout_of, results))
 
 
 class _DataReads(TorchFunctionMode):
@@ -172,7 +181,7 @@ def _run(
 ) -> tuple[ResultLayout, ...]:
     with torch.no_grad():
         results = Contract(specification).run(_implementation(specification), map_tensors(stand_in, values))
-    return tuple(map(ResultLayout.of, results))
+    return tuple(map(_layout_of, results))
 
 
 def _implementation(specification: Specification) -> Callable[..., Any]:

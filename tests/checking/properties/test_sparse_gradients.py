@@ -55,7 +55,7 @@ def test_a_wrong_one_is_found() -> None:
 
 
 def test_zeros_that_torch_has_not_written_are_zeros() -> None:
-    @opsmith.operator("sparse::sign")
+    @opsmith.operator("sparse_gradients::sign")
     def sign(x: Tensor) -> Tensor:
         return torch.sgn(x)  # torch's gradient of it has no memory
 
