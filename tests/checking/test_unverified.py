@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import warnings
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,36 @@ def test_an_operator_whose_kernels_ran_has_none() -> None:
     operator = cubed("plain")
     operator.kernel("cpu")(lambda x: x * x * x)
     assert opsmith.check(operator, only=["forward"]).unverified == ()
+
+
+def test_a_kernel_for_a_dtype_that_the_chosen_properties_do_not_use_is_unverified() -> None:
+    operator = cubed("low")
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        operator.kernel("cpu", dtypes=[dtype])(lambda x: x * x * x)
+    for only, ran in ((["determinism"], (2,)), (["layouts"], (1, 2)), (["forward"], (0, 1, 2))):
+        report = opsmith.check(operator, only=only, effort="quick", strict=True)
+        (outcome,) = [each for each in report.outcomes if not each.left_out]
+        assert outcome.kernels == ran
+        assert report.passed_as_asked is (ran == (0, 1, 2))
+        assert bool(report.unverified) is (ran != (0, 1, 2))
+        for failure in report.failures:  # what it says is done in the last turn
+            assert failure.message.endswith("; add one that it takes or check `forward`, too")
+    accepted = {("forward", "not-exercised"): "the samples are in float64"}
+    report = opsmith.check(operator, only=["layouts"], effort="quick", strict=True, accept=accepted)
+    assert (report.passed_as_asked, report.unverified) == (True, ())
+    assert with_baseline(opsmith.check(operator, only=["layouts"], strict=True), report).passed_as_asked
+
+
+def test_a_kernel_that_cannot_be_built_keeps_no_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    operator = cubed("kept").kernel("cpu", cpp="void kept(View<const float> x, View<float> y) {}")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    x = torch.ones(3)
+    seen = weakref.ref(x)
+    with warnings.catch_warnings(action="ignore"):
+        operator.explain(x)
+        operator.explain(x)
+    del x
+    assert seen() is None
 
 
 def test_assert_correct_and_a_kernel_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,7 +120,7 @@ class Outcome:
         compiles: True if it compiles: its time is reported apart, since all later checks of a process share
             what the first compilation takes.
         dtypes: The floating and complex dtypes in which the operator was run for it.
-        kernels: Positions, in the order of declaration, of the operator's kernels that ran for it.
+        kernels: Positions, in the order in which they are tried, of the operator's kernels that ran for it.
     """
 
     property: str

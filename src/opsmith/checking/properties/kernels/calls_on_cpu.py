@@ -76,6 +76,7 @@ def unrun_kernels(found: Mapping[str, Outcome], subject: Subject) -> Findings:
 
 def _reason(outcome: Outcome, subject: Subject, kernel: Kernel) -> tuple[str, str | None]:
     """The reason why the property of this outcome did not run a kernel, and what to do about it."""
+    way_out = f"check `{outcome.property}`, too" if outcome.left_out else ""
     if isinstance(kernel.given, CppKernel):
         kernel.given.load()
     if outcome.property == "forward":
@@ -86,9 +87,9 @@ def _reason(outcome: Outcome, subject: Subject, kernel: Kernel) -> tuple[str, st
         calls = [sample.flattening.pack(sample.at(device=device)) for sample in subject.samples]
         none = [each.reason for each in map(kernel.consider, calls) if isinstance(each, Rejected)]
         if len(none) == len(calls):
-            return f"it takes none of the samples ({'; '.join(sorted({*none}))})", "add one that it takes"
-    reason = f"`{outcome.property}`, which runs it, is skipped: {outcome.reason}"
-    return reason, f"check `{outcome.property}`, too" if outcome.left_out else None
+            hint = " or ".join(filter(None, ["add one that it takes", way_out]))
+            return f"it takes none of the samples ({'; '.join(sorted({*none}))})", hint
+    return f"`{outcome.property}`, which runs it, is skipped: {outcome.reason}", way_out
 
 
 def kernel_calls(
