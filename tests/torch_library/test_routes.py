@@ -297,8 +297,7 @@ def test_a_quantised_result_of_a_known_call_is_refused(requires_grad: bool) -> N
             doubled(x)
 
 
-@pytest.mark.parametrize("attribute", ["to_save", "non_differentiable"])
-def test_a_class_that_gives_its_context_a_list_raises(attribute: str) -> None:
+def test_a_class_that_gives_its_context_a_list_raises() -> None:
     wrong = False
 
     class Listing(Product):
@@ -306,10 +305,10 @@ def test_a_class_that_gives_its_context_a_list_raises(attribute: str) -> None:
         def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
             ctx.save_for_backward(x, w)
             if wrong:
-                setattr(ctx, attribute, [x])
+                ctx.to_save = [x]
             return x * w
 
-    operator = opsmith.adopt(Listing, f"routes::listing_{attribute}")
+    operator = opsmith.adopt(Listing, "routes::listing")
     x = torch.ones(2, requires_grad=True)
     for _ in range(3):
         operator(x, x.detach())

@@ -15,10 +15,11 @@ import opsmith
 from opsmith.torch_library.capabilities.capability import CAPABILITIES, TESTED, examine
 
 # What is taken away from torch before opsmith is imported, for each capability.
+CALLS = "opsmith.torch_library.capabilities.private.calls_in_cpp"
 LOSSES = {
     "known_calls": "del torch._C._is_any_autocast_enabled",
     # Where it is not built, nothing is lost, and nothing is said.
-    "calls_in_cpp": "import sys; sys.modules['opsmith.torch_library.calls_extension'] = None",
+    "calls_in_cpp": f"import sys; sys.modules[{CALLS!r}] = None",
     "torch_func": "del torch._functorch.autograd_function.reductify_leaf",
     "forward_mode": "del torch.autograd.forward_ad._set_fwd_grad_enabled",
     "autocast": "del torch._C._ExcludeDispatchKeyGuard",

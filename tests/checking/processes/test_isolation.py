@@ -2,8 +2,10 @@
 
 import ctypes
 import errno
+import fcntl
 import gc
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -397,3 +399,25 @@ def test_a_child_does_not_collect_the_garbage_of_its_parent() -> None:
         gc.collect()
         if enabled:
             gc.enable()
+
+
+def test_a_process_with_many_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers of files above 1023, as of a process with many workers."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2048:
+        pytest.skip("the system allows no number above 1023")
+    pipe = os.pipe
+
+    def pipe_above() -> tuple[int, int]:
+        reading, writing = pipe()
+        above = fcntl.fcntl(reading, fcntl.F_DUPFD_CLOEXEC, 1500)
+        os.close(reading)
+        return above, writing
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    try:
+        monkeypatch.setattr(os, "pipe", pipe_above)
+        found = run_isolated("forward", lambda: Outcome("forward", "passed", 0.0), where=HERE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert found.status == "passed"

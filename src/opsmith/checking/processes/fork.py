@@ -335,11 +335,13 @@ def _received(answer: bytes) -> Outcome:
 def _read(reading: int, end: float, room: mmap.mmap, child: int, processor_limit_s: float) -> bytes | None:
     """Read until the child closes the pipe; None after a time limit, or once it reports a hang."""
     parts: list[bytes] = []
+    pipe = select.poll()  # `select.select` takes no number above 1023
+    pipe.register(reading, select.POLLIN)
     while True:
         left = end - time.perf_counter()
         if left <= 0 or room[HUNG] or _processor_seconds(child) > processor_limit_s:
             return None
-        if not select.select([reading], [], [], min(left, POLL_S))[0]:
+        if not pipe.poll(1000 * min(left, POLL_S)):
             continue
         part = os.read(reading, 65536)
         if not part:

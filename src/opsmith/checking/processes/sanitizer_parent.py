@@ -302,10 +302,12 @@ class _ChildEvents:
     def _events(self, reading: int) -> Iterator[dict[str, Any] | None]:
         """Yield each event; None after a time limit."""
         rest = b""
+        pipe = select.poll()  # `select.select` takes no number above 1023
+        pipe.register(reading, select.POLLIN)
         end = time.monotonic() + START_S
         while True:
             left = end - time.monotonic()
-            if left <= 0 or not select.select([reading], [], [], left)[0]:
+            if left <= 0 or not pipe.poll(1000 * left):
                 yield None
                 end = time.monotonic() + self.limit_s
                 continue

@@ -26,11 +26,8 @@ from opsmith.torch_library.autograd.graph_cuts import refuse_graph_cut, refusing
 from opsmith.torch_library.autograd.pullback import vjp_by_recompute
 from opsmith.torch_library.autograd.random_state import RandomState, generators_in
 from opsmith.torch_library.dtensor.placements import (
-    author_code,
-    dtensor,
     dtensors_in,
     gathered,
-    is_authors,
     is_unplaced,
     replicating,
     warn_gathers,
@@ -68,9 +65,6 @@ class Vjp:
             saved: Saved inputs and results by name; lists as lists.
             grads: Gradient of each flat result, None where there is none.
         """
-        found = self._by_formulas(saved, grads)
-        if found is not None:
-            return found
         self._refuse()
         values = (*saved.values(), *grads)
         # A class handles autocast itself, as under `apply`.
@@ -84,49 +78,6 @@ class Vjp:
                 gradients = self._on_whole_tensors(saved, grads)
                 warn_gathers(self.specification, values, error)
                 return gradients
-
-    def _by_formulas(
-        self, saved: Mapping[str, Any], grads: Sequence[Tensor | None]
-    ) -> list[Tensor | None] | None:
-        """Gradients of a usual call: by formulas alone, without a graph; None where there is more to do."""
-        specification, plan = self.specification, self.plan
-        if torch.is_grad_enabled() or torch.compiler.is_dynamo_compiling():
-            return None
-        if not (self.flattening.is_flat and self.results.is_flat):
-            return None
-        given = dict(saved)
-        given.update((name, grads[at]) for name, at in specification.schema.gradient_position.items())
-        others = plan.zeros or plan.refused or plan.derived or plan.follows_hidden
-        # A class handles autocast itself, and undefined gradients.
-        usual = specification.origin.casts and not others and all(grad is not None for grad in grads)
-        usual = usual and all(given.keys() >= set(formula.parameters) for formula in plan.formulas)
-        tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
-        kinds = (Tensor, torch.nn.Parameter, dtensor())
-        usual = usual and all(type(tensor) in kinds for tensor in tensors.values())
-        if not usual or capabilities.innermost_transform() or capabilities.forward_mode_active():
-            return None
-        before = [capabilities.version(tensor) for tensor in tensors.values()]
-        found: dict[str, tuple[Formula, Any]] = {}
-        for formula, inputs in zip(plan.formulas, plan.inputs, strict=True):
-            try:
-                with author_code, without_casts(grads):
-                    pairs = zip(formula.keywords, formula.parameters, strict=True)
-                    answer = formula.function(**{keyword: given[name] for keyword, name in pairs})
-            except Exception as error:
-                if dtensors_in(tensors.values()) and not is_authors(error):
-                    return None  # torch raises it again, or has placements for whole tensors
-                note_formula(specification, formula, error)
-                raise
-            answers = formula_answers(specification, formula, answer, inputs)
-            found.update((name, (formula, answers[name])) for name in inputs)
-        for (name, tensor), version in zip(tensors.items(), before, strict=True):
-            if version != capabilities.version(tensor):
-                users = [formula for formula in plan.formulas if name in formula.parameters]
-                raise written_into(specification, users, name)
-        return [
-            None if expected is None or name not in found else self._fitted(name, expected, *found[name])
-            for name, expected in zip(self.flattening.names, self.metadata.inputs, strict=True)
-        ]
 
     def _fitted(self, label: str, expected: TensorMetadata, formula: Formula, answer: Any) -> Tensor:
         """A gradient that a formula returned, fitted to its input."""
