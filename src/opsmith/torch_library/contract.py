@@ -442,7 +442,7 @@ class Contract:
             results, names = tuple(flattening.flatten(results)), flattening.labels
         written = {result.name: result.written for result in schema.results if result.written}
 
-        def shown(label: str) -> str:
+        def called(label: str) -> str:
             """The name of a result; that of the argument whose new value it is."""
             name, *item = label.partition("[")
             return written.get(name, name) + "".join(item)
@@ -450,13 +450,13 @@ class Contract:
         for found in aliases(results, arguments):
             if found.argument is None:
                 assert found.other is not None
-                first, second = (shown(names[at]) for at in (found.result, found.other))
+                first, second = (called(names[at]) for at in (found.result, found.other))
                 same = results[found.result] is results[found.other]
                 of_input = second != names[found.other] and first == names[found.result]
                 what = "is" if same and of_input else "shares memory with"
                 raise self.specification.error(
                     errors.AliasError,
-                    f"`{first}` {what} {'its input ' * of_input}`{second}`",
+                    f"`{first}` {what} {'its input ' if of_input else ''}`{second}`",
                     argument=second if of_input else first,
                     expected="a new tensor",
                     where=where(function),
