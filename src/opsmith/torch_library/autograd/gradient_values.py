@@ -148,7 +148,7 @@ def _matching(value: Tensor, about: _Subject, *, mixed: bool) -> Tensor:
         widened = mixed and (value.is_floating_point() or (value.is_complex() and wanted.is_complex))
         if not widened and not (wanted.is_complex and value.dtype == wanted.to_real()):
             hint = f"make new tensors with `dtype={source}.dtype`, and cast nothing"
-            if value.is_complex():
+            if value.is_complex() and about.what == "gradient":
                 hint = "the input is real: return the real part, `.real`"
             problem = "has the wrong dtype"
             raise about.error(errors.GradientDtypeError, problem, str(wanted), str(value.dtype), hint)

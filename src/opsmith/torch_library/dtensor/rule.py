@@ -140,22 +140,10 @@ class DTensorRule:
         return self._overload(*args, **kwargs)
 
     def _on_shards(self, values: list[Any], layouts: Sequence[Callable[[Tensor], Tensor]]) -> Any:
-        """Call the operator on this rank's shards, and make a DTensor of each result.
-
-        Raises:
-            ResultCountError: If the kernel returns another number of tensors than the reference.
-        """
+        """Call the operator on this rank's shards, and make a DTensor of each result."""
 
         def place(shards: list[Tensor]) -> Iterator[Tensor]:
-            if len(shards) != len(layouts):
-                raise self._specification().error(
-                    errors.ResultCountError,
-                    "its kernel returned another number of tensors than its reference",
-                    expected=f"{len(layouts)}, on the shards of {described(dtensors_in(values)[0])}",
-                    got=str(len(shards)),
-                    hint="return lists of the same lengths from the kernel and the reference",
-                )
-            return map(lambda layout, shard: layout(shard), layouts, shards)
+            return (layout(shard) for layout, shard in zip(layouts, shards, strict=True))
 
         return self._called(values, map_tensors(local_shard, values), place)
 
