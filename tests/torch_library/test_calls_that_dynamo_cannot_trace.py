@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import opsmith
-from opsmith import errors
+from opsmith import config, errors
 from opsmith.torch_library import capabilities
 
 pytestmark = pytest.mark.compile
@@ -110,6 +110,10 @@ def test_a_wrong_type_beside_a_number_is_refused(name: str, given: object) -> No
 @pytest.mark.parametrize("transform", ["grad", "jvp", "vmap"])
 @pytest.mark.parametrize("hidden", [False, True])
 def test_a_graph_break_under_a_transform(name: str, transform: str, hidden: bool) -> None:
+    if config.conservative():
+        pytest.skip(
+            "no public name of torch tells that Dynamo compiles what runs: torch raises its own error"
+        )
     if hidden:
 
         @opsmith.operator(name, results=["y", "slope"], hidden=["slope"])

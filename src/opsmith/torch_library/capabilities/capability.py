@@ -207,8 +207,10 @@ CAPABILITIES = {
         ),
         Capability(
             name="known_calls",
-            purpose="calls that were validated before, and take one hop through the dispatcher",
-            instead="every call is validated in full, and takes longer",
+            purpose="calls that were validated before, and take one hop through the dispatcher; compiled "
+            "code with a graph break under a transform of `torch.func`",
+            instead="every call is validated in full, and takes longer; such a graph break ends in an error "
+            "of torch",
             provides=(
                 "any_autocast",
                 "call_keys",
