@@ -51,7 +51,10 @@ def in_child_process(name: str, subject: Subject, limit_s: float, begin: Callabl
     """
     specification = subject.specification
     kernels = kernels_in_cpp(specification)
-    return run_isolated(name, begin, where=specification.where, limit_s=limit_s, kernels=kernels)
+    positions = range(len(specification.kernels))
+    return run_isolated(
+        name, begin, where=specification.where, limit_s=limit_s, kernels=kernels, positions=positions
+    )
 
 
 def few_threads(effort: Effort) -> AbstractContextManager[None]:

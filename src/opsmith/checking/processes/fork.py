@@ -21,7 +21,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -154,6 +154,7 @@ def run_isolated(
     limit_s: float = LIMIT_S,
     processor_limit_s: float = math.inf,
     kernels: Sequence[CppSource] = (),
+    positions: Iterable[int] = (),
 ) -> Outcome:
     """Run a property in a child process; a crash, or exceeding the time limit, is a failure.
 
@@ -164,6 +165,7 @@ def run_isolated(
         limit_s: Time limit in seconds.
         processor_limit_s: Limit of the child's processor time in seconds.
         kernels: C++ kernels that it may run: a crash in one of them is reported with its line.
+        positions: Positions of all kernels that it may run: a crash says why they did not.
 
     Raises:
         UsageError: As `refuse_isolation`; if the system cannot fork; or if autograd has started threads of
@@ -219,7 +221,7 @@ def run_isolated(
     if not room[HUNG] and seconds < limit_s:
         limit = f"{processor_limit_s:g} s of processor time"
     failure = _death(name, status, limit if late else None, sample, words, where, kernels)
-    return Outcome(name, "failed", seconds=seconds, failures=(failure,))
+    return Outcome(name, "failed", seconds=seconds, failures=(failure,), kernels=tuple(positions))
 
 
 def _run(
