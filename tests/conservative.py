@@ -274,6 +274,7 @@ OTHERWISE = {
         "errors/test_adopting_messages.py::test_the_check_names_the_forward_that_leaves_torch",
         "errors/test_adopting_messages.py::test_calling[NumPy in the backward alone, twice by transforms]",
         "checking/numerics/test_low_precision.py::test_a_rule_for_batches_in_float32_is_held_to_its_digits[GatedOff]",
+        "torch_library/test_nondeterminism.py::test_each_way_of_a_call_is_refused_once[hidden-grad]",
         "torch_library/test_nondeterminism.py::test_each_way_of_a_call_is_refused_once[hidden-vmap of grad]",
         "calls/test_calls.py::test_cell[opaque-dispatcher-functionalize]",
         "kernels/cuda/test_emulated_cuda.py::test_every_kind_of_call_is_computed[vmap]",

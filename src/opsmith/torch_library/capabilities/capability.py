@@ -233,7 +233,7 @@ CAPABILITIES = {
             purpose="transforms of `torch.func`, level by level",
             instead="`torch.autograd.Function` serves `grad`, `vjp`, and `vmap` by the reference; "
             "forward mode, autocast, `functionalize`, and `vmap` of an opaque operator or over nothing are "
-            "refused",
+            "refused; a compiled `vmap` of `grad` with hidden results ends in an error of torch",
             provides=(
                 "Transform",
                 "innermost_transform",
