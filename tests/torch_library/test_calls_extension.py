@@ -116,3 +116,10 @@ def test_that_of_opsmith_s_own_package_comes_first(tmp_path: Path, monkeypatch: 
     write_manifest(tmp_path, [replace(built, target="torch-1.0.0-cpython-30")], opsmith.__version__)
     with looking_in(package, tmp_path, ["torch-1.0.0-cpython-30"]):
         assert extension._files() == others, "one for another torch is not taken"
+
+
+def test_a_cache_whose_name_is_too_long_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is one in a folder that nobody may look into: the calls are made in Python."""
+    monkeypatch.setenv("OPSMITH_CACHE", f"/tmp/{'x' * 300}/cache")
+    assert extension.cached_calls() is None
+    assert extension.earlier_failure() == ""

@@ -105,7 +105,7 @@ class Cache:
             CacheError: As `obtain`.
         """
         key = key_of(parts)
-        if self._unusable or not self.directory.is_dir():
+        if self._unusable or not os.path.isdir(self.directory):  # false, too, where nobody may look
             return None
         path = own_directory(self.directory, CACHE) / key
         return CacheEntry(path, "disk") if is_sound(path, key) else None

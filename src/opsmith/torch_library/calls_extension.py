@@ -6,7 +6,9 @@ done in Python.
 
 from __future__ import annotations
 
+import os
 import sysconfig
+from contextlib import suppress
 from functools import cache
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
@@ -114,7 +116,8 @@ def compile_calls() -> CacheEntry:
         ToolchainError: If there is no compiler, it lacks Python's headers, or it does not compile the source.
         CacheError: As `Cache.obtain`.
     """
-    _failure().unlink(missing_ok=True)
+    with suppress(OSError):  # the cache says what is wrong with its place
+        _failure().unlink()
     toolchain = find_toolchain()
     include = Path(sysconfig.get_paths()["include"])
     if not (include / "Python.h").is_file():
@@ -141,7 +144,7 @@ def compile_unless_it_failed() -> None:
 def earlier_failure() -> str:
     """Return why a build of this source has failed on this machine; empty where it has not."""
     file = _failure()
-    return file.read_text(encoding="utf-8").strip() if file.is_file() else ""
+    return file.read_text(encoding="utf-8").strip() if os.path.isfile(file) else ""
 
 
 def _failure() -> Path:
