@@ -11,7 +11,7 @@ import torch
 
 import opsmith
 from opsmith import errors
-from opsmith.build.cache import cache_on_disk
+from opsmith.build.cache import Cache, cache_on_disk
 from opsmith.build.manifest import write_manifest
 from opsmith.build.packaged import looking_in, package_of
 from opsmith.shipping.builder import build_calls
@@ -120,6 +120,7 @@ def test_that_of_opsmith_s_own_package_comes_first(tmp_path: Path, monkeypatch: 
 
 def test_a_cache_whose_name_is_too_long_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor is one in a folder that nobody may look into: the calls are made in Python."""
-    monkeypatch.setenv("OPSMITH_CACHE", f"/tmp/{'x' * 300}/cache")
-    assert extension.cached_calls() is None
+    place = f"/tmp/{'x' * 300}/cache"
+    assert Cache(Path(place)).find({"kind": "calls"}) is None
+    monkeypatch.setenv("OPSMITH_CACHE", place)
     assert extension.earlier_failure() == ""
