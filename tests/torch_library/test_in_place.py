@@ -296,6 +296,43 @@ def test_an_optional_result_that_is_none(name: str) -> None:
     assert scaled(x, True).item() == 12.0
 
 
+def parts(x: Tensor, count: int) -> list[Tensor]:
+    x.mul_(2)
+    return [x[at:] + 1 for at in range(count)]
+
+
+def total(x: Tensor, count: int) -> Tensor | None:
+    x.mul_(2)
+    return x.sum() if count else None
+
+
+def both(x: Tensor, count: int) -> tuple[Tensor, list[Tensor]]:
+    return x.mul_(2).sum(), [x[at:] + 1 for at in range(count)]
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("function", [parts, total, both])
+def test_compiled_code_returns_lists_beside_a_write(
+    function: Callable[..., Any], recorded: bool, name: str, fresh_compiler: None
+) -> None:
+    operator = opsmith.operator(name, mutates=["x"])(function)
+    operator.kernel("cpu")(function)
+
+    def write(given: Tensor, call: Callable[..., Any]) -> Any:
+        x = given * 1
+        return call(x, 2), x * 3
+
+    compiled = torch.compile(write, backend="aot_eager", fullgraph=True)
+    if not (recorded or function is total or capabilities.on("inlining")):
+        with pytest.raises(RuntimeError, match="whose outputs do not have alias annotations"):
+            compiled(torch.rand(4), operator)  # as docs/in-place.md says
+        return
+    for size in (4, 5):
+        x = torch.rand(size, requires_grad=recorded)
+        torch.testing.assert_close(compiled(x, operator), write(x, function))
+
+
 class Stores(torch.nn.Module):
     """A write into two layers of one cache."""
 

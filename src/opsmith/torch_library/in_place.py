@@ -240,9 +240,10 @@ class InPlaceRegistration(DispatcherRegistration):
         found = super()._traced(values)
         written = [tensor for _, tensor in written_tensors(self.specification, values)]
         # Inductor writes to the offset 0 in place of a symbol: pytorch issue 198068.
-        if found is None and any(isinstance(each.storage_offset(), torch.SymInt) for each in written):
-            return self._copied_back(values, values)
-        return found
+        shifted = any(isinstance(each.storage_offset(), torch.SymInt) for each in written)
+        # torch makes functional what returns tensors, and no lists: `can_auto_functionalize`.
+        lists = any(result.sequence for result in self.specification.schema.results)
+        return self._copied_back(values, values) if found is None and (shifted or lists) else found
 
     def is_transformed_by_torch(self, transform: capabilities.Transform | None) -> bool:
         """Return True if torch's own kernel handles this transform: its functionalization takes no writes."""
