@@ -124,3 +124,11 @@ def test_a_cache_whose_name_is_too_long_is_no_obstacle(monkeypatch: pytest.Monke
     assert Cache(Path(place)).find({"kind": "calls"}) is None
     monkeypatch.setenv("OPSMITH_CACHE", place)
     assert extension.earlier_failure() == ""
+
+
+def test_a_cache_that_others_write_into_is_not_searched(own_cache: Path) -> None:
+    own_cache.mkdir()
+    own_cache.chmod(0o777)
+    assert extension.calls_extension() is None, "a call goes on in Python"
+    with pytest.raises(errors.CacheError, match="a directory that this user owns"):
+        extension.compile_calls()

@@ -43,12 +43,8 @@ def target() -> str:
 
 def source_digest() -> str:
     """Return the digest of its source."""
-    texts = {path.name: path.read_text(encoding="utf-8") for path in _sources()}
-    return digest_of_parts(texts)
-
-
-def _sources() -> list[Path]:
-    return sorted((*SOURCES.glob("*.h"), SOURCE))
+    sources = sorted((*SOURCES.glob("*.h"), SOURCE))
+    return digest_of_parts({path.name: path.read_text(encoding="utf-8") for path in sources})
 
 
 def _parts() -> dict[str, str]:
@@ -105,8 +101,10 @@ def _loaded(path: Path) -> ModuleType | None:
 
 
 def cached_calls() -> CacheEntry | None:
-    """Return the entry of the cache, if it is there."""
-    return cache_on_disk().find(_parts())
+    """Return the entry of the cache, if it is there, and the cache is one that only this user writes into."""
+    with suppress(errors.CacheError):
+        return cache_on_disk().find(_parts())
+    return None
 
 
 def compile_calls() -> CacheEntry:
