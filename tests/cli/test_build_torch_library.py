@@ -61,6 +61,7 @@ def test_as_json_for_one_level(opsmith: Command, tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_with_kernels_for_gpus(opsmith: Command, tmp_path: Path) -> None:
     source = tmp_path / "doubled.py"
     source.write_text(DOUBLED)

@@ -80,6 +80,7 @@ def test_batches_are_pieces_of_the_text() -> None:
     assert data.tensor_of("é").tolist() == [195, 169]
 
 
+@pytest.mark.slow
 def test_the_optimizer_is_adamw() -> None:
     ours, theirs = ([torch.nn.Parameter(torch.ones(shape)) for shape in ((2, 3), (3,))] for _ in range(2))
     optimizer = module("optimizer").AdamW(ours, weight_decay=0.1, beta2=0.95)
@@ -114,6 +115,7 @@ def test_training_gives_the_same_numbers_again() -> None:
     assert losses[0] == losses[1]
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_says_so(
     tmp_path: Path, keeps_threads: None, capsys: pytest.CaptureFixture[str]
 ) -> None:

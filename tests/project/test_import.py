@@ -154,6 +154,7 @@ def test_the_first_calls_of_several_threads_at_once() -> None:
     assert run_alone(FIRST_CALLS).stdout == "[] True\n"
 
 
+@pytest.mark.slow
 def test_what_the_first_call_imports_keeps_no_tensor_of_a_mode() -> None:
     program = """
 import torch

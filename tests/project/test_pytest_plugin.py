@@ -114,6 +114,7 @@ def outcome_of(done: subprocess.CompletedProcess[str], node: str) -> str:
     return next(word for word in ("PASSED", "FAILED", "SKIPPED", "ERROR") if f" {word} " in f"{line} ")
 
 
+@pytest.mark.slow
 def test_every_property_of_every_operator_is_a_test(
     whole: tuple[subprocess.CompletedProcess[str], list[str]],
 ) -> None:
