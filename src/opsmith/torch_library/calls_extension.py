@@ -27,7 +27,7 @@ from opsmith.build.toolchain import Toolchain, find_toolchain
 
 LANGUAGE = "calls"
 """Language of its file among the built kernels of a package."""
-VERSION = 5
+VERSION = 6
 """Version of its functions; it rises when one takes other arguments."""
 NAME = "opsmith_calls"
 LIBRARY = f"{NAME}.so"

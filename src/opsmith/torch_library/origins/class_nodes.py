@@ -135,6 +135,8 @@ class ClassNodes:
         is_tensor = [name in tensors for name in given]
         strays = [at for at, own in enumerate(is_tensor) if not own]
         own_backward: Any = adopted.backward
+        keep_all = partial(self._kept, always, strays)
+        keep = in_cpp.keeper(always, strays, NUMBERS_AND_NAMES, autocast_in_force) if in_cpp else keep_all
 
         def forward(ctx: NodeContext, *values: Any) -> Any:
             if facts.hides and in_cpp:
@@ -170,18 +172,15 @@ class ClassNodes:
                     return self._settled(ctx, context, before, returned, values)
             if not expected:
                 return result
-            results, saved = result if several else (result,), context.to_save
+            results = result if several else (result,)
             constants = several and not all(has_gradient(each.dtype) for each in results)
             if constants or context.non_differentiable:  # metadata of these are kept for the backward
                 return self._settled(ctx, context, before, result, values)
-            known = {_NOTHING, *map(id, inputs), *map(id, results)}
-            if always or vars(context) or not known.issuperset(map(id, saved)):
-                kept = None if written else self._kept(context, always, known, inputs, values, strays)
-                if kept is None:
-                    return self._settled(ctx, context, before, result, values)
-                saved, *more = kept
-            else:
-                more = [len(saved)]
+            parts = vars(context), context.to_save, inputs, results, values
+            kept = keep(*parts) or keep_all(*parts)
+            if kept is None or (written and len(kept) > 3):  # what it is given is written over
+                return self._settled(ctx, context, before, result, values)
+            saved, *more = kept
             if written:
                 ctx.dirty_tensors = context.dirty_tensors
             ctx.materialize_grads, ctx.to_save = False, saved
@@ -237,25 +236,29 @@ class ClassNodes:
 
     def _kept(
         self,
-        context: Context,
         always: bool | None,
-        known: Collection[int],
-        inputs: Sequence[Tensor],
-        values: tuple[Any, ...],
         strays: Sequence[int],
+        attributes: dict[str, Any],
+        own: Sequence[Any],
+        inputs: Sequence[Tensor],
+        results: Sequence[Tensor],
+        values: tuple[Any, ...],
     ) -> tuple[Any, ...] | None:
         """The tensors to save, and the last parts of `_Kept`; None for what the full rule must look at.
 
+        Tensors are taken out of the attributes.
+
         Args:
-            context: The context of the class.
             always: As `keeps_inputs` returns it.
-            known: Numbers (`id`) of None, of the inputs and of the results.
-            inputs: The tensors among the arguments.
-            values: The arguments.
             strays: Places of the arguments that are no tensors.
+            attributes: Those of the class's context.
+            own: The tensors that the class saves.
+            inputs: The tensors among the arguments.
+            results: The results.
+            values: The arguments.
         """
-        attributes, saved = vars(context), [*context.to_save]
-        count, places = len(saved), {id(tensor): at for at, tensor in enumerate(saved)}
+        known = {_NOTHING, *map(id, inputs), *map(id, results)}
+        saved, places = [*own], {id(tensor): at for at, tensor in enumerate(own)}
         keeps, at_attributes = always is True, []
         for name, value in attributes.items():
             kind = type(value)
@@ -276,10 +279,10 @@ class ClassNodes:
         for name, _ in at_attributes:
             del attributes[name]
         if not keeps:
-            return tuple(saved), count, at_attributes
+            return tuple(saved), len(own), at_attributes
         at_inputs = [_place(tensor, saved, places) for tensor in inputs]
         others = [values[at] for at in strays]
-        return tuple(saved), count, at_attributes, at_inputs, others, autocast_in_force()
+        return tuple(saved), len(own), at_attributes, at_inputs, others, autocast_in_force()
 
     def _settled(
         self,

@@ -8,6 +8,7 @@ PYBIND11_MODULE(opsmith_calls, module) {
   make_node_ready();
   torch::autograd::registerCppFunction(typeid(RuleNode), &NodeType);
   make_ready<Freshness>();
+  make_ready<Keeper>();
   make_ready<Recorder>();
   make_ready<Rule>();
   make_ready<Plan>();
@@ -15,6 +16,9 @@ PYBIND11_MODULE(opsmith_calls, module) {
   module.attr("Node") = handle(reinterpret_cast<PyObject*>(&NodeType));
   module.def("freshness", [](Py_ssize_t results) { return object_of(Freshness{results}); });
   module.def("held", [](object function, object compare) { return object_of(Held{function, compare}); });
+  module.def("keeper", [](std::optional<bool> always, std::vector<size_t> strays, object plain, object mode) {
+    return object_of(Keeper{always, strays, plain, mode});
+  });
   module.def("recorder", [](object generated, object of_class) {
     return object_of(Recorder{generated, generated.attr("forward"), of_class});
   });

@@ -16,6 +16,7 @@
 
 #include <structmember.h>
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -497,6 +498,62 @@ struct Recorder {
   template <class F>
   void each(const F& show) {
     show(generated), show(forward), show(of_class);
+  }
+};
+
+// What a known call of an adopted class keeps for its backward: called with the attributes of its context, the tensors
+// that it saves, the tensors that it is given, its results and its arguments, it returns what `ClassNodes._kept` does, and
+// takes the tensors out of the attributes; None where that must look at the values.
+struct Keeper {
+  static constexpr const char* name = "opsmith.Keeper";
+  std::optional<bool> always;    // as `keeps_inputs` returns it
+  std::vector<size_t> strays;    // places of the arguments that are no tensors
+  pybind11::object plain, mode;  // types of other values that an attribute may have; returns the autocast in force
+
+  static PyObject* call(PyObject* self, PyObject* const* args, size_t, PyObject*) {
+    return for_python([&]() -> PyObject* {
+      Keeper& keeper = parts_of<Keeper>(self);
+      THPObjectPtr given(made(PySequence_Tuple(args[2])));
+      if (!PyTuple_CheckExact(args[1])) return Py_NewRef(Py_None);
+      const size_t own = PyTuple_GET_SIZE(args[1]);
+      Values saved(&PyTuple_GET_ITEM(args[1], 0), &PyTuple_GET_ITEM(args[1], 0) + own);
+      const auto place = [&](PyObject* tensor) {
+        const size_t at = std::find(saved.begin(), saved.end(), tensor) - saved.begin();
+        if (at == saved.size()) saved.push_back(tensor);
+        return at;
+      };
+      pybind11::list held, inputs, others;
+      Py_ssize_t next = 0;
+      for (PyObject *key, *value; PyDict_Next(args[0], &next, &key, &value);) {
+        if (Py_TYPE(value) == plain_tensor) {
+          held.append(pybind11::make_tuple(pybind11::handle(key), place(value)));
+        } else if (!keeper.plain.contains(pybind11::handle(reinterpret_cast<PyObject*>(Py_TYPE(value))))) {
+          return Py_NewRef(Py_None);
+        }
+      }
+      bool keeps = keeper.always.value_or(false);
+      for (PyObject* each : saved) {
+        if (each == Py_None || holds(given, each) || holds(args[3], each)) continue;
+        if (Py_TYPE(each) != plain_tensor) return Py_NewRef(Py_None);
+        keeps |= !keeper.always && torch::autograd::isDifferentiableType(THPVariable_Unpack(each).scalar_type());
+      }
+      if (keeps) {
+        for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(given.get()); at++) inputs.append(place(PyTuple_GET_ITEM(given.get(), at)));
+        for (const size_t at : keeper.strays) others.append(pybind11::handle(PyTuple_GET_ITEM(args[4], at)));
+      }
+      pybind11::tuple tensors(saved.size());
+      for (size_t at = 0; at < saved.size(); at++) tensors[at] = pybind11::handle(saved[at]);
+      for (const auto each : held) {
+        if (PyDict_DelItem(args[0], PyTuple_GET_ITEM(each.ptr(), 0)) < 0) return nullptr;
+      }
+      if (!keeps) return pybind11::make_tuple(tensors, own, held).release().ptr();
+      return pybind11::make_tuple(tensors, own, held, inputs, others, keeper.mode()).release().ptr();
+    });
+  }
+
+  template <class F>
+  void each(const F& show) {
+    show(plain), show(mode);
   }
 };
 
