@@ -268,7 +268,9 @@ def _reserved_word(name: str) -> str | None:
     """
     space, short = name.split("::")
     namespace = torch.ops.opsmith_without_operators
-    if keyword.iskeyword(space) or _OF_TORCH.fullmatch(space) or _has_attribute(type(torch.ops), space):
+    taken = type(vars(torch.ops).get(space, namespace)) is not type(namespace)
+    taken = taken or _has_attribute(type(torch.ops), space)
+    if taken or keyword.iskeyword(space) or _OF_TORCH.fullmatch(space):
         return space
     if keyword.iskeyword(short) or short in vars(namespace) or _has_attribute(type(namespace), short):
         return short

@@ -65,6 +65,7 @@ def test_bad_name(bad: str, says: Any) -> None:
         ("higher_order::twice", "higher_order"),
         ("torch::twice", "torch"),
         ("load_library::twice", "load_library"),
+        ("loaded_libraries::twice", "loaded_libraries"),
     ],
 )
 def test_a_word_with_another_use_is_named(bad: str, word: str, says: Any) -> None:

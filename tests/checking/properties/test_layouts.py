@@ -428,3 +428,19 @@ def test_the_hint_for_an_offset_is_a_copy(way: str) -> None:
         "or take `grad.clone(memory_format=torch.contiguous_format)`" in each.message
         for each in report.failures
     )
+
+
+def test_the_derivative_by_torch_is_no_fault_of_a_reference() -> None:
+    """A rotary embedding in the usual form: torch refuses the gradient of its last view at an odd offset."""
+
+    @opsmith.operator("layouts_hint::rotary")
+    def rotary(x: Tensor, angles: Tensor) -> Tensor:
+        turned = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2)) * torch.polar(
+            torch.ones_like(angles), angles
+        )
+        return torch.view_as_real(turned).flatten(-2)
+
+    samples = [(torch.randn(2, 3, 8), torch.randn(3, 4)), (torch.randn(5, 4), torch.randn(5, 2))]
+    report = opsmith.check(rotary, samples=samples, only=["layouts"])
+    assert not report.failures
+    assert "does not take a grad_output" in str(report)

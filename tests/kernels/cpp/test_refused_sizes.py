@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -222,3 +225,39 @@ def test_without_a_compiler_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) ->
     (failure,) = failures(declare("has_no_compiler", ""))
     assert failure.cause == "not-exercised"
     assert "there is no C++ compiler" in failure.message
+
+
+LOGGED = """
+import opsmith, torch
+from torch import Tensor
+
+@opsmith.operator("refused_sizes::total")
+def total(xs: list[Tensor]) -> Tensor:
+    y = torch.zeros_like(xs[0])
+    for x in xs:
+        y = y + x
+    return y
+
+total.samples(lambda make: [([make(5), make(5)],), ([make(3)],)])
+total.kernel("cpu", cpp='''
+void total(List<View<const float, 1>> xs, View<float, 1> y) {
+  for (int64_t i = 0; i < y.size(0); i++) {
+    y(i) = 0;
+    for (auto x : xs) y(i) += x(i);
+  }
+}
+Shape sizes(List<View<const float, 1>> xs) {
+  for (auto x : xs) OPSMITH_CHECK(x.size(0) == xs[0].size(0), "they differ");
+  return {xs[0].size(0)};
+}
+''')
+print(opsmith.check(total, effort="quick").passed)
+"""
+
+
+@pytest.mark.slow
+def test_what_torch_logs_of_refused_sizes_is_not_shown(tmp_path: Path) -> None:
+    """torch logs each error of an operation on fake tensors, with a traceback of forty lines."""
+    (tmp_path / "logged.py").write_text(LOGGED)
+    done = subprocess.run([sys.executable, "logged.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("True\n", "")

@@ -69,15 +69,12 @@ def samples_of_each_form(subject: Subject) -> tuple[Sample, ...]:
     forms: dict[Any, Sample] = {}
     rest: list[Sample] = []
     for sample in subject.samples:
-        if forms.setdefault((sample.ranks, _empty(sample)), sample) is not sample:
+        empty = any(isinstance(value, Tensor) and not value.numel() for value in sample.flat)
+        if forms.setdefault((sample.ranks, empty), sample) is not sample:
             rest.append(sample)
     first = [sample for (_, empty), sample in forms.items() if not empty]
     last = [sample for (_, empty), sample in forms.items() if empty]
     return tuple([*first, *last, *rest][: subject.effort.layout_samples])
-
-
-def _empty(sample: Sample) -> bool:
-    return any(isinstance(value, Tensor) and not value.numel() for value in sample.flat)
 
 
 @dataclass
@@ -212,13 +209,13 @@ class LayoutCase:
         self._enter(seen, LayoutFault(first, position, what, self.name, replay=replay), flat)
 
     def _is_answer(self, error: Exception, got: LayoutRun, flat: Sequence[Any]) -> bool:
-        """True if an error is a clear refusal of a layout, raised before the backward."""
+        """True if an error is a clear refusal of a layout by the call, or torch's own in the backward."""
         if has_message(error, LAZY_BIT):
             return True
-        if got.in_backward:
-            return False
         subject, sample = self.runner.subject, self.runner.sample
         itself = not subject.kind.has_reference  # then the reference raises whatever it raises
+        if got.in_backward:  # the derivative of a reference without formulas is torch's, and so is its error
+            return not (itself or subject.specification.gradients.rules)
         return is_stated(error) or (not itself and _raises(lambda: subject.reference(sample, flat)))
 
     def _raising(self, odds: Sequence[OddTensor]) -> int:

@@ -24,6 +24,7 @@ from opsmith.checking.samples.linked_sizes import sizes_of
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.samples.variation_kinds import LARGE_SIZES, Variation, empties, may_vary, resized
 from opsmith.checking.samples.variations import form_of, refusal
+from opsmith.checking.side_effects.global_settings import without_logs
 from opsmith.checking.subject import Subject
 from opsmith.core.generate_like import generate_like, repeated
 from opsmith.core.kernels import Kernel, choose
@@ -341,7 +342,7 @@ def _called(
     """Results of the operator for a call that the reference refuses; None where it refuses it too."""
     before = taking[0]
     try:
-        with torch.no_grad():
+        with torch.no_grad(), without_logs():
             for _ in range(2):  # the first validates the sizes in C++ by the reference
                 subject.call(sample, sample.at(dtype, CPU))
             announce(partial(str, refused.sample))
@@ -388,7 +389,7 @@ def deadly_sizes(property: str, subject: Subject, derived: Sequence[Sample]) -> 
     if not _built(subject):
         return DeadlySizes(tuple(derived))
     own = authored(subject)
-    tried = [sample for sample in derived if _without_elements(sample)]
+    tried = [each for each in derived if any(isinstance(x, Tensor) and not x.numel() for x in each.flat)]
     known = {form_of(sample) for sample in tried}
     position = 1 + max(each.position for each in (*subject.samples, *derived))
     for sample in forms(own):
@@ -420,10 +421,6 @@ def deadly_sizes(property: str, subject: Subject, derived: Sequence[Sample]) -> 
         tried = tried[fatal + 1 :]
     survived = tuple(each for each in derived if str(each) not in deadly)
     return DeadlySizes(survived, tuple(deaths), note)
-
-
-def _without_elements(sample: Sample) -> bool:
-    return any(isinstance(value, Tensor) and not value.numel() for value in sample.flat)
 
 
 def _named(sample: Sample, death: Failure) -> bool:
