@@ -53,8 +53,10 @@ def interrupted(call: Callable[[], None], after_s: float) -> bool:
     except KeyboardInterrupt:
         return True
     except RuntimeError as error:
-        # Between C++ and a function of Python, torch keeps no exception but its own.
-        if str(error) != "torch failed: torch_call_dispatcher":
+        # Between C++ and a function of Python, torch keeps no exception but its own. An interrupt while torch
+        # puts a mode back on its stack loses the mode, and the exit of the mode raises from the interrupt.
+        by_torch = str(error) == "torch failed: torch_call_dispatcher"
+        if not (by_torch or isinstance(error.__context__, KeyboardInterrupt)):
             raise
         return True
     finally:

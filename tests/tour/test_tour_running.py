@@ -171,8 +171,8 @@ def test_the_whole_tour(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["tour", "--out", str(tmp_path)])
     assert done.exit_code == 0
     # The second process runs three stages from the start; what they print stands below their titles.
-    order = [f"1. {STAGES[0].title}", "to check them thoroughly", f"2. {STAGES[1].title}", "w1"]
-    order += [f"3. {STAGES[2].title}", f"4. {STAGES[3].title}", "read right", "opsmith::involution: "]
+    order = [f"1. {STAGES[0].title}", "to check them thoroughly", f"2. {STAGES[1].title}", "w1 "]
+    order += [f"3. {STAGES[2].title}", f"4. {STAGES[3].title}", "read right", "opsmith::involution: kernel"]
     order += [f"5. {STAGES[4].title}"]
     at = [done.output.index(each) for each in order]
     assert at == sorted(at)

@@ -156,8 +156,9 @@ def _on_data(specification: Specification, values: Sequence[Any]) -> tuple[Resul
         with capabilities.observe_operators(record), _DataReads(reads):
             return _implementation(specification)(*args, **kwargs)
 
-    with torch.no_grad():
-        results = Contract(specification).run(watched, copies_of_written(specification.schema, values))
+    # An interrupt while `torch.no_grad()` begins or ends would leave gradients off: no tensor here needs one.
+    given = map_tensors(Tensor.detach, copies_of_written(specification.schema, values))
+    results = Contract(specification).run(watched, given)
     return None if reads else tuple(map(_layout_of, results))
 
 
@@ -179,8 +180,8 @@ class _DataReads(TorchFunctionMode):
 def _run(
     specification: Specification, values: Sequence[Any], stand_in: Callable[[Tensor], Tensor]
 ) -> tuple[ResultLayout, ...]:
-    with torch.no_grad():
-        results = Contract(specification).run(_implementation(specification), map_tensors(stand_in, values))
+    given = map_tensors(lambda each: stand_in(each.detach()), values)
+    results = Contract(specification).run(_implementation(specification), given)
     return tuple(map(_layout_of, results))
 
 
