@@ -121,7 +121,7 @@ def test_arguments_are_followed_through_the_context_of_a_class() -> None:
     found = Reading()
     found.read_class(InContext, ["x", "function", "mode"])
     assert found.called == {"function"}
-    assert found.asked == {"shape"}
+    assert {**found.asked} == {"shape": {"x"}}
     assert [each.values for each in found.compared["mode"]] == [("plain",)]
     assert found.kept == {"function": "function", "mode": "mode"}
     assert [*found.methods] == ["forward", "setup_context", "backward"]

@@ -446,3 +446,20 @@ class AsksAnObject(Function):
     @staticmethod
     def backward(ctx, grad):
         return grad, None
+
+
+class Attention(Function):
+    """`k` is a tensor here: the code asks for its `mT`."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, causal=False):
+        p = (q @ k.mT).softmax(-1)
+        ctx.save_for_backward(q, k, v, p)
+        return p @ v
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, p = ctx.saved_tensors
+        grad_p = grad @ v.mT
+        grad_s = p * (grad_p - (grad_p * p).sum(-1, keepdim=True))
+        return grad_s @ k, grad_s.mT @ q, p.mT @ grad, None

@@ -79,6 +79,7 @@ VERDICTS = {
     "Nested": ("works", []),
     "NoSuchMethod": ("wrong", ["its forward raises AttributeError: 'Tensor' object has no attribute 'frob"]),
     "AsksAnObject": ("needs a declaration", ["guessed calls ran", "`samples=`"]),
+    "Attention": ("works", []),
 }
 LINES = {
     "GradReverse": 'grad_reverse = opsmith.adopt(GradReverse, "mypackage::grad_reverse", kind="surrogate")',

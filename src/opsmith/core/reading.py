@@ -59,7 +59,7 @@ class Reading:
 
     Attributes:
         called: Arguments that it calls.
-        asked: Attributes that it asks of arguments.
+        asked: Attributes that it asks of arguments, each with the names of these.
         marked: Arguments that it marks as dirty.
         compared: Comparisons of each argument.
         kept: The argument that each attribute of a context stands for.
@@ -68,7 +68,7 @@ class Reading:
     """
 
     called: set[str] = field(default_factory=set)
-    asked: set[str] = field(default_factory=set)
+    asked: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     marked: set[str] = field(default_factory=set)
     compared: dict[str, list[Comparison]] = field(default_factory=lambda: defaultdict(list))
     kept: dict[str, str] = field(default_factory=dict)
@@ -157,8 +157,8 @@ class FunctionReader(ast.NodeVisitor):
                 self._equals(subject, [self.value(each) for each in every if isinstance(each, ast.pattern)])
             case ast.Subscript(value=table, slice=key):
                 self._looked_up(key, table)
-            case ast.Attribute(value=value, attr=name) if self.argument(value) is not None:
-                self.reading.asked.add(name)
+            case ast.Attribute(value=value, attr=name) if (argument := self.argument(value)) is not None:
+                self.reading.asked[name].add(argument)
             case ast.Call(func=function, args=args):
                 self._called(function, args)
                 self._follow(node)

@@ -8,8 +8,8 @@ import itertools
 import re
 import types
 import typing
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ class ClassSource:
         parameters: Parameters of `forward`, without its context.
         called: Arguments that its methods call, which therefore are functions.
         compared: Constants that an argument is compared with, by its name.
-        asked: Attributes that the code asks of its arguments, one of which may be an object that has them.
+        asked: Attributes that the code asks of its arguments, each with their names; one may be an object.
     """
 
     function_class: type[torch.autograd.Function]
@@ -36,7 +36,7 @@ class ClassSource:
     parameters: tuple[inspect.Parameter, ...]
     called: frozenset[str]
     compared: dict[str, tuple[Any, ...]]
-    asked: frozenset[str] = frozenset()
+    asked: Mapping[str, Collection[str]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, function_class: type[torch.autograd.Function], name: str | None = None) -> ClassSource:
@@ -52,7 +52,7 @@ class ClassSource:
             frozenset(reading.called),
             {name: found for name, found in words.items() if found},
             # The only argument of a class is a tensor.
-            frozenset(reading.asked if len(parameters) > 1 else ()),
+            reading.asked if len(parameters) > 1 else {},
         )
 
     @property
@@ -290,6 +290,8 @@ def _roles(source: ClassSource, parameter: inspect.Parameter) -> list[Any]:
         return [True, False, *known]
     if INDICES.fullmatch(name):
         return [WHOLE, FLOATING, 1, *known]
+    if any(name in names and hasattr(torch.Tensor, each) for each, names in source.asked.items()):
+        return [FLOATING, WHOLE, *known]
     if COUNTS.fullmatch(name):
         return [1, 2, 0.5, FLOATING, *known]
     if NUMBERS.fullmatch(name):

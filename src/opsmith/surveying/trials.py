@@ -7,7 +7,7 @@ import re
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -107,7 +107,7 @@ class Trials:
     ran: tuple[Guess, ...]
     stops: tuple[Stop, ...]
     tried: int
-    asked: frozenset[str] = frozenset()
+    asked: Collection[str] = ()
 
     @property
     def nearest(self) -> Stop | None:

@@ -228,10 +228,9 @@ class ClassNodes:
             raise grad_output_error(adopted)
 
         answers = partial(self._answers, needs, is_tensor)
-        of_class = (facts, own_backward, _restored, answers, fit, refuse_writes)
         rule = SimpleNamespace(forward=forward, backward=backward)
         recorded = RecordedOperator(self._specification, ())
-        own = of_class if in_cpp else None
+        own = (facts, own_backward, _restored, answers, fit, refuse_writes) if in_cpp else None
         return BoundNode(self._specification.short_name, rule, recorded, own, in_cpp=bool(in_cpp)).apply
 
     def _kept(
@@ -393,7 +392,6 @@ class ClassNodes:
 
 def _returns_written(context: Context, results: Sequence[Any], written: Sequence[Tensor]) -> bool:
     """Return True if a forward marked and returned these arguments first, and keeps saved tensors alone."""
-    if vars(context) or context.non_differentiable:
-        return False
+    plain = not (vars(context) or context.non_differentiable)
     marked = {*map(id, context.dirty_tensors)} == {*map(id, written)}
-    return marked and all(map(is_, results, written))
+    return plain and marked and all(map(is_, results, written))
