@@ -25,7 +25,7 @@ _OF_TORCH = re.compile(
     "aten|torch|torch_attn|torch_nn|prims?|(debug|rng|inductor_)prims|inductor|_inductor_(debug|test)|higher_order"
     "|_?c10d(_functional(_autograd)?)?|_dtensor|device_mesh|cplib|fsdp|symm_mem|streams|bucketing|flex_lib"
     "|_?quantized(_decomposed)?|quantization|ao|mkl|mkldnn(_prepacked)?|onednn|sparse|static_runtime|export"
-    "|onnx(_symbolic)?|profiler|debug_mode_ops|_native|_test"
+    "|onnx(_symbolic)?|profiler|debug_mode_ops|_native(_aot)?|_test|cuda|prepacked|flex_gemm|coor"
 )
 """Namespaces in which torch defines operators of its own."""
 _NAME = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*", re.ASCII)
