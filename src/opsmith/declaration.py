@@ -25,9 +25,9 @@ _OF_TORCH = re.compile(
     "aten|torch|torch_attn|torch_nn|prims?|(debug|rng|inductor_)prims|inductor|_inductor_(debug|test)|higher_order"
     "|_?c10d(_functional(_autograd)?)?|_dtensor|device_mesh|cplib|fsdp|symm_mem|streams|bucketing|flex_lib"
     "|_?quantized(_decomposed)?|quantization|ao|mkl|mkldnn(_prepacked)?|onednn|sparse|static_runtime|export"
-    "|onnx(_symbolic)?|profiler|debug_mode_ops|_native(_aot)?|_test|cuda|prepacked|flex_gemm|coor"
+    "|onnx(_symbolic)?|profiler|debug_mode_ops|_native(_aot)?|_test|cuda|prepacked|flex_gemm|coor|loaded_libraries"
 )
-"""Namespaces in which torch defines operators of its own."""
+"""Namespaces in which torch defines operators of its own, and a word that `torch.ops` has another use for."""
 _NAME = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*", re.ASCII)
 _declared: dict[str, Operator[Any, Any]] = {}
 
@@ -268,9 +268,7 @@ def _reserved_word(name: str) -> str | None:
     """
     space, short = name.split("::")
     namespace = torch.ops.opsmith_without_operators
-    taken = type(vars(torch.ops).get(space, namespace)) is not type(namespace)
-    taken = taken or _has_attribute(type(torch.ops), space)
-    if taken or keyword.iskeyword(space) or _OF_TORCH.fullmatch(space):
+    if keyword.iskeyword(space) or _OF_TORCH.fullmatch(space) or _has_attribute(type(torch.ops), space):
         return space
     if keyword.iskeyword(short) or short in vars(namespace) or _has_attribute(type(namespace), short):
         return short

@@ -296,6 +296,11 @@ def raised_within(error: BaseException) -> bool:
     return bool(stack) and _is_operators(stack[-1][0])
 
 
+def within_backward(error: BaseException) -> bool:
+    """True if an error of a backward comes through code of the operator, as a class in its reference."""
+    return any(_is_operators(frame) for frame, _ in _stack(error.__traceback__))
+
+
 def by_statement(error: BaseException) -> bool:
     """True if a statement raises it, a `raise` or an `assert`, of the operator or of torch."""
     stack = [*_stack(error.__traceback__)]
@@ -313,9 +318,8 @@ def stated(error: BaseException) -> bool:
         True
     """
     stack = [*_stack(error.__traceback__)]
-    if not stack or not raised_within(error) or not by_statement(error):
-        return False
-    return not _is_known_module(stack[-1][0].f_globals.get("__name__"))
+    own = raised_within(error) and by_statement(error)
+    return own and not _is_known_module(stack[-1][0].f_globals.get("__name__"))
 
 
 def _opcode(frame: FrameType, instruction: int) -> str:

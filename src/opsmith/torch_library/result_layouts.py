@@ -181,8 +181,7 @@ def _run(
     specification: Specification, values: Sequence[Any], stand_in: Callable[[Tensor], Tensor]
 ) -> tuple[ResultLayout, ...]:
     given = map_tensors(lambda each: stand_in(each).detach(), values)
-    results = Contract(specification).run(_implementation(specification), given)
-    return tuple(map(_layout_of, results))
+    return tuple(map(_layout_of, Contract(specification).run(_implementation(specification), given)))
 
 
 def _implementation(specification: Specification) -> Callable[..., Any]:

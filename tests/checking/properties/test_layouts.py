@@ -444,3 +444,34 @@ def test_the_derivative_by_torch_is_no_fault_of_a_reference() -> None:
     report = opsmith.check(rotary, samples=samples, only=["layouts"])
     assert not report.failures
     assert "does not take a grad_output" in str(report)
+
+
+class OneStride(torch.autograd.Function):
+    """A class of an author's, in a reference: its backward takes grad_output by `view`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return (grad.view(-1) * 2).view(grad.shape)
+
+
+class ByEinsum(OneStride):
+    """Its error comes through a function of torch's in Python."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        assert grad.is_contiguous() or torch.functional.norm("no number")
+        return grad * 2
+
+
+@pytest.mark.parametrize("function", [OneStride, ByEinsum])
+def test_a_class_of_the_author_s_in_a_reference_is_no_derivative_by_torch(function: Any) -> None:
+    @opsmith.operator(f"layouts_hint::of_{function.__name__.lower()}")
+    def doubled(x: Tensor) -> Tensor:
+        return function.apply(x)
+
+    report = opsmith.check(doubled, samples=[(torch.randn(3, 4),)], only=["layouts"])
+    assert [each.cause for each in report.failures] == ["layout"]

@@ -75,6 +75,11 @@ class Sample:
         """Number of elements of all tensors."""
         return sum(value.numel() for value in self.flat if isinstance(value, Tensor))
 
+    @property
+    def is_empty(self) -> bool:
+        """True if a tensor has no elements."""
+        return any(isinstance(value, Tensor) and not value.numel() for value in self.flat)
+
     @cached_property
     def ranks(self) -> tuple[int | None, ...]:
         """Rank of each tensor; None for other arguments."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from opsmith.checking.calls import differentiated
 from opsmith.checking.effort import ALL
-from opsmith.checking.exceptions import Overlooking
+from opsmith.checking.exceptions import Overlooking, within_backward
 from opsmith.checking.output.replay import layout_replay
 from opsmith.checking.properties.behaviour.layout_runs import (
     NAME,
@@ -69,8 +69,7 @@ def samples_of_each_form(subject: Subject) -> tuple[Sample, ...]:
     forms: dict[Any, Sample] = {}
     rest: list[Sample] = []
     for sample in subject.samples:
-        empty = any(isinstance(value, Tensor) and not value.numel() for value in sample.flat)
-        if forms.setdefault((sample.ranks, empty), sample) is not sample:
+        if forms.setdefault((sample.ranks, sample.is_empty), sample) is not sample:
             rest.append(sample)
     first = [sample for (_, empty), sample in forms.items() if not empty]
     last = [sample for (_, empty), sample in forms.items() if empty]
@@ -214,8 +213,8 @@ class LayoutCase:
             return True
         subject, sample = self.runner.subject, self.runner.sample
         itself = not subject.kind.has_reference  # then the reference raises whatever it raises
-        if got.in_backward:  # the derivative of a reference without formulas is torch's, and so is its error
-            return not (itself or subject.specification.gradients.rules)
+        if got.in_backward:  # of a reference without formulas torch derives what no code of the author's does
+            return not (itself or subject.specification.gradients.rules or within_backward(error))
         return is_stated(error) or (not itself and _raises(lambda: subject.reference(sample, flat)))
 
     def _raising(self, odds: Sequence[OddTensor]) -> int:

@@ -389,7 +389,7 @@ def deadly_sizes(property: str, subject: Subject, derived: Sequence[Sample]) -> 
     if not _built(subject):
         return DeadlySizes(tuple(derived))
     own = authored(subject)
-    tried = [each for each in derived if any(isinstance(x, Tensor) and not x.numel() for x in each.flat)]
+    tried = [sample for sample in derived if sample.is_empty]
     known = {form_of(sample) for sample in tried}
     position = 1 + max(each.position for each in (*subject.samples, *derived))
     for sample in forms(own):
