@@ -52,9 +52,9 @@ def _on_dtensors(placement: Any) -> Callable[[Function], Function]:
     def on_dtensors(function: Function) -> Function:
         def called(*given: Tensor) -> Any:
             placements = [placement]
-            results = function(
-                *(DTensor.from_local(each, _mesh(), placements, run_check=False) for each in given)
-            )
+            with torch.inference_mode(False):  # inference tensors count no writes
+                placed = [DTensor.from_local(each, _mesh(), placements, run_check=False) for each in given]
+            results = function(*placed)
             return tree_map(lambda each: each.full_tensor() if isinstance(each, DTensor) else each, results)
 
         return called

@@ -615,7 +615,7 @@ SUBJECTS = {
             "out",
             out_form,
             into(lambda x, w, out: out_form.out(x, w, out=out)),
-            lambda x, w: x + w + (x * w.cos()).detach(),
+            lambda x, w: x + w + x.detach() * w.detach().cos(),
             refuses={"mkldnn": "NotImplementedError"},  # of `torch.empty_like`, before the call
         ),
         Subject(

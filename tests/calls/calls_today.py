@@ -48,68 +48,6 @@ _ROWS: list[tuple[dict[str, str], tuple[str, ...]]] = [
     (_alike("RuntimeError", "grad level", "vmap level"), ("reference-transposed",)),
     (_alike("accepted", "vmap level", **{"grad level": "RuntimeError"}), ("reference-unsqueezed",)),
     (_alike("RuntimeError in plain, no_grad, inference", "grad level"), ("reference-out-of-another-size",)),
-    # DTensors, and tensors under `vmap`, have no versions that tell of a write.
-    (
-        _alike("accepted in inference", "DTensor"),
-        (
-            "kernel-written",
-            "kernel-written-by-a-view",
-            "kernel-written-by-out",
-            "kernel-written-by-detached",
-        ),
-    ),
-    (
-        _alike("accepted", "DTensor"),
-        (
-            "opaque-written",
-            "opaque-written-by-a-view",
-            "opaque-written-by-out",
-            "opaque-written-by-detached",
-            "reference-written-by-out",
-            "formulas-written-by-out",
-            "kernel-writes-second-of-list",
-        ),
-    ),
-    (
-        _alike("accepted", "DTensor", "vmap level"),
-        (
-            "reference-written",
-            "reference-written-by-a-view",
-            "reference-written-by-detached",
-            "formulas-written",
-            "formulas-written-by-a-view",
-            "formulas-written-by-detached",
-            "reference-writes-the-other",
-            "reference-writes-second-of-list",
-        ),
-    ),
-    (_alike("accepted", "DTensor"), ("kernel-writes-the-other",)),
-    # Tensors of a transform have no storage, and DTensors are compared by identity.
-    (
-        _alike("accepted", "grad level", "vmap level", DTensor="accepted in plain, graph, no_grad"),
-        (
-            "reference-a-part",
-            "reference-a-view",
-            "reference-a-transpose",
-            "reference-detached",
-        ),
-    ),
-    (_alike("accepted in plain, graph, no_grad", "DTensor"), ("reference-one-result-twice",)),
-    (
-        _alike("accepted", "grad level", DTensor="accepted in plain, graph, no_grad"),
-        ("reference-.data",),
-    ),
-    (_alike("accepted", "grad level", "vmap level", "DTensor"), ("reference-halves-of-one",)),
-    (
-        _alike("accepted", "vmap level", DTensor="accepted in plain, graph, no_grad"),
-        (
-            "formulas-a-part",
-            "formulas-a-view",
-            "formulas-a-transpose",
-            "formulas-detached",
-        ),
-    ),
-    (_alike("accepted in plain, graph, no_grad", "DTensor"), ("formulas-.data",)),
     # A transform computes the functional form, and what the function returns is dropped.
     (
         _alike("accepted", "compiled", "grad level"),
@@ -125,20 +63,12 @@ _ROWS: list[tuple[dict[str, str], tuple[str, ...]]] = [
             "reference-returns-something",
         ),
     ),
-    # Under `vmap` versions of the wrapped tensors do not tell that a formula writes.
-    (
-        _alike("accepted", "vmap level"),
-        (
-            "gradient-writes-the-saved",
-            "gradient-writes-grad",
-            "gradient-writes-the-saved-list",
-        ),
-    ),
     # Another class of error than in the other executors.
     (_alike("PlacementError", "DTensor"), ("call-expanded",)),
     # A known call alone sees a result whose graph no argument gave it.
-    (_alike("accepted", "grad level", "vmap level", "DTensor"), ("reference-captured",)),
-    (_alike("accepted", "vmap level", "DTensor"), ("reference-captured-and-written", "formulas-captured")),
+    (_alike("accepted", "grad level", "vmap level"), ("reference-captured",)),
+    (_alike("accepted", "vmap level"), ("formulas-captured",)),
+    (_alike("accepted", "vmap level", "DTensor"), ("reference-captured-and-written",)),
 ]
 
 BREACHES = {breach: happens for happens, breaches in _ROWS for breach in breaches}

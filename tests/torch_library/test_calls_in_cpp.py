@@ -355,7 +355,7 @@ def test_a_plan_goes_with_its_handle(operator: Any) -> None:
         def __call__(self, *args: Any, **kwargs: Any) -> str:
             return "in Python"
 
-    accelerator, x = Accelerator(operator.specification, Handle, None), torch.ones(2)
+    accelerator, x = Accelerator(operator.specification, Handle), torch.ones(2)
     accelerator.accept([x, None, 2.0, 1], Route(lambda values: (scaled(values[0]),)))
     handle = Handle()
     assert_close(handle(x), scaled(x))

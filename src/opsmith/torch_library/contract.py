@@ -5,8 +5,10 @@ Each result has memory that no argument and no other result has, and only declar
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -29,7 +31,7 @@ class State(NamedTuple):
     """State of an argument tensor, which a call leaves as it is.
 
     Args:
-        version: Its version counter; None for a tensor that has none.
+        version: The writes that are counted in it; None for a tensor in which none are.
         shape: Its shape; None if neither this nor what follows is compared.
         strides: Its strides.
         offset: The place in its storage at which it begins.
@@ -47,7 +49,7 @@ class State(NamedTuple):
     @classmethod
     def of(cls, tensor: Tensor) -> State:
         """The state of a tensor now."""
-        version = capabilities.version(tensor)
+        version, tensor = capabilities.writes_of(tensor), capabilities.in_memory(tensor)
         storage = capabilities.storage_of(tensor)
         if storage is None or storage.device.type == "meta":
             return cls(version)  # to compare symbols would put conditions into a trace
@@ -56,7 +58,7 @@ class State(NamedTuple):
 
     def is_left(self, tensor: Tensor) -> bool:
         """Return True if nothing has written into a tensor since."""
-        return capabilities.version(tensor) in (self.version, None) and self.is_placed(tensor)
+        return capabilities.writes_of(tensor) in (self.version, None) and self.is_placed(tensor)
 
     def is_placed(self, tensor: Tensor) -> bool:
         """Return True if a tensor has the same shape, strides and memory still."""
@@ -91,8 +93,11 @@ class Alias(NamedTuple):
 
 def aliases(results: Sequence[Any], arguments: Sequence[Any]) -> list[Alias]:
     """List the results that share memory with an argument or another result; other values share none."""
-    tensors = [[each for each in group if isinstance(each, Tensor)] for group in (results, arguments)]
-    if are_apart(*tensors):
+    layers = [
+        [layer for each in group if isinstance(each, Tensor) for layer in capabilities.layers(each)]
+        for group in (results, arguments)
+    ]
+    if are_apart(*layers):
         return []
     found = []
     for position, result in enumerate(results):
@@ -101,6 +106,10 @@ def aliases(results: Sequence[Any], arguments: Sequence[Any]) -> list[Alias]:
         if argument is not None or other is not None:
             found.append(Alias(position, argument, other))
     return found
+
+
+def _in_memory(values: Sequence[Any]) -> list[Any]:
+    return [capabilities.in_memory(each) if isinstance(each, Tensor) else each for each in values]
 
 
 def are_apart(results: Sequence[Tensor], arguments: Sequence[Tensor]) -> bool:
@@ -129,8 +138,10 @@ def are_apart(results: Sequence[Tensor], arguments: Sequence[Tensor]) -> bool:
 
 def _are_one(result: Any, value: Any) -> bool:
     """Return True if a result is a tensor, or shares its memory."""
-    both = isinstance(result, Tensor) and isinstance(value, Tensor)
-    return both and (result is value or capabilities.shares_memory(result, value))
+    if not (isinstance(result, Tensor) and isinstance(value, Tensor)):
+        return False
+    pairs = itertools.product(capabilities.layers(result), capabilities.layers(value))
+    return any(one is other or capabilities.shares_memory(one, other) for one, other in pairs)
 
 
 def are_new(count: int, returned: Any, *arguments: Tensor | None) -> bool:
@@ -179,20 +190,28 @@ class Contract:
     def run_traced(self, function: Callable[..., Any], values: list[Any]) -> tuple[Any, ...]:
         """Run a reference on tensors without data, as `run`, and refuse a write before it happens.
 
-        Version counters of such tensors do not count, and compiled code would write.
+        Compiled code would write.
 
         Raises:
             MutationError, AliasError, ResultCountError, ResultTypeError: See their names.
         """
-        inputs = self._only_read(values)
+        with self.refusing_writes(function, values):
+            return self.run(function, values)
+
+    def refusing_writes(self, function: Callable[..., Any], values: list[Any]) -> AbstractContextManager[Any]:
+        """Context in which a write is refused before it happens, for tensors in which torch counts none.
+
+        Raises:
+            MutationError: See its name.
+        """
+        inputs = _in_memory(self._only_read(values))
 
         def see(tensor: Tensor) -> None:
             for each in inputs:
-                if capabilities.shares_memory(tensor, each):
+                if capabilities.shares_memory(capabilities.in_memory(tensor), each):
                     raise self.undeclared_write(function, each, values)
 
-        with capabilities.observe_writes(see):
-            return self.run(function, values)
+        return capabilities.observe_writes(see)
 
     def before(self, values: list[Any]) -> Before:
         """The states of the argument tensors, before a call."""
@@ -200,26 +219,28 @@ class Contract:
             *[list(map(State.of, each)) for each in (self._only_read(values), self._written(values))]
         )
 
-    def is_kept(
-        self, results: Any, tensors: Sequence[Tensor], before: Sequence[Any], has_graph: bool
-    ) -> bool:
+    def is_kept(self, results: Any, before: Sequence[Any], after: Sequence[Any], has_graph: bool) -> bool:
         """Return True if a call that only reads has kept it; else `results` says whether it has.
 
         Args:
             results: All results.
-            tensors: The tensors among the arguments.
-            before: `capabilities.states` of them before the call.
+            before: `capabilities.states` of the argument tensors before the call.
+            after: The same after it.
             has_graph: True if a result may require a gradient.
         """
         if type(results) is not tuple or len(results) != len(self.specification.schema.results):
             return False
-        if capabilities.states(tensors) != before:
+        if before != after:
             return False
         storages = {id(each[-2]) for each in before}
         for result in results:
+            if not isinstance(result, Tensor) or (result.requires_grad and not has_graph):
+                return False
+            if type(result) is not Tensor:
+                result = capabilities.in_memory(result)
             if type(result) is not Tensor or result.layout is not torch.strided or result.is_nested:
                 return False
-            if result.is_quantized or (result.requires_grad and not has_graph):
+            if result.is_quantized:
                 return False
             storage = result.untyped_storage()
             if id(storage) in storages or not storage.resizable():
@@ -290,9 +311,10 @@ class Contract:
         pairs = zip(schema.arguments, values, strict=True)
         others = tensors_in([value for argument, value in pairs if not argument.alias])
         # By storage: each tensor with each other would take milliseconds for the lists of an optimizer.
-        storages = [capabilities.storage_of(tensor) for tensor in self._written(values)]
-        taken = {id(storage) for storage in storages if storage is not None}
-        return [tensor for tensor in others if id(capabilities.storage_of(tensor)) not in taken]
+        storages = map(capabilities.storage_of, _in_memory(self._written(values)))
+        taken = {id(storage): storage for storage in storages if storage is not None}
+        memories = map(capabilities.storage_of, _in_memory(others))
+        return [each for each, memory in zip(others, memories, strict=True) if id(memory) not in taken]
 
     def _refuse_writes(self, function: Callable[..., Any], before: Before, values: list[Any]) -> None:
         for tensor, state in zip(self._only_read(values), before.read, strict=True):
@@ -352,7 +374,7 @@ class Contract:
         if returned is written or (returned is None and function is not self.specification.reference):
             return  # a kernel need not return what it wrote
         same = isinstance(returned, Tensor) and returned.shape == written.shape
-        if not (same and capabilities.shares_memory(returned, written)):
+        if not (same and capabilities.shares_memory(*_in_memory((returned, written)))):
             raise self.specification.error(
                 errors.AliasError,
                 f"it did not return `{name}`",

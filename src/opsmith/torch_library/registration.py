@@ -458,12 +458,12 @@ class DispatcherRegistration:
 
     def _make_routes(self) -> RouteTable:
         from opsmith.torch_library.calls.routes import RouteTable  # with the first call
-        from opsmith.torch_library.dtensor.known_calls import DTensorCalls
+        from opsmith.torch_library.dtensor.routes import DTensorRoutes
 
         if self.specification.origin.routes is not None:
             own = self.specification.origin.routes(self)
             return RouteTable(self, None, own.route, accelerated=own.as_applied)
-        on_dtensors = DTensorCalls(self, self._placements[-1]).results if self._placements else None
+        on_dtensors = DTensorRoutes(self, self._placements[-1]).route if self._placements else None
         return RouteTable(self, on_dtensors, None)
 
     @property

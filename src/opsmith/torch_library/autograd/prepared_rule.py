@@ -212,15 +212,17 @@ class PreparedRule:
     def apply_in_cpp(self, kernel: KernelCall) -> Callable[..., Any] | None:
         """The `apply` of its node in C++; None where that is not built, or does not know such a rule."""
         in_cpp = capabilities.calls_in_cpp()
-        known = self._primitive.flattening.is_flat and not (self._needed or self._zeros or self._on_mesh)
-        if in_cpp is None or not known or any(call.plain is None for call in self._calls):
+        if in_cpp is None or self._zeros or not self._primitive.flattening.is_flat:
             return None
         used = {at for formula in self._plan.formulas for at in self._grads_of(formula)}
         roles = [
             CONSTANT * (not each.differentiable) | USED * (at in used) | FOLLOWED * (at in self._followed)
             for at, each in enumerate(self._primitive.specification.schema.results)
         ]
-        formulas = [(call.function, tuple(call.sources), call.plain) for call in self._calls]
+        formulas = [
+            (call.function, tuple(call.sources), self._wanted_of(call), call.plain is None)
+            for call in self._calls
+        ]
 
         def validated(returned: Any, flat: tuple[Any, ...], versions: tuple[int, ...] | None) -> Any:
             results = kernel.validate(returned, flat, versions)
@@ -230,8 +232,15 @@ class PreparedRule:
         def fitted(at: int, gradient: Any, saved: Sequence[Any], kept: Kept | None) -> Tensor:
             return self._fitted(at, gradient, saved, kept or _NOTHING)
 
-        def note(number: int, error: Exception) -> None:
+        def spread(number: int, answer: Any) -> tuple[Any, ...]:
+            call, answers = self._calls[number], [None] * len(self._inputs)
+            self._spread(call, answer, answers)
+            return tuple([answers[at] for at in self._wanted_of(call)])
+
+        def note(number: int, error: Exception) -> bool:
+            """Return False for an error of torch, which may have placements for whole tensors."""
             note_formula(self._primitive.specification, self._calls[number].formula, error)
+            return not self._on_mesh or is_authors(error)
 
         apply: Callable[..., Any] = in_cpp.rule(
             node=self._node,
@@ -239,8 +248,10 @@ class PreparedRule:
             names=self._schema.names[self._schema.positional :] or None,
             validate=validated,
             fit=fitted,
+            spread=spread,
             refuse_writes=self._refuse_write,
             note=note,
+            needed=tuple(self._needed),
             trusted=kernel.trusted,
             results=roles,
             saved=self._saved_places,
@@ -248,6 +259,7 @@ class PreparedRule:
             filled=self._filled,
             keeps=self._keeps,
             keeps_shapes=self._keeps_shapes,
+            on_mesh=self._on_mesh,
             alone=self._by_formulas_alone,
             formulas=formulas,
         )

@@ -6,7 +6,7 @@ It computes the calls whose signature it was handed, and leaves the others to th
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -28,21 +28,12 @@ class Accelerator:
     Args:
         specification: The operator.
         handle: The class of the handle, of which it is the only one.
-        on_dtensors: Takes a tuple of all arguments, some of them DTensors, and returns the result, or all of
-            several; None for a call that the dispatcher takes.
         as_apply: True if the handle takes and returns what the `apply` of a class does: it returns what it
             writes, too, and calls by name are made in Python.
     """
 
-    def __init__(
-        self,
-        specification: Specification,
-        handle: type,
-        on_dtensors: Callable[[tuple[Any, ...]], Any] | None,
-        *,
-        as_apply: bool = False,
-    ) -> None:
-        self._plan = _plan(specification, handle, on_dtensors, as_apply)
+    def __init__(self, specification: Specification, handle: type, *, as_apply: bool = False) -> None:
+        self._plan = _plan(specification, handle, as_apply)
         self._in_cpp = None if self._plan is None else capabilities.calls_in_cpp()
 
     def accept(self, values: list[Any], route: Route) -> None:
@@ -67,7 +58,7 @@ class Accelerator:
             self._in_cpp.detach(self._plan)
 
 
-def _plan(specification: Specification, handle: type, on_dtensors: Any, as_apply: bool) -> Any:
+def _plan(specification: Specification, handle: type, as_apply: bool) -> Any:
     """The table in C++; None where that is not built, or an argument has a form that it does not know."""
     in_cpp, schema = capabilities.calls_in_cpp(), specification.schema
     forms = [_form(argument) for argument in schema.arguments]
@@ -102,7 +93,6 @@ def _plan(specification: Specification, handle: type, on_dtensors: Any, as_apply
         types=tuple(_exact(each.kind) for each in schema.arguments),
         fits=fits,
         shown=shown,
-        on_dtensors=on_dtensors,
         unknown=UnknownCallError,
         unchanged=capabilities.unwatched(),
     )

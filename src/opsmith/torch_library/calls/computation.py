@@ -51,6 +51,7 @@ class Computation:
         has_graph: True if a result may require a gradient.
         contiguous: True if it takes what it writes in contiguous memory alone.
         tensors_of: Returns the tensors among argument values; None where there are no other values.
+        states: Returns the states of tensors.
     """
 
     def __init__(
@@ -63,10 +64,11 @@ class Computation:
         has_graph: bool,
         contiguous: bool,
         tensors_of: Callable[[Sequence[Any]], Sequence[Tensor]] | None,
+        states: Callable[[Sequence[Tensor]], list[tuple[Any, ...]]] = capabilities.states,
     ) -> None:
         schema = specification.schema
         self._specification, self._function, self._has_graph = specification, function, has_graph
-        self._contract, self._tensors_of = Contract(specification), tensors_of
+        self._contract, self._tensors_of, self._states = Contract(specification), tensors_of, states
         built = function if isinstance(function, BuiltKernel) else None
         self._trusted = built is not None and built.pure
         self._held = built.direct if built else held
@@ -94,12 +96,14 @@ class Computation:
             return self._write(list(values))
         tensors = self._tensors(values)
         try:
-            before = [] if self._trusted else capabilities.states(tensors)
+            before = [] if self._trusted else self._states(tensors)
         except RuntimeError:  # inference tensors have no versions
             return self._in_full(list(values))
         returned = self._returned(values)
         results = (returned,) if self._single else returned
-        if not self._trusted and not self._contract.is_kept(results, tensors, before, self._has_graph):
+        if not self._trusted and not self._contract.is_kept(
+            results, before, self._states(tensors), self._has_graph
+        ):
             results = self._validated(returned, values, Before([State(*each) for each in before], []))
         if not self._constant:
             return results

@@ -46,8 +46,8 @@ class RouteTable:
 
     Args:
         registered: The operator.
-        on_dtensors: Takes a tuple of all arguments, and returns the result, or all of several, of a call on
-            DTensors; None for one that must be validated in full. None where there are no such calls.
+        on_dtensors: Chooses the routes of calls whose tensors are DTensors, from argument values; None where
+            there are no such calls.
         by_class: Chooses the routes of an adopted class from argument values; None for another operator.
         accelerated: True if the handle takes and returns what the dispatcher does.
 
@@ -58,7 +58,7 @@ class RouteTable:
     def __init__(
         self,
         registered: RegisteredOperator,
-        on_dtensors: Callable[[tuple[Any, ...]], Any] | None,
+        on_dtensors: Callable[[list[Any]], Route | None] | None,
         by_class: Callable[[list[Any]], Route | None] | None,
         *,
         accelerated: bool = True,
@@ -114,20 +114,14 @@ class RouteTable:
         values = args if self._in_order and len(args) == self._count else self._received(args, kwargs)
         tensors = values if self._only_tensors else self._tensors(values)
         route = self._routes.get(self._signature(keyset, values, tensors)) if self._routes else None
-        if route is None and (self._on_dtensors is None or not self._on_mesh(tensors)):
+        if route is None:
             return None
         if self._shapes is not None and self._shapes.bind(self.specification.schema, list(values))[1]:
             return None
         try:
-            if route is None:
-                assert self._on_dtensors is not None
-                found = self._on_dtensors(tuple(values))
-                if found is None:
-                    return None
-            elif route.apply is None:
+            if route.apply is None:
                 return route.compute(values)
-            else:
-                found = route.apply(*(self._flat(values) if self._list_places else values))
+            found = route.apply(*(self._flat(values) if self._list_places else values))
         except UnknownCallError:
             return None
         return found if isinstance(found, tuple) else (found,)
@@ -142,10 +136,13 @@ class RouteTable:
             self._make_accelerator(type(self._registered.owner))
         values = self._received(args, kwargs)
         tensors = self._tensors(values)
-        plain = all(type(each) in PLAIN_TYPES and each.layout is torch.strided for each in tensors)
-        if not (plain and tensors) or len({each.device for each in tensors}) != 1:
+        if not tensors or len({each.device for each in tensors}) != 1:
             return
-        route = self.route(list(values), tensors)
+        route = None
+        if all(type(each) in PLAIN_TYPES and each.layout is torch.strided for each in tensors):
+            route = self.route(list(values), tensors)
+        elif self._on_dtensors is not None and all(type(each) is dtensor() for each in tensors):
+            route = self._on_dtensors(list(values))
         if route is None:
             return
         if len(self._routes) >= MAX_ROUTES:
@@ -159,16 +156,11 @@ class RouteTable:
         as_apply = self._by_class is not None
         with _MAKING:
             if self._accelerator is None and not self._detached:
-                self._accelerator = Accelerator(
-                    self.specification, handle, self._on_dtensors, as_apply=as_apply
-                )
+                self._accelerator = Accelerator(self.specification, handle, as_apply=as_apply)
 
     def _must_be_deterministic(self) -> bool:
         """Return True if torch refuses some kernels of the operator, or all of its calls."""
         return not self._alike and torch.are_deterministic_algorithms_enabled()
-
-    def _on_mesh(self, tensors: Sequence[Tensor]) -> bool:
-        return bool(tensors) and type(tensors[0]) is dtensor()
 
     def _tensors(self, values: Sequence[Any]) -> Sequence[Tensor]:
         if self._only_tensors:

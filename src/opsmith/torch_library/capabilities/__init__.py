@@ -69,9 +69,42 @@ def shares_memory(first: Tensor, second: Tensor) -> bool:
 
 
 def span(storage: torch.UntypedStorage) -> tuple[int, int]:
-    """The addresses where a storage begins and ends; nowhere for one without memory."""
-    begin = 0 if storage.device.type == "meta" else storage.data_ptr()
-    return begin, begin + storage.nbytes() if begin else 0
+    """The addresses where a storage begins and ends; nowhere for one without memory, and at 0 for a wrapper's."""
+    if storage.device.type == "meta":
+        return 0, 0
+    try:
+        begin = storage.data_ptr()
+    except RuntimeError:  # of a wrapper; what torch makes of its memory by DLPack begins there
+        begin = 0
+    return begin, begin + storage.nbytes()
+
+
+def in_memory(tensor: Tensor) -> Tensor:
+    """The tensor that has the memory of a tensor: below all transforms, and this rank's part of a DTensor."""
+    return layers(tensor)[-1]
+
+
+def writes_of(tensor: Tensor) -> int | None:
+    """The number of writes that torch has counted in a tensor, or within it; None where it counts none.
+
+    Torch counts a write under a transform in the tensor below it, and one into a DTensor in that itself.
+    """
+    counted = [count for count in map(sys.modules[__name__].version, layers(tensor)) if count is not None]
+    return sum(counted) if counted else None
+
+
+def layers(tensor: Tensor) -> list[Tensor]:
+    """A tensor, the tensor below all transforms, and the shard that it has as a DTensor."""
+    layers, own = [tensor], sys.modules[__name__]
+    if torch.compiler.is_dynamo_compiling():
+        return layers
+    kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    inner = own.innermost_value(tensor) if on("torch_func") else tensor  # else it is not public
+    if inner is not tensor:
+        layers.append(inner)
+    if kind is not None and isinstance(inner, kind):
+        layers.append(own.shard_of(inner))
+    return layers
 
 
 def storage_of(tensor: Tensor) -> torch.UntypedStorage | None:

@@ -189,6 +189,7 @@ CAPABILITIES = {
             provides=(
                 "above_autograd",
                 "below_autograd",
+                "counting_writes",
                 "resolving_bits",
                 "redispatch_below_autograd",
                 "without_modes",

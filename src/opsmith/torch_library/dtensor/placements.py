@@ -131,6 +131,8 @@ def gathered(tensor: Tensor) -> Tensor:
 def is_authors(error: Exception) -> bool:
     """Return True for an error that code outside of torch has raised by itself."""
     trace: Any = error.__traceback__
+    if trace is None:
+        return False
     while trace.tb_next is not None:
         trace = trace.tb_next
     code, module = trace.tb_frame.f_code, str(trace.tb_frame.f_globals.get("__name__"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -97,7 +98,7 @@ class DTensorRule:
             return self._on_shards(values, layouts)
         try:
             # DTensor takes only those operations that autograd has taken apart, as `item`.
-            with capabilities.above_autograd(), torch.no_grad():
+            with capabilities.above_autograd(), torch.no_grad(), _seeing_writes(specification, values):
                 return self._reference(values)
         except Exception as error:
             if not is_unplaced(error) or specification.schema.written:  # something may be written
@@ -137,7 +138,8 @@ class DTensorRule:
     def on_plain_tensors(self, values: list[Any]) -> Any:
         """Call the operator on plain tensors in place of DTensors."""
         args, kwargs = self._specification().schema.dispatched(values)
-        return self._overload(*args, **kwargs)
+        with capabilities.counting_writes():
+            return self._overload(*args, **kwargs)
 
     def _on_shards(self, values: list[Any], layouts: Sequence[Callable[[Tensor], Tensor]]) -> Any:
         """Call the operator on this rank's shards, and make a DTensor of each result."""
@@ -190,6 +192,16 @@ class DTensorRule:
                     raise  # before anything is written
                 self._tried[key] = Trial(None, None)  # the call itself raises
         return self._tried[key]
+
+
+def _seeing_writes(specification: Specification, values: list[Any]) -> AbstractContextManager[Any]:
+    """Context in which the reference is held to what it declares to write."""
+    if not torch.is_inference_mode_enabled():
+        return capabilities.counting_writes()
+    # Torch refuses views of a DTensor that counts writes there.
+    if specification.origin.kind == "class":  # its forward restores what it wrote
+        return nullcontext()
+    return Contract(specification).refusing_writes(specification.reference, values)
 
 
 def _writes(specification: Specification) -> bool:

@@ -180,7 +180,6 @@ def table_of_tensors(extension: Any, handle: type, *names: str) -> Any:
         types=(None,) * len(names),
         fits=None,
         shown=(0,),
-        on_dtensors=None,
         unknown=KeyError,
         unchanged=unwatched(),
     )

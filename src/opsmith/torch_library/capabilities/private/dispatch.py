@@ -29,19 +29,28 @@ def below_autograd() -> AbstractContextManager[None]:
     return guard
 
 
-def above_autograd() -> AbstractContextManager[None]:
-    """Context in which calls of operators go through autograd again, inside of `below_autograd`."""
-    excluded = _C._dispatch_tls_local_exclude_set() - _AUTOGRAD
+_BITS = functools.reduce(
+    operator.or_, (_C.DispatchKeySet(getattr(_C.DispatchKey, name)) for name in ("Conjugate", "Negative"))
+)
+_WRITES = _C.DispatchKeySet(_C.DispatchKey.ADInplaceOrView)
+_NOTHING: AbstractContextManager[None] = nullcontext()
+
+
+def _without_excluded(keys: Any) -> AbstractContextManager[None]:
     guard: AbstractContextManager[None] = _C._ForceDispatchKeyGuard(
-        _C._dispatch_tls_local_include_set(), excluded
+        _C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set() - keys
     )
     return guard
 
 
-_BITS = functools.reduce(
-    operator.or_, (_C.DispatchKeySet(getattr(_C.DispatchKey, name)) for name in ("Conjugate", "Negative"))
-)
-_NOTHING: AbstractContextManager[None] = nullcontext()
+def above_autograd() -> AbstractContextManager[None]:
+    """Context in which calls of operators go through autograd again, inside of `below_autograd`."""
+    return _without_excluded(_AUTOGRAD)
+
+
+def counting_writes() -> AbstractContextManager[None]:
+    """Context in which torch counts writes, also in the handler of a subclass, where it does not."""
+    return _without_excluded(_WRITES)
 
 
 def resolving_bits() -> AbstractContextManager[None]:
@@ -51,10 +60,7 @@ def resolving_bits() -> AbstractContextManager[None]:
     """
     if not _C._dispatch_tls_is_dispatch_key_excluded(_C.DispatchKey.Conjugate):
         return _NOTHING
-    guard: AbstractContextManager[None] = _C._ForceDispatchKeyGuard(
-        _C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set() - _BITS
-    )
-    return guard
+    return _without_excluded(_BITS)
 
 
 def without_modes() -> AbstractContextManager[Any]:

@@ -64,7 +64,7 @@ struct DeclaredSizes {
 struct Plan {
   static constexpr const char* name = "opsmith.Plan";
   PyTypeObject* handle;  // borrowed, used while `plans` has the plan
-  pybind11::object names, by_keyword, defaults, types, fits, shown, on_dtensors, unknown, unchanged;
+  pybind11::object names, by_keyword, defaults, types, fits, shown, unknown, unchanged;
   Places counts, spread, integers, written;
   std::vector<DeclaredSizes> sizes;
   std::string forms;
@@ -79,7 +79,7 @@ struct Plan {
 
   template <class F>
   void each(const F& show) {
-    for (auto* each : {&names, &by_keyword, &defaults, &types, &fits, &shown, &on_dtensors, &unknown, &unchanged}) {
+    for (auto* each : {&names, &by_keyword, &defaults, &types, &fits, &shown, &unknown, &unchanged}) {
       show(*each);
     }
     for (auto& [signature, route] : routes) show(route.function), show(route.validate);
@@ -94,7 +94,7 @@ struct Call {
   Values values, tensors;
   Signature signature;
   Owned owned;
-  bool on_dtensors = false;
+  const PyTypeObject* kind = plain_tensor;  // of the results
 };
 
 // The arguments in order; false where one is missing, unknown or given twice.
@@ -129,8 +129,6 @@ inline bool are_integers(PyObject* value, Py_ssize_t count) {
   }
   return true;
 }
-
-inline PyTypeObject* dtensor = nullptr;  // see `use_dtensor`
 
 inline bool is_plain_tensor(PyObject* value) {
   return Py_TYPE(value) == plain_tensor || Py_TYPE(value) == plain_parameter;
@@ -170,9 +168,9 @@ inline bool has_forms(const Plan* plan, Call& call) {
     bool fits = false;
     switch (form) {
       case TENSOR:
-        fits = is_plain_tensor(value);
+        fits = is_plain_tensor(value) || type == dtensor;
         if (fits) add_tensor(call, value, local);
-        else if (type == dtensor) fits = call.on_dtensors = true;
+        if (type == dtensor) call.kind = dtensor;
         break;
       case LIST:
       case TUPLE:
@@ -322,8 +320,8 @@ inline PyObject* seen(const Plan* plan, const Values& values, THPObjectPtr resul
 }
 
 // True if the results of a kernel are as it promises.
-inline bool holds_contract(const Plan* plan, PyObject* result, const Values& tensors, bool has_graph) {
-  if (!are_new(result, plan->results, tensors)) return false;
+inline bool holds_contract(const Plan* plan, PyObject* result, const Call& call, bool has_graph) {
+  if (!are_new(result, plan->results, call.tensors, call.kind)) return false;
   // A result requires a gradient where a tensor that is no argument does.
   for (Py_ssize_t at = 0; !has_graph && at < plan->results; at++) {
     PyObject* each = plan->results == 1 ? result : PyTuple_GET_ITEM(result, at);
@@ -332,24 +330,12 @@ inline bool holds_contract(const Plan* plan, PyObject* result, const Values& ten
   return true;
 }
 
-// Computes a call on DTensors; returns None for one that the dispatcher takes.
-inline PyObject* call_on_dtensors(const Plan* plan, Call& call) {
-  Values given;
-  if (plan->on_dtensors.is_none()) Py_RETURN_NONE;
-  if (!in_shape(plan, call.values)) return PyErr_Occurred() ? nullptr : Py_NewRef(Py_None);
-  if (!convert(plan, call.values, false, given, call.owned)) return nullptr;
-  THPObjectPtr all(PyTuple_New(static_cast<Py_ssize_t>(given.size())));
-  if (!all) return nullptr;
-  for (size_t at = 0; at < given.size(); at++) PyTuple_SET_ITEM(all.get(), at, Py_NewRef(given[at]));
-  return PyObject_CallOneArg(plan->on_dtensors.ptr(), all.get());
-}
-
 // All results of a kernel: one, or a tuple of several.
 inline PyObject* call_kernel(const Plan* plan, const Route& route, Call& call, bool& in_tuple) {
   Values given;
   if (!convert(plan, call.values, false, given, call.owned)) return nullptr;
   const auto is_right = [&](PyObject* result) {
-    return route.trusted || holds_contract(plan, result, call.tensors, route.has_graph);
+    return route.trusted || holds_contract(plan, result, call, route.has_graph);
   };
   const auto validate = [&](PyObject* result, PyObject* versions) -> PyObject* {
     Values received;  // the kernel may have changed the lists that it got
@@ -394,11 +380,6 @@ inline PyObject* call_handle(PyObject* self, PyObject* args, PyObject* kwargs) {
     if (!bind(plan, args, kwargs, call.values) || !has_forms(plan, call) || !nothing_watches(plan)) {
       return PyErr_Occurred() ? nullptr : in_python(self, args, kwargs);
     }
-    if (call.on_dtensors) {
-      THPObjectPtr result(call_on_dtensors(plan, call));
-      if (result.get() == Py_None) return in_python(self, args, kwargs);
-      return seen(plan, call.values, std::move(result), plan->results > 1);
-    }
     const auto known = plan->routes.find(call.signature);
     if (known == plan->routes.end()) return in_python(self, args, kwargs);
     const Route route = known->second;  // the table may change while it computes
@@ -422,12 +403,12 @@ inline bool accept(
   Plan& plan = parts_of<Plan>(self.ptr());
   Call call;
   for (const pybind11::handle each : values) call.values.push_back(each.ptr());
-  if (!has_forms(&plan, call) || call.on_dtensors) {
+  if (!has_forms(&plan, call)) {
     if (PyErr_Occurred()) throw pybind11::error_already_set();
     return false;
   }
   for (PyObject* each : call.tensors) {
-    const at::Tensor& tensor = THPVariable_Unpack(each);
+    const at::Tensor& tensor = in_memory(each);
     const bool usual = tensor.layout() == at::kStrided && !tensor.is_nested() && !tensor.is_quantized() &&
         tensor.has_storage() && !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
     if (!usual) return false;
@@ -467,7 +448,6 @@ inline pybind11::object make_plan(const pybind11::kwargs& given) {
       given["types"],
       given["fits"],
       given["shown"],
-      given["on_dtensors"],
       given["unknown"],
       given["unchanged"],
       places("counts"),

@@ -31,18 +31,6 @@ using NodePtr = c10::intrusive_ptr<torch::autograd::Node>;
 using NodePtr = std::shared_ptr<torch::autograd::Node>;
 #endif
 
-[[noreturn]] inline void raise_python_error() {
-  python_error error;
-  error.persist();
-  throw error;
-}
-
-// A new object; Python's exception where there is none, as without memory.
-inline PyObject* made(PyObject* object) {
-  if (!object) raise_python_error();
-  return object;
-}
-
 inline PyObject *make_of_torch = nullptr, *wrap_maker = nullptr;  // see `use_maker`
 
 inline PyObject *frame_callback = nullptr, *set_frame_callback = nullptr;  // see `use_frame_callback`
@@ -73,15 +61,16 @@ inline PyTypeObject ContextType = {PyVarObject_HEAD_INIT(nullptr, 0) "opsmith.Co
 
 // Metadata that a gradient must have.
 struct Wanted {
+  const PyTypeObject* kind;
   at::ScalarType dtype;
   c10::Device device;
   c10::DimVector sizes;
 
-  explicit Wanted(const at::Tensor& tensor)
-      : dtype(tensor.scalar_type()), device(tensor.device()), sizes(tensor.sizes()) {}
+  explicit Wanted(const at::Tensor& tensor, const PyTypeObject* of = plain_tensor)
+      : kind(of), dtype(tensor.scalar_type()), device(tensor.device()), sizes(tensor.sizes()) {}
 
   bool describes(PyObject* gradient) const {
-    if (Py_TYPE(gradient) != plain_tensor) return false;
+    if (Py_TYPE(gradient) != kind) return false;
     const at::Tensor& tensor = THPVariable_Unpack(gradient);
     return tensor.layout() == at::kStrided && !tensor.is_nested() && tensor.scalar_type() == dtype &&
         tensor.device() == device && tensor.sizes() == at::IntArrayRef(sizes);

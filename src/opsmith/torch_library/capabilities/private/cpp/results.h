@@ -12,7 +12,7 @@
 
 namespace opsmith {
 
-inline PyTypeObject *plain_tensor = nullptr, *plain_parameter = nullptr;
+inline PyTypeObject *plain_tensor = nullptr, *plain_parameter = nullptr, *dtensor = nullptr;
 
 using Values = c10::SmallVector<PyObject*, 16>;
 
@@ -28,8 +28,28 @@ inline bool are_one(const c10::StorageImpl* one, const c10::StorageImpl* other) 
   return begin && other_begin && begin < other_begin + other->nbytes() && other_begin < begin + one->nbytes();
 }
 
-// True if the results are dense tensors, each in memory that no other one has, nor an argument.
-inline bool are_new(PyObject* result, Py_ssize_t count, const Values& arguments) {
+[[noreturn]] inline void raise_python_error() {
+  python_error error;
+  error.persist();
+  throw error;
+}
+
+// A new object; Python's exception where there is none, as without memory.
+inline PyObject* made(PyObject* object) {
+  if (!object) raise_python_error();
+  return object;
+}
+
+// The tensor that has the memory of a tensor: the shard of a DTensor, which holds it, or any other one itself.
+inline const at::Tensor& in_memory(PyObject* tensor) {
+  if (Py_TYPE(tensor) != dtensor) return THPVariable_Unpack(tensor);
+  static PyObject* const name = PyUnicode_InternFromString("_local_tensor");
+  THPObjectPtr shard(made(PyObject_GetAttr(tensor, name)));
+  return THPVariable_Unpack(shard.get());
+}
+
+// True if the results are dense tensors of the class `kind`, each in memory that no other one has, nor an argument.
+inline bool are_new(PyObject* result, Py_ssize_t count, const Values& arguments, const PyTypeObject* kind) {
   PyObject* const* all = &result;
   if (count > 1) {
     if (!PyTuple_CheckExact(result) || PyTuple_GET_SIZE(result) != count) return false;
@@ -37,11 +57,11 @@ inline bool are_new(PyObject* result, Py_ssize_t count, const Values& arguments)
   }
   c10::SmallVector<const c10::StorageImpl*, 16> taken;
   for (PyObject* each : arguments) {
-    if (each != Py_None) taken.push_back(THPVariable_Unpack(each).storage().unsafeGetStorageImpl());
+    if (each != Py_None) taken.push_back(in_memory(each).storage().unsafeGetStorageImpl());
   }
   for (Py_ssize_t at = 0; at < count; at++) {
-    if (Py_TYPE(all[at]) != plain_tensor) return false;
-    const at::Tensor& tensor = THPVariable_Unpack(all[at]);
+    if (Py_TYPE(all[at]) != kind) return false;
+    const at::Tensor& tensor = in_memory(all[at]);
     const bool plain = tensor.layout() == at::kStrided && !tensor.is_nested() && !tensor.is_quantized();
     if (!plain || !tensor.has_storage()) return false;
     const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
@@ -56,6 +76,12 @@ inline bool are_new(PyObject* result, Py_ssize_t count, const Values& arguments)
 // The version of a tensor; inference tensors have none.
 inline int64_t version_of(const at::Tensor& tensor) { return tensor.is_inference() ? 0 : tensor._version(); }
 
+// The writes that are counted in a tensor, or in the shard of a DTensor, too.
+inline int64_t writes_of(PyObject* tensor) {
+  const int64_t own = version_of(THPVariable_Unpack(tensor));
+  return Py_TYPE(tensor) == dtensor ? own + version_of(in_memory(tensor)) : own;
+}
+
 // The state of an argument tensor before a call, which only reads it.
 struct State {
   int64_t version;
@@ -64,16 +90,19 @@ struct State {
   int64_t offset;
   c10::DimVector sizes, strides;
 
-  explicit State(const at::Tensor& tensor)
-      : version(version_of(tensor)),
+  explicit State(PyObject* of) : State(in_memory(of), writes_of(of)) {}
+
+  State(const at::Tensor& tensor, int64_t writes)
+      : version(writes),
         storage(tensor.storage().unsafeGetStorageImpl()),
         bytes(storage->nbytes()),
         offset(tensor.storage_offset()),
         sizes(tensor.sizes()),
         strides(tensor.strides()) {}
 
-  bool is_left(const at::Tensor& tensor) const {
-    return version_of(tensor) == version && tensor.storage().unsafeGetStorageImpl() == storage &&
+  bool is_left(PyObject* of) const {
+    const at::Tensor& tensor = in_memory(of);
+    return writes_of(of) == version && tensor.storage().unsafeGetStorageImpl() == storage &&
         storage->nbytes() == bytes && tensor.storage_offset() == offset && tensor.sizes() == at::IntArrayRef(sizes) &&
         tensor.strides() == at::IntArrayRef(strides);
   }
@@ -85,7 +114,7 @@ using States = c10::SmallVector<State, 8>;
 inline PyObject* as_versions(const Values& tensors, const States& before) {
   PyObject* all = PyTuple_New(static_cast<Py_ssize_t>(before.size()));
   for (size_t at = 0; all && at < before.size(); at++) {
-    const bool left = before[at].is_left(THPVariable_Unpack(tensors[at]));
+    const bool left = before[at].is_left(tensors[at]);
     PyTuple_SET_ITEM(all, at, PyLong_FromLongLong(left ? before[at].version : -1));
   }
   return all;
@@ -104,13 +133,13 @@ PyObject* run_kernel(
     const pybind11::object& kernel, const Values& given, PyObject* names, const Values& tensors, bool trusted,
     const IsRight& is_right, const Validate& validate) {
   States before;
-  for (size_t at = 0; !trusted && at < tensors.size(); at++) before.emplace_back(THPVariable_Unpack(tensors[at]));
+  for (size_t at = 0; !trusted && at < tensors.size(); at++) before.emplace_back(tensors[at]);
   const bool by_name = names != Py_None;
   const size_t positional = given.size() - (by_name ? PyTuple_GET_SIZE(names) : 0);
   THPObjectPtr result(PyObject_Vectorcall(kernel.ptr(), given.data(), positional, by_name ? names : nullptr));
   if (!result) return nullptr;
   bool unchanged = true;
-  for (size_t at = 0; at < before.size(); at++) unchanged &= before[at].is_left(THPVariable_Unpack(tensors[at]));
+  for (size_t at = 0; at < before.size(); at++) unchanged &= before[at].is_left(tensors[at]);
   if (unchanged && is_right(result.get())) return result.release();
   THPObjectPtr versions(trusted ? Py_NewRef(Py_None) : as_versions(tensors, before));
   return versions ? validate(result.get(), versions.get()) : nullptr;
@@ -124,7 +153,7 @@ struct Freshness {
   static PyObject* call(PyObject* self, PyObject* const* args, size_t flags, PyObject*) {
     return for_python([&]() -> PyObject* {
       const size_t count = PyVectorcall_NARGS(flags);
-      return PyBool_FromLong(are_new(args[0], parts_of<Freshness>(self).count, Values(args + 1, args + count)));
+      return PyBool_FromLong(are_new(args[0], parts_of<Freshness>(self).count, Values(args + 1, args + count), plain_tensor));
     });
   }
 

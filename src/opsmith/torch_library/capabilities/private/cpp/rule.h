@@ -15,7 +15,8 @@ using Places = std::vector<Py_ssize_t>;
 struct FormulaCall {
   pybind11::object function;  // takes its arguments by position
   Places sources;             // of its arguments among the saved tensors, the gradients, and what is kept
-  Py_ssize_t answer;          // flat argument whose gradient it returns
+  Places answers;             // flat arguments whose gradients it returns
+  bool joint;                 // `spread` takes them from what it returns
 };
 
 // Roles of a result.
@@ -28,13 +29,13 @@ enum Role : char {
 // The `apply` of the node of a rule.
 struct Rule {
   static constexpr const char* name = "opsmith.Rule";
-  pybind11::object generated, kernel, names, validate, fit, refuse_writes, note;
+  pybind11::object generated, kernel, names, validate, fit, spread, refuse_writes, note, needed;
   bool trusted;              // the kernel writes nothing, and returns new tensors
   std::vector<int> results;  // for each result a set of `Role`
   Places saved;              // among flat arguments and results
   Places values;             // flat arguments that are kept
   Places filled;             // results whose metadata are kept
-  bool keeps, keeps_shapes;
+  bool keeps, keeps_shapes, on_mesh;
   bool alone;  // the formulas give all gradients
   std::vector<FormulaCall> formulas;
 
@@ -42,7 +43,7 @@ struct Rule {
 
   template <class F>
   void each(const F& show) {
-    for (auto* each : {&generated, &kernel, &names, &validate, &fit, &refuse_writes, &note}) show(*each);
+    for (auto* each : {&generated, &kernel, &names, &validate, &fit, &spread, &refuse_writes, &note, &needed}) show(*each);
     for (FormulaCall& formula : formulas) show(formula.function);
   }
 };
@@ -64,10 +65,13 @@ struct RuleNode : public OperatorNode {
       usual &= !(rule().results[at] & (grads[at].defined() ? FOLLOWED : USED));
       some |= grads[at].defined();
     }
-    return usual && some ? by_formulas(grads) : OperatorNode::apply(std::move(grads));
+    std::optional<variable_list> gradients;
+    if (usual && some) gradients = by_formulas(grads);
+    return gradients ? std::move(*gradients) : OperatorNode::apply(std::move(grads));
   }
 
-  variable_list by_formulas(const variable_list& grads) {
+  // None where torch places no result of a formula.
+  std::optional<variable_list> by_formulas(const variable_list& grads) {
     const Uncompiled uncompiled;
     at::OptionalDeviceGuard device;
     Owned every;  // the saved tensors, the gradients, and what is kept
@@ -83,7 +87,7 @@ struct RuleNode : public OperatorNode {
     const auto versions = [&]() {
       c10::SmallVector<int64_t, 12> all;
       for (size_t at = 0; at < count; at++) {
-        all.push_back(every[at].get() == Py_None ? 0 : version_of(THPVariable_Unpack(every[at].get())));
+        all.push_back(every[at].get() == Py_None ? 0 : writes_of(every[at].get()));
       }
       return all;
     };
@@ -93,14 +97,29 @@ struct RuleNode : public OperatorNode {
         every.emplace_back(Py_NewRef(PyTuple_GET_ITEM(items, at)));
       }
     }
+    for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(rule().needed.ptr()); at++) {
+      every.emplace_back(Py_NewRef(PyTuple_GET_ITEM(rule().needed.ptr(), at)));
+    }
     const auto before = versions();
     std::vector<THPObjectPtr> answers(given.size());
     for (size_t number = 0; number < rule().formulas.size(); number++) {
       const FormulaCall& formula = rule().formulas[number];
       Values arguments;
       for (Py_ssize_t at : formula.sources) arguments.push_back(every[at].get());
-      answers[formula.answer] = PyObject_Vectorcall(formula.function.ptr(), arguments.data(), arguments.size(), nullptr);
-      if (!answers[formula.answer]) raise_noted(number);
+      THPObjectPtr answer(PyObject_Vectorcall(formula.function.ptr(), arguments.data(), arguments.size(), nullptr));
+      if (!answer) {
+        raise_noted(number);
+        return std::nullopt;
+      }
+      if (!formula.joint) {
+        answers[formula.answers[0]] = std::move(answer);
+        continue;
+      }
+      THPObjectPtr place(made(PyLong_FromSize_t(number)));
+      answer = made(PyObject_CallFunctionObjArgs(rule().spread.ptr(), place.get(), answer.get(), nullptr));
+      for (size_t at = 0; at < formula.answers.size(); at++) {
+        answers[formula.answers[at]] = Py_NewRef(PyTuple_GET_ITEM(answer.get(), at));
+      }
     }
     const auto after = versions();
     if (before != after) raise_written(before, after);
@@ -123,8 +142,8 @@ struct RuleNode : public OperatorNode {
     return gradients;
   }
 
-  // Raises the error of a formula, with a note that names it.
-  [[noreturn]] void raise_noted(size_t number) {
+  // Raises the error of a formula, with a note that names it, unless `note` returns False.
+  void raise_noted(size_t number) {
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
     PyErr_NormalizeException(&type, &value, &trace);
@@ -133,7 +152,8 @@ struct RuleNode : public OperatorNode {
     THPObjectPtr noted(place ? PyObject_CallFunctionObjArgs(rule().note.ptr(), place.get(), value, nullptr) : nullptr);
     PyErr_Clear();
     PyErr_Restore(type, value, trace);
-    raise_python_error();
+    if (noted.get() != Py_False) raise_python_error();
+    PyErr_Clear();
   }
 
   template <class Versions>
@@ -167,13 +187,17 @@ inline PyObject* kept_of(const Rule& rule, PyObject* const* arguments, size_t co
     THPObjectPtr shape(attribute(each, "shape")), dtype(attribute(each, "dtype")), device(attribute(each, "device"));
     PyTuple_SET_ITEM(metadata.get(), at, made(PyTuple_Pack(3, shape.get(), dtype.get(), device.get())));
   }
-  THPObjectPtr meshes(made(PyTuple_New(0)));
+  THPObjectPtr meshes(made(PyTuple_New(rule.on_mesh ? static_cast<Py_ssize_t>(count) : 0)));
+  for (size_t at = 0; rule.on_mesh && at < count; at++) {
+    const bool is_placed = Py_TYPE(arguments[at]) == dtensor;
+    PyTuple_SET_ITEM(meshes.get(), at, is_placed ? attribute(arguments[at], "device_mesh") : Py_NewRef(Py_None));
+  }
   return made(PyTuple_Pack(4, values.get(), shapes.get(), meshes.get(), metadata.get()));
 }
 
-inline bool is_as_promised(const Rule& rule, PyObject* result, const Values& tensors) {
+inline bool is_as_promised(const Rule& rule, PyObject* result, const Values& tensors, const PyTypeObject* kind) {
   const Py_ssize_t count = static_cast<Py_ssize_t>(rule.results.size());
-  if (!rule.trusted && !are_new(result, count, tensors)) return false;
+  if (!rule.trusted && !are_new(result, count, tensors, kind)) return false;
   for (Py_ssize_t at = 0; at < count; at++) {
     PyObject* each = count == 1 ? result : PyTuple_GET_ITEM(result, at);
     if (!THPVariable_Check(each)) return false;
@@ -190,11 +214,12 @@ inline PyObject* Rule::call(PyObject* self, PyObject* const* arguments, size_t f
     THPObjectPtr held(Py_NewRef(self));  // a kernel may replace it
     const size_t count = PyVectorcall_NARGS(flags);
     Values tensors;
+    Owned lists;  // lists of the kernel's own, which may change them: a formula gets what was given
     for (size_t at = 0; at < count; at++) {
       if (THPVariable_Check(arguments[at])) tensors.push_back(arguments[at]);
     }
+    const PyTypeObject* kind = rule.on_mesh ? dtensor : plain_tensor;
     Values given(arguments, arguments + count);
-    Owned lists;  // of the kernel's own, which may change them: a formula gets what was given
     for (size_t at = 0; at < count; at++) {
       if (PyList_CheckExact(given[at])) given[at] = lists.emplace_back(made(PySequence_List(given[at]))).get();
     }
@@ -204,7 +229,7 @@ inline PyObject* Rule::call(PyObject* self, PyObject* const* arguments, size_t f
       at::AutoFwGradMode no_forward_mode(false);
       result = run_kernel(
           rule.kernel, given, rule.names.ptr(), tensors, rule.trusted,
-          [&](PyObject* returned) { return is_as_promised(rule, returned, tensors); },
+          [&](PyObject* returned) { return is_as_promised(rule, returned, tensors, kind); },
           [&](PyObject* returned, PyObject* versions) {
             THPObjectPtr listed(made(as_list(Values(arguments, arguments + count))));
             return PyObject_CallFunctionObjArgs(rule.validate.ptr(), returned, listed.get(), versions, nullptr);
@@ -218,7 +243,7 @@ inline PyObject* Rule::call(PyObject* self, PyObject* const* arguments, size_t f
     node->parts = Py_NewRef(self);
     node->wanted.resize(count);
     for (const FormulaCall& formula : rule.formulas) {
-      node->wanted[formula.answer].emplace(THPVariable_Unpack(arguments[formula.answer]));
+      for (Py_ssize_t at : formula.answers) node->wanted[at].emplace(THPVariable_Unpack(arguments[at]), kind);
     }
     PyObject* single = result.get();
     const bool several = rule.results.size() > 1;
@@ -242,8 +267,10 @@ inline pybind11::object make_rule(const pybind11::kwargs& given) {
       given["names"],
       given["validate"],
       given["fit"],
+      given["spread"],
       given["refuse_writes"],
       given["note"],
+      given["needed"],
       given["trusted"].cast<bool>(),
       given["results"].cast<std::vector<int>>(),
       given["saved"].cast<Places>(),
@@ -251,11 +278,12 @@ inline pybind11::object make_rule(const pybind11::kwargs& given) {
       given["filled"].cast<Places>(),
       given["keeps"].cast<bool>(),
       given["keeps_shapes"].cast<bool>(),
+      given["on_mesh"].cast<bool>(),
       given["alone"].cast<bool>(),
       {}};
-  using Formulas = std::vector<std::tuple<pybind11::object, Places, Py_ssize_t>>;
-  for (auto& [function, sources, answer] : given["formulas"].cast<Formulas>()) {
-    rule.formulas.push_back({function, sources, answer});
+  using Formulas = std::vector<std::tuple<pybind11::object, Places, Places, bool>>;
+  for (auto& [function, sources, answers, joint] : given["formulas"].cast<Formulas>()) {
+    rule.formulas.push_back({function, sources, answers, joint});
   }
   return object_of(std::move(rule));
 }
