@@ -705,6 +705,20 @@ def test_single_level_function() -> None:
     assert issubclass(torch.autograd.Function, capabilities.SingleLevelFunction)
 
 
+def test_below_transforms() -> None:
+    seen: list[tuple[bool, bool]] = []
+
+    def note(x: Tensor) -> Tensor:
+        inner = capabilities.below_transforms(x)
+        seen.append((capabilities.is_functional(inner), inner.shape == X.shape))
+        return x * 2
+
+    torch.func.vmap(note)(X)
+    torch.func.functionalize(note)(X)
+    note(X)
+    assert seen == [(False, True), (True, True), (False, True)]
+
+
 def test_innermost_value() -> None:
     seen: list[torch.Tensor] = []
 

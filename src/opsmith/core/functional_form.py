@@ -16,15 +16,23 @@ from opsmith.core.schema import Schema, functional_schema
 from opsmith.core.specification import FUNCTIONAL_SUFFIX, Specification
 from opsmith.core.tensors import map_tensors
 
+Run = Callable[[Callable[..., Any], list[Any]], tuple[Any, ...]]
+"""A function that calls another one with argument values, and returns a tuple of all results."""
 
-def functional_form(specification: Specification) -> Specification:
-    """Return the specification of the functional form of an in-place operator."""
+
+def functional_form(specification: Specification, run: Run) -> Specification:
+    """Return the specification of the functional form of an in-place operator.
+
+    Args:
+        specification: The in-place operator.
+        run: Runs its reference or kernel by its contract.
+    """
     schema, fake = specification.schema, specification.fake
     changes: dict[str, Any] = {
         "name": functional_name(specification.name),
         "schema": functional_schema(schema),
-        "reference": on_copies(specification.reference, schema),
-        "kernels": tuple(_kernel_on_copies(each, specification) for each in specification.kernels),
+        "reference": on_copies(specification.reference, schema, run=run),
+        "kernels": tuple(_kernel_on_copies(each, specification, run) for each in specification.kernels),
         "fake": None if fake is None else on_copies(fake, schema, specification.reference),
         "origin": DECLARED,
         # `shapes=` says nothing of the new values: calls are held to it where they write.
@@ -45,9 +53,11 @@ def functional_name(name: str) -> str:
     return name.replace(".", "_") + FUNCTIONAL_SUFFIX
 
 
-def _kernel_on_copies(kernel: Kernel, specification: Specification) -> Kernel:
-    named = specification.reference if isinstance(kernel.function, BuiltKernel) else kernel.function
-    function = on_copies(kernel.function, specification.schema, named)
+def _kernel_on_copies(kernel: Kernel, specification: Specification, run: Run) -> Kernel:
+    if isinstance(kernel.function, BuiltKernel):
+        function = on_copies(kernel.function, specification.schema, specification.reference)
+    else:
+        function = on_copies(kernel.function, specification.schema, run=run)
     return Kernel(kernel.device, function, kernel.dtypes, kernel)
 
 
@@ -56,6 +66,7 @@ def on_copies(
     schema: Schema,
     wrapped: Callable[..., Any] | None = None,
     copied: Callable[[Tensor], Tensor] = Tensor.clone,
+    run: Run | None = None,
 ) -> Callable[..., Any]:
     """Return a function that writes into copies, and returns the new values before the results.
 
@@ -64,14 +75,17 @@ def on_copies(
         schema: Schema of the in-place operator.
         wrapped: The function whose name and signature it has; by default the one that writes.
         copied: Copies a tensor.
+        run: Calls the function; by default as it is.
     """
 
     @functools.wraps(wrapped or function)
     def functional(*args: Any, **kwargs: Any) -> Any:
         values = copies_of_written(schema, schema.call_values(args, kwargs), copied)
-        positional, named = schema.split(values)
-        returned = function(*positional, **named)
-        results = all_results(schema, values, returned)
+        if run is None:
+            positional, named = schema.split(values)
+            results = all_results(schema, values, function(*positional, **named))
+        else:
+            results = (*_new_values(schema, values), *run(function, values))
         return results[0] if len(results) == 1 else results
 
     return functional
@@ -115,10 +129,14 @@ def returned_results(schema: Schema, values: Sequence[Any], results: tuple[Any, 
 
 def all_results(schema: Schema, values: Sequence[Any], returned: Any) -> tuple[Any, ...]:
     """Return the results of the functional form: the new values, and what an in-place operator returned."""
-    new = tuple(value for argument, value in zip(schema.arguments, values, strict=True) if argument.alias)
+    new = _new_values(schema, values)
     if not schema.results or schema.returns is not None:
         return new
     return (*new, *(returned if isinstance(returned, tuple) else (returned,)))
+
+
+def _new_values(schema: Schema, values: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(value for argument, value in zip(schema.arguments, values, strict=True) if argument.alias)
 
 
 def copies_of_written(

@@ -95,6 +95,8 @@ class Substitution:
             copied: types.FunctionType = known[id(function)]
             return copied
         code, scope = function.__code__, function.__globals__
+        if isinstance(scope, _Scope):  # it is a copy
+            return function
         own = self._own(scope.get("__name__", "")) and not _needs_its_globals(code)
         cells = function.__closure__ or ()
         copies = [types.CellType() if self._may_change(cell) else cell for cell in cells]

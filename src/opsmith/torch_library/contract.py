@@ -51,8 +51,9 @@ class State(NamedTuple):
         """The state of a tensor now."""
         version, tensor = capabilities.writes_of(tensor), capabilities.in_memory(tensor)
         storage = capabilities.storage_of(tensor)
-        if storage is None or storage.device.type == "meta":
-            return cls(version)  # to compare symbols would put conditions into a trace
+        # To compare symbols would put conditions into a trace; a write replaces a functional tensor.
+        if storage is None or storage.device.type == "meta" or capabilities.is_functional(tensor):
+            return cls(version)
         form = tensor.shape, tensor.stride(), tensor.storage_offset(), storage, storage.nbytes()
         return cls(version, *form)
 
@@ -71,10 +72,12 @@ class Before(NamedTuple):
     Args:
         read: States of the tensors that are only read.
         written: States of the tensors that are written.
+        graph: True if one of them requires a gradient; None where this is not known.
     """
 
     read: Sequence[State]
     written: Sequence[State]
+    graph: bool | None = None
 
 
 class Alias(NamedTuple):
@@ -110,6 +113,11 @@ def aliases(results: Sequence[Any], arguments: Sequence[Any]) -> list[Alias]:
 
 def _in_memory(values: Sequence[Any]) -> list[Any]:
     return [capabilities.in_memory(each) if isinstance(each, Tensor) else each for each in values]
+
+
+def _requires_graph(tensors: Sequence[Tensor]) -> bool:
+    """Return True if a tensor requires a gradient outside of all transforms."""
+    return any(capabilities.below_transforms(each).requires_grad for each in tensors)
 
 
 def are_apart(results: Sequence[Tensor], arguments: Sequence[Tensor]) -> bool:
@@ -215,9 +223,8 @@ class Contract:
 
     def before(self, values: list[Any]) -> Before:
         """The states of the argument tensors, before a call."""
-        return Before(
-            *[list(map(State.of, each)) for each in (self._only_read(values), self._written(values))]
-        )
+        read, written = self._only_read(values), self._written(values)
+        return Before([*map(State.of, read)], [*map(State.of, written)], _requires_graph(tensors_in(values)))
 
     def is_kept(self, results: Any, before: Sequence[Any], after: Sequence[Any], has_graph: bool) -> bool:
         """Return True if a call that only reads has kept it; else `results` says whether it has.
@@ -264,12 +271,15 @@ class Contract:
             before: The states that `before` returned; None to allow writes.
 
         Raises:
-            MutationError, MetadataError, AliasError: See their names.
+            MutationError, MetadataError, AliasError, CapturedTensorError: See their names.
             ResultCountError, ResultTypeError, LayoutError: See their names.
         """
         results = self.as_tuple(function, returned, values)
         if before is not None:
             self._refuse_writes(function, before, values)
+            made = tensors_in([*results, *self._written(values)])
+            if before.graph is False and _requires_graph(made):
+                raise self.captured(function)
         self._refuse_aliases(function, results, values)
         return results
 

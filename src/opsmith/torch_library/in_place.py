@@ -17,6 +17,7 @@ from opsmith.core.specification import Specification
 from opsmith.core.tensors import map_tensors
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.compilation import EAGER
+from opsmith.torch_library.contract import Contract
 from opsmith.torch_library.dtensor.placements import local_shard, mesh_of
 from opsmith.torch_library.flattening import ArgumentFlattening
 from opsmith.torch_library.registration import (
@@ -56,7 +57,7 @@ class InPlaceRegistration(DispatcherRegistration):
         made = self._form
         if made is None or made[0] is not self.specification:
             specification = self.specification
-            made = self._form = specification, functional_form(specification)
+            made = self._form = specification, functional_form(specification, Contract(specification).run)
         return made[1]
 
     @property

@@ -69,7 +69,7 @@ def shares_memory(first: Tensor, second: Tensor) -> bool:
 
 
 def span(storage: torch.UntypedStorage) -> tuple[int, int]:
-    """The addresses where a storage begins and ends; nowhere for one without memory, and at 0 for a wrapper's."""
+    """The addresses where a storage begins and ends; nowhere without memory, and at 0 for a wrapper's."""
     if storage.device.type == "meta":
         return 0, 0
     try:
@@ -95,15 +95,11 @@ def writes_of(tensor: Tensor) -> int | None:
 
 def layers(tensor: Tensor) -> list[Tensor]:
     """A tensor, the tensor below all transforms, and the shard that it has as a DTensor."""
-    layers, own = [tensor], sys.modules[__name__]
-    if torch.compiler.is_dynamo_compiling():
-        return layers
+    inner = sys.modules[__name__].below_transforms(tensor)
+    layers = [tensor] if inner is tensor else [tensor, inner]
     kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
-    inner = own.innermost_value(tensor) if on("torch_func") else tensor  # else it is not public
-    if inner is not tensor:
-        layers.append(inner)
-    if kind is not None and isinstance(inner, kind):
-        layers.append(own.shard_of(inner))
+    if kind is not None and isinstance(inner, kind) and not torch.compiler.is_dynamo_compiling():
+        layers.append(sys.modules[__name__].shard_of(inner))
     return layers
 
 

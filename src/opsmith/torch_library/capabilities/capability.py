@@ -243,6 +243,8 @@ CAPABILITIES = {
                 "single_level_nodes",
                 "unwrap_dead",
                 "innermost_value",
+                "is_functional",
+                "below_transforms",
                 "over_examples",
                 "reduce_to_dim",
                 "transform_kernel",

@@ -373,6 +373,16 @@ def innermost_value(tensor: Tensor) -> Tensor:
     return tensor if innermost_transform() is None else torch.ones(())
 
 
+def is_functional(tensor: Tensor) -> bool:
+    """Return False: `functionalize` is refused."""
+    return False
+
+
+def below_transforms(tensor: Tensor) -> Tensor:
+    """The tensor: what is below a transform is not public."""
+    return tensor
+
+
 def traced(tensors: Sequence[Tensor]) -> bool:
     """Return True if some tensors have a symbol for a size."""
     return any(torch.SymInt in map(type, each.shape) for each in tensors)

@@ -98,7 +98,12 @@ class DTensorRule:
             return self._on_shards(values, layouts)
         try:
             # DTensor takes only those operations that autograd has taken apart, as `item`.
-            with capabilities.above_autograd(), torch.no_grad(), _seeing_writes(specification, values):
+            graph = torch.is_grad_enabled() and not any(each.requires_grad for each in tensors)
+            with (
+                capabilities.above_autograd(),
+                torch.set_grad_enabled(graph),  # a result that has one then is of a captured tensor
+                _seeing_writes(specification, values),
+            ):
                 return self._reference(values)
         except Exception as error:
             if not is_unplaced(error) or specification.schema.written:  # something may be written
@@ -138,7 +143,7 @@ class DTensorRule:
     def on_plain_tensors(self, values: list[Any]) -> Any:
         """Call the operator on plain tensors in place of DTensors."""
         args, kwargs = self._specification().schema.dispatched(values)
-        with capabilities.counting_writes():
+        with capabilities.above_autograd(), capabilities.counting_writes():
             return self._overload(*args, **kwargs)
 
     def _on_shards(self, values: list[Any], layouts: Sequence[Callable[[Tensor], Tensor]]) -> Any:

@@ -107,6 +107,19 @@ def innermost_value(tensor: Tensor) -> Tensor:
     return tensor
 
 
+is_functional: Any = _functorch.is_functionaltensor
+"""Return True for a wrapper of `functionalize`, in which a write puts another tensor."""
+
+
+def below_transforms(tensor: Tensor) -> Tensor:
+    """The tensor below all transforms that leave it in its place, as `functionalize` does not."""
+    if torch.compiler.is_dynamo_compiling():  # torch 2.15 dies at a wrapped tensor there
+        return tensor
+    while _functorch.is_functorch_wrapped_tensor(tensor) and not is_functional(tensor):
+        tensor = _functorch.get_unwrapped(tensor)
+    return tensor
+
+
 def over_examples(function: Callable[..., Any], dims: Any, size: int, randomness: str) -> Callable[..., Any]:
     """A function of one example as one of a batch: it returns the results and the batch dimension of each."""
     batched: Callable[..., Any] = _vmap.restore_vmap(function, dims, size, randomness)
