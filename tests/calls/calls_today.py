@@ -14,9 +14,9 @@ def _alike(what: str, *executors: str, **others: str) -> dict[str, str]:
 _ROWS: list[tuple[dict[str, str], tuple[str, ...]]] = [
     # Another class of error than in the other executors.
     (_alike("PlacementError", "DTensor"), ("call-expanded",)),
-    # What torch does itself: under `vmap` it sets slices, which are lost.
+    # Torch itself does so: under `vmap` it sets slices, and the argument stays as it is.
     (_alike("accepted", "vmap level", compiled="BackendCompilerFailed"), ("reference-set",)),
-    # What a call on DTensors writes is computed below autograd, where no graph shows what it captures.
+    # A call on DTensors that writes runs below autograd, where no graph shows a captured tensor.
     (_alike("accepted", "DTensor"), ("reference-captured-and-written",)),
 ]
 

@@ -414,3 +414,54 @@ def test_a_checkpoint_computes_a_known_call_again(early_stop: bool, place: Place
     with set_checkpoint_early_stop(early_stop):
         checkpoint(formulas, x, w, use_reentrant=False).sum().backward()
     assert_close(x.grad.full_tensor(), (X * W).cos() * W)
+
+
+def test_a_frozen_tensor_whose_shard_requires_a_gradient(place: Place) -> None:
+    for _ in range(3):
+        x, w = place(requires=False)
+        w.to_local().requires_grad_(True)
+        assert not kernel(x.requires_grad_(False), w).requires_grad
+
+
+def test_a_formula_that_makes_a_plain_tensor(place: Place) -> None:
+    @opsmith.operator("known::plain")
+    def plain(x: Tensor, w: Tensor) -> Tensor:
+        return x * w
+
+    plain.gradients(
+        x=lambda grad, w: grad * w * torch.ones(3), w=lambda grad, x: (grad * x).sum(0, keepdim=True)
+    )
+    unpacked: list[int] = []
+    for _ in range(3):
+        x, w = place()
+        unpacked.clear()
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: unpacked.append(1) or t):
+            result = plain(x, w)
+        found = torch.autograd.grad(result.sum(), (x, w))
+        assert_close([each.full_tensor() for each in found], [W.expand(4, 3), X.sum(0, keepdim=True)])
+        assert len(unpacked) == 2
+
+
+def test_an_undeclared_write_is_named_in_inference_mode(place: Place) -> None:
+    @opsmith.operator("known::written")
+    def written(x: Tensor, w: Tensor) -> Tensor:
+        return x.mul_(w) * 1
+
+    x, w = place(requires=False)
+    with torch.inference_mode(), pytest.raises(errors.MutationError) as refused:
+        written(x, w)
+    assert refused.value.argument == "x"
+    assert_close(x.full_tensor(), X)
+
+
+def test_several_results_in_a_list(place: Place) -> None:
+    @opsmith.operator("known::listed")
+    def listed(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        runs.append(x.shape)
+        return [x * w, x + w]  # type: ignore[return-value]
+
+    for _ in range(3):
+        runs.clear()
+        first, second = listed(*place(requires=False))
+        assert_close([first.full_tensor(), second.full_tensor()], [X * W, X + W])
+    assert len(runs) == 1

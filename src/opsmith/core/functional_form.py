@@ -17,7 +17,7 @@ from opsmith.core.specification import FUNCTIONAL_SUFFIX, Specification
 from opsmith.core.tensors import map_tensors
 
 Run = Callable[[Callable[..., Any], list[Any]], tuple[Any, ...]]
-"""A function that calls another one with argument values, and returns a tuple of all results."""
+"""A function that calls a given function with argument values, and returns a tuple of all results."""
 
 
 def functional_form(specification: Specification, run: Run) -> Specification:
@@ -75,7 +75,7 @@ def on_copies(
         schema: Schema of the in-place operator.
         wrapped: The function whose name and signature it has; by default the one that writes.
         copied: Copies a tensor.
-        run: Calls the function; by default as it is.
+        run: Calls the function by a contract; None to call it without one.
     """
 
     @functools.wraps(wrapped or function)

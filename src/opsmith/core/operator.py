@@ -134,15 +134,17 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Compute the operator."""
-        result: R = self._call(args, kwargs)
-        return result
-
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result: R
         if torch.compiler.is_dynamo_compiling():
-            return self._call_traced(args, kwargs)
+            result = self._call_traced(args, kwargs)
+            return result
         try:
-            lowered, named = (args, kwargs) if self._lowering is None else self._lowering.call(args, kwargs)
-            return self._registration.overload(*lowered, **named)
+            if self._lowering is None:
+                result = self._registration.overload(*args, **kwargs)
+            else:
+                lowered, named = self._lowering.call(args, kwargs)
+                result = self._registration.overload(*lowered, **named)
+            return result
         except errors.OpsmithError:
             raise
         except (RuntimeError, TypeError, ValueError):
@@ -158,7 +160,7 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
         if self._lowering is None:
             return self._registration.overload(*args, **kwargs)
         if self._uncompiled is not None:
-            return self._uncompiled(args, kwargs)
+            return self._uncompiled(*args, **kwargs)
         try:
             lowered, named = self._lowering.call(args, kwargs)
         except TypeError:
@@ -185,7 +187,7 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
         if self._lowering is not None and self._lowering.objects:
             lowering.prepare()
             if not lowering.TRACED:
-                self._uncompiled = torch.compiler.disable(self._call)
+                self._uncompiled = torch.compiler.disable(self.__call__)
 
     def explain(self, /, *args: P.args, **kwargs: P.kwargs) -> Explanation:
         """Explain this call without running it: the kernel, the formulas, the saved tensors.

@@ -49,9 +49,10 @@ class State(NamedTuple):
     @classmethod
     def of(cls, tensor: Tensor) -> State:
         """The state of a tensor now."""
-        version, tensor = capabilities.writes_of(tensor), capabilities.in_memory(tensor)
+        layers = capabilities.layers(tensor)
+        version, tensor = capabilities.writes_of(layers), layers[-1]
         storage = capabilities.storage_of(tensor)
-        # To compare symbols would put conditions into a trace; a write replaces a functional tensor.
+        # To compare symbols would put conditions into a trace; a write gives a functional tensor new memory.
         if storage is None or storage.device.type == "meta" or capabilities.is_functional(tensor):
             return cls(version)
         form = tensor.shape, tensor.stride(), tensor.storage_offset(), storage, storage.nbytes()
@@ -59,7 +60,8 @@ class State(NamedTuple):
 
     def is_left(self, tensor: Tensor) -> bool:
         """Return True if nothing has written into a tensor since."""
-        return capabilities.writes_of(tensor) in (self.version, None) and self.is_placed(tensor)
+        now = State.of(tensor)
+        return now.version in (self.version, None) and (self.shape is None or self[1:] == now[1:])
 
     def is_placed(self, tensor: Tensor) -> bool:
         """Return True if a tensor has the same shape, strides and memory still."""
@@ -72,7 +74,7 @@ class Before(NamedTuple):
     Args:
         read: States of the tensors that are only read.
         written: States of the tensors that are written.
-        graph: True if one of them requires a gradient; None where this is not known.
+        graph: True if an argument requires a gradient; None where this is not known.
     """
 
     read: Sequence[State]
@@ -198,7 +200,7 @@ class Contract:
     def run_traced(self, function: Callable[..., Any], values: list[Any]) -> tuple[Any, ...]:
         """Run a reference on tensors without data, as `run`, and refuse a write before it happens.
 
-        Compiled code would write.
+        No write shows in such a tensor, and the compiled code would write.
 
         Raises:
             MutationError, AliasError, ResultCountError, ResultTypeError: See their names.
@@ -207,16 +209,17 @@ class Contract:
             return self.run(function, values)
 
     def refusing_writes(self, function: Callable[..., Any], values: list[Any]) -> AbstractContextManager[Any]:
-        """Context in which a write is refused before it happens, for tensors in which torch counts none.
+        """Context in which a write is refused before it happens, where torch counts no writes.
 
         Raises:
             MutationError: See its name.
         """
-        inputs = _in_memory(self._only_read(values))
+        inputs = [(each, capabilities.in_memory(each)) for each in self._only_read(values)]
 
         def see(tensor: Tensor) -> None:
-            for each in inputs:
-                if capabilities.shares_memory(capabilities.in_memory(tensor), each):
+            written = capabilities.in_memory(tensor)
+            for each, memory in inputs:
+                if capabilities.shares_memory(written, memory):
                     raise self.undeclared_write(function, each, values)
 
         return capabilities.observe_writes(see)
@@ -226,20 +229,20 @@ class Contract:
         read, written = self._only_read(values), self._written(values)
         return Before([*map(State.of, read)], [*map(State.of, written)], _requires_graph(tensors_in(values)))
 
-    def is_kept(self, results: Any, before: Sequence[Any], after: Sequence[Any], has_graph: bool) -> bool:
-        """Return True if a call that only reads has kept it; else `results` says whether it has.
+    def is_kept(self, results: Any, memories: Sequence[Tensor], has_graph: bool) -> bool:
+        """Return True if the results of a call that left its tensors as they were keep it.
+
+        Otherwise `results` says whether they do.
 
         Args:
             results: All results.
-            before: `capabilities.states` of the argument tensors before the call.
-            after: The same after it.
+            memories: The tensors that have the memory of the arguments.
             has_graph: True if a result may require a gradient.
         """
         if type(results) is not tuple or len(results) != len(self.specification.schema.results):
             return False
-        if before != after:
-            return False
-        storages = {id(each[-2]) for each in before}
+        held = [each.untyped_storage() for each in memories]
+        storages = set(map(id, held))
         for result in results:
             if not isinstance(result, Tensor) or (result.requires_grad and not has_graph):
                 return False
@@ -333,7 +336,8 @@ class Contract:
         for tensor, state in zip(self._written(values), before.written, strict=True):
             if not state.is_placed(tensor):
                 name = name_of(tensor, self.specification.schema, values)
-                moved = (tensor.shape, tensor.stride()) == (state.shape, state.strides)
+                now = State.of(tensor)
+                moved = (now.shape, now.strides) == (state.shape, state.strides)
                 got = f"shape {list(tensor.shape)}, strides {list(tensor.stride())}"
                 error = self.specification.error(
                     errors.MetadataError,

@@ -413,8 +413,11 @@ class DispatcherRegistration:
         """The kernel for the autograd key."""
         if _is_compiled():
             return torch.compiler.disable(self._at_autograd)(overload, returned, keyset, *args, **kwargs)
-        in_full = partial(self._call_in_full, overload, returned, keyset)
-        return self._by_route(returned, in_full, keyset, args, kwargs)
+        routes = self._routes  # another thread may forget it
+        results = None if routes is None else routes.results(keyset, args, kwargs)
+        if results is not None:
+            return results[0] if len(results) == 1 else returned(results)
+        return self._accepted(partial(self._call_in_full, overload, returned, keyset), keyset, args, kwargs)
 
     def _at_backend(
         self, returned: Returned, in_full: Callable[..., Any], keyset: Any, /, *args: Any, **kwargs: Any
@@ -424,17 +427,14 @@ class DispatcherRegistration:
             return torch.compiler.disable(self._at_backend)(returned, in_full, keyset, *args, **kwargs)
         if not torch.is_inference_mode_enabled() or KERNEL_RUN.wanted is not None:
             return in_full(*args, **kwargs)
-        return self._by_route(returned, in_full, keyset, args, kwargs)
+        routes = self._routes  # another thread may forget it
+        results = None if routes is None else routes.results(keyset, args, kwargs)
+        if results is not None:
+            return results[0] if len(results) == 1 else returned(results)
+        return self._accepted(in_full, keyset, args, kwargs)
 
-    def _by_route(
-        self, returned: Returned, in_full: Callable[..., Any], keyset: Any, args: Any, kwargs: Any
-    ) -> Any:
-        """Compute a call by its route; where it has none, in full, and accept it."""
-        routes = self._routes
-        if routes is not None:
-            results = routes.results(keyset, args, kwargs)
-            if results is not None:
-                return results[0] if len(results) == 1 else returned(results)
+    def _accepted(self, in_full: Callable[..., Any], keyset: Any, args: Any, kwargs: Any) -> Any:
+        """Compute a call without a route, in full, and accept it."""
         if not self.specification.schema.written:
             result = in_full(*args, **kwargs)
             self._accept(keyset, args, kwargs)
@@ -458,12 +458,14 @@ class DispatcherRegistration:
 
     def _make_routes(self) -> RouteTable:
         from opsmith.torch_library.calls.routes import RouteTable  # with the first call
-        from opsmith.torch_library.dtensor.routes import DTensorRoutes
+        from opsmith.torch_library.dtensor.computation import DTensorComputations
 
         if self.specification.origin.routes is not None:
             own = self.specification.origin.routes(self)
             return RouteTable(self, None, own.route, accelerated=own.as_applied)
-        on_dtensors = DTensorRoutes(self, self._placements[-1]).route if self._placements else None
+        on_dtensors = (
+            DTensorComputations(self, self._placements[-1]).computation if self._placements else None
+        )
         return RouteTable(self, on_dtensors, None)
 
     @property

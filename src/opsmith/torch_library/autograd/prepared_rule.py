@@ -237,10 +237,8 @@ class PreparedRule:
             self._spread(call, answer, answers)
             return tuple([answers[at] for at in self._wanted_of(call)])
 
-        def note(number: int, error: Exception) -> bool:
-            """Return False for an error of torch, which may have placements for whole tensors."""
+        def note(number: int, error: Exception) -> None:
             note_formula(self._primitive.specification, self._calls[number].formula, error)
-            return not self._on_mesh or is_authors(error)
 
         apply: Callable[..., Any] = in_cpp.rule(
             node=self._node,
@@ -260,7 +258,7 @@ class PreparedRule:
             keeps=self._keeps,
             keeps_shapes=self._keeps_shapes,
             on_mesh=self._on_mesh,
-            alone=self._by_formulas_alone,
+            alone=self._by_formulas_alone and not self._on_mesh,  # there torch may raise, and `Vjp` serve
             formulas=formulas,
         )
         return apply
@@ -356,7 +354,8 @@ class PreparedRule:
                 given[at] = TensorMetadata(*metadata).zeros() if grads[at] is None else grads[at]
         every = (*saved, *given, *kept[VALUES], *kept[SHAPES], *self._needed)
         tensors = (*saved, *given)
-        before = capabilities.versions(tensors)
+        count = self._writes if self._on_mesh else capabilities.versions
+        before = count(tensors)
         answers: list[Any] = [None] * len(self._inputs)
         for call in self._calls:
             if call.grads and all(grads[at] is None for at in call.grads):
@@ -372,7 +371,7 @@ class PreparedRule:
                 answers[call.plain] = answer
             else:
                 self._spread(call, answer, answers)
-        after = capabilities.versions(tensors)
+        after = count(tensors)
         if before != after:
             changed = (old != new for old, new in zip(before, after, strict=True))
             self._refuse_write([*changed].index(True))
@@ -385,6 +384,12 @@ class PreparedRule:
             if not (fits and gradient.device == device and gradient.layout is torch.strided):
                 answers[at] = self._fitted(at, gradient, saved, kept)
         return tuple(answers)
+
+    @staticmethod
+    def _writes(tensors: Sequence[Tensor | None]) -> list[int | None]:
+        return [
+            None if each is None else capabilities.writes_of(capabilities.layers(each)) for each in tensors
+        ]
 
     def _wanted_of(self, call: _FormulaCall) -> list[int]:
         return [at for _, places in call.inputs for at in places if self._inputs[at] is not None]

@@ -304,7 +304,7 @@ def call_formula(
         SavedTensorModifiedError: If it writes to an argument.
     """
     tensors = [(name, tensor) for name, value in arguments.items() for tensor in tensors_in([value])]
-    before = [capabilities.writes_of(tensor) for _, tensor in tensors]
+    before = [capabilities.writes_of(capabilities.layers(tensor)) for _, tensor in tensors]
     function = for_symbolic_sizes(formula.function, arguments.values())
     own = f"the {kind} of {listed(formula.answers_for)}"
     try:
@@ -314,7 +314,7 @@ def call_formula(
         note_formula(specification, formula, error, kind)
         raise
     for (name, tensor), count in zip(tensors, before, strict=True):
-        if count is not None and capabilities.writes_of(tensor) != count:
+        if count is not None and capabilities.writes_of(capabilities.layers(tensor)) != count:
             raise written_into(specification, [formula], name, kind)
     return returned
 

@@ -15,8 +15,12 @@ from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.prepared_rule import KernelCall
 from opsmith.torch_library.contract import Before, Contract, State
+from opsmith.torch_library.dtensor.placements import placed_marks
 from opsmith.torch_library.flattening import detached
 from opsmith.torch_library.writes import raising_versions, refuse_unwritable
+
+_CHANGED = -1
+"""The version, in C++, too, of a tensor that a call has not left as it was."""
 
 
 class UnknownCallError(Exception):
@@ -51,7 +55,7 @@ class Computation:
         has_graph: True if a result may require a gradient.
         contiguous: True if it takes what it writes in contiguous memory alone.
         tensors_of: Returns the tensors among argument values; None where there are no other values.
-        states: Returns the states of tensors.
+        on_mesh: True if the tensors are DTensors.
     """
 
     def __init__(
@@ -64,11 +68,12 @@ class Computation:
         has_graph: bool,
         contiguous: bool,
         tensors_of: Callable[[Sequence[Any]], Sequence[Tensor]] | None,
-        states: Callable[[Sequence[Tensor]], list[tuple[Any, ...]]] = capabilities.states,
+        on_mesh: bool = False,
     ) -> None:
         schema = specification.schema
         self._specification, self._function, self._has_graph = specification, function, has_graph
-        self._contract, self._tensors_of, self._states = Contract(specification), tensors_of, states
+        self._contract, self._tensors_of, self._on_mesh = Contract(specification), tensors_of, on_mesh
+        self._marks = placed_marks if on_mesh else capabilities.marks
         built = function if isinstance(function, BuiltKernel) else None
         self._trusted = built is not None and built.pure
         self._held = built.direct if built else held
@@ -94,21 +99,25 @@ class Computation:
         """
         if self._written_places:
             return self._write(list(values))
-        tensors = self._tensors(values)
+        tensors = values if self._tensors_of is None else self._tensors_of(values)
         try:
-            before = [] if self._trusted else self._states(tensors)
+            before = [] if self._trusted else self._marks(tensors)
         except RuntimeError:  # inference tensors have no versions
             return self._in_full(list(values))
-        returned = self._returned(values)
+        returned = self._returned(values) if self._regroups else self._compute(*values)
         results = (returned,) if self._single else returned
-        if not self._trusted and not self._contract.is_kept(
-            results, before, self._states(tensors), self._has_graph
-        ):
-            results = self._validated(returned, values, Before([State(*each) for each in before], []))
+        if not self._trusted and not self._is_kept(results, tensors, before):
+            after = self._marks(tensors)
+            versions = [old[0] if old == new else _CHANGED for old, new in zip(before, after, strict=True)]
+            results = self._validate_versions(returned, values, versions)
         if not self._constant:
             return results
         roles = zip(results, self._specification.schema.results, strict=True)
         return tuple(result if role.differentiable else detached(result) for result, role in roles)
+
+    def _is_kept(self, results: Any, tensors: Sequence[Tensor], before: list[tuple[Any, ...]]) -> bool:
+        memories = [*map(capabilities.shard_of, tensors)] if self._on_mesh else tensors
+        return self._marks(tensors) == before and self._contract.is_kept(results, memories, self._has_graph)
 
     def _returned(self, values: Sequence[Any]) -> Any:
         """Call the function with lists of its own, which it may change."""
@@ -205,7 +214,7 @@ class Computation:
         return KernelCall(function, validate, self._trusted, self._has_graph, self._contiguous)
 
     def _validate_versions(
-        self, returned: Any, values: Sequence[Any], versions: tuple[int, ...] | None
+        self, returned: Any, values: Sequence[Any], versions: Sequence[int] | None
     ) -> tuple[Any, ...]:
         before = None if versions is None else Before([State(version) for version in versions], [])
         return self._validated(returned, values, before)

@@ -46,8 +46,8 @@ class RouteTable:
 
     Args:
         registered: The operator.
-        on_dtensors: Chooses the routes of calls whose tensors are DTensors, from argument values; None where
-            there are no such calls.
+        on_dtensors: Takes whether a gradient is required, and returns the computation of calls whose tensors
+            are DTensors, and whether autograd records it; None for no such calls.
         by_class: Chooses the routes of an adopted class from argument values; None for another operator.
         accelerated: True if the handle takes and returns what the dispatcher does.
 
@@ -58,7 +58,7 @@ class RouteTable:
     def __init__(
         self,
         registered: RegisteredOperator,
-        on_dtensors: Callable[[list[Any]], Route | None] | None,
+        on_dtensors: Callable[[bool], tuple[Computation | None, bool]] | None,
         by_class: Callable[[list[Any]], Route | None] | None,
         *,
         accelerated: bool = True,
@@ -109,7 +109,7 @@ class RouteTable:
         """
         if self._count_call is not None:
             self._count_call()
-        if self._must_be_deterministic():
+        if not self._alike and torch.are_deterministic_algorithms_enabled():
             return None
         values = args if self._in_order and len(args) == self._count else self._received(args, kwargs)
         tensors = values if self._only_tensors else self._tensors(values)
@@ -142,7 +142,10 @@ class RouteTable:
         if all(type(each) in PLAIN_TYPES and each.layout is torch.strided for each in tensors):
             route = self.route(list(values), tensors)
         elif self._on_dtensors is not None and all(type(each) is dtensor() for each in tensors):
-            route = self._on_dtensors(list(values))
+            requires = torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
+            computed, records = self._on_dtensors(requires)
+            if computed is not None:
+                route = self._by_rule(computed, list(values), requires=requires, records=records)
         if route is None:
             return
         if len(self._routes) >= MAX_ROUTES:
@@ -194,8 +197,14 @@ class RouteTable:
             for at, noted in self._held_places:
                 signature.append(None if values[at] is None else noted(values[at]))
         for each in tensors:
-            signature += (type(each), each.dtype, each.ndim, each.device)
-            signature += (each.requires_grad, each.is_inference())
+            signature += (
+                type(each),
+                each.dtype,
+                each.ndim,
+                each.device,
+                each.requires_grad,
+                each.is_inference(),
+            )
         return tuple(signature)
 
     def route(self, values: list[Any], tensors: Sequence[Tensor]) -> Route | None:
@@ -227,7 +236,14 @@ class RouteTable:
         )
         if writes and requires:
             return Route(self._with_node(values, compute) or self._recorded)
-        if records and is_cut(function):
+        return self._by_rule(compute, values, requires=requires, records=records)
+
+    def _by_rule(
+        self, compute: Computation, values: list[Any], *, requires: bool, records: bool
+    ) -> Route | None:
+        """The route of a computation, with a node for a required gradient that autograd does not record."""
+        specification = self.specification
+        if records and is_cut(specification.reference):
             return None
         if records or not requires:
             return Route(compute, None, compute.kernel)

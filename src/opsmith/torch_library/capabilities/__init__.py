@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -69,12 +70,12 @@ def shares_memory(first: Tensor, second: Tensor) -> bool:
 
 
 def span(storage: torch.UntypedStorage) -> tuple[int, int]:
-    """The addresses where a storage begins and ends; nowhere without memory, and at 0 for a wrapper's."""
+    """The addresses where a storage begins and ends: two equal ones for a storage without memory."""
     if storage.device.type == "meta":
         return 0, 0
     try:
         begin = storage.data_ptr()
-    except RuntimeError:  # of a wrapper; what torch makes of its memory by DLPack begins there
+    except RuntimeError:  # a wrapper has no memory; the tensors that DLPack makes of one begin at 0
         begin = 0
     return begin, begin + storage.nbytes()
 
@@ -84,23 +85,25 @@ def in_memory(tensor: Tensor) -> Tensor:
     return layers(tensor)[-1]
 
 
-def writes_of(tensor: Tensor) -> int | None:
-    """The number of writes that torch has counted in a tensor, or within it; None where it counts none.
+def writes_of(layers: Sequence[Tensor]) -> int | None:
+    """The number of writes that torch has counted in the layers of a tensor; None where it counts none.
 
-    Torch counts a write under a transform in the tensor below it, and one into a DTensor in that itself.
+    Torch counts a write under a transform in the tensor below it, and a write into a DTensor in the DTensor.
     """
-    counted = [count for count in map(sys.modules[__name__].version, layers(tensor)) if count is not None]
+    version = sys.modules[__name__].version
+    counted = [count for each in layers if (count := version(each)) is not None]
     return sum(counted) if counted else None
 
 
 def layers(tensor: Tensor) -> list[Tensor]:
-    """A tensor, the tensor below all transforms, and the shard that it has as a DTensor."""
-    inner = sys.modules[__name__].below_transforms(tensor)
-    layers = [tensor] if inner is tensor else [tensor, inner]
+    """A tensor, the tensor below all transforms if it is another one, and the shard of a DTensor."""
+    own = sys.modules[__name__]
+    inner = own.below_transforms(tensor)
+    found = [tensor] if inner is tensor else [tensor, inner]
     kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     if kind is not None and isinstance(inner, kind) and not torch.compiler.is_dynamo_compiling():
-        layers.append(sys.modules[__name__].shard_of(inner))
-    return layers
+        found.append(own.shard_of(inner))
+    return found
 
 
 def storage_of(tensor: Tensor) -> torch.UntypedStorage | None:

@@ -197,6 +197,7 @@ CAPABILITIES = {
                 "without_data",
                 "fresh_symbols",
                 "is_a_size",
+                "marks",
                 "states",
                 "version",
                 "version_counter",

@@ -101,6 +101,16 @@ def local_shard(tensor: Tensor) -> Tensor:
     return shard
 
 
+def placed_marks(tensors: Iterable[Tensor]) -> list[tuple[Any, ...]]:
+    """The marks of the shards of DTensors, with the writes that are counted in these and in the DTensors."""
+    tensors = list(tensors)
+    counted, marks = map(capabilities.version_counter, tensors), map(capabilities.shard_of, tensors)
+    return [
+        (own + version, *rest)
+        for own, (version, *rest) in zip(counted, capabilities.marks([*marks]), strict=True)
+    ]
+
+
 def is_replicated(tensor: Tensor) -> bool:
     """Return True for a DTensor that is the same on every rank."""
     placed: Any = tensor

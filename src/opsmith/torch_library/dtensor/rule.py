@@ -98,10 +98,12 @@ class DTensorRule:
             return self._on_shards(values, layouts)
         try:
             # DTensor takes only those operations that autograd has taken apart, as `item`.
-            graph = torch.is_grad_enabled() and not any(each.requires_grad for each in tensors)
+            # A result requires a gradient that no argument requires only by a captured tensor.
+            graph = torch.is_grad_enabled() and specification.origin.kind != "class"
+            graph = graph and not any(each.requires_grad for each in tensors)
             with (
                 capabilities.above_autograd(),
-                torch.set_grad_enabled(graph),  # a result that has one then is of a captured tensor
+                torch.set_grad_enabled(graph),
                 _seeing_writes(specification, values),
             ):
                 return self._reference(values)
@@ -143,7 +145,7 @@ class DTensorRule:
     def on_plain_tensors(self, values: list[Any]) -> Any:
         """Call the operator on plain tensors in place of DTensors."""
         args, kwargs = self._specification().schema.dispatched(values)
-        with capabilities.above_autograd(), capabilities.counting_writes():
+        with capabilities.counting_writes():
             return self._overload(*args, **kwargs)
 
     def _on_shards(self, values: list[Any], layouts: Sequence[Callable[[Tensor], Tensor]]) -> Any:
@@ -200,10 +202,10 @@ class DTensorRule:
 
 
 def _seeing_writes(specification: Specification, values: list[Any]) -> AbstractContextManager[Any]:
-    """Context in which the reference is held to what it declares to write."""
+    """Context in which writes of the reference are counted, or refused as they happen."""
     if not torch.is_inference_mode_enabled():
         return capabilities.counting_writes()
-    # Torch refuses views of a DTensor that counts writes there.
+    # In inference mode torch cannot make views of a DTensor in which it counts writes.
     if specification.origin.kind == "class":  # its forward restores what it wrote
         return nullcontext()
     return Contract(specification).refusing_writes(specification.reference, values)

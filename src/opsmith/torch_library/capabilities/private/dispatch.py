@@ -49,7 +49,7 @@ def above_autograd() -> AbstractContextManager[None]:
 
 
 def counting_writes() -> AbstractContextManager[None]:
-    """Context in which torch counts writes, also in the handler of a subclass, where it does not."""
+    """Context in which torch counts writes, also in the handler of a subclass."""
     return _without_excluded(_WRITES)
 
 
@@ -132,6 +132,15 @@ def states(tensors: Sequence[Tensor]) -> list[tuple[Any, ...]]:
     ]
 
 
+def marks(tensors: Sequence[Tensor]) -> list[tuple[Any, ...]]:
+    """Version, shape, strides and address of each tensor: quicker than `states`, for what is only read.
+
+    Raises:
+        RuntimeError: For inference tensors, which have no version.
+    """
+    return [(each._version, each.shape, each.stride(), each.data_ptr()) for each in tensors]
+
+
 def viewed(tensor: Tensor) -> Tensor | None:
     """Return the tensor that a view is a view of, for autograd; None for one that is no view."""
     return tensor._base
@@ -185,6 +194,13 @@ def self_test() -> None:
     assert version(written) != before, "a write was not counted"
     assert viewed(written) is None
     assert viewed(written[0]) is written
+    before = version(written)
+    with _C._ExcludeDispatchKeyGuard(_WRITES):
+        written.add_(1)
+        assert version(written) == before
+        with counting_writes():
+            written.add_(1)
+    assert version(written) != before, "a write was not counted in a handler"
     with torch.inference_mode():
         assert version(torch.ones(2)) is None
     assert versions([written, None]) == [version(written), None]

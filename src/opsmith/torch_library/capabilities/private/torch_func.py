@@ -108,11 +108,11 @@ def innermost_value(tensor: Tensor) -> Tensor:
 
 
 is_functional: Any = _functorch.is_functionaltensor
-"""Return True for a wrapper of `functionalize`, in which a write puts another tensor."""
+"""Return True for a wrapper of `functionalize`: a write puts another tensor into it."""
 
 
 def below_transforms(tensor: Tensor) -> Tensor:
-    """The tensor below all transforms that leave it in its place, as `functionalize` does not."""
+    """The tensor below all transforms, or the wrapper of `functionalize` there."""
     if torch.compiler.is_dynamo_compiling():  # torch 2.15 dies at a wrapped tensor there
         return tensor
     while _functorch.is_functorch_wrapped_tensor(tensor) and not is_functional(tensor):

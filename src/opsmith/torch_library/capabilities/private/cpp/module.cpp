@@ -32,7 +32,9 @@ PYBIND11_MODULE(opsmith_calls, module) {
     set_frame_callback = set.release().ptr();
   });
   // The class of DTensors, once it is known.
-  module.def("use_dtensor", [](object type) { dtensor = reinterpret_cast<PyTypeObject*>(type.release().ptr()); });
+  module.def("use_dtensor", [](object type) {
+    if (!dtensor) dtensor = reinterpret_cast<PyTypeObject*>(type.release().ptr());
+  });
   // The classes of tensors and parameters.
   module.def("use_types", [](object tensor, object parameter) {
     plain_tensor = reinterpret_cast<PyTypeObject*>(tensor.release().ptr());

@@ -61,16 +61,15 @@ inline PyTypeObject ContextType = {PyVarObject_HEAD_INIT(nullptr, 0) "opsmith.Co
 
 // Metadata that a gradient must have.
 struct Wanted {
-  const PyTypeObject* kind;
   at::ScalarType dtype;
   c10::Device device;
   c10::DimVector sizes;
 
-  explicit Wanted(const at::Tensor& tensor, const PyTypeObject* of = plain_tensor)
-      : kind(of), dtype(tensor.scalar_type()), device(tensor.device()), sizes(tensor.sizes()) {}
+  explicit Wanted(const at::Tensor& tensor)
+      : dtype(tensor.scalar_type()), device(tensor.device()), sizes(tensor.sizes()) {}
 
   bool describes(PyObject* gradient) const {
-    if (Py_TYPE(gradient) != kind) return false;
+    if (Py_TYPE(gradient) != plain_tensor) return false;
     const at::Tensor& tensor = THPVariable_Unpack(gradient);
     return tensor.layout() == at::kStrided && !tensor.is_nested() && tensor.scalar_type() == dtype &&
         tensor.device() == device && tensor.sizes() == at::IntArrayRef(sizes);

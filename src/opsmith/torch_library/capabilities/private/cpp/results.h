@@ -40,7 +40,7 @@ inline PyObject* made(PyObject* object) {
   return object;
 }
 
-// The tensor that has the memory of a tensor: the shard of a DTensor, which holds it, or any other one itself.
+// The tensor that has the memory of a tensor: of a DTensor its shard, of another tensor that tensor. It is borrowed.
 inline const at::Tensor& in_memory(PyObject* tensor) {
   if (Py_TYPE(tensor) != dtensor) return THPVariable_Unpack(tensor);
   static PyObject* const name = PyUnicode_InternFromString("_local_tensor");
@@ -76,7 +76,7 @@ inline bool are_new(PyObject* result, Py_ssize_t count, const Values& arguments,
 // The version of a tensor; inference tensors have none.
 inline int64_t version_of(const at::Tensor& tensor) { return tensor.is_inference() ? 0 : tensor._version(); }
 
-// The writes that are counted in a tensor, or in the shard of a DTensor, too.
+// The number of writes that torch has counted in a tensor; in a DTensor and its shard together.
 inline int64_t writes_of(PyObject* tensor) {
   const int64_t own = version_of(THPVariable_Unpack(tensor));
   return Py_TYPE(tensor) == dtensor ? own + version_of(in_memory(tensor)) : own;

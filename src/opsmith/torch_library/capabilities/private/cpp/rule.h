@@ -65,13 +65,10 @@ struct RuleNode : public OperatorNode {
       usual &= !(rule().results[at] & (grads[at].defined() ? FOLLOWED : USED));
       some |= grads[at].defined();
     }
-    std::optional<variable_list> gradients;
-    if (usual && some) gradients = by_formulas(grads);
-    return gradients ? std::move(*gradients) : OperatorNode::apply(std::move(grads));
+    return usual && some ? by_formulas(grads) : OperatorNode::apply(std::move(grads));
   }
 
-  // None where torch places no result of a formula.
-  std::optional<variable_list> by_formulas(const variable_list& grads) {
+  variable_list by_formulas(const variable_list& grads) {
     const Uncompiled uncompiled;
     at::OptionalDeviceGuard device;
     Owned every;  // the saved tensors, the gradients, and what is kept
@@ -87,7 +84,7 @@ struct RuleNode : public OperatorNode {
     const auto versions = [&]() {
       c10::SmallVector<int64_t, 12> all;
       for (size_t at = 0; at < count; at++) {
-        all.push_back(every[at].get() == Py_None ? 0 : writes_of(every[at].get()));
+        all.push_back(every[at].get() == Py_None ? 0 : version_of(THPVariable_Unpack(every[at].get())));
       }
       return all;
     };
@@ -107,10 +104,7 @@ struct RuleNode : public OperatorNode {
       Values arguments;
       for (Py_ssize_t at : formula.sources) arguments.push_back(every[at].get());
       THPObjectPtr answer(PyObject_Vectorcall(formula.function.ptr(), arguments.data(), arguments.size(), nullptr));
-      if (!answer) {
-        raise_noted(number);
-        return std::nullopt;
-      }
+      if (!answer) raise_noted(number);
       if (!formula.joint) {
         answers[formula.answers[0]] = std::move(answer);
         continue;
@@ -142,8 +136,8 @@ struct RuleNode : public OperatorNode {
     return gradients;
   }
 
-  // Raises the error of a formula, with a note that names it, unless `note` returns False.
-  void raise_noted(size_t number) {
+  // Raises the error of a formula, with a note that names it.
+  [[noreturn]] void raise_noted(size_t number) {
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
     PyErr_NormalizeException(&type, &value, &trace);
@@ -152,8 +146,7 @@ struct RuleNode : public OperatorNode {
     THPObjectPtr noted(place ? PyObject_CallFunctionObjArgs(rule().note.ptr(), place.get(), value, nullptr) : nullptr);
     PyErr_Clear();
     PyErr_Restore(type, value, trace);
-    if (noted.get() != Py_False) raise_python_error();
-    PyErr_Clear();
+    raise_python_error();
   }
 
   template <class Versions>
@@ -243,7 +236,7 @@ inline PyObject* Rule::call(PyObject* self, PyObject* const* arguments, size_t f
     node->parts = Py_NewRef(self);
     node->wanted.resize(count);
     for (const FormulaCall& formula : rule.formulas) {
-      for (Py_ssize_t at : formula.answers) node->wanted[at].emplace(THPVariable_Unpack(arguments[at]), kind);
+      for (Py_ssize_t at : formula.answers) node->wanted[at].emplace(THPVariable_Unpack(arguments[at]));
     }
     PyObject* single = result.get();
     const bool several = rule.results.size() > 1;

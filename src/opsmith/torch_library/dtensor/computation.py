@@ -1,4 +1,4 @@
-"""Routes of calls on DTensors: the reference on them, or the operator on their shards."""
+"""Computations of known calls on DTensors: the reference on them, or the operator on their shards."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.kernels import choose
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.autograd.prepared_rule import PreparedRule
-from opsmith.torch_library.autograd.primitive import OperatorPrimitive, RegisteredOperator
-from opsmith.torch_library.calls.computation import Computation, Route, UnknownCallError
+from opsmith.torch_library.autograd.primitive import RegisteredOperator
+from opsmith.torch_library.calls.computation import Computation, UnknownCallError
 from opsmith.torch_library.dtensor.placements import (
     author_code,
     dtensor,
@@ -25,14 +23,13 @@ from opsmith.torch_library.dtensor.placements import (
     replicating,
 )
 from opsmith.torch_library.dtensor.rule import MAX_TRIALS, DTensorRule
-from opsmith.torch_library.flattening import ArgumentFlattening
 from opsmith.torch_library.torch_messages import MIXED_WITH_DTENSOR, has_message
 
 
-class DTensorRoutes:
-    """Routes of the calls of one operator whose tensors are all DTensors.
+class DTensorComputations:
+    """Computations of the calls of one operator whose tensors are all DTensors.
 
-    A call in which torch raises here is validated in full: that serves it, or refuses it with a reason. The
+    A call in which torch raises is validated in full, and is then served, or refused with a reason. The
     shards are held to the contract.
 
     Args:
@@ -48,24 +45,26 @@ class DTensorRoutes:
         self._eligible = not (
             specification.draws or lists or specification.opaque or schema.written or schema.new_values
         )
-        self._eligible &= not specification.origin.registered and schema.always_tensors
+        self._only_tensors = all(each.kind.is_tensor and not each.kind.optional for each in schema.arguments)
         self._ordinary = not (specification.kernels or specification.gradients.given)
         self._mixes = False
         self._on_shards: dict[Any, _ShardCall | None] = {}
 
-    def route(self, values: list[Any]) -> Route | None:
-        """The route of calls like this one; None where each of them must be validated in full.
+    def computation(self, requires: bool) -> tuple[Computation | None, bool]:
+        """The computation of calls, and whether autograd records it.
 
         Args:
-            values: The argument values, whose tensors are DTensors.
+            requires: True if a gradient is required.
+
+        Returns:
+            None in place of the computation for calls that must be validated in full.
         """
         if not self._eligible:
-            return None
+            return None, False
         in_cpp = capabilities.calls_in_cpp()
-        if in_cpp is not None:
+        if in_cpp is not None and capabilities.on("sharding"):
             in_cpp.use_dtensor(dtensor())
-        requires = torch.is_grad_enabled() and any(each.requires_grad for each in tensors_in(values))
-        # Without formulas and kernels autograd records the reference, on plain tensors of its own, too.
+        # Autograd records a reference alone, unless plain tensors that it makes must count as replicated.
         recorded = requires and self._ordinary and not self._mixes
         compute = Computation(
             self._specification,
@@ -74,14 +73,10 @@ class DTensorRoutes:
             below_autograd=False,
             has_graph=recorded,
             contiguous=False,
-            tensors_of=None if len(tensors_in(values)) == len(values) else _tensors,
-            states=_states,
+            tensors_of=None if self._only_tensors else _tensors,
+            on_mesh=True,
         )
-        if recorded or not requires:
-            return Route(compute, None, compute.kernel)
-        flattening = ArgumentFlattening(self._specification.schema, (None,) * len(values))
-        rule = PreparedRule(OperatorPrimitive(self._registered, flattening), compute, values)
-        return Route(compute, rule.apply_in_cpp(compute.for_rule) or rule.apply)
+        return compute, recorded
 
     def _returned(self, recorded: bool, *args: Any, **kwargs: Any) -> Any:
         """What the reference or the kernel returns: DTensors.
@@ -92,13 +87,13 @@ class DTensorRoutes:
             kwargs: The others.
 
         Raises:
-            UnknownCallError: If torch raises, or it returns something else.
+            UnknownCallError: If torch raises, or a result is no DTensor.
         """
         # The keys of DTensors do not tell of modes.
         if not self._eligible or (recorded and self._mixes) or capabilities.seen_by_modes():
             raise UnknownCallError
         try:
-            with replicating(args) if self._mixes else author_code:
+            with replicating([*args, *kwargs.values()]) if self._mixes else author_code:
                 if self._specification.kernels:
                     returned = self._by_kernel(*args, **kwargs)
                 else:
@@ -107,13 +102,13 @@ class DTensorRoutes:
             if is_authors(error) and not isinstance(error, UnknownCallError):
                 note_placement(self._specification, error, [*args, *kwargs.values()])
                 raise
-            if is_unplaced(error):  # it is gathered
+            if is_unplaced(error):  # the call in full gathers the DTensors
                 self._eligible = False
             if has_message(error, MIXED_WITH_DTENSOR):  # the reference makes tensors of its own
                 self._mixes = True
             raise UnknownCallError from error
         kind = dtensor()
-        for each in returned if isinstance(returned, tuple) else (returned,):
+        for each in returned if isinstance(returned, tuple | list) else (returned,):
             if type(each) is not kind:
                 raise UnknownCallError
         return returned
@@ -154,13 +149,6 @@ def _tensors(values: Sequence[Any]) -> list[Tensor]:
     return tensors_in([*values])
 
 
-def _states(tensors: Sequence[Tensor]) -> list[tuple[Any, ...]]:
-    """The states of the shards of DTensors, with the writes that are counted in these and in the DTensors."""
-    counted = map(capabilities.version_counter, tensors)
-    states = capabilities.states([*map(capabilities.shard_of, tensors)])
-    return [(own + version, *rest) for own, (version, *rest) in zip(counted, states, strict=True)]
-
-
 def _key(value: Any) -> Any:
     if isinstance(value, Tensor):
         return capabilities.shard_key(value)
@@ -197,4 +185,7 @@ class _ShardCall:
 
 
 def _local(value: Any) -> Any:
-    return capabilities.shard_of(value) if isinstance(value, Tensor) else value
+    if not isinstance(value, Tensor):
+        return value
+    shard = capabilities.shard_of(value)
+    return shard.detach() if shard.requires_grad else shard  # the node of the DTensor is the one in force
