@@ -3,7 +3,7 @@
 One process alone is the world, so that nothing is sent: what is timed is the work of torch and of opsmith
 for a call. The operator has nothing but its reference, a gradient formula, or a kernel too, which runs on
 shards.
-Stated limit: 1.5 times the reference on the same DTensors.
+Stated limit: twice the reference on the same DTensors.
 """
 
 from __future__ import annotations

@@ -207,7 +207,9 @@ def test_versions() -> None:
     assert [old == new for old, new in zip(before, after, strict=True)] == [False, True, True]
 
 
-def test_states() -> None:
+@pytest.mark.parametrize("name", ["states", "marks"])
+def test_change_is_seen(name: str) -> None:
+    states = getattr(capabilities, name)
     changes: list[Callable[[Tensor], object]] = [
         lambda x: x.add_(1),
         lambda x: x.t_(),
@@ -219,12 +221,22 @@ def test_states() -> None:
     ]
     for change in changes:
         x = torch.ones(2, 3)
-        before = capabilities.states([x])
-        assert capabilities.states([x]) == before
+        before = states([x])
+        assert states([x]) == before
         change(x)
-        assert capabilities.states([x]) != before
+        assert states([x]) != before
     with torch.inference_mode(), pytest.raises(RuntimeError, match="version"):
-        capabilities.states([torch.ones(2)])
+        states([torch.ones(2)])
+
+
+def test_states() -> None:
+    x = torch.ones(2, 3)
+    assert capabilities.states([x])[0][:4] == (x._version, x.shape, x.stride(), 0)
+
+
+def test_marks() -> None:
+    x = torch.ones(2, 3)
+    assert capabilities.marks([x, x]) == [x._version, x.shape, x.stride(), x.data_ptr()] * 2
 
 
 def test_viewed() -> None:
@@ -717,6 +729,12 @@ def test_below_transforms() -> None:
     torch.func.functionalize(note)(X)
     note(X)
     assert seen == [(False, True), (True, True), (False, True)]
+
+
+def test_is_functional() -> None:
+    seen: list[bool] = []
+    torch.func.functionalize(lambda x: (seen.append(capabilities.is_functional(x)), x * 2)[1])(X)
+    assert [*seen, capabilities.is_functional(X)] == [True, False]
 
 
 def test_innermost_value() -> None:

@@ -9,6 +9,7 @@ import itertools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -170,6 +171,7 @@ def are_new(count: int, returned: Any, *arguments: Tensor | None) -> bool:
     return are_apart(results, [each for each in arguments if each is not None])
 
 
+@dataclass
 class Contract:
     """The contract of one operator.
 
@@ -177,8 +179,7 @@ class Contract:
         specification: The operator.
     """
 
-    def __init__(self, specification: Specification) -> None:
-        self.specification = specification
+    specification: Specification
 
     def run(self, function: Callable[..., Any], values: list[Any]) -> tuple[Any, ...]:
         """Run a reference or kernel, validate its effects and results, and return the results as a tuple.
@@ -241,8 +242,10 @@ class Contract:
         """
         if type(results) is not tuple or len(results) != len(self.specification.schema.results):
             return False
-        held = [each.untyped_storage() for each in memories]
-        storages = set(map(id, held))
+        held, storages = [], set()
+        for each in memories:
+            held.append(storage := each.untyped_storage())
+            storages.add(id(storage))
         for result in results:
             if not isinstance(result, Tensor) or (result.requires_grad and not has_graph):
                 return False

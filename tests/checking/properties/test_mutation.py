@@ -133,7 +133,8 @@ def test_a_reference_that_changes_sizes() -> None:
     def turned(state: Tensor) -> None:
         state.t_()
 
-    (failure,) = mutation(turned, [(normal(3, 4),)], "quick").failures
+    report = opsmith.check(turned, samples=[(normal(3, 4),)], only=["mutation"], effort="quick")
+    (failure,) = (failure for outcome in report.outcomes for failure in outcome.failures)
     assert (failure.cause, failure.input) == ("shape", "state")
     assert "it gave `state` another shape, other strides or other memory" in failure.message
     assert "hint: write `state.copy_(...)`" in failure.message

@@ -19,6 +19,8 @@ from opsmith.torch_library.dtensor.placements import placed_marks
 from opsmith.torch_library.flattening import detached
 from opsmith.torch_library.writes import raising_versions, refuse_unwritable
 
+_MARKS = 4
+"""The number of marks of a tensor."""
 _CHANGED = -1
 """The version, in C++, too, of a tensor that a call has not left as it was."""
 
@@ -106,18 +108,15 @@ class Computation:
             return self._in_full(list(values))
         returned = self._returned(values) if self._regroups else self._compute(*values)
         results = (returned,) if self._single else returned
-        if not self._trusted and not self._is_kept(results, tensors, before):
+        if not self._trusted:
+            memories = [*map(capabilities.shard_of, tensors)] if self._on_mesh else tensors
             after = self._marks(tensors)
-            versions = [old[0] if old == new else _CHANGED for old, new in zip(before, after, strict=True)]
-            results = self._validate_versions(returned, values, versions)
+            if after != before or not self._contract.is_kept(results, memories, self._has_graph):
+                results = self._validate_versions(returned, values, _versions(before, after))
         if not self._constant:
             return results
         roles = zip(results, self._specification.schema.results, strict=True)
         return tuple(result if role.differentiable else detached(result) for result, role in roles)
-
-    def _is_kept(self, results: Any, tensors: Sequence[Tensor], before: list[tuple[Any, ...]]) -> bool:
-        memories = [*map(capabilities.shard_of, tensors)] if self._on_mesh else tensors
-        return self._marks(tensors) == before and self._contract.is_kept(results, memories, self._has_graph)
 
     def _returned(self, values: Sequence[Any]) -> Any:
         """Call the function with lists of its own, which it may change."""
@@ -225,6 +224,12 @@ class Computation:
         if not self._has_graph and any(each.requires_grad for each in tensors_in(list(results))):
             raise self._contract.captured(self._function)
         return results
+
+
+def _versions(before: list[Any], after: list[Any]) -> list[int]:
+    """The version of each tensor before a call, from the marks of all."""
+    places = range(0, len(before), _MARKS)
+    return [before[at] if before[at : at + _MARKS] == after[at : at + _MARKS] else _CHANGED for at in places]
 
 
 def _below_autograd(function: Callable[..., Any]) -> Callable[..., Any]:

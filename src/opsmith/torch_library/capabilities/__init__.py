@@ -90,8 +90,8 @@ def writes_of(layers: Sequence[Tensor]) -> int | None:
 
     Torch counts a write under a transform in the tensor below it, and a write into a DTensor in the DTensor.
     """
-    version = sys.modules[__name__].version
-    counted = [count for each in layers if (count := version(each)) is not None]
+    counts = map(sys.modules[__name__].version, layers)
+    counted = [count for count in counts if count is not None]
     return sum(counted) if counted else None
 
 

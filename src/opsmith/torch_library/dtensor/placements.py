@@ -101,14 +101,13 @@ def local_shard(tensor: Tensor) -> Tensor:
     return shard
 
 
-def placed_marks(tensors: Iterable[Tensor]) -> list[tuple[Any, ...]]:
+def placed_marks(tensors: Iterable[Tensor]) -> list[Any]:
     """The marks of the shards of DTensors, with the writes that are counted in these and in the DTensors."""
-    tensors = list(tensors)
-    counted, marks = map(capabilities.version_counter, tensors), map(capabilities.shard_of, tensors)
-    return [
-        (own + version, *rest)
-        for own, (version, *rest) in zip(counted, capabilities.marks([*marks]), strict=True)
-    ]
+    found = []
+    for each in tensors:
+        version, *form = capabilities.marks([capabilities.shard_of(each)])
+        found += [capabilities.version_counter(each) + version, *form]
+    return found
 
 
 def is_replicated(tensor: Tensor) -> bool:

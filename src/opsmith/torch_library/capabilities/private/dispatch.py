@@ -132,13 +132,16 @@ def states(tensors: Sequence[Tensor]) -> list[tuple[Any, ...]]:
     ]
 
 
-def marks(tensors: Sequence[Tensor]) -> list[tuple[Any, ...]]:
-    """Version, shape, strides and address of each tensor: quicker than `states`, for what is only read.
+def marks(tensors: Sequence[Tensor]) -> list[Any]:
+    """Version, shape, strides and address of each tensor, one after the other, for what is only read.
 
     Raises:
         RuntimeError: For inference tensors, which have no version.
     """
-    return [(each._version, each.shape, each.stride(), each.data_ptr()) for each in tensors]
+    found: list[Any] = []
+    for each in tensors:  # a comprehension is a frame more
+        found += (each._version, each.shape, each.stride(), each.data_ptr())
+    return found
 
 
 def viewed(tensor: Tensor) -> Tensor | None:
