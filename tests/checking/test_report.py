@@ -155,6 +155,8 @@ def test_json_holds_everything_and_is_json() -> None:
             "replay": None,
             "follows": None,
             "dtypes": [],
+            "given": "usual",
+            "minor": False,
             "severity": "error",
             "accepted": None,
         }

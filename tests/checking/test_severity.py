@@ -14,9 +14,11 @@ from torch import Tensor
 import opsmith
 from opsmith import errors
 from opsmith.checking import Failure, Outcome, Report
+from opsmith.checking.causes import CAUSES
 from opsmith.checking.effort import EFFORTS
-from opsmith.checking.property import raised
-from opsmith.checking.severity import RULES, graded
+from opsmith.checking.property import MISSING_HERE, raised
+from opsmith.checking.report import GIVEN
+from opsmith.checking.severity import TABLE, WHATEVER, circumstance, graded, severity_of
 from opsmith.checking.subject_kinds import subject_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -220,11 +222,11 @@ def report_on(function_class: type, *only: str) -> Report:
     ("function_class", "property", "cause", "severity"),
     [
         (WrongGradient, "gradient", "sign", "error"),
-        (LowPrecisionInside, "gradient", "precision", "error"),
+        (LowPrecisionInside, "gradient", "precision", "warning"),
         (HandwrittenSecondOrder, "second_order", "second-order", "error"),
         (WrongTangent, "forward_mode", "forward-mode", "error"),
         (DetachedSecondOrder, "second_order", "second-order", "warning"),
-        (NanAtZero, "values", "nan", "warning"),
+        (NanAtZero, "values", "nan", "error"),
         (Float32Inside, "gradient", "precision", "warning"),
         (OwnRuleRaises, "vmap", "raises", "error"),
         (BrokenSecondOrder, "second_order", "raises", "error"),
@@ -253,7 +255,8 @@ def test_the_evidence_says_that_a_kernel_cannot_be_compiled_and_no_name_of_an_ex
     def severity(error: Exception) -> str:
         failure = raised("vmap", subject, error, "sample 0")
         assert failure.evidence["exception"] == type(error).__name__
-        return graded(Outcome("vmap", "failed", failures=(failure,)), subject).failures[0].severity
+        failure = replace(failure, given=circumstance(failure, subject))
+        return graded(Outcome("vmap", "failed", failures=(failure,))).failures[0].severity
 
     assert severity(CompileError("no such word")) == "limit"
     assert severity(errors.CompileError("no such word")) == "error"
@@ -367,8 +370,23 @@ def test_the_word_for_a_property(status: Any, severities: tuple[Any, ...], word:
 
 def test_the_documentation_has_the_table() -> None:
     text = (ROOT / "docs" / "checking.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (.+) \| (error|warning|limit) \|$", text, re.MULTILINE)
-    assert rows == [(rule.failures, rule.severity) for rule in RULES]
+    word = "(error|warning|limit)"
+    rows = re.findall(rf"^\| `(\w+)`:? .*\| {word} \| {word} \|$", text, re.MULTILINE)
+    assert rows == [(given, each["wrong"], each["raises"]) for given, each in TABLE.items()]
+
+
+@pytest.mark.parametrize("given", GIVEN)
+@pytest.mark.parametrize("cause", CAUSES)
+def test_each_cause_has_a_severity_in_each_circumstance(cause: str, given: Any) -> None:
+    said = severity_of(Failure("gradient", "x", cause, "it is so", given=given))
+    assert said == WHATEVER.get(CAUSES[cause].happened) or said == TABLE[given].get(CAUSES[cause].happened)
+
+
+def test_a_minor_difference_is_a_warning_and_damage_is_an_error_whatever_is_given() -> None:
+    minor = Failure("forward", "result", "kernel-mismatch", "its last digits", minor=True)
+    dead = Failure("vmap", None, "raises", "it died", evidence={"signal": "SIGSEGV"}, given="unpromised")
+    absent = Failure("forward", None, "raises", "no GPU", evidence={MISSING_HERE: "a GPU"})
+    assert [severity_of(each) for each in (minor, dead, absent)] == ["warning", "error", "limit"]
 
 
 @pytest.mark.slow

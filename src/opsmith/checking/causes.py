@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 from types import MappingProxyType
+from typing import Literal
 
 UNKNOWN = "unknown"
+
+Happened = Literal["wrong", "raises", "damage", "minor", "less"]
+"""What a cause says that happened.
+
+`wrong`: numbers, shapes, side effects. `raises`: an exception. `damage`: foreign memory, memory that never
+returns, the end of a process. `minor`: digits, and memory that is held longer. `less`: nothing is wrong, and
+less is offered.
+"""
 
 
 @dataclass(frozen=True)
@@ -19,10 +28,9 @@ class Cause:
         numeric: True if numbers decide it; if samples disagree, the cause that fits all of them counts.
         compares: True if the numbers of two runs decide it, which differ where they draw others.
         unsteady: True if two runs may give different numbers, so that comparing runs is meaningless.
-        damaging: True if a kernel may have damaged the process that it ran in.
         root: True if it explains every failure of tracing, mapping or copying the operator.
         broad: True if it names no reason, so that an earlier failure with a root cause explains it.
-        limits: True if nothing is wrong, and the operator offers less.
+        happened: What it says that happened.
     """
 
     name: str
@@ -32,10 +40,9 @@ class Cause:
     numeric: bool = False
     compares: bool = False
     unsteady: bool = False
-    damaging: bool = False
     root: bool = False
     broad: bool = False
-    limits: bool = False
+    happened: Happened = "wrong"
 
 
 _TABLE = (
@@ -43,7 +50,7 @@ _TABLE = (
         "raises",
         "It raises, or the process dies.",
         "An exception of it, or the signal.",
-        damaging=True,
+        happened="raises",
         root=True,
         broad=True,
     ),
@@ -54,7 +61,7 @@ _TABLE = (
         "AddressSanitizer, with each argument between fences; of a kernel in Triton each pointer that the "
         "interpreter uses; of one in CUDA C++ each access, on the CPU; of a call in place the bits of the "
         "memory around its arguments.",
-        damaging=True,
+        happened="damage",
     ),
     Cause(
         "undefined",
@@ -116,6 +123,7 @@ _TABLE = (
         "half-written",
         "A call that raises has written into an argument before.",
         "Calls with one size changed, which the reference refuses before it writes.",
+        happened="minor",
     ),
     Cause(
         "mutates-grad-output",
@@ -215,6 +223,7 @@ _TABLE = (
         "It is computed in a narrower dtype than its arguments have.",
         "Its error beside that dtype's rounding, on inputs that need more digits.",
         numeric=True,
+        happened="minor",
     ),
     Cause(
         "sign",
@@ -259,6 +268,13 @@ _TABLE = (
         numeric=True,
     ),
     Cause(
+        "approximate",
+        "It is off by at most a thousandth of its largest element, in every sample.",
+        "The largest error beside the largest element of the right one.",
+        numeric=True,
+        happened="minor",
+    ),
+    Cause(
         "missing-term",
         "A term of it is missing.",
         "It is what autograd gives if one path through the reference is cut, on every fresh input.",
@@ -297,8 +313,15 @@ _TABLE = (
     ),
     Cause(
         "leak",
-        "It keeps tensors alive that nothing needs any more.",
-        "Weak references after the backward, with and without the cycle collector.",
+        "It keeps tensors alive for ever that nothing needs any more.",
+        "Weak references after the backward and the cycle collector.",
+        happened="damage",
+    ),
+    Cause(
+        "held",
+        "It keeps tensors alive longer than they are needed: in a circle of references, or on the context.",
+        "Weak references after the backward, before the cycle collector; the attributes of the context.",
+        happened="minor",
     ),
     Cause(
         "resources",
@@ -309,18 +332,19 @@ _TABLE = (
         "not-exercised",
         "A formula, kernel or claim was never run: no sample reaches it.",
         "None of the samples does.",
-        limits=True,
+        happened="less",
     ),
     Cause(
         "frozen-size",
         "A line makes a number of a size where another expression would not: code is compiled for each size.",
         "A run on symbolic sizes; the line at which one is fixed.",
+        happened="minor",
     ),
     Cause(
         "recompiles",
         "Compiled code serves one size alone, and is compiled anew for each other.",
         "A run on symbolic sizes, which fixes one or raises; the guard that compiled code fails.",
-        limits=True,
+        happened="less",
     ),
     Cause(
         UNKNOWN,

@@ -36,7 +36,7 @@ from opsmith.checking.samples.selection import subset_remarks
 from opsmith.checking.samples.single_precision import in_single_precision, precision_remarks
 from opsmith.checking.samples.symmetric import symmetric_remarks
 from opsmith.checking.schedule import Progress, Schedule
-from opsmith.checking.severity import graded, with_status
+from opsmith.checking.severity import graded
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject_kinds import subject_of
 from opsmith.core.call_arguments import shown
@@ -136,7 +136,7 @@ def check(
     schedule.run_all(inputs)
     found = schedule.found
     found["forward"] = inputs.reported(found["forward"])
-    found = {name: graded(found[name], inputs.every) for name in schedule.names}
+    found = {name: graded(found[name]) for name in schedule.names}
     tried = replace(given, samples=(*given.samples, *inputs.derived.samples))
     with without_warnings(), few_threads(level):
         rooted = mark_accepted(name_roots(list(found.values())), accepted)
@@ -193,7 +193,7 @@ def _unrun(operator: Any, first: Outcome, seed: int, level: Effort, *, strict: b
     """The report on an operator that cannot run at all, as one property found."""
     others = (Outcome(name, "skipped", NOT_RUN) for name in USUAL if name != first.property)
     name = operator.name if isinstance(operator, Operator) else getattr(operator, "__qualname__", operator)
-    first = with_status(replace(first, reason=missing_here(first.failures)))
+    first = graded(replace(first, reason=missing_here(first.failures)))
     found = {each.property: each for each in (first, *others)}
     outcomes = tuple(found[name] for name in USUAL)
     return Report(str(name), outcomes, seed, environment(), level.name, strict=strict)

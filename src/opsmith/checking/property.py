@@ -22,7 +22,7 @@ from opsmith.checking.exceptions import (
 )
 from opsmith.checking.processes.fork import announced
 from opsmith.checking.processes.watchdog import Watchdog
-from opsmith.checking.report import UNVERIFIED, Failure
+from opsmith.checking.report import UNVERIFIED, Failure, Given
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
 from opsmith.core.kernels import BuiltKernel, Kernel
@@ -73,11 +73,10 @@ class Property:
         about_gradients: A wrong gradient explains its failures about the same input.
         explains_gradients: Its failure for an input explains what others find of the gradient by that input.
         sends_gradients: Passes a gradient of the right shape to every result.
-        refusable: An exception in it is a limit, as in what transforms the operator.
-        special: Looks at special values, where a wrong result is a warning.
         transforms: Traces, maps, copies or compiles the operator, so that any earlier failure may explain
             one of its own.
         reruns: Runs the forward several times for one answer, so that undeclared random numbers differ.
+        given: Circumstance of all its failures, or a function that gives it for a subject.
         gradcheck: Call of torch that shows a wrong derivative, for replays; `{names}` stands for the inputs,
             `{call}` for the call.
     """
@@ -97,10 +96,9 @@ class Property:
     about_gradients: bool = True
     explains_gradients: bool = False
     sends_gradients: bool = False
-    refusable: bool = False
-    special: bool = False
     transforms: bool = False
     reruns: bool = False
+    given: Given | Callable[[Subject], Given] = "usual"
     gradcheck: str = ""
 
 
@@ -246,7 +244,6 @@ def raised_at(
         ),
         where=where or innermost(error, location),
         evidence=evidence,
-        severity="limit" if lacks else "error",
     )
 
 

@@ -31,6 +31,17 @@ Severity = Literal["error", "warning", "limit"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 """The severities, the worst first."""
 
+Given = Literal["usual", "undeclared", "strained", "unpromised"]
+"""Circumstance of a failure.
+
+`usual`: the author's samples, and inputs like them. `undeclared`: a dtype of few digits, a size of 0 or a
+value that no sample and no type shows. `strained`: infinite, huge and tiny numbers. `unpromised`: what nobody
+wrote, as the second order of a formula.
+"""
+
+GIVEN: tuple[Given, ...] = get_args(Given)
+"""The circumstances: where several apply, the last one counts."""
+
 UNVERIFIED = "unverified"
 """Evidence of a kernel that ran on no sample: its name, with the reason."""
 
@@ -52,6 +63,8 @@ class Failure:
         replay: A few lines of Python that show the failure again, where that is possible.
         follows: Name of the property whose failure is the root cause of this one.
         dtypes: The dtypes in which it was seen; empty where it is bound to none.
+        given: Circumstance in which it was seen; of several, the most usual one.
+        minor: True if the numbers agree to half of the digits of their dtype.
         severity: `error`, `warning` or `limit`; the table in docs/checking.md decides it.
         accepted: The reason why the author accepts it; None if it counts.
     """
@@ -65,6 +78,8 @@ class Failure:
     replay: str | None = None
     follows: str | None = None
     dtypes: tuple[str, ...] = ()
+    given: Given = "usual"
+    minor: bool = False
     severity: Severity = "error"
     accepted: str | None = None
 

@@ -17,9 +17,10 @@ from opsmith.checking.processes.fork import run_isolated
 from opsmith.checking.processes.watchdog import EndlessCallError
 from opsmith.checking.properties.kernels.sizes import kernels_in_cpp
 from opsmith.checking.property import Note, Property, Skipped, endless, missing_here, raised
-from opsmith.checking.report import Failure, Outcome, Status, all_dtypes, with_dtypes
-from opsmith.checking.samples.sample import Sample
+from opsmith.checking.report import GIVEN, Failure, Outcome, Status, all_dtypes, with_dtypes
+from opsmith.checking.samples.sample import Sample, shown_sample
 from opsmith.checking.samples.variations import stands_alone
+from opsmith.checking.severity import circumstance
 from opsmith.checking.side_effects.global_settings import thread_count, without_warnings
 from opsmith.checking.side_effects.steady_runs import random_states_restored
 from opsmith.checking.subject import Subject
@@ -95,6 +96,7 @@ def _outcome(known: Property, subject: Subject) -> Outcome:
     seconds = time.perf_counter() - start
     reasons += filter(None, [missing_here(failures)])
     failures, refused = _without_refusals(subject, failures)
+    failures = [replace(each, given=circumstance(each, subject)) for each in failures]
     notes.update(dict.fromkeys(refused))
     status: Status = "failed" if failures else "skipped" if reasons else "passed"
     return Outcome(
@@ -120,8 +122,7 @@ def _without_refusals(subject: Subject, failures: Sequence[Failure]) -> tuple[li
         return [*failures], []
     left, refused = [], []
     for failure in failures:
-        shown = str(failure.evidence.get("sample", ""))
-        sample = next((each for each in subject.samples if each.change and shown.startswith(str(each))), None)
+        sample = shown_sample(str(failure.evidence.get("sample", "")), subject.samples)
         change = None if sample is None else sample.change
         if (
             failure.cause != "raises"
@@ -145,20 +146,21 @@ FEW = 4
 def merged(failures: Sequence[Failure], samples: Sequence[Sample] = ()) -> tuple[Failure, ...]:
     """One failure for each thing that is wrong, however many samples, dtypes and layouts show it.
 
+    Its circumstance is the most usual one, and a failure that was seen in it is shown.
+
     Args:
         failures: Failures of one property.
         samples: Samples that it ran on.
     """
     groups: dict[tuple[Any, ...], list[Failure]] = {}
-    for failure in failures:
+    for failure in sorted(failures, key=lambda each: GIVEN.index(each.given)):
         cause = "numeric" if CAUSES[failure.cause].numeric else failure.cause
-        groups.setdefault(
-            (failure.property, failure.input, cause, failure.where, failure.severity), []
-        ).append(failure)
+        groups.setdefault((failure.property, failure.input, cause, failure.where), []).append(failure)
     return tuple(_of_nothing(_one(group), group, samples) for group in groups.values())
 
 
-def _one(group: list[Failure]) -> Failure:
+def _one(every: list[Failure]) -> Failure:
+    group = [each for each in every if not each.minor] or every  # an approximation is one in every sample
     causes = {failure.cause for failure in group}
     if len(causes) == 1:
         return _seen(group[0], group)
@@ -196,4 +198,6 @@ def _seen(failure: Failure, group: Sequence[Failure]) -> Failure:
     if len(group) == 1:
         return failure
     evidence = {**failure.evidence, "seen": f"in {len(group)} runs; one is shown"}
-    return replace(failure, evidence=evidence, dtypes=all_dtypes(group))
+    given = min((each.given for each in group), key=GIVEN.index)
+    minor = all(each.minor for each in group)
+    return replace(failure, evidence=evidence, dtypes=all_dtypes(group), given=given, minor=minor)

@@ -146,7 +146,7 @@ class Schedule:
 
     def damages(self) -> bool:
         """True if a kernel used memory that is not its own, or ended a process."""
-        return any(CAUSES[failure.cause].damaging for failure in self.failures)
+        return any(CAUSES[failure.cause].happened in ("raises", "damage") for failure in self.failures)
 
     def hung(self) -> list[str]:
         """Names of the properties in which a call does not return, each once."""

@@ -1,189 +1,98 @@
-"""Severity of failures: an error, a warning or a limit, by one table of rules."""
+"""Severity of failures: an error, a warning or a limit, by one table of what happened and what was given."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
 
 from opsmith.checking.calls import leaves_out
-from opsmith.checking.causes import CAUSES
+from opsmith.checking.causes import CAUSES, Happened
 from opsmith.checking.properties import PROPERTIES
-from opsmith.checking.property import BY_ITSELF, REFUSED, UNCOMPILED
-from opsmith.checking.report import SEVERITIES, WIDEST, Failure, Outcome, Severity
+from opsmith.checking.property import BY_ITSELF, MISSING_HERE, REFUSED, UNCOMPILED
+from opsmith.checking.report import GIVEN, Failure, Given, Outcome, Severity
+from opsmith.checking.samples.cases import LOW_PRECISION, dtype_name
+from opsmith.checking.samples.sample import shown_sample
 from opsmith.checking.subject import Subject
-from opsmith.core.source import code_of, names_in
 
-LOW_PRECISION = frozenset({"bfloat16", "float16", "complex32"})
-"""Dtypes of few digits, in which a wrong result alone is a warning."""
+TABLE: Mapping[Given, Mapping[Happened, Severity]] = MappingProxyType(
+    {
+        "usual": {"wrong": "error", "raises": "error"},
+        "undeclared": {"wrong": "error", "raises": "limit"},
+        "strained": {"wrong": "warning", "raises": "limit"},
+        "unpromised": {"wrong": "warning", "raises": "limit"},
+    }
+)
+"""The severity of wrong numbers, shapes and side effects, and of exceptions, by the circumstance."""
+
+WHATEVER: Mapping[Happened, Severity] = MappingProxyType(
+    {"damage": "error", "minor": "warning", "less": "limit"}
+)
+"""The severity of everything else, whatever the circumstance."""
+
+FEW_DIGITS = frozenset({*map(dtype_name, LOW_PRECISION), "complex32"})
+"""dtypes of few digits, in which an operator is tried without a sample."""
 
 
-@dataclass(frozen=True)
-class Rule:
-    """A rule of the table.
+def circumstance(failure: Failure, subject: Subject) -> Given:
+    """The circumstance of a failure: the last of those that apply to its property, its sample and its dtypes.
 
     Args:
-        failures: The failures that it is for, as the documentation names them.
-        severity: Their severity.
-        applies: Decides whether a failure of a subject is one of them.
+        failure: A failure of one property.
+        subject: The subject of the check, with the samples that the property ran on.
     """
-
-    failures: str
-    severity: Severity
-    applies: Callable[[Failure, Subject], bool]
-
-
-def _damages(failure: Failure, subject: Subject) -> bool:
-    return failure.ends_process() if failure.cause == "raises" else CAUSES[failure.cause].damaging
-
-
-def _limits(failure: Failure, subject: Subject) -> bool:
-    return CAUSES[failure.cause].limits
-
-
-def _caused_by(cause: str) -> Callable[[Failure, Subject], bool]:
-    return lambda failure, subject: failure.cause == cause
-
-
-def _on_an_invented_value(failure: Failure, subject: Subject) -> bool:
-    if failure.cause != "raises" or "exception" not in failure.evidence:
-        return False
-    shown = str(failure.evidence.get("sample", ""))
-    return any(sample.invented and shown.startswith(str(sample)) for sample in subject.samples)
+    if UNCOMPILED in failure.evidence:
+        return "usual"
+    known = PROPERTIES[failure.property].given
+    found: set[Given] = {failure.given, known(subject) if callable(known) else known}
+    sample = shown_sample(str(failure.evidence.get("sample", "")), subject.samples)
+    if sample is not None and not (sample.is_emptied and _is_of_backward(failure)):
+        found.add(sample.given)
+    authors = [each for each in subject.samples if not each.origin]
+    declared = {dtype_name(each.flat[at].dtype) for each in authors for at in each.inexact}
+    few = bool(failure.dtypes) and {*failure.dtypes} <= FEW_DIGITS - declared
+    if few and not _is_of_backward(failure):
+        found.add("undeclared")
+    if failure.cause == "missing-gradient" and leaves_out(subject, failure.input or ""):
+        found.add("unpromised")
+    return max(found, key=GIVEN.index)
 
 
-def _on_purpose(failure: Failure, subject: Subject) -> bool:
-    return failure.cause == "raises" and REFUSED in failure.evidence
+def _is_of_backward(failure: Failure) -> bool:
+    """True for an exception of a backward: a forward that returned has promised it, in any dtype and size."""
+    return PROPERTIES[failure.property].explains_gradients and "exception" in failure.evidence
 
 
-def _refused(failure: Failure, subject: Subject) -> bool:
-    known = PROPERTIES[failure.property]
-    refusable = known.refusable or known.transforms or known.special
-    if failure.cause != "raises":
-        return False
-    if failure.property == "second_order" and BY_ITSELF in failure.evidence:
-        return True
-    if _promised(failure, subject) is True:
-        return False
-    return refusable or _seen_only_in(LOW_PRECISION, failure)
+def happened(failure: Failure) -> Happened:
+    """What a failure says that happened."""
+    known = CAUSES[failure.cause].happened
+    if failure.ends_process() or known == "damage":
+        return "damage"
+    if MISSING_HERE in failure.evidence:
+        return "less"
+    if UNCOMPILED in failure.evidence:
+        return "wrong"
+    if known == "raises" or (failure.cause == "empty" and "exception" in failure.evidence):
+        refuses = REFUSED in failure.evidence
+        refuses |= failure.property == "second_order" and BY_ITSELF in failure.evidence
+        return "less" if refuses else "raises"
+    return "minor" if failure.minor and known == "wrong" else known
 
 
-def _at_special_values(failure: Failure, subject: Subject) -> bool:
-    return PROPERTIES[failure.property].special
-
-
-def _in_low_precision(failure: Failure, subject: Subject) -> bool:
-    return _seen_only_in(LOW_PRECISION, failure)
-
-
-def _float32_in_float64(failure: Failure, subject: Subject) -> bool:
-    narrower = {f"eps of {dtype}" for dtype in LOW_PRECISION}  # as the detector of `precision` names it
-    return (
-        failure.cause == "precision"
-        and _seen_only_in(WIDEST, failure)
-        and narrower.isdisjoint(failure.evidence)
-    )
-
-
-def _unpromised(failure: Failure, subject: Subject) -> bool:
-    if failure.property == "second_order" and subject.specification.gradients.surrogate:
-        return True
-    return failure.property in ("second_order", "forward_mode") and _promised(failure, subject) is False
-
-
-def _promised(failure: Failure, subject: Subject) -> bool | None:
-    """True if the author of a class promises what a property checks, False if not; None for all else."""
-    if subject.kind.has_reference:
-        return None
-    origin = subject.specification.origin
-    if origin.kind != "class":
-        return False
-    match failure.property:
-        case "second_order":  # its author wrote one, if its backward applies a Function
-            code = code_of(origin.subject.backward)
-            return code is not None and "apply" in names_in(code)
-        case "forward_mode":
-            return origin.own("tangent") is not None
-        case "vmap":
-            return origin.own("vmap") is not None or bool(origin.subject.generate_vmap_rule)
-        case _:
-            return None
-
-
-def _seen_only_in(dtypes: Collection[str], failure: Failure) -> bool:
-    return bool(failure.dtypes) and {*failure.dtypes} <= {*dtypes}
-
-
-def _left_out(failure: Failure, subject: Subject) -> bool:
-    return failure.cause == "missing-gradient" and leaves_out(subject, failure.input or "")
-
-
-def _any(failure: Failure, subject: Subject) -> bool:
-    return True
-
-
-def _uncompiled(failure: Failure, subject: Subject) -> bool:
-    return UNCOMPILED in failure.evidence
-
-
-RULES: tuple[Rule, ...] = (
-    Rule("a kernel does not compile, or takes other parameters than its operator", "error", _uncompiled),
-    Rule("memory that is not its own is used, or the process dies or hangs", "error", _damages),
-    Rule(
-        "an exception (`raises`) for a value of an argument that the code alone knows, or for a number that "
-        "another sample has beside other arguments",
-        "limit",
-        _on_an_invented_value,
-    ),
-    Rule(
-        "an error of its own (`raise`, `assert`) for a gradient of some samples alone, or for float64 where "
-        "samples are in float32",
-        "limit",
-        _on_purpose,
-    ),
-    Rule(
-        "no sample reaches a formula, a kernel or a claim (`not-exercised`); code is compiled anew for each "
-        "size (`recompiles`)",
-        "limit",
-        _limits,
-    ),
-    Rule(
-        "an exception (`raises`) at special values, in low-precision dtypes alone, in second order, in "
-        "forward mode, under autocast, or where it is traced, mapped, copied, compiled or exported; not of a "
-        "class that promises it by its own `jvp`, rule for `vmap` or second Function; but a `raise` or an "
-        "`assert` of its own refuses a second order all the same",
-        "limit",
-        _refused,
-    ),
-    Rule("a line makes a number of a size (`frozen-size`)", "warning", _caused_by("frozen-size")),
-    Rule("wrong at special values alone (`values`)", "warning", _at_special_values),
-    Rule("wrong in low-precision dtypes alone: bfloat16, float16, complex32", "warning", _in_low_precision),
-    Rule("a call that raises has written before (`half-written`)", "warning", _caused_by("half-written")),
-    Rule("computed in float32 where float64 comes in (`precision`)", "warning", _float32_in_float64),
-    Rule(
-        "no gradient by an input for which a class's backward returns None in every return statement",
-        "warning",
-        _left_out,
-    ),
-    Rule(
-        "wrong second order, or forward mode, of a class that does not promise it: it has no `jvp`, and its "
-        "backward applies no Function; wrong second order of surrogate gradients",
-        "warning",
-        _unpromised,
-    ),
-    Rule("all else: wrong values, gradients, shapes, dtypes; side effects; exceptions", "error", _any),
-)
-"""The table: the first rule that applies to a failure decides."""
-
-
-def graded(outcome: Outcome, subject: Subject) -> Outcome:
+def graded(outcome: Outcome) -> Outcome:
     """The outcome with the severity of each failure; without an error, it is not failed.
 
     Args:
         outcome: The outcome of a property.
-        subject: The subject of the check, with derived samples.
     """
-    failures = tuple(replace(each, severity=_severity(each, subject)) for each in outcome.failures)
+    failures = tuple(replace(each, severity=severity_of(each)) for each in outcome.failures)
     return with_status(replace(outcome, failures=failures))
+
+
+def severity_of(failure: Failure) -> Severity:
+    """The severity by the table."""
+    what = happened(failure)
+    return WHATEVER[what] if what in WHATEVER else TABLE[failure.given][what]
 
 
 def with_status(outcome: Outcome) -> Outcome:
@@ -193,9 +102,3 @@ def with_status(outcome: Outcome) -> Outcome:
     if outcome.status != "failed":
         return outcome
     return replace(outcome, status="skipped" if outcome.reason else "passed")
-
-
-def _severity(failure: Failure, subject: Subject) -> Severity:
-    """The severity by the table, or the lower one that the property gave."""
-    rule = next(rule for rule in RULES if rule.applies(failure, subject))
-    return max(rule.severity, failure.severity, key=SEVERITIES.index)

@@ -142,7 +142,7 @@ def h_splat_on_the_border() -> Any:
     return Splat, [(uniform(3, low=0.0, high=5.0), normal(3, seed=1), 6)]
 
 
-@planted("min_plus", "leak")
+@planted("min_plus", "held")
 def h_distance_transform_that_holds_itself() -> Any:
     """P. Felzenszwalb and D. Huttenlocher, 2012; the result is kept as an attribute of its own node."""
 

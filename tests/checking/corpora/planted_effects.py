@@ -311,7 +311,7 @@ def softplus_with_a_shared_workspace() -> Any:
     return Softplus, [(normal(3, 4),)]
 
 
-@planted("tanh", "leak")
+@planted("tanh", "held")
 def tanh_that_keeps_its_result_on_ctx() -> Any:
     """The result holds its node, the node holds ctx, and ctx holds the result: a cycle."""
 
@@ -328,7 +328,7 @@ def tanh_that_keeps_its_result_on_ctx() -> Any:
     return Tanh, [(normal(3, 4),)]
 
 
-@planted("square", "leak", input="x")
+@planted("square", "held", input="x")
 def square_that_keeps_its_input_on_ctx() -> Any:
     """A tensor that `save_for_backward` would release stays on ctx as long as the graph."""
 

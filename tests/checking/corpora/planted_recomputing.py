@@ -106,7 +106,7 @@ def exponential_and_double_kept() -> Any:
     return Both, [(normal(3, 4),)]
 
 
-@planted("exponential", "leak", input="result")
+@planted("exponential", "held", input="result")
 def exponential_in_a_box() -> Any:
     """Keeps its result in an object on the context."""
 
@@ -128,7 +128,7 @@ def exponential_in_a_box() -> Any:
     return Exponential, [(normal(3, 4),)]
 
 
-@planted("exponential", "leak", input="x")
+@planted("exponential", "held", input="x")
 def argument_in_a_closure() -> Any:
     """Keeps its argument in a function on the context, where nothing lets go of it after the backward."""
 

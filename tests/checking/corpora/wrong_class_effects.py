@@ -14,7 +14,7 @@ COUNT = {"calls": 0}
 SCALE = torch.nn.Parameter(torch.ones(()))
 
 
-@mutant("effects", "side-effect", "x", "a backward wrote into `x.grad`", "leak")
+@mutant("effects", "side-effect", "x", "a backward wrote into `x.grad`", "held")
 def accumulates_itself() -> Any:
     class Accumulates(Twice):
         @staticmethod

@@ -88,9 +88,10 @@ def _may_change(subject: Subject, argument: Argument, sample: Sample, argnum: in
 
 
 def _is_meant(subject: Subject, argument: Argument, other: Any) -> bool:
-    """Return True for the default, and for a value that the type lists: None, a member of an enum."""
+    """Return True for the default, and for a value that the type lists: None, a flag, a member of an enum."""
     return (
         bool(argument.kind.base.values)
+        or isinstance(other, bool)
         or (other is None and _states_none(subject, argument))
         or repr(other) == repr(argument.default)
     )

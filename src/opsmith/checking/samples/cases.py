@@ -100,7 +100,7 @@ def _case(
         )
     try:
         return Case(subject, sample, dtype, device, measure.truth(flat, dtype))
-    except (RuntimeError, TypeError) as error:
+    except Exception as error:
         refuse_own(error)
         if dtype in ALWAYS_CHECKED:
             raise

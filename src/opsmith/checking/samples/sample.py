@@ -17,6 +17,7 @@ from opsmith.core.schema import Schema
 from opsmith.torch_library.flattening import ArgumentFlattening
 
 if TYPE_CHECKING:
+    from opsmith.checking.report import Given
     from opsmith.checking.samples.variation_kinds import Variation
 
 CPU = torch.device("cpu")
@@ -74,6 +75,16 @@ class Sample:
     def elements(self) -> int:
         """Number of elements of all tensors."""
         return sum(value.numel() for value in self.flat if isinstance(value, Tensor))
+
+    @property
+    def given(self) -> Given:
+        """Circumstance of what is seen on it: it may have an invented value, or lack elements."""
+        return "undeclared" if self.invented or self.is_emptied else "usual"
+
+    @property
+    def is_emptied(self) -> bool:
+        """True if a tensor has no elements, and the sample that it was derived from has some in each."""
+        return self.is_empty and self.change is not None and not self.change.of.is_empty
 
     @property
     def is_empty(self) -> bool:
@@ -192,6 +203,11 @@ def _shown(value: Any) -> str:
     if isinstance(value, Tensor):
         return f" {list(value.shape)}"
     return "" if isinstance(value, torch.Generator) else f"={value!r}"
+
+
+def shown_sample(text: str, samples: Iterable[Sample]) -> Sample | None:
+    """Return the sample that a text of evidence begins with; None where it names none of these."""
+    return next((each for each in samples if text.startswith(str(each))), None)
 
 
 def places_of(samples: Iterable[Sample], name: str) -> list[tuple[Sample, int]]:

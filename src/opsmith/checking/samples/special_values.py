@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opsmith.checking.report import Given
 from opsmith.checking.samples.perturb import perturbed
 from opsmith.checking.samples.sample import CPU, Sample
 from opsmith.checking.subject import PERTURBATIONS, Subject
@@ -25,6 +26,7 @@ class ValueGroup:
         values: The values.
         finite: True if gradients are compared. Near infinities and nan, and where squares or their
             reciprocals overflow, right implementations differ.
+        strained: True if nobody passes them but by accident: infinities and nan, huge and tiny numbers.
         everywhere: True if a value fills a row, and then the whole input. Equal elements allow several right
             gradients, so gradients must only be finite.
     """
@@ -32,7 +34,13 @@ class ValueGroup:
     name: str
     values: tuple[float, ...]
     finite: bool = True
+    strained: bool = False
     everywhere: bool = False
+
+    @property
+    def given(self) -> Given:
+        """Circumstance of what is wrong at these values."""
+        return "strained" if self.strained else "usual"
 
 
 def value_groups(dtype: torch.dtype, boundaries: Sequence[float]) -> list[ValueGroup]:
@@ -48,14 +56,16 @@ def value_groups(dtype: torch.dtype, boundaries: Sequence[float]) -> list[ValueG
         ValueGroup("nothing but zeros", (0.0,), everywhere=True),
         ValueGroup("small whole numbers and halves", (1.0, -1.0, 0.5, -0.5, 2.0, -2.0, 3.0, -3.0)),
         ValueGroup("values further out", (-6.5, 6.5, 11.0, -11.0, 27.0, -27.0)),
-        ValueGroup("large values", (100.0, -100.0, 1000.0, -1000.0)),
-        ValueGroup("values near overflow", (info.max / 4, -info.max / 4, info.max**0.5), finite=False),
-        ValueGroup("small values", (info.eps, -info.eps, info.eps**2)),
-        ValueGroup("tiny values", (info.tiny, -info.tiny), finite=False),
-        ValueGroup("denormal values", (info.tiny / 8, -info.tiny / 8), finite=False),
-        ValueGroup("infinities", (torch.inf,), finite=False),
-        ValueGroup("infinities", (-torch.inf,), finite=False),
-        ValueGroup("nan", (torch.nan,), finite=False),
+        ValueGroup("large values", (100.0, -100.0, 1000.0, -1000.0), strained=True),
+        ValueGroup(
+            "values near overflow", (info.max / 4, -info.max / 4, info.max**0.5), finite=False, strained=True
+        ),
+        ValueGroup("small values", (info.eps, -info.eps, info.eps**2), strained=True),
+        ValueGroup("tiny values", (info.tiny, -info.tiny), finite=False, strained=True),
+        ValueGroup("denormal values", (info.tiny / 8, -info.tiny / 8), finite=False, strained=True),
+        ValueGroup("infinities", (torch.inf,), finite=False, strained=True),
+        ValueGroup("infinities", (-torch.inf,), finite=False, strained=True),
+        ValueGroup("nan", (torch.nan,), finite=False, strained=True),
     ]
     if boundaries:
         found.insert(0, ValueGroup("boundaries between its pieces", tuple(boundaries)))

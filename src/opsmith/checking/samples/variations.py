@@ -16,7 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.exceptions import Overlooking, attribute_exception, refuse_own, structure_of
+from opsmith import errors
+from opsmith.checking.exceptions import (
+    Overlooking,
+    attribute_exception,
+    named_by,
+    refuse_own,
+    structure_of,
+)
 from opsmith.checking.output.replay import replay, target_of
 from opsmith.checking.property import first_line, innermost
 from opsmith.checking.report import Failure
@@ -179,11 +186,13 @@ def refusal(subject: Subject, sample: Sample, change: Variation) -> str | Unhand
             after, warned = _warned(subject, sample, dtype)
         except Exception as error:
             refuse_own(error)
+            if isinstance(error, errors.OpsmithError) and named_by(error).cause != "raises":
+                return None  # its author refuses nothing: it breaks a rule, which the properties report
             fault = unhandled_empty_input(subject, change, sample, error, dtype)
             return fault or f"{type(error).__name__}: {first_line(error)}"
         if _kinds(after) != _kinds(before) and subject.specification.schema.always_tensors:
             return f"it returns {_kinds(after)}, where its declaration says {_kinds(before)}"
-        if change.invented and not subject.draws and drawing_operations(subject, sample):
+        if not subject.draws and drawing_operations(subject, sample):
             return "it draws random numbers, which no sample does"
         results = [each for each in after if isinstance(each, Tensor)]
         if sum(each.numel() for each in results) > MOST_RESULTS:
@@ -313,4 +322,5 @@ def failure_of(property: str, subject: Subject, found: UnhandledEmptyInput) -> F
         found.where,
         {"sample": str(sample), "exception": found.raised[0]},
         script,
+        given="undeclared",
     )

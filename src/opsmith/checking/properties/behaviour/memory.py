@@ -102,7 +102,7 @@ def _kept_for_ever(run: SampleRun, stays: Sequence[WatchedMemory], where: str) -
         "the graph are gone. Keep tensors by `ctx.save_for_backward` alone; a cache holds constants, not "
         "arguments or results of calls"
     )
-    return _failure(run, stays, message, where)
+    return _failure("leak", run, stays, message, where)
 
 
 def _what(stays: Sequence[WatchedMemory]) -> str:
@@ -115,10 +115,10 @@ def _name(watched: WatchedMemory) -> str | None:
     return parts[1] if len(parts) == 3 else None
 
 
-def _failure(run: SampleRun, kept: Sequence[WatchedMemory], message: str, where: str) -> Failure:
+def _failure(cause: str, run: SampleRun, kept: Sequence[WatchedMemory], message: str, where: str) -> Failure:
     size = sum(each.nbytes for each in kept) // CALLS
     evidence = {"sample": str(run.sample), "kept": _what(kept), "bytes": size}
-    return Failure(NAME, _name(kept[0]), "leak", message, where, evidence)
+    return Failure(NAME, _name(kept[0]), cause, message, where, evidence)
 
 
 def _in_a_circle(run: SampleRun, circle: Sequence[WatchedMemory], where: str) -> Failure:
@@ -130,7 +130,7 @@ def _in_a_circle(run: SampleRun, circle: Sequence[WatchedMemory], where: str) ->
         "looks for circles, which takes its time: memory fills up meanwhile. Keep results by "
         "`ctx.save_for_backward`, which closes no circle"
     )
-    failure = _failure(run, circle, message, where)
+    failure = _failure("held", run, circle, message, where)
     shown = {"attributes": ", ".join(f"ctx.{name}" for name in attributes)} if attributes else {}
     return replace(failure, evidence={**failure.evidence, **shown})
 
@@ -168,7 +168,7 @@ def _on_context(run: SampleRun) -> Findings:
             f"`ctx.save_for_backward({label})`, which lets go of it"
         )
         evidence = {"sample": str(sample), "bytes": tensor.untyped_storage().nbytes()}
-        yield Failure(NAME, label, "leak", message, run.backward_location(), evidence)
+        yield Failure(NAME, label, "held", message, run.backward_location(), evidence)
         return
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from opsmith.checking.exceptions import Overlooking, calls_operator, refuse_own
 from opsmith.checking.numerics.compare import differ_beyond_rounding, exact_difference, metadata_difference
+from opsmith.checking.promises import of_tools
 from opsmith.checking.property import Finding, Findings, Note, Property, Skipped, each_sample, first_line
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.sample import Sample
@@ -181,5 +182,10 @@ def _failure(
 
 
 SERIALIZATION = Property(
-    NAME, "it and its results can be copied, pickled and saved", run, transforms=True, group="integration"
+    NAME,
+    "it and its results can be copied, pickled and saved",
+    run,
+    transforms=True,
+    given=of_tools,
+    group="integration",
 )

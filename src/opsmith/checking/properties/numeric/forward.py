@@ -12,8 +12,8 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.checking.causes import CAUSES, UNKNOWN
 from opsmith.checking.diagnosis import explain_difference
-from opsmith.checking.exceptions import Overlooking, refuse_own
-from opsmith.checking.numerics.compare import largest_magnitude, metadata_difference
+from opsmith.checking.exceptions import Overlooking, refuse_own, stated
+from opsmith.checking.numerics.compare import largest_magnitude, metadata_difference, within_rounding
 from opsmith.checking.numerics.tolerance import MeasuredFunction
 from opsmith.checking.numerics.working_precision import FLOAT64, working_precision
 from opsmith.checking.output.replay import result_replay
@@ -85,6 +85,7 @@ def compare_results(
             where,
             {"sample": str(case), **difference.evidence(), **like},
             replay(position),
+            minor=within_rounding(got.detach().cpu(), right.to(got.dtype)),
         )
 
 
@@ -174,10 +175,11 @@ def _call(case: Case, wrong: set[Kernel]) -> Findings:
         return
     try:
         results = subject.call(case.sample, flat)
-    except (RuntimeError, TypeError) as error:
+    except Exception as error:
         refuse_own(error)
         origin = subject.specification.origin
-        if origin.kind == "declared" or case.dtype in ALWAYS_CHECKED or not _lacks_dtype(error):
+        refused = _lacks_dtype(error) or stated(error)
+        if origin.kind == "declared" or case.dtype in ALWAYS_CHECKED or not refused:
             yield raised(NAME, subject, error, str(case))
             return
         words = f"{origin.computes_by} does not run in it: {first_line(error)}"
@@ -212,7 +214,7 @@ def _lost_precision(subject: Subject) -> Findings:
                 "in the dtype of the arguments, or cast it back"
             )
             evidence = {"sample": str(sample), "got": actual, "expected": "torch.float64"}
-            yield Failure(NAME, name, "dtype", message, subject.specification.where, evidence)
+            yield Failure(NAME, name, "precision", message, subject.specification.where, evidence)
 
 
 def _through_default_dtype(subject: Subject) -> Findings:

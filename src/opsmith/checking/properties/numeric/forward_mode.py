@@ -24,6 +24,7 @@ from opsmith.checking.numerics.finite_differences import (
 )
 from opsmith.checking.numerics.noise import Noise, noise_of
 from opsmith.checking.numerics.rounding_noise import is_noise, noise_level
+from opsmith.checking.promises import of_forward_mode
 from opsmith.checking.properties.numeric.differentiable import each_subset
 from opsmith.checking.properties.numeric.second_order import DIRECTIONS, SHARE, NumericalDerivatives
 from opsmith.checking.property import Coverage, Findings, Note, Property, Skipped, covered_samples
@@ -97,7 +98,7 @@ def _beside_reverse(
         return tangents.failure("forward-mode", message, {"got": actual, "expected": right})
     message += "; they are the derivatives of the forward"
     return replace(
-        tangents.failure("forward-mode", message, {"got": actual, "expected": right}), severity="warning"
+        tangents.failure("forward-mode", message, {"got": actual, "expected": right}), given="unpromised"
     )
 
 
@@ -356,7 +357,7 @@ FORWARD_MODE = Property(
     differences=True,
     gradcheck="torch.autograd.gradcheck(lambda {names}: {call}, ({names},), check_forward_ad=True, "
     "check_backward_ad=False, check_undefined_grad=False, check_batched_grad=False)",
-    refusable=True,
+    given=of_forward_mode,
     reruns=True,
     sends_gradients=True,
 )

@@ -138,7 +138,7 @@ def _wants_distinct(finding: Finding, subject: Subject) -> Finding:
     words = (
         "the forward keeps one of the values that share an index: if indices must be distinct, refuse others"
     )
-    return replace(finding, cause="region", message=f"{finding.message}; {words}", severity="warning")
+    return replace(finding, cause="region", message=f"{finding.message}; {words}", given="strained")
 
 
 def _sample(subject: Subject, sample: Sample, seen: GradientCoverage) -> Findings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +16,7 @@ from opsmith.checking.diagnosis import Diagnosis, Observation, diagnose
 from opsmith.checking.diagnosis.observation import Observer
 from opsmith.checking.exceptions import Overlooking, named_by
 from opsmith.checking.numerics.cancellation import low_precision_in_backward
-from opsmith.checking.numerics.compare import Difference, is_close, share_of_largest
+from opsmith.checking.numerics.compare import Difference, is_close, largest_magnitude, share_of_largest
 from opsmith.checking.output.replay import gradient_replay
 from opsmith.checking.properties.behaviour.state import result_by_need
 from opsmith.checking.properties.numeric.gradient_truth import RightGradient, by_differences
@@ -82,7 +83,7 @@ def conclude(right: RightGradient, attempts: Sequence[Attempt]) -> Findings:
         judged = [each for each in attempts if each.argnum == argnum and each.error is None]
         if any(each.wrong for each in judged):
             failure = _wrong(right, judged)
-            yield _rounding(right, judged, failure) if _is_rounding(judged) else failure
+            yield _rounding(right, judged, failure) if _is_rounding(judged) else _approximate(judged, failure)
         elif not right.confirmed and any(
             right.has_kink(argnum, grad_outputs) for grad_outputs in _tried(judged)
         ):
@@ -229,6 +230,31 @@ def _wrong(right: RightGradient, attempts: Sequence[Attempt]) -> Failure:
         _script(right, shown, _to_show(shown)),
         dtypes=_dtypes(each for each in attempts if each.wrong),
     )
+
+
+THOUSANDTH = 1e-3
+"""Largest share of the largest element that an approximation is off by, as another formula's derivative."""
+
+
+def _approximate(attempts: Sequence[Attempt], failure: Failure) -> Failure:
+    """The failure, as a minor one where a gradient is off by at most a thousandth of its largest element."""
+    off = max(_share_off(each) for each in attempts if each.wrong)
+    if off > THOUSANDTH:
+        return failure
+    if failure.cause not in (UNKNOWN, "region"):
+        return replace(failure, minor=True)
+    words = f"it is off by at most {off:.1g} of its largest element. Where that is meant, `accept` it"
+    return replace(failure, cause="approximate", message=f"{failure.message}; {words}", minor=True)
+
+
+def _share_off(attempt: Attempt) -> float:
+    """The largest error of a gradient as a share of the largest element of the right one."""
+    if attempt.got is None or attempt.expected is None:
+        return math.inf
+    known = attempt.expected.isfinite()
+    off = (attempt.got.detach().to(attempt.expected) - attempt.expected)[known]
+    largest = largest_magnitude(attempt.expected)
+    return float(off.abs().max()) / largest if largest and bool(off.isfinite().all()) else math.inf
 
 
 RIGHT_WITH_REFERENCE = "right with the reference's"

@@ -20,6 +20,7 @@ from opsmith.checking.numerics.directional import PackedTensors, coordinates
 from opsmith.checking.numerics.finite_differences import NumericalGradient, numerical_gradient
 from opsmith.checking.numerics.rounding_noise import is_noise, noise_level
 from opsmith.checking.numerics.tolerance import allowed_roundings, unit_roundoff
+from opsmith.checking.promises import of_second_order
 from opsmith.checking.properties.numeric.differentiable import each_subset
 from opsmith.checking.property import Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure
@@ -202,7 +203,7 @@ SECOND_ORDER = Property(
     differences=True,
     sends_gradients=True,
     gradcheck="torch.autograd.gradgradcheck(lambda {names}: {call}, ({names},))",
-    refusable=True,
+    given=of_second_order,
     reruns=True,
 )
 

@@ -19,7 +19,7 @@ from opsmith.checking.properties.numeric.differentiable import given_instead, no
 from opsmith.checking.properties.numeric.frozen_parameters import frozen_parameters
 from opsmith.checking.properties.numeric.linearity import WHY, KnownBackward, departure
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample
-from opsmith.checking.report import Failure
+from opsmith.checking.report import Failure, Given
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, Case, case_name, cases
 from opsmith.checking.samples.grad_outputs import GradOutputs, contiguous_grad_outputs
 from opsmith.checking.samples.sample import CPU, Sample
@@ -208,6 +208,7 @@ def _failure(
 ) -> Failure:
     label = sample.labels[argnum]
     message = f"the surrogate gradient of `{label}` is wrong: {what}"
+    given: Given = "unpromised" if cause in ("nonlinear-grad", "missing-gradient") else "usual"
     return Failure(
         NAME,
         label,
@@ -215,6 +216,7 @@ def _failure(
         message,
         rule_location(subject, sample.names[argnum]),
         {"sample": str(sample), **evidence},
+        given=given,
     )
 
 

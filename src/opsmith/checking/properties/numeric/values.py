@@ -172,7 +172,8 @@ def _written(call: SpecialCall, given: Sequence[Any]) -> Findings:
             "ordinary values it does not: write into a clone"
         )
         evidence = {"sample": case_name(sample, call.dtype, CPU), "at": values}
-        yield Failure(NAME, label, "mutates-input", message, subject.specification.where, evidence)
+        where = subject.specification.where
+        yield Failure(NAME, label, "mutates-input", message, where, evidence, given=call.group.given)
 
 
 def _results(call: SpecialCall, got: Sequence[Any]) -> Findings:
@@ -389,7 +390,7 @@ def _failure(
         "wrong elements": f"{int(wrong.sum())} of {wrong.numel()}",
     }
     where = subject.runs_at(call.flat) if argnum is None else rule_location(subject, sample.names[argnum])
-    return Failure(NAME, name, cause, message, where, evidence)
+    return Failure(NAME, name, cause, message, where, evidence, given=call.group.given)
 
 
 def _shown(value: complex | Tensor) -> str:
@@ -402,5 +403,4 @@ VALUES = Property(
     run,
     differences=True,
     sends_gradients=True,
-    special=True,
 )

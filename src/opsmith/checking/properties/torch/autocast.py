@@ -17,6 +17,7 @@ from opsmith.checking.exceptions import Overlooking, refuse_own
 from opsmith.checking.numerics.autodiff import differentiate, has_gradient, vjp
 from opsmith.checking.numerics.compare import Difference, exact_difference, metadata_difference
 from opsmith.checking.numerics.tolerance import Function, RoundedFunction
+from opsmith.checking.promises import of_tools
 from opsmith.checking.properties.torch.batched_gradients import gradients_of
 from opsmith.checking.property import Coverage, Findings, Property, covered_samples, first_line, of_exception
 from opsmith.checking.report import Failure
@@ -361,5 +362,6 @@ AUTOCAST = Property(
     partial(covered_samples, NAME, _sample, "no sample has a floating tensor, which autocast casts"),
     subset=True,
     transforms=True,
+    given=of_tools,
     group="integration",
 )

@@ -13,6 +13,7 @@ from torch import Tensor
 from opsmith.checking.calls import computed_in, differentiated, record_copies, rule_location
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.autodiff import differentiate, has_gradient, vjp_or_zeros
+from opsmith.checking.promises import of_tools
 from opsmith.checking.properties.torch.mapping import SIZE, ExampleLoop, OneByOne, map_over
 from opsmith.checking.property import Coverage, Findings, Property, covered_samples, first_line
 from opsmith.checking.report import Failure
@@ -122,6 +123,7 @@ BATCHED_GRADIENTS = Property(
     "several grad_outputs at once give what each gives alone",
     partial(covered_samples, NAME, _sample, "there is nothing to differentiate"),
     transforms=True,
+    given=of_tools,
     reruns=True,
 )
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from opsmith.checking.exceptions import refuse_own
+from opsmith.checking.promises import of_tools
 from opsmith.checking.properties.torch.compiled_calls import (
     RECORDED,
     Flats,
@@ -215,5 +216,6 @@ COMPILE = Property(
     compiles=True,
     varied=True,
     transforms=True,
+    given=of_tools,
     group="integration",
 )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.exceptions import refuse_own
+from opsmith.checking.promises import of_tools
 from opsmith.checking.properties.torch.compiled_calls import (
     Flats,
     call_of,
@@ -206,5 +207,6 @@ EXPORT = Property(
     compiles=True,
     varied=True,
     transforms=True,
+    given=of_tools,
     group="integration",
 )

@@ -103,6 +103,7 @@ FAKE = Property(
     varied=True,
     about_gradients=False,
     transforms=True,
+    given="undeclared",
 )
 
 

@@ -12,6 +12,7 @@ from opsmith.checking.calls import differentiated
 from opsmith.checking.causes import UNKNOWN
 from opsmith.checking.numerics.autodiff import vjp
 from opsmith.checking.numerics.compare import SavedBits
+from opsmith.checking.promises import of_tools
 from opsmith.checking.properties.torch.compiled_calls import chain
 from opsmith.checking.properties.torch.fake import has_own_fake
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, first_line, of_exception
@@ -160,5 +161,11 @@ def _missing_fake(error: BaseException) -> errors.MissingFakeError | None:
 
 
 OPCHECK = Property(
-    NAME, "torch's own opcheck accepts the operator", run, compiles=True, transforms=True, group="integration"
+    NAME,
+    "torch's own opcheck accepts the operator",
+    run,
+    compiles=True,
+    transforms=True,
+    given=of_tools,
+    group="integration",
 )

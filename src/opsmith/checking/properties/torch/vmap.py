@@ -14,6 +14,7 @@ from opsmith.checking.calls import computed_in, differentiated
 from opsmith.checking.exceptions import Overlooking, refuse_own, stated
 from opsmith.checking.numerics.compare import all_close, exact_difference, share_of_largest
 from opsmith.checking.numerics.tolerance import allowed_roundings, unit_roundoff
+from opsmith.checking.promises import of_batches
 from opsmith.checking.properties.torch.batched_gradients import BatchedDifferentiation
 from opsmith.checking.properties.torch.mapping import (
     SIZE,
@@ -67,7 +68,7 @@ Mapped = Generator[Finding, None, list[Tensor | None] | None]
 def _limit(subject: Subject, reason: str) -> Failure:
     """The limit for what can be mapped in no sample; a class that is called by `apply` need not offer it."""
     location, message = subject.specification.where_of("vmap"), f"it cannot be mapped: {reason}"
-    return Failure(NAME, None, "raises", message, location, {REFUSED: "in every sample"}, severity="limit")
+    return Failure(NAME, None, "raises", message, location, {REFUSED: "in every sample"})
 
 
 def run(subject: Subject) -> Findings:
@@ -402,5 +403,6 @@ VMAP = Property(
     run,
     subset=True,
     transforms=True,
+    given=of_batches,
     reruns=True,
 )

@@ -1,0 +1,197 @@
+"""Circumstances of failures: severity on a sample, in another dtype, and where nobody promised anything."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+import opsmith
+
+D = torch.float64
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=D)
+
+
+def found(checked: Any, *sample: Any, only: list[str], effort: Any = "quick") -> set[tuple[str, str, str]]:
+    """Property, cause and severity of each failure."""
+    report = opsmith.check(checked, samples=[sample], only=only, effort=effort)
+    return {(each.property, each.cause, each.severity) for each in report.failures}
+
+
+class RefusesHalf(Function):
+    """It states which dtypes it takes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        if x.dtype == torch.bfloat16:
+            raise ValueError("no bfloat16")
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return grad * x.cos()
+
+
+def test_a_dtype_of_few_digits_that_a_class_refuses_is_left_out_with_its_words() -> None:
+    report = opsmith.check(RefusesHalf, samples=[(drawn(3, 4),)], only=["forward"], effort="quick")
+    assert not report.failures
+    notes = " ".join(note for outcome in report.outcomes for note in outcome.notes)
+    assert "bfloat16 was left out: the reference does not run in it: no bfloat16" in notes
+
+
+def test_a_kernel_that_is_wrong_in_half_precision_alone_is_an_error() -> None:
+    operator = opsmith.operator("circumstances::doubled")(_doubled)
+    operator.kernel("cpu", lambda x: x * (3 if x.dtype == torch.bfloat16 else 2))
+    assert found(operator, drawn(3, 4).float(), only=["forward"]) == {("forward", "kernel-mismatch", "error")}
+
+
+def _doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+class Approximate(Function):
+    """Its derivative is off by half a thousandth, as that of another formula is."""
+
+    share = 5e-4
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return grad * (x.cos() + Approximate.share * (3 * x).sin())
+
+
+def test_an_approximation_is_a_warning_with_its_size_and_a_larger_error_is_an_error(monkeypatch: Any) -> None:
+    samples = [(drawn(3, 4),)]
+    (failure,) = opsmith.check(Approximate, samples=samples, only=["gradient"]).failures
+    assert (failure.cause, failure.severity) == ("approximate", "warning")
+    assert "of its largest element. Where that is meant, `accept` it" in failure.message
+    monkeypatch.setattr(Approximate, "share", 5e-2)
+    (failure,) = opsmith.check(Approximate, samples=samples, only=["gradient"]).failures
+    assert (failure.cause, failure.severity) == ("unknown", "error")
+
+
+class DrawsOneOfTwo(Function):
+    """A surrogate that lets half of the gradients pass, by Python's random numbers."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad if random.random() < 0.5 else 0.5 * grad
+
+
+def test_a_surrogate_that_draws_its_gradient_gets_one_warning() -> None:
+    operator = opsmith.adopt(DrawsOneOfTwo, "circumstances::draws", kind="surrogate")
+    for _ in range(4):
+        said = found(operator, drawn(3, 4), only=["determinism", "effects"])
+        assert said == {("determinism", "nondeterministic", "warning")}
+
+
+class NothingSavedInEval(Function):
+    """A flag of its type, False, makes its backward raise."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, training: bool = True) -> Tensor:
+        if training:
+            ctx.save_for_backward(x)
+        return x.tanh()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad * (1 - ctx.saved_tensors[0].tanh() ** 2), None
+
+
+def test_an_exception_behind_a_flag_is_an_error() -> None:
+    assert found(NothingSavedInEval, drawn(3, 4), True, only=["gradient"]) == {
+        ("gradient", "raises", "error")
+    }
+
+
+class FirstRow(Function):
+    """A forward that takes no rows, and a backward that needs one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.square()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        into = 2 * x * grad
+        into[0] = 2 * x[0] * grad[0]
+        return into
+
+
+def test_a_forward_that_returned_has_promised_its_backward_at_size_0_too() -> None:
+    assert ("gradient", "empty", "error") in found(FirstRow, drawn(3, 4), only=["gradient"])
+
+
+class NeedsRows(FirstRow):
+    """A forward that raises without rows by surprise."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.square() + 0 * x[0, 0]
+
+
+def test_a_forward_that_raises_without_rows_is_a_limit() -> None:
+    said = found(NeedsRows, drawn(3, 4), only=["forward"])
+    assert {severity for *_, severity in said} <= {"limit"}
+
+
+class DirtyBehindAFlag(Function):
+    """With `inplace` it marks its input as dirty, and returns another tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, inplace: bool = False) -> Tensor:
+        if inplace:
+            ctx.mark_dirty(x)
+        ctx.save_for_backward(x)
+        return x.exp()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (x,) = ctx.saved_tensors
+        return grad * x.exp(), None
+
+
+def test_a_rule_that_is_broken_behind_a_flag_is_no_refusal() -> None:
+    operator = opsmith.adopt(DirtyBehindAFlag, "circumstances::dirty", samples=lambda: [(drawn(3, 4), False)])
+    said = found(operator, drawn(3, 4), False, only=["forward"])
+    assert said == {("forward", "mutates-input", "error")}
+
+
+@pytest.mark.parametrize("kind", [None, "surrogate"])
+def test_a_gradient_that_is_not_linear_is_no_error_of_a_surrogate(kind: Any) -> None:
+    class Clips(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 1.0
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            return grad.clamp(-0.1, 0.1)
+
+    options = {"kind": kind} if kind else {}
+    operator = opsmith.adopt(Clips, f"circumstances::clips_{kind}", **options)
+    said = found(operator, drawn(3, 4), only=["linearity", "surrogate"])
+    property, severity = ("surrogate", "warning") if kind else ("linearity", "error")
+    assert said == {(property, "nonlinear-grad", severity)}
