@@ -98,9 +98,10 @@ class DrawsOneOfTwo(Function):
 
 def test_a_surrogate_that_draws_its_gradient_gets_one_warning() -> None:
     operator = opsmith.adopt(DrawsOneOfTwo, "circumstances::draws", kind="surrogate")
-    for _ in range(4):
-        said = found(operator, drawn(3, 4), only=["determinism", "effects"])
-        assert said == {("determinism", "nondeterministic", "warning")}
+    said = set()
+    for _ in range(8):  # two draws may be the same
+        said |= found(operator, drawn(3, 4), only=["determinism", "effects"])
+    assert said == {("determinism", "nondeterministic", "warning")}
 
 
 class NothingSavedInEval(Function):

@@ -83,7 +83,9 @@ def _differentiated(subject: Subject, sample: Sample) -> Differentiated:
     for argnum in sample.inexact:
         name = sample.names[argnum]
         rule = rules.rules.get(name)
-        if name in stated_refusals:
+        if sample.is_buffer(argnum):
+            refused[name] = f"`{name}` has no elements: there is no gradient by it to compare"
+        elif name in stated_refusals:
             refused[name] = f"it refuses a gradient by `{name}`: {stated_refusals[name]}"
         elif isinstance(rule, NotImplementedGradient):
             refused[name] = f"the gradient of `{name}` is not implemented: {rule.reason}"

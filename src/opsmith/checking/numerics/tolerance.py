@@ -46,6 +46,7 @@ from opsmith.checking.numerics.compare import (
     Difference,
     all_close,
     exact_difference,
+    largest_magnitude,
     same_bits,
     worst_difference,
 )
@@ -57,6 +58,10 @@ from opsmith.core.cached_property import cached_property
 
 LIBRARY = 8
 """Rounding units that a library function may err by."""
+FEW_DIGITS = (torch.bfloat16, torch.float16)
+"""dtypes in which the error of the reference says nothing."""
+MOVES = 16
+"""Number of moves by the last digit of such a dtype: of four all are alike once in a hundred times."""
 SUMMATION = 2
 """Rounding units per square root of the number of summands."""
 DRAWS = 4
@@ -168,6 +173,7 @@ def rounding_bound(
     sensitivity: Tensor | None,
     accumulated: int,
     noise: Tensor | None = None,
+    jumps: Tensor | None = None,
 ) -> RoundingBound:
     """Compute the bound of one floating result.
 
@@ -178,6 +184,7 @@ def rounding_bound(
         sensitivity: As of `MeasuredFunction`; None where there is no truth in float64.
         accumulated: As of `MeasuredFunction`.
         noise: Measured rounding error of each element in that.
+        jumps: Mask of the elements that are not judged in a dtype of few digits.
     """
     coarse = max(unit_roundoff(dtype), unit_roundoff(ordinary.dtype) if ordinary is not None else 0.0)
     size = truth.abs()
@@ -193,6 +200,11 @@ def rounding_bound(
     own_error = 0.0
     if ordinary is not None and ordinary.shape != truth.shape:
         judged = ~judged  # rounding changes its shape
+    elif ordinary is not None and dtype in FEW_DIGITS:
+        # Its error there excuses nothing: what returns zeros in bfloat16 would excuse itself.
+        judged = ordinary.isfinite() | ~truth.isfinite()
+        if jumps is not None and jumps.shape == judged.shape:
+            judged &= ~jumps.to(judged.device)
     elif ordinary is not None:
         error = (ordinary.to(truth.dtype) - truth).abs()
         judged = _keeps_digits(ordinary, truth, dtype, size)
@@ -356,6 +368,28 @@ class MeasuredFunction:
         moves = farthest_moves(self.function, [*self.wide], self.results, step, DRAWS, self.generator)
         return tuple(None if each is None else each / step for each in moves)
 
+    def jumps(self, dtype: torch.dtype) -> Sequence[Tensor | None]:
+        """Mask of the elements that move by more than half of the digits with the last one of the inputs.
+
+        It is None in a dtype that is not one of few digits.
+        """
+        if dtype not in FEW_DIGITS or not self.has_truth:
+            return (None,) * len(self.results)
+        if dtype not in self._jumps:
+            eps = torch.finfo(dtype).eps
+            moves = farthest_moves(
+                self.function, [*self.wide], self.results, eps, MOVES, self._own_generator()
+            )
+            self._jumps[dtype] = [
+                None if move is None or result is None else move > eps**0.5 * largest_magnitude(result)
+                for move, result in zip(moves, self.results, strict=True)
+            ]
+        return self._jumps[dtype]
+
+    @cached_property
+    def _jumps(self) -> dict[torch.dtype, list[Tensor | None]]:
+        return {}
+
     @cached_property
     def accumulated(self) -> tuple[int, ...]:
         """For each result the number of input elements that one of its elements depends on, at most."""
@@ -440,6 +474,7 @@ class MeasuredFunction:
                 self.sensitivity[position],
                 self.accumulated[position],
                 self.precision.noise[position] if single else None,
+                self.jumps(dtype)[position],
             )
             bounds.append(replace(found, own_error=max(found.own_error, errors[position])))
         return tuple(bounds)

@@ -16,6 +16,7 @@ from opsmith.checking.property import Note, first_line
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
 from opsmith.torch_library.arguments import unsupported_kind
+from opsmith.torch_library.torch_messages import NO_DTYPE_KERNEL, has_message
 
 ALWAYS_CHECKED = (torch.float64, torch.float32)
 """dtypes in which every operator is checked; others only where its reference runs in them."""
@@ -107,6 +108,13 @@ def _case(
         return Note(
             f"{dtype_name(dtype)} was left out: the reference does not run in it: {first_line(error)}"
         )
+
+
+def lacks_dtype(error: Exception) -> bool:
+    """True if an error of torch means that a kernel has no code for a dtype, not that its code fails."""
+    if isinstance(error, errors.OpsmithError):
+        return False
+    return isinstance(error, NotImplementedError) or has_message(error, NO_DTYPE_KERNEL)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

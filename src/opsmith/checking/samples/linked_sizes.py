@@ -217,6 +217,11 @@ def _locations(sample: Sample) -> dict[SizeLocation, int]:
     return found
 
 
+def number_locations(sample: Sample) -> dict[SizeLocation, int]:
+    """Return the integers among the arguments of a sample, by location."""
+    return {location: size for location, size in _locations(sample).items() if location.number}
+
+
 def _size_at(sample: Sample, location: SizeLocation) -> int:
     value = sample.flat[location.argnum]
     return int(value if location.number else value.shape[location.index])
@@ -282,7 +287,7 @@ def broadcast_shapes(subject: Subject, sample: Sample) -> Iterator[tuple[int, tu
 
     Only for an operator whose results have the broadcast shape of its arguments in every sample, since others
     may accept a size of 1 with another meaning; and only for broadcasts that a sample shows: a dimension of 1
-    beside a larger one, fewer dimensions than the result, or none.
+    beside a larger one, which also grows to it, fewer dimensions than the result, or none.
     """
     if not all(_pointwise(subject, each) for each in subject.samples):
         return
@@ -298,6 +303,9 @@ def broadcast_shapes(subject: Subject, sample: Sample) -> Iterator[tuple[int, tu
             for at, size in enumerate(value.shape):
                 if size > 1:
                     yield argnum, (*value.shape[:at], 1, *value.shape[at + 1 :])
+        for at, full in enumerate(_whole(sample)[-value.dim() :] if value.dim() else ()):
+            if value.shape[at] == 1 < full:
+                yield argnum, (*value.shape[:at], full, *value.shape[at + 1 :])
     tensors = [argnum for argnum, value in enumerate(sample.flat) if isinstance(value, Tensor)]
     if len(tensors) == 1:
         (argnum,) = tensors

@@ -81,6 +81,11 @@ class Sample:
         """Circumstance of what is seen on it: it may have an invented value, or lack elements."""
         return "undeclared" if self.invented or self.is_emptied else "usual"
 
+    def is_buffer(self, argnum: int) -> bool:
+        """True if a tensor has no elements, and nobody took them away: a call may resize it to write into."""
+        value = self.flat[argnum]
+        return isinstance(value, Tensor) and not value.numel() and not self.is_emptied
+
     @property
     def is_emptied(self) -> bool:
         """True if a tensor has no elements, and the sample that it was derived from has some in each."""

@@ -18,11 +18,19 @@ from opsmith.checking.samples.linked_sizes import (
     Symbol,
     broadcast_shapes,
     is_batch_like,
+    number_locations,
     sizes_of,
 )
 from opsmith.checking.samples.sample import Sample, places_of
 from opsmith.checking.subject import Subject
-from opsmith.core.generate_like import LARGER, SMALLER, generate_like, is_invented, scale_factors
+from opsmith.core.generate_like import (
+    LARGER,
+    SMALLER,
+    generate_like,
+    is_invented,
+    is_symmetric,
+    scale_factors,
+)
 from opsmith.core.schema import Argument
 
 
@@ -291,6 +299,41 @@ def _broadcasts(subject: Subject, sample: Sample, generator: torch.Generator) ->
         yield Variation(sample, words, flat, silent=True)
 
 
+def _is_symmetric(sample: Sample, argnum: int) -> bool:
+    return argnum in sample.inexact and is_symmetric(sample.flat[argnum])
+
+
+def _unequal(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Variation]:
+    """Change one of several sizes that are equal by chance: the reference takes it, or refuses it.
+
+    One of two equal sizes of a tensor changes alone, or with those of other tensors; a size that an integer
+    argument equals changes with that.
+    """
+    sizes = sizes_of(subject, sample)
+    if subject.specification.shapes is not None:  # the author says which sizes belong together
+        return
+    numbers = number_locations(sample)
+    for symbol in sizes.symbols:
+        if symbol.size < 2:
+            continue
+        argnums = [location.argnum for location in symbol.locations if not location.number]
+        single = [each for each in symbol.locations if argnums.count(each.argnum) < 2]
+        double = [
+            each
+            for each in symbol.locations
+            if argnums.count(each.argnum) > 1 and not _is_symmetric(sample, each.argnum)
+        ]
+        alike = [each for each, value in numbers.items() if value == symbol.size and each not in single]
+        groups = [[each, *others] for each in reversed(double) for others in ([], single)]
+        groups += [[*symbol.locations, each] for each in reversed(alike)]
+        for group in groups:
+            part = replace(symbol, locations=tuple(group))
+            others = tuple(each for each in sizes.symbols if each is not symbol)
+            changed = replace(sizes, symbols=(*others, part))
+            for change in resized(changed, {part.name: part.size + 1}, generator, silent=True):
+                yield replace(change, invented=True)
+
+
 KINDS: tuple[VariationKind, ...] = (
     _sizes,
     empties,
@@ -299,6 +342,7 @@ KINDS: tuple[VariationKind, ...] = (
     _optional,
     partial(_one_size, to=(1,)),
     _broadcasts,
+    _unequal,
     _magnitudes,
     partial(_one_size, to=LARGE_SIZES),
 )

@@ -52,8 +52,9 @@ class EffectsRun(SampleRun):
     sliced: bool = False
 
     def guarded(self) -> tuple[list[Any], list[GuardedTensor | None]]:
-        """The arguments with margins around them, and their guards."""
-        return guarded(self.flat(), sliced=self.sliced)
+        """The arguments with margins around them, and their guards; none of what a call may resize."""
+        flat, guards = guarded(self.flat(), sliced=self.sliced)
+        return flat, [None if self.sample.is_buffer(at) else guard for at, guard in enumerate(guards)]
 
     def failure(self, input: str | None, cause: str, message: str, where: str, **evidence: Any) -> Failure:
         """A failure on this sample."""
@@ -142,7 +143,9 @@ def _reformed(
             yield observed.failure(label, "side-effect", f"{message}; {hint}", where)
         else:
             message = f"a call laid other memory, or another shape, under `{label}` (`.data = `, `resize_`)"
-            yield observed.failure(label, "mutates-input", f"{message}; work on a new tensor", where)
+            found = observed.failure(label, "mutates-input", f"{message}; work on a new tensor", where)
+            buffer = observed.sample.is_buffer(at)
+            yield replace(found, given="unpromised" if buffer else "usual")
 
 
 def _written(

@@ -21,13 +21,12 @@ from opsmith.checking.properties.kernels.calls_on_cpu import runs_in
 from opsmith.checking.properties.kernels.sizes import kernel_sizes, taken_though_refused
 from opsmith.checking.property import Findings, Note, Property, each_sample, first_line, raised
 from opsmith.checking.report import Failure
-from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, Case, cases, dtype_name
+from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, Case, cases, dtype_name, lacks_dtype
 from opsmith.checking.samples.perturb import perturbed
 from opsmith.checking.samples.sample import Sample, is_inexact, replica
 from opsmith.checking.side_effects.global_settings import default_dtype, without_warnings
 from opsmith.checking.subject import Subject, missing_device
 from opsmith.core.kernels import Kernel, Rejected, choose
-from opsmith.torch_library.torch_messages import NO_DTYPE_KERNEL, has_message
 
 
 def compare_results(
@@ -178,7 +177,7 @@ def _call(case: Case, wrong: set[Kernel]) -> Findings:
     except Exception as error:
         refuse_own(error)
         origin = subject.specification.origin
-        refused = _lacks_dtype(error) or stated(error)
+        refused = lacks_dtype(error) or stated(error)
         if origin.kind == "declared" or case.dtype in ALWAYS_CHECKED or not refused:
             yield raised(NAME, subject, error, str(case))
             return
@@ -284,13 +283,6 @@ def _loses_digits(results: Sequence[Tensor | None]) -> bool:
     noise = 16 * torch.finfo(torch.float64).eps * largest_magnitude(wide)
     off = largest_magnitude((near - one).nan_to_num() - moves)
     return off > max(LOST * largest_magnitude(moves), noise)
-
-
-def _lacks_dtype(error: Exception) -> bool:
-    """True if an error of torch means that a kernel has no code for a dtype, not that its code fails."""
-    if isinstance(error, errors.OpsmithError):
-        return False
-    return isinstance(error, NotImplementedError) or has_message(error, NO_DTYPE_KERNEL)
 
 
 def _compare(

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from opsmith.checking.calls import Differentiated, computed_in, differentiated, refusals_in
 from opsmith.checking.causes import CAUSES
-from opsmith.checking.exceptions import refuse_own
-from opsmith.checking.numerics.autodiff import vjp
+from opsmith.checking.exceptions import refuse_own, stated
+from opsmith.checking.numerics.autodiff import differentiate, record, vjp
 from opsmith.checking.numerics.cancellation import is_only_rounding, size_of_terms
 from opsmith.checking.numerics.compare import Difference
 from opsmith.checking.numerics.finite_differences import NumericalGradient
@@ -29,9 +29,10 @@ from opsmith.checking.properties.numeric.differentiable import (
 from opsmith.checking.properties.numeric.frozen_parameters import frozen_parameters
 from opsmith.checking.properties.numeric.gradient_truth import RightGradient
 from opsmith.checking.properties.numeric.gradient_verdict import NAME, Attempt, conclude, reference_failure
+from opsmith.checking.properties.numeric.ties import where_tied
 from opsmith.checking.property import REFUSED, Finding, Findings, Note, Property, Skipped, each_sample
 from opsmith.checking.report import Failure
-from opsmith.checking.samples.cases import ALWAYS_CHECKED, Case, cases
+from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, Case, cases, lacks_dtype
 from opsmith.checking.samples.grad_outputs import GradOutputs, grad_outputs_to_try
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
@@ -77,7 +78,8 @@ def run(subject: Subject) -> Findings:
     seen = GradientCoverage()
     for finding in [*each_sample(NAME, partial(_sample, seen=seen), subject)]:
         seen.failed = seen.failed or isinstance(finding, Failure)
-        yield _with_right_samples(_wants_distinct(finding, subject), seen)
+        found = _with_right_samples(_wants_distinct(finding, subject), seen)
+        yield where_tied(found, subject) if isinstance(found, Failure) else found
     more = not_exercised(NAME, subject, seen.instead, seen.differentiated, "gradient formula")
     for finding in chain(more, frozen_parameters(NAME, subject)):
         seen.failed = seen.failed or isinstance(finding, Failure)
@@ -180,6 +182,7 @@ def _sample(subject: Subject, sample: Sample, seen: GradientCoverage) -> Finding
                 attempts.append(found)
             else:
                 yield found
+    attempts += _raising_in_few_digits(right, inputs, tried[-1])
     seen.decided = seen.decided or any(
         right.is_known(argnum, grad_outputs) for grad_outputs in tried for argnum in inputs.argnums
     )
@@ -270,6 +273,37 @@ def _with_grad_outputs(
                 judged_by = given.get(believed[argnum])
                 attempt = Attempt(argnum, subset, grad_outputs, dtype, device, got)
                 yield _judged(right, attempt, judged_by, believed[argnum])
+
+
+def _raising_in_few_digits(
+    right: RightGradient, inputs: Differentiated, grad_outputs: GradOutputs
+) -> Iterator[Attempt]:
+    """The backwards that raise by surprise in bfloat16 and float16, where the forward returns.
+
+    Numbers are compared in float64 and float32.
+    """
+    subject, sample = right.subject, right.sample
+    if sample.origin or subject.single_precision:
+        return
+    seen = {*subject.ran.seen}
+    for dtype in (each for each in LOW_PRECISION if sample.takes(each)):
+        for device in subject.devices_with(dtype):
+            try:
+                leaves, _, results = record(
+                    partial(subject.call, sample), sample.at(dtype, device), inputs.argnums
+                )
+            except Exception as error:
+                refuse_own(error)
+                continue  # `forward` reports it
+            pairs = zip(results, grad_outputs.at(dtype, device), strict=True)
+            grads = [None if grad is None else grad.to(result.dtype) for result, grad in pairs]
+            try:
+                differentiate(results, [leaves[argnum] for argnum in inputs.argnums], grads)
+            except Exception as error:
+                refuse_own(error)
+                if not (lacks_dtype(error) or stated(error)):
+                    yield Attempt(inputs.argnums[0], inputs.argnums, grad_outputs, dtype, device, error=error)
+    subject.ran.seen &= seen  # numbers are not compared there: the report must not say that they passed
 
 
 def _cases(right: RightGradient, grad_outputs: GradOutputs, *, by_reference: bool) -> list[Case | Note]:

@@ -24,6 +24,7 @@ from opsmith.checking.numerics.cancellation import rounding_of_terms
 from opsmith.checking.numerics.compare import all_finite, clearly_agrees, same_bits, unravel
 from opsmith.checking.numerics.finite_differences import numerical_gradient
 from opsmith.checking.properties.numeric.special_results import differing, wrong_results
+from opsmith.checking.properties.numeric.ties import where_tied
 from opsmith.checking.property import Coverage, Findings, Note, Property, Skipped, covered_samples, raised
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import case_name
@@ -345,7 +346,8 @@ def _judged(
         if right is not None:
             expected = torch.where(right[0].isfinite(), right[0], expected)
         what = f"the gradient of `{label}` is wrong"
-        yield _failure(call, label, got, expected, wrong.view(got.shape), what, argnum)
+        found = _failure(call, label, got, expected, wrong.view(got.shape), what, argnum)
+        yield where_tied(found, subject, moved=call.label)
         return
     edges = (numbers.kinks | ~numbers.known.isfinite()).reshape(-1)
     odd = next((at for at in suspects if bool(edges[at])), None)

@@ -1,0 +1,112 @@
+"""Ties: inputs that belong together in the author's samples, so that a gradient is right there alone.
+
+A class may take a kernel and its flip, or a matrix and its null vector, and use one for the other: its
+gradients are right wherever the caller keeps the relation, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith.checking.calls import differentiated
+from opsmith.checking.causes import CAUSES
+from opsmith.checking.exceptions import Overlooking
+from opsmith.checking.numerics.autodiff import vjp_or_zeros
+from opsmith.checking.numerics.compare import is_close, largest_magnitude
+from opsmith.checking.properties.numeric.gradient_truth import RightGradient
+from opsmith.checking.report import Failure
+from opsmith.checking.samples.grad_outputs import plain_grad_outputs
+from opsmith.checking.samples.sample import Sample, is_inexact, shown_sample
+from opsmith.checking.side_effects.global_settings import without_warnings
+from opsmith.checking.subject import Subject
+
+APART = 1e-2
+"""Relative move by which tied inputs come apart."""
+
+AGREE = 1e-6
+"""Share of the largest element that right gradients may differ by, and its square that zeros may."""
+
+
+def where_tied(finding: Failure, subject: Subject, moved: str | None = None) -> Failure:
+    """A finding on numbers, as one in strained circumstances if tied inputs alone make it.
+
+    It is about the gradient by one of them, or it is seen where they have come apart.
+
+    Args:
+        finding: The finding.
+        subject: The subject of the check.
+        moved: Label of the input that was changed; by default those that differ from the author's sample.
+    """
+    sample = shown_sample(str(finding.evidence.get("sample", "")), subject.samples)
+    if not CAUSES[finding.cause].numeric or sample is None:
+        return finding
+    concerned = {moved} if moved is not None else _changed(sample)
+    concerned |= {finding.input}
+    tied = tied_inputs(subject) if concerned != {None} else frozenset()
+    if not concerned & tied:
+        return finding
+    names = " and ".join(f"`{label}`" for label in sorted(tied))
+    words = f"{names} belong together in your samples: where one of them moves alone, gradients are wrong"
+    return replace(finding, given="strained", message=f"{finding.message}; {words}")
+
+
+def _changed(sample: Sample) -> set[str | None]:
+    """Labels of the inputs that a derived sample has other numbers for than the author's sample."""
+    if sample.change is None:
+        return set()
+    pairs = zip(sample.labels, sample.flat, sample.change.of.flat, strict=True)
+    return {label for label, now, then in pairs if is_inexact(now) and not _are_same(now, then)}
+
+
+def _are_same(now: Tensor, then: Any) -> bool:
+    return isinstance(then, Tensor) and now.shape == then.shape and torch.equal(now, then)
+
+
+def tied_inputs(subject: Subject) -> frozenset[str]:
+    """Labels of the inputs that belong together: each moved alone makes a gradient wrong that was right.
+
+    One input is tied to none: a gradient that is right where `w` sums to one, and nowhere else, is wrong.
+    """
+    sample = next((each for each in subject.samples if not each.origin), None)
+    if sample is None:
+        return frozenset()
+    return subject.once("tied inputs", sample, partial(_tied, subject, sample))
+
+
+def _tied(subject: Subject, sample: Sample) -> frozenset[str]:
+    right = {*sample.labels} - _wrong(subject, sample)
+    generator = subject.generator()
+    apart: set[str] = set()
+    for argnum in sample.inexact:
+        value = sample.flat[argnum]
+        if value.numel() < 2 or bool((value == value.flatten()[0]).all()):
+            continue  # what is constant is no relation
+        noise = torch.randn(value.shape, generator=generator, dtype=torch.float64)
+        moved = (value * (1 + APART * noise)).to(value.dtype)
+        if _wrong(subject, replace(sample, flat=sample.with_value(argnum, moved), copies={})) & right:
+            apart.add(sample.labels[argnum])
+    return frozenset(apart) if len(apart) > 1 else frozenset()
+
+
+def _wrong(subject: Subject, sample: Sample) -> set[str]:
+    """Labels of the inputs whose gradient is wrong for a sample, or cannot be compared."""
+    wrong: set[str] = set()
+    with Overlooking(), without_warnings():
+        argnums = differentiated(subject, sample).argnums
+        right = RightGradient(subject, sample, argnums)
+        grads = plain_grad_outputs(subject, sample)
+        found = vjp_or_zeros(partial(subject.call, sample), sample.in_double(), argnums, grads.in_double())
+        every = [right.gradient(argnum, grads) for argnum in argnums]
+        floor = max(map(largest_magnitude, every), default=0.0) * AGREE**2
+        for argnum, got, expected in zip(argnums, found, every, strict=True):
+            bound = floor + AGREE * largest_magnitude(expected)
+            close = is_close(got.to(expected), expected, bound) | ~expected.isfinite()
+            if not bool(close.all()):
+                wrong.add(sample.labels[argnum])
+        return wrong
+    return {*sample.labels}
