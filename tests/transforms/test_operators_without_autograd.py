@@ -204,8 +204,7 @@ def test_check_finds_the_cut() -> None:
     for name in ("on_cpu", "outside"):
         report = opsmith.check(with_formula(f"{name}_checked", WITHOUT[name]), samples=[(X,)], effort="quick")
         found = [failure for failure in report.failures if failure.property == "second_order"]
-        assert not report.passed
-        assert [failure.cause for failure in found] == ["second-order"]
+        assert [(each.cause, each.severity) for each in found] == [("second-order", "warning")]
         assert f"calls `no_autograd::{name}`" in found[0].message
 
 

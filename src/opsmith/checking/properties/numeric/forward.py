@@ -177,7 +177,7 @@ def _call(case: Case, wrong: set[Kernel]) -> Findings:
     except Exception as error:
         refuse_own(error)
         origin = subject.specification.origin
-        refused = lacks_dtype(error) or stated(error)
+        refused = lacks_dtype(error) or (stated(error) and not subject.kind.has_reference)
         if origin.kind == "declared" or case.dtype in ALWAYS_CHECKED or not refused:
             yield raised(NAME, subject, error, str(case))
             return
