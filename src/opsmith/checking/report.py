@@ -231,7 +231,7 @@ class Report:
 
     @property
     def warnings(self) -> tuple[Failure, ...]:
-        """The warnings: wrong at special values, in low precision, in derivatives that nobody promised."""
+        """The warnings: digits, memory held longer, wrong at strained values or in what nobody promised."""
         return self.counted("warning")
 
     @property
