@@ -13,9 +13,10 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.benchmarking.result import Contender
+from opsmith.checking.numerics.answer import Answer
 from opsmith.checking.numerics.compare import exact_difference, metadata_difference
-from opsmith.checking.numerics.tolerance import RoundingBound, rounding_bound
-from opsmith.checking.samples.sample import Sample, is_inexact, replica
+from opsmith.checking.numerics.judge import judge
+from opsmith.checking.samples.sample import CPU, Sample, is_inexact, replica
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.core.call_arguments import shown, tensors_in
 from opsmith.core.kernels import choose
@@ -204,13 +205,13 @@ class ReferenceAnswer:
     Args:
         results: Results of the reference, in the dtype that is measured.
         gradients: Its gradients; empty if there is no backward.
-        bounds: Bounds of the results, then of the gradients; None if values must be equal.
+        right: Right results, then gradients, with their bounds; None if values must be equal.
         grad_outputs: Gradient of each differentiable result.
     """
 
     results: tuple[Tensor, ...]
     gradients: tuple[Tensor | None, ...]
-    bounds: tuple[RoundingBound | None, ...]
+    right: tuple[Answer | None, ...]
     grad_outputs: tuple[Tensor, ...]
 
     def fault(self, results: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> str | None:
@@ -218,13 +219,13 @@ class ReferenceAnswer:
         if len(results) != len(self.results):
             return f"it returns {len(results)} tensors, and the reference {len(self.results)}"
         for at, (got, expected) in enumerate(zip(results, self.results, strict=True)):
-            fault = _fault(got, expected, self.bounds[at])
+            fault = _fault(got, expected, self.right[at])
             if fault is not None:
                 return f"result {at}: {fault}" if len(results) > 1 else f"its result: {fault}"
-        rest = self.bounds[len(self.results) :]
-        for at, (gradient, wanted, bound) in enumerate(zip(gradients, self.gradients, rest, strict=True)):
+        rest = self.right[len(self.results) :]
+        for at, (gradient, wanted, right) in enumerate(zip(gradients, self.gradients, rest, strict=True)):
             one, other = _zeros_if_none(gradient, wanted), _zeros_if_none(wanted, gradient)
-            fault = None if one is None or other is None else _fault(one, other, bound)
+            fault = None if one is None or other is None else _fault(one, other, right)
             if fault is not None:
                 return f"its gradient {at}: {fault}" if len(gradients) > 1 else f"its gradient: {fault}"
         return None
@@ -255,11 +256,11 @@ def reference_answer(
     largest = max(each.numel() for each in (*results, *arguments.tensors))
     in_float64 = _float64_answer(reference, arguments, grad_outputs, seed) if exact else None
     truths = in_float64 if in_float64 is not None else (*results, *gradients)
-    bounds = tuple(
-        _bound(truth, ordinary, largest, known=in_float64 is not None)
+    right = tuple(
+        _right(truth, ordinary, largest, more_exact=in_float64 is not None)
         for truth, ordinary in zip(truths, (*results, *gradients), strict=True)
     )
-    return ReferenceAnswer(results, gradients, bounds, grad_outputs)
+    return ReferenceAnswer(results, gradients, right, grad_outputs)
 
 
 def run_contender(
@@ -304,21 +305,19 @@ def _float64_answer(
     return (*(each.detach() for each in results), *gradients)
 
 
-def _bound(
-    truth: Tensor | None, ordinary: Tensor | None, largest: int, *, known: bool
-) -> RoundingBound | None:
+def _right(truth: Tensor | None, ordinary: Tensor | None, largest: int, *, more_exact: bool) -> Answer | None:
     if truth is None or ordinary is None or not is_inexact(ordinary) or truth.shape != ordinary.shape:
         return None
-    computed = ordinary.detach().cpu() if known else None
-    return rounding_bound(replica(truth, torch.float64).cpu(), computed, ordinary.dtype, None, largest)
+    value = replica(truth, torch.float64, CPU)
+    return Answer(value, ordinary.detach().cpu(), ordinary.dtype, None, 0, largest, more_exact)
 
 
-def _fault(got: Tensor, expected: Tensor, bound: RoundingBound | None) -> str | None:
+def _fault(got: Tensor, expected: Tensor, right: Answer | None) -> str | None:
     fault = metadata_difference(got, expected, strides=False)
     if fault is not None:
         aspect, actual, wanted = fault
         return f"it has the {aspect} {actual}, and the reference's {wanted}"
-    difference = exact_difference(got, expected) if bound is None else bound.judge(got.cpu())
+    difference = exact_difference(got, expected) if right is None else judge(got, right).difference
     return None if difference is None else str(difference)
 
 

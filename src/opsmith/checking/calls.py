@@ -140,7 +140,7 @@ def _computed_in(subject: Subject, sample: Sample, call: Callable[[list[Any]], A
             leaves, _, results = record(call, flat, argnums)
             return [*results, *differentiate(results, [leaves[argnum] for argnum in argnums], grads)]
 
-        return working_precision(function, sample.in_double(), subject.generator()).dtype
+        return working_precision(function, sample.in_double(), subject.generator())
     return torch.float64
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from opsmith.checking.numerics.tolerance import MeasuredFunction
+from opsmith.checking.numerics.answer import Computation
+from opsmith.checking.numerics.judge import judge
 from opsmith.checking.numerics.working_precision import working_precision
 
 SEEDS = range(20)
@@ -63,7 +64,7 @@ def dtypes(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> set[torc
         return found if isinstance(found, tuple) else (found,)
 
     generators = [torch.Generator().manual_seed(seed) for seed in SEEDS]
-    return {working_precision(results, inputs, generator).dtype for generator in generators}
+    return {working_precision(results, inputs, generator) for generator in generators}
 
 
 @pytest.mark.parametrize("name", IN_FLOAT32)
@@ -76,30 +77,26 @@ def test_what_computes_in_float64_is_told(name: str) -> None:
     assert dtypes(*IN_FLOAT64[name]) == {torch.float64}
 
 
-def test_the_noise_of_each_element_is_its_rounding_error() -> None:
+def test_the_moves_of_each_element_are_its_rounding_error() -> None:
     generator = torch.Generator().manual_seed(0)
-    found = working_precision(lambda flat: [flat[0].float().exp().double(), flat[0] > 0], [X], generator)
-    noise, none = found.noise
+    right = Computation.of(lambda flat: [flat[0].float().exp().double(), flat[0] > 0], [X], generator)
+    moves, none = right.moves(torch.float32)
     assert none is None
-    assert noise is not None
-    assert bool((noise <= 2.0**-21 * X.exp() * (1 + X.abs())).all())
-    assert bool((noise >= 2.0**-29 * X.exp()).all())
+    assert moves is not None
+    assert bool((moves <= 4 * X.exp() * (1 + X.abs())).all())
+    assert bool((moves >= X.exp() / 64).all())
 
 
 @pytest.mark.parametrize("off", [2.0**-23, 2.0**-13])
 def test_a_bound_in_float64_is_that_of_float32_where_this_is_computed_in(off: float) -> None:
-    measured = MeasuredFunction.of(
-        lambda flat: [normalised(flat[0].float()).double()], [X], torch.Generator(), has_truth=True
-    )
-    truth = measured.truth([X], torch.float64)
-    right = truth.right[0]
-    assert right is not None
-    assert (truth.judge(0, right * (1 + off)) is None) == (off < 2.0**-20)
+    right = Computation.of(lambda flat: [normalised(flat[0].float()).double()], [X], torch.Generator())
+    (answer,) = right.at([X], torch.float64)
+    assert answer.value is not None
+    assert judge(answer.value * (1 + off), answer).wrong == (off > 2.0**-20)
 
 
 def test_a_bound_in_float64_stays_what_it_is_for_what_computes_in_it() -> None:
-    measured = MeasuredFunction.of(lambda flat: [normalised(flat[0])], [X], torch.Generator(), has_truth=True)
-    truth = measured.truth([X], torch.float64)
-    right = truth.right[0]
-    assert right is not None
-    assert truth.judge(0, right * (1 + 2.0**-30)) is not None
+    right = Computation.of(lambda flat: [normalised(flat[0])], [X], torch.Generator())
+    (answer,) = right.at([X], torch.float64)
+    assert answer.value is not None
+    assert judge(answer.value * (1 + 2.0**-30), answer).wrong

@@ -4,7 +4,7 @@ Two elements agree where they are the same (nan is the same as nan), or where th
 distance that is no larger than the bound of that element (`is_close`). The bound is a value, of one of three
 kinds:
 
-- the rounding of a dtype, from the conditioning of a function: `tolerance.RoundingBound`;
+- the rounding of a dtype, as a function moves: `answer.Bound`;
 - the measured noise of finite differences: `finite_differences.NumericalGradient`, or the tolerance of
   gradcheck;
 - a share of the largest element (`share_of_largest`): for two runs of one computation, and for hypotheses.
@@ -312,19 +312,6 @@ def worst_difference(
 def gradcheck_difference(got: Tensor, expected: Tensor) -> Difference | None:
     """Find the worst element by the tolerances of `torch.autograd.gradcheck`, for finite differences."""
     return worst_difference(got, expected, 1e-5 + 1e-3 * expected.abs(), name="tolerances of gradcheck")
-
-
-def linearity_difference(got: Tensor, expected: Tensor, size: float, share: float) -> Difference | None:
-    """Find the worst element of a sum, if it is off by more than a share of the largest summand.
-
-    Args:
-        got: The computed sum, in float64.
-        expected: The right sum, of the same shape.
-        size: Size of the largest summand.
-        share: Share of it that an element may be off.
-    """
-    unit = torch.full(expected.shape, share * size, dtype=torch.float64).to(expected.device)
-    return worst_difference(got, expected, unit + torch.finfo(torch.float64).tiny, name="tolerances")
 
 
 def exact_difference(got: Tensor, *right: Tensor) -> Difference | None:

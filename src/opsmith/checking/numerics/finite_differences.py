@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opsmith.checking.numerics.answer import LIBRARY, allowed_roundings
 from opsmith.checking.numerics.autodiff import Results
 from opsmith.checking.numerics.compare import Difference, unravel
 from opsmith.checking.numerics.directional import DirectionalFunction
 from opsmith.checking.numerics.noise import Noise, SecondEstimate, noise_of
 from opsmith.checking.numerics.slope import Slope, slope
-from opsmith.checking.numerics.tolerance import LIBRARY, allowed_roundings
 
 GOAL = 1e-6
 """Relative error at which differences are good enough, where the noise allows it. It is not smaller, since

@@ -14,7 +14,6 @@ Precisions below float32 are not measured: their rounding cannot be told from th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,9 +28,8 @@ FINE, COARSE = 2.0**-22, 2.0**-18
 POINTS = (0.37, 1.0, 2.3)
 """Multiples of a step, not symmetric, at which a function is run: rounding is symmetric."""
 
-DRAWS, MORE_DRAWS = 3, 5
-"""Number of random directions that show rounding, and of those that measure it besides: an element may be
-exact along a few."""
+DRAWS = 3
+"""Number of random directions: an element may be exact along one."""
 
 LEAST, MOST = 2.0**-28, 2.0**-19
 """Rounding of float32, 2**-24, relative to what moves an element: less is of float64, and more is a jump."""
@@ -49,87 +47,56 @@ STEADY = 8.0
 Function = Callable[[list[Any]], Sequence[Tensor | None]]
 
 
-@dataclass(frozen=True)
-class WorkingPrecision:
-    """Precision that a function computes in for arguments in float64.
-
-    Args:
-        dtype: float64, or float32 if at least a part of a result is computed in it.
-        noise: For each result in float32 the rounding error of each element, by a few random directions; None
-            for one that is no floating tensor, and in float64.
-    """
-
-    dtype: torch.dtype
-    noise: tuple[Tensor | None, ...] = ()
-
-
-FLOAT64 = WorkingPrecision(torch.float64)
-
-
 def working_precision(
     function: Function,
     flat: Sequence[Any],
     generator: torch.Generator,
     known: torch.dtype = torch.float64,
-) -> WorkingPrecision:
+) -> torch.dtype:
     """Measure the precision that a function computes in.
 
     Args:
         function: Takes flat arguments.
         flat: The arguments, floating ones in float64.
         generator: Source of the directions.
-        known: float32 if it is known to compute in that, so that its noise alone is measured.
+        known: float32 if it is known to compute in that, so that nothing is measured.
+
+    Returns:
+        float64, or float32 if at least a part of a result is computed in it.
 
     Example:
         >>> x = torch.rand(9, dtype=torch.float64)
         >>> functions = lambda flat: [flat[0].exp()], lambda flat: [flat[0].float().exp().double()]
-        >>> [working_precision(each, [x], torch.Generator().manual_seed(0)).dtype for each in functions]
+        >>> [working_precision(each, [x], torch.Generator().manual_seed(0)) for each in functions]
         [torch.float64, torch.float32]
     """
+    if known == torch.float32:
+        return known
     fine: list[Deviations] = []
     coarse: list[Deviations] = []
     for _ in range(DRAWS):
         directions = [_direction(value, generator) for value in flat]
         off = _deviations(function, flat, directions, FINE)
         if off is None:
-            return FLOAT64
+            return torch.float64
         fine.append(off)
-        if known == torch.float32:
-            continue
-        if any(bool((each.relative >= LEAST).any()) for each in off if each is not None):
+        if any(bool((each >= LEAST).any()) for each in off if each is not None):
             off = _deviations(function, flat, directions, COARSE)
             if off is None:
-                return FLOAT64
+                return torch.float64
             coarse.append(off)
-    told = known == torch.float32 or any(map(_rounds, zip(*fine, strict=True), zip(*coarse, strict=True)))
-    if not told:
-        return FLOAT64
-    for _ in range(MORE_DRAWS):
-        off = _deviations(function, flat, [_direction(value, generator) for value in flat], FINE)
-        fine += [] if off is None else [off]
-    noise = tuple(_largest([each.absolute for each in known if each]) for known in zip(*fine, strict=True))
-    return WorkingPrecision(torch.float32, noise)
+    told = any(map(_rounds, zip(*fine, strict=True), zip(*coarse, strict=True)))
+    return torch.float32 if told else torch.float64
 
 
-@dataclass(frozen=True)
-class Deviation:
-    """Distance of three points of a floating result from a line.
-
-    Args:
-        absolute: Of each element.
-        relative: The same, relative to the element and what moves it; zero where a curve would hide rounding.
-    """
-
-    absolute: Tensor
-    relative: Tensor
+Deviations = list[Tensor | None]
+"""For each floating result the distance of three points from a line, relative to the element and what moves
+it; zero where a curve would hide rounding."""
 
 
-Deviations = list[Deviation | None]
-
-
-def _rounds(fine: Sequence[Deviation | None], coarse: Sequence[Deviation | None]) -> bool:
+def _rounds(fine: Sequence[Tensor | None], coarse: Sequence[Tensor | None]) -> bool:
     """True if an element of a result leaves a line by rounding of float32, whatever the step."""
-    near, far = (_largest([each.relative for each in known if each]) for known in (fine, coarse))
+    near, far = (_largest([each for each in known if each is not None]) for known in (fine, coarse))
     if near is None or far is None:
         return False
     return bool(((near >= LEAST) & (near <= MOST) & (far <= STEADY * near)).any())
@@ -176,5 +143,5 @@ def _deviations(
         size, moves = low.abs() + UNDERFLOW, (high - low).abs() / (step * (third - first))
         off = (high - expected).abs().nan_to_num(0.0, 0.0, 0.0)
         relative = (off / (size + moves)).masked_fill(moves > STEEP * size, 0.0).nan_to_num(0.0, 0.0, 0.0)
-        found.append(Deviation(off, relative))
+        found.append(relative)
     return found

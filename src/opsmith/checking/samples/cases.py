@@ -11,7 +11,7 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.checking.exceptions import Overlooking, refuse_own
-from opsmith.checking.numerics.tolerance import MeasuredFunction, Truth
+from opsmith.checking.numerics.answer import Answer, Computation
 from opsmith.checking.property import Note, first_line
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
@@ -34,14 +34,14 @@ class Case:
         sample: The sample.
         dtype: dtype of its floating tensors.
         device: Device of its tensors.
-        truth: Right results.
+        answers: Right results.
     """
 
     subject: Subject
     sample: Sample
     dtype: torch.dtype
     device: torch.device
-    truth: Truth
+    answers: tuple[Answer, ...]
 
     def flat(self) -> list[Any]:
         """Return the flat arguments in fresh memory."""
@@ -60,7 +60,7 @@ def case_name(sample: Sample, dtype: torch.dtype, device: torch.device) -> str:
 def cases(
     subject: Subject,
     sample: Sample,
-    measure: MeasuredFunction,
+    right: Computation,
     dtypes: tuple[torch.dtype, ...],
     arguments: Callable[[torch.dtype, torch.device], list[Any]] | None = None,
 ) -> list[Case | Note]:
@@ -69,9 +69,9 @@ def cases(
     Args:
         subject: The checked operator.
         sample: The sample.
-        measure: Function that gives the truth.
+        right: Computation of the right results.
         dtypes: dtypes of floating tensors; a sample without any makes one case.
-        arguments: Arguments of the measured function; those of the sample by default.
+        arguments: Arguments of the computation; those of the sample by default.
     """
     found: list[Case | Note] = []
     if subject.single_precision:
@@ -79,14 +79,14 @@ def cases(
         dtypes = (torch.float32,)
     for dtype in dtypes if sample.inexact else dtypes[:1]:
         for device in subject.devices:
-            found.append(_case(subject, sample, measure, dtype, device, arguments or sample.at))
+            found.append(_case(subject, sample, right, dtype, device, arguments or sample.at))
     return found
 
 
 def _case(
     subject: Subject,
     sample: Sample,
-    measure: MeasuredFunction,
+    right: Computation,
     dtype: torch.dtype,
     device: torch.device,
     arguments: Callable[[torch.dtype, torch.device], list[Any]],
@@ -100,7 +100,7 @@ def _case(
             f"{dtype_name(dtype)} was left out on {device.type}, which does not have it: {first_line(error)}"
         )
     try:
-        return Case(subject, sample, dtype, device, measure.truth(flat, dtype))
+        return Case(subject, sample, dtype, device, right.at(flat, dtype))
     except Exception as error:
         refuse_own(error)
         if dtype in ALWAYS_CHECKED:

@@ -147,7 +147,7 @@ def _rounding(dtype: torch.dtype, terms: Sequence[Tensor]) -> float:
 def _in_float32(backward: Backward, grads: Grads) -> bool:
     """Return True if a backward computes in float32 for grad_outputs in float64."""
     found = working_precision(lambda given: [backward(given)], grads, torch.Generator().manual_seed(0))
-    return found.dtype == torch.float32
+    return found == torch.float32
 
 
 def _reason(a: float, b: float, off: float) -> str:

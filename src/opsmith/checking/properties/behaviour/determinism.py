@@ -13,6 +13,7 @@ from torch import Tensor
 
 from opsmith.checking.calls import CallValues, SampleRun, copies
 from opsmith.checking.exceptions import Overlooking
+from opsmith.checking.numerics.answer import Computation
 from opsmith.checking.numerics.compare import (
     describe_difference,
     differ_beyond_rounding,
@@ -20,7 +21,7 @@ from opsmith.checking.numerics.compare import (
     same_bits,
     within_rounding,
 )
-from opsmith.checking.numerics.tolerance import MeasuredFunction
+from opsmith.checking.numerics.judge import judge
 from opsmith.checking.property import Findings, Note, Property, each_sample
 from opsmith.checking.report import Failure, Given
 from opsmith.checking.samples.sample import Sample, is_inexact
@@ -137,10 +138,9 @@ def _within_bounds(run: SampleRun, position: int, results: Sequence[Tensor]) -> 
     if not subject.kind.has_reference:  # what runs differs from itself, so that no truth is to be had
         return _vanishes_with_precision(run, position, results)
     reference = partial(subject.reference, sample)
-    measure = MeasuredFunction.of(reference, sample.at(), subject.generator(), has_truth=subject.has_truth)
-    truth = measure.truth(sample.at(), results[0].dtype)
-    at = subject.visible_positions(sample)[position]
-    return all(truth.judge(at, result) is None for result in results)
+    right = Computation.of(reference, sample.at(), subject.generator(), has_truth=subject.has_truth)
+    answer = right.at(sample.at(), results[0].dtype)[subject.visible_positions(sample)[position]]
+    return not any(judge(result, answer).wrong for result in results)
 
 
 RUNS = 8

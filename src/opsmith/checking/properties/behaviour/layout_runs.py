@@ -11,6 +11,7 @@ from torch import Tensor
 
 from opsmith.checking.calls import rule_location
 from opsmith.checking.exceptions import refuse_own
+from opsmith.checking.numerics.answer import Answer, Computation
 from opsmith.checking.numerics.autodiff import differentiate
 from opsmith.checking.numerics.compare import (
     Difference,
@@ -18,18 +19,12 @@ from opsmith.checking.numerics.compare import (
     exact_difference,
     metadata_difference,
 )
-from opsmith.checking.numerics.rounding_noise import is_noise
-from opsmith.checking.numerics.tolerance import (
-    LIBRARY,
-    MeasuredFunction,
-    RoundingBound,
-    unit_roundoff,
-)
+from opsmith.checking.numerics.judge import judge
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.batches import replicas
 from opsmith.checking.samples.memory_layouts import Layout
 from opsmith.checking.samples.perturb import perturbed
-from opsmith.checking.samples.sample import Sample, is_inexact, replica
+from opsmith.checking.samples.sample import CPU, Sample, is_inexact, replica
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import PERTURBATIONS, Subject
 from opsmith.core.cached_property import cached_property
@@ -123,11 +118,9 @@ class ContiguousRun:
         if form is not None:
             aspect, actual, theirs = form
             return f"its {aspect} is {actual} and not {theirs}", None
-        difference = exact_difference(got, expected)
-        if difference is None or (is_inexact(expected) and _last_places(got, expected)):
+        if exact_difference(got, expected) is None:
             return None
-        if is_inexact(expected):
-            difference = self._judged(position, got, expected)
+        difference = judge(got, self._answer(position)).difference
         if difference is None or not self._settled(position, expected) or not self._steady(position):
             return None
         return str(difference), difference
@@ -144,38 +137,19 @@ class ContiguousRun:
             return None
         return ("there is none (None)" if got is None else "there is one, and should be none (None)"), None
 
-    def _judged(self, position: int, got: Tensor, expected: Tensor) -> Difference | None:
-        """The worst element, if rounding in another order does not explain it."""
-        bounds = self._bounds
-        bound = bounds[position] if bounds is not None else None
-        if bound is None or bound.truth.shape != got.shape:
-            eps = torch.finfo(expected.dtype).eps
-            return None if agree_to_share(got, expected, eps**0.75) else exact_difference(got, expected)
-        # The contiguous run is taken as the truth; other properties judge it.
-        actual = bound.truth + (got.to(bound.truth) - expected.to(bound.truth))
-        same = (got == expected) | (got.isnan() & expected.isnan())
-        actual = torch.where(same.to(actual.device), bound.truth, actual)
-        if bound.judge(actual) is None or self._is_noise(position, got, expected):
-            return None
-        return exact_difference(torch.where(same, expected, got), expected)
-
-    def _is_noise(self, position: int, got: Tensor, expected: Tensor) -> bool:
-        """True if the last digits of the inputs move an output as far, as where its terms cancel."""
-        count, generator = len(self.flat), self.runner.subject.generator(PERTURBATIONS)
-
-        def output(values: list[Any]) -> list[Tensor | None]:
-            run = self.runner.run(values[:count], values[count:])
-            return [run.outputs[position] if run.error is None else None]
-
-        given, dtype = [*self.flat, *self.grads], self.runner.dtype
-        return is_noise(output, given, got, expected, generator, dtype, jumps=False)
+    def _answer(self, position: int) -> Answer:
+        """The output on contiguous memory as the right one; other properties judge it."""
+        expected, dtype = self.right.outputs[position], self.runner.dtype
+        if self._computation is not None:
+            return self._computation.twin(position, expected, dtype)
+        wide = replica(expected, torch.float64, CPU)
+        summands = max(value.numel() for value in self.flat if isinstance(value, Tensor))
+        return Answer(wide, expected, dtype, None, summands=summands)
 
     @cached_property
-    def _bounds(self) -> Sequence[RoundingBound | None] | None:
-        """Bound rounding by the operator's own run in float64; None where it does not run there."""
-        wide = [replica(value, torch.float64, torch.device("cpu")) for value in self.flat]
-        grads = [replica(grad, torch.float64, torch.device("cpu")) for grad in self.grads]
-        count = len(wide)
+    def _computation(self) -> Computation | None:
+        """The operator's own run in float64, which measures rounding; None where it does not run there."""
+        count = len(self.flat)
 
         def function(values: list[Any]) -> Sequence[Tensor | None]:
             run = self.runner.run(values[:count], values[count:])
@@ -183,12 +157,9 @@ class ContiguousRun:
                 raise run.error
             return run.outputs
 
-        subject = self.runner.subject
+        subject, flat = self.runner.subject, [*self.flat, *self.grads]
         try:
-            measure = MeasuredFunction.of(
-                function, [*wide, *grads], subject.generator(), has_truth=subject.has_truth
-            )
-            return measure.truth([*self.flat, *self.grads], self.runner.dtype).bounds
+            return Computation.of(function, flat, subject.generator(), has_truth=subject.has_truth)
         except (RuntimeError, TypeError) as error:  # as of a class that takes one dtype alone
             refuse_own(error)
             return None
@@ -217,9 +188,7 @@ class ContiguousRun:
             other = run.outputs[position] if run.error is None else None
             if other is None or expected is None or other.shape != expected.shape:
                 return False
-            if exact_difference(other, expected) is not None and not (
-                is_inexact(expected) and _last_places(other, expected)
-            ):
+            if exact_difference(other, expected) is not None and judge(other, self._answer(position)).wrong:
                 return False
         return True
 
@@ -236,13 +205,6 @@ class ContiguousRun:
 def _differ(after: Sequence[Any], before: Sequence[Any]) -> bool:
     pairs = zip(after, before, strict=True)
     return any(exact_difference(new, old) is not None for new, old in pairs if isinstance(old, Tensor))
-
-
-def _last_places(got: Tensor, expected: Tensor) -> bool:
-    """True if elements differ by no more than the last digits, which any library function may get wrong."""
-    allowed = LIBRARY * unit_roundoff(expected.dtype) * expected.abs()
-    near = ((got - expected).abs() <= allowed) | (got == expected) | (got.isnan() & expected.isnan())
-    return bool(near.all())
 
 
 @dataclass(frozen=True)

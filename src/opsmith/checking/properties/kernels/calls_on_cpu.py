@@ -13,7 +13,7 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.checking.exceptions import refuse_own
-from opsmith.checking.numerics.tolerance import MeasuredFunction
+from opsmith.checking.numerics.answer import Computation
 from opsmith.checking.property import Findings, Skipped, not_run, raised
 from opsmith.checking.report import Outcome
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, Case, cases
@@ -104,8 +104,8 @@ def kernel_calls(
         in_layouts: True to try each tensor in other layouts too, as many as the effort allows.
     """
     sample = sample.on_cpu()
-    measure = _measure(subject, sample, sample.at())
-    for case in _cases(subject, sample, measure, dtypes, None):
+    right = _right(subject, sample, sample.at())
+    for case in _cases(subject, sample, right, dtypes, None):
         yield case, case.flat()
     if not in_layouts:
         return
@@ -118,10 +118,10 @@ def kernel_calls(
             flat[argnum] = layout.of(plain(flat[argnum]))
             return flat
 
-        in_layout = measure
+        in_layout = right
         if layout.repeats:  # the numbers change
             try:
-                in_layout = _measure(subject, sample, laid(torch.float64, CPU))
+                in_layout = _right(subject, sample, laid(torch.float64, CPU))
             except Exception as error:
                 refuse_own(error)
                 continue  # numbers that the reference does not take
@@ -129,15 +129,15 @@ def kernel_calls(
             yield case, laid(case.dtype, case.device)
 
 
-def _measure(subject: Subject, sample: Sample, flat: Sequence[Any]) -> MeasuredFunction:
+def _right(subject: Subject, sample: Sample, flat: Sequence[Any]) -> Computation:
     reference = functools.partial(subject.reference, sample)
-    return MeasuredFunction.of(reference, flat, subject.generator(), has_truth=subject.has_truth)
+    return Computation.of(reference, flat, subject.generator(), has_truth=subject.has_truth)
 
 
 def _cases(
     subject: Subject,
     sample: Sample,
-    measure: MeasuredFunction,
+    right: Computation,
     taken: Collection[torch.dtype],
     arguments: Callable[[torch.dtype, torch.device], list[Any]] | None,
 ) -> Iterator[Case]:
@@ -150,7 +150,7 @@ def _cases(
         samples=tuple(each.on_cpu() for each in subject.samples),
         specification=replace(subject.specification, kernels=()),
     )
-    for case in cases(alone, sample, measure, dtypes, arguments):
+    for case in cases(alone, sample, right, dtypes, arguments):
         if isinstance(case, Case) and case.device == CPU:
             yield case
 

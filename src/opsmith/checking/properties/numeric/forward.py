@@ -13,9 +13,11 @@ from opsmith import errors
 from opsmith.checking.causes import CAUSES, UNKNOWN
 from opsmith.checking.diagnosis import explain_difference
 from opsmith.checking.exceptions import Overlooking, refuse_own, stated
-from opsmith.checking.numerics.compare import largest_magnitude, metadata_difference, within_rounding
-from opsmith.checking.numerics.tolerance import MeasuredFunction
-from opsmith.checking.numerics.working_precision import FLOAT64, working_precision
+from opsmith.checking.numerics.answer import Computation
+from opsmith.checking.numerics.compare import largest_magnitude, metadata_difference
+from opsmith.checking.numerics.judge import judge
+from opsmith.checking.numerics.low_precision import rounded_arguments
+from opsmith.checking.numerics.working_precision import working_precision
 from opsmith.checking.output.replay import result_replay
 from opsmith.checking.properties.kernels.calls_on_cpu import runs_in
 from opsmith.checking.properties.kernels.sizes import kernel_sizes, taken_though_refused
@@ -51,7 +53,8 @@ def compare_results(
     """
     for got, position in zip(results, positions, strict=True):
         name = case.subject.every(case.sample)[position].name
-        expected, right = case.truth.ordinary[position], case.truth.right[position]
+        answer = case.answers[position]
+        expected, right = answer.ordinary, answer.value
         if got is None and expected is None:
             continue
         if got is None or expected is None:
@@ -70,21 +73,24 @@ def compare_results(
             cause = aspect if aspect in CAUSES else "kernel-mismatch"
             yield Failure(property, name, cause, message, where, evidence)
             continue
-        difference = case.truth.judge(position, got)
-        if difference is None:
+        verdict = judge(got, answer)
+        if verdict.difference is None:
             continue
         looks, reason = explain_difference(got.cpu(), right) if is_inexact(got) else (UNKNOWN, "")
+        rounded = rounded_arguments(got, answer, case.flat())
+        if rounded is not None:
+            looks, reason = "precision", f"it is right for arguments that are rounded to {rounded}"
         cause = looks if looks in ("nan", "precision") else "kernel-mismatch"
         like = {"looks like": looks} if looks not in (cause, UNKNOWN) else {}
         yield Failure(
             property,
             name,
             cause,
-            f"`{name}` from {what} is wrong: {difference}" + (f"; {reason}" if reason else ""),
+            f"`{name}` from {what} is wrong: {verdict}" + (f"; {reason}" if reason else ""),
             where,
-            {"sample": str(case), **difference.evidence(), **like},
+            {"sample": str(case), **verdict.difference.evidence(), **like},
             replay(position),
-            minor=within_rounding(got.detach().cpu(), right.to(got.dtype)),
+            minor=verdict.minor or rounded is not None,
         )
 
 
@@ -112,11 +118,11 @@ def _rounds_to_float32(subject: Subject) -> bool:
     sample = next((each for each in subject.samples if each.inexact and not each.origin), None)
     if sample is None or subject.single_precision:
         return False
-    found = FLOAT64
+    found = torch.float64
     with Overlooking(), without_warnings(), torch.no_grad():  # what it raises is reported
         call = partial(subject.call, sample)
         found = working_precision(call, sample.in_double(), subject.generator())
-    return found.dtype == torch.float32
+    return found == torch.float32
 
 
 IN_FLOAT32 = (
@@ -127,12 +133,12 @@ IN_FLOAT32 = (
 
 def _sample(subject: Subject, sample: Sample) -> Findings:
     reference = partial(subject.reference, sample)
-    measure = MeasuredFunction.of(reference, sample.at(), subject.generator(), has_truth=subject.has_truth)
-    for case in cases(subject, sample, measure, (*ALWAYS_CHECKED, *LOW_PRECISION)):
+    results = Computation.of(reference, sample.at(), subject.generator(), has_truth=subject.has_truth)
+    for case in cases(subject, sample, results, (*ALWAYS_CHECKED, *LOW_PRECISION)):
         if isinstance(case, Note):
             yield case
             continue
-        if not all(map(case.truth.is_judged, range(len(case.truth.right)))):
+        if not all(answer.is_decided() for answer in case.answers):
             words = "the reference itself loses more than half of its digits"
             yield Note(f"{sample} is not checked in {dtype_name(case.dtype)}, in which {words}")
         wrong: set[Kernel] = set()
@@ -297,7 +303,7 @@ def _replay(case: Case, position: int) -> str | None:
     visible = case.subject.visible_positions(case.sample)
     if position not in visible:
         return None
-    expected = case.truth.right[position]
+    expected = case.answers[position].value
     return result_replay(case.subject, case.sample, case.flat(), visible.index(position), expected, NAME)
 
 

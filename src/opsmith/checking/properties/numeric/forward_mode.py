@@ -14,6 +14,7 @@ from opsmith.checking.calls import computed_in, differentiated, rule_location
 from opsmith.checking.causes import UNKNOWN
 from opsmith.checking.diagnosis import Observation, diagnose
 from opsmith.checking.numerics.agreement import is_derivative
+from opsmith.checking.numerics.answer import Computation
 from opsmith.checking.numerics.autodiff import differentiate, vjp
 from opsmith.checking.numerics.compare import agree_to_share, distinct_texts, unravel
 from opsmith.checking.numerics.directional import DirectionalFunction, PackedTensors, coordinates
@@ -22,8 +23,8 @@ from opsmith.checking.numerics.finite_differences import (
     derivative_along,
     numerical_gradient,
 )
+from opsmith.checking.numerics.judge import judge
 from opsmith.checking.numerics.noise import Noise, noise_of
-from opsmith.checking.numerics.rounding_noise import is_noise, noise_level
 from opsmith.checking.promises import of_forward_mode
 from opsmith.checking.properties.numeric.differentiable import each_subset
 from opsmith.checking.properties.numeric.second_order import DIRECTIONS, SHARE, NumericalDerivatives
@@ -463,7 +464,11 @@ class Tangents:
     @property
     def rounds_to_float32(self) -> bool:
         """True if it computes in float32."""
-        return computed_in(self.subject, self.sample) == torch.float32
+        return self.computed_in() == torch.float32
+
+    def computed_in(self) -> torch.dtype:
+        """The dtype that it computes in."""
+        return computed_in(self.subject, self.sample)
 
     def only_rounds(self, position: int, direction: Tensor, got: Tensor, expected: Tensor) -> bool:
         """True if a tangent is rounding noise, as one that is zero."""
@@ -474,8 +479,9 @@ class Tangents:
             return [torch.zeros_like(expected) if found is None else found.detach()]
 
         flat, subject = [*self.packed.values, direction], self.subject
-        one, other = got.detach(), expected.detach()
-        return is_noise(again, flat, one, other, subject.generator(), computed_in(subject, self.sample))
+        tangent = Computation.of(again, flat, subject.generator(), computed_in=self.computed_in)
+        (answer,) = tangent.twins(flat, torch.float64)
+        return not judge(got, replace(answer, value=expected.detach())).wrong
 
     def agrees(self, actual: float, numbers: DirectionalDerivative, weights: Sequence[Tensor | None]) -> bool:
         """True if the sum of the weighed tangents is the derivative by differences, to rounding."""
@@ -490,8 +496,8 @@ class Tangents:
             found = [None if each is None else each.detach() for each in self.by_dual_numbers(along, values)]
             return [torch.tensor(weighed(found, weights), dtype=torch.float64)]
 
-        flat, subject = [*self.packed.values, self.direction], self.subject
-        return noise_level(tangents, flat, subject.generator(), computed_in(subject, self.sample))
+        flat = [*self.packed.values, self.direction]
+        return Computation.of(tangents, flat, self.subject.generator()).noise(self.computed_in())
 
     def by_gradients(self, weights: Sequence[Tensor | None]) -> float:
         """The derivative of the weighed results along the direction, by reverse mode: (u J) v."""

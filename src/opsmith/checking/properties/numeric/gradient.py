@@ -14,11 +14,10 @@ from torch import Tensor
 from opsmith.checking.calls import Differentiated, computed_in, differentiated, refusals_in
 from opsmith.checking.causes import CAUSES
 from opsmith.checking.exceptions import refuse_own, stated
+from opsmith.checking.numerics.answer import Computation
 from opsmith.checking.numerics.autodiff import differentiate, record, vjp
-from opsmith.checking.numerics.cancellation import is_only_rounding, size_of_terms
-from opsmith.checking.numerics.compare import Difference
 from opsmith.checking.numerics.finite_differences import NumericalGradient
-from opsmith.checking.numerics.tolerance import MeasuredFunction, unit_roundoff
+from opsmith.checking.numerics.judge import judge
 from opsmith.checking.properties.numeric.differentiable import (
     given_instead,
     lacks_floats,
@@ -311,18 +310,19 @@ def _cases(right: RightGradient, grad_outputs: GradOutputs, *, by_reference: boo
     count = len(sample.flat)
     function = right.by_reference if by_reference else right.by_itself
     values = [*sample.in_double(), *grad_outputs.grads]
-    measure = MeasuredFunction.of(
+    gradients = Computation.of(
         lambda given: function(given[:count], given[count:]),
         values,
         subject.generator(),
         has_truth=subject.has_truth,
         computed_in=partial(computed_in, subject, sample, by_reference=by_reference),
+        usual=right.usual_size,
     )
 
     def arguments(dtype: torch.dtype, device: torch.device) -> list[Any]:
         return [*sample.at(dtype, device), *grad_outputs.at(dtype, device)]
 
-    return cases(subject, sample, measure, ALWAYS_CHECKED, arguments)
+    return cases(subject, sample, gradients, ALWAYS_CHECKED, arguments)
 
 
 def _judged(right: RightGradient, attempt: Attempt, case: Case | None, believed: bool) -> Attempt:
@@ -332,50 +332,18 @@ def _judged(right: RightGradient, attempt: Attempt, case: Case | None, believed:
     got = torch.zeros_like(like) if attempt.got is None else attempt.got
     if not believed and attempt.dtype == torch.float64:
         numerical = right.numerical(argnum, attempt.grad_outputs)
-        difference = numerical.judge(got.cpu())
-        if difference is not None and _only_rounds(right, attempt, got, numerical.known, difference):
-            difference = None
-        return replace(attempt, difference=difference, expected=numerical.known)
+        return replace(attempt, difference=numerical.judge(got.cpu()), expected=numerical.known)
     if case is None:
         return attempt
-    position = right.argnums.index(argnum)
-    expected = case.truth.right[position]
+    answer = case.answers[right.argnums.index(argnum)]
+    expected = answer.value
     assert expected is not None
-    if case.truth.judge(position, got) is None:
-        return replace(attempt, expected=expected)
-    # At a kink, any value between the one-sided derivatives is right.
-    between = _between(right.numerical(argnum, attempt.grad_outputs), got.cpu(), expected.cpu())
-    either = torch.where(between.to(got.device), expected.to(got), got)
-    difference = case.truth.judge(position, either)
-    bound = case.truth.bounds[position]
-    if difference is not None and bound is not None:
-        only_rounds = _only_rounds(right, attempt, got, bound.truth, difference)
-        difference = None if only_rounds else difference
-    if difference is not None and bound is not None:
-        floor = _rounding_of_terms(right, attempt, bound.allowed, believed)
-        near = (got - expected.to(got)).abs() <= floor
-        difference = case.truth.judge(position, torch.where(near, expected.to(got), got))
-    return replace(attempt, difference=difference, expected=expected)
-
-
-def _only_rounds(
-    right: RightGradient, attempt: Attempt, got: Tensor, expected: Tensor, difference: Difference
-) -> bool:
-    given = attempt.argnum, attempt.subset, attempt.grad_outputs, got, expected.cpu(), difference
-    return is_only_rounding(right, *given)
-
-
-def _rounding_of_terms(right: RightGradient, attempt: Attempt, allowed: float, believed: bool) -> float:
-    """Rounding error of the terms whose cancellation leaves a gradient, as in a saturated softmax."""
-    sample, grads = right.sample, attempt.grad_outputs.in_double()
-    function = right.by_reference if believed else right.by_itself
-    position = right.argnums.index(attempt.argnum)
-    size = size_of_terms(
-        lambda flat: [function(flat, grads)[position]],
-        partial(right.subject.call, sample),
-        sample.in_double(),
-    )
-    return allowed * unit_roundoff(attempt.dtype) * size
+    verdict = judge(got, answer)
+    if verdict.wrong:  # at a kink, any value between the one-sided derivatives is right
+        between = _between(right.numerical(argnum, attempt.grad_outputs), got.cpu(), expected)
+        if bool(between.any()):
+            verdict = judge(torch.where(between.to(got.device), expected.to(got), got), answer)
+    return replace(attempt, difference=verdict.difference, expected=expected)
 
 
 def _between(numerical: NumericalGradient, got: Tensor, expected: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ trusted if finite differences do not contradict it; otherwise finite differences
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,11 +19,14 @@ from torch import Tensor
 from opsmith.checking.calls import computed_in
 from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.numerics.agreement import agrees_along
+from opsmith.checking.numerics.answer import Computation
 from opsmith.checking.numerics.autodiff import has_gradient, vjp_or_zeros
+from opsmith.checking.numerics.compare import largest_magnitude
+from opsmith.checking.numerics.directional import DirectionalFunction
 from opsmith.checking.numerics.finite_differences import NumericalGradient, numerical_gradient
-from opsmith.checking.numerics.rounding_noise import noise_level
-from opsmith.checking.samples.grad_outputs import GradOutputs
+from opsmith.checking.samples.grad_outputs import GradOutputs, plain_grad_outputs
 from opsmith.checking.samples.sample import Sample, is_inexact
+from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
 
@@ -133,13 +137,24 @@ class RightGradient:
         if numerical.judge(found) is None:
             return True
         count, position = len(self.sample.flat), self.argnums.index(argnum)
-        noise = noise_level(
+        gradient = Computation.of(
             lambda values: [self.by_reference(values[:count], values[count:])[position]],
             [*self.sample.in_double(), *grad_outputs.in_double()],
             self.subject.generator(),
-            computed_in(self.subject, self.sample, by_reference=True),
         )
+        noise = gradient.noise(computed_in(self.subject, self.sample, by_reference=True))
         return noise > 0 and numerical.widened(noise).judge(found) is None
+
+    def usual_size(self, position: int) -> float:
+        """The size that gradients by an input have on the author's samples, or results over the input."""
+        label, subject, found = self.sample.labels[self.argnums[position]], self.subject, [0.0]
+        for sample in (self.sample, *subject.samples):
+            argnum = sample.labels.index(label) if label in sample.labels else -1
+            if argnum in sample.inexact and (sample is self.sample or not sample.origin):
+                with Overlooking(), without_warnings():  # what a reference raises, other properties report
+                    size = partial(_size_of_gradient, subject, sample, argnum)
+                    found.append(subject.once(f"size of the gradient by {label}", sample, size))
+        return max(size for size in found if math.isfinite(size))
 
     def is_known(self, argnum: int, grad_outputs: GradOutputs) -> bool:
         """True if the right gradient by an input is known in at least one element."""
@@ -183,6 +198,13 @@ class RightGradient:
         if not self.trusted(argnum, grad_outputs):
             return self.numerical(argnum, grad_outputs).known
         return self.through_reference(argnum, grad_outputs)
+
+
+def _size_of_gradient(subject: Subject, sample: Sample, argnum: int) -> float:
+    grads, plain = plain_grad_outputs(subject, sample).in_double(), subject.plain(sample)
+    line = DirectionalFunction(plain, sample.in_double(), argnum, grads)
+    (gradient,) = vjp_or_zeros(plain, sample.in_double(), (argnum,), grads)
+    return max(largest_magnitude(gradient), float(line.weighed.abs().sum()) / line.usual)
 
 
 def by_differences(

@@ -15,8 +15,8 @@ from opsmith.checking.causes import CAUSES, UNKNOWN, first_of
 from opsmith.checking.diagnosis import Diagnosis, Observation, diagnose
 from opsmith.checking.diagnosis.observation import Observer
 from opsmith.checking.exceptions import Overlooking, named_by
-from opsmith.checking.numerics.cancellation import low_precision_in_backward
 from opsmith.checking.numerics.compare import Difference, is_close, largest_magnitude, share_of_largest
+from opsmith.checking.numerics.low_precision import low_precision_in_backward
 from opsmith.checking.output.replay import gradient_replay
 from opsmith.checking.properties.behaviour.state import result_by_need
 from opsmith.checking.properties.numeric.gradient_truth import RightGradient, by_differences

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,10 +12,11 @@ from torch import Tensor
 
 from opsmith.checking.calls import computed_in, differentiated, rule_location
 from opsmith.checking.exceptions import refuse_own
-from opsmith.checking.numerics.autodiff import vjp
-from opsmith.checking.numerics.compare import Difference, all_finite, linearity_difference
+from opsmith.checking.numerics.answer import Answer, Combination, Computation
+from opsmith.checking.numerics.autodiff import vjp, vjp_or_zeros
+from opsmith.checking.numerics.compare import all_finite, largest_magnitude
 from opsmith.checking.numerics.directional import coordinates
-from opsmith.checking.numerics.rounding_noise import is_noise
+from opsmith.checking.numerics.judge import Verdict, judge
 from opsmith.checking.property import Findings, Property, Skipped, each_sample
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.grad_outputs import plain_grad_outputs
@@ -55,9 +56,7 @@ def _sample(subject: Subject, sample: Sample, compared: list[bool]) -> Findings:
 
 
 def _linear(subject: Subject, sample: Sample, argnum: int, first: Grads) -> Failure | Skipped | None:
-    def backward(grads: Grads) -> Tensor | None:
-        return vjp(partial(subject.call, sample), sample.in_double(), (argnum,), grads)[0]
-
+    backward = OwnBackward(subject, sample, argnum)
     generator = subject.generator(1)
     second = [
         None if each is None else torch.randn(each.shape, generator=generator, dtype=each.dtype)
@@ -73,36 +72,21 @@ def _linear(subject: Subject, sample: Sample, argnum: int, first: Grads) -> Fail
     label = sample.labels[argnum]
     where = rule_location(subject, sample.names[argnum])
     evidence: dict[str, Any] = {"sample": f"{sample} in float64"}
-    count = len(sample.flat)
-
-    def again(values: list[Any]) -> list[Tensor | None]:
-        return vjp(partial(subject.call, sample), values[:count], (argnum,), values[count:])
-
-    def only_rounds(got: Tensor, expected: Tensor, *given: Grads) -> bool:
-        """True if the gradient for grad_outputs is rounding noise, as one that is zero."""
-        dtype = computed_in(subject, sample)
-        return any(
-            is_noise(again, [*sample.in_double(), *each], got, expected, subject.generator(1), dtype)
-            for each in given
-        )
-
-    if torch.equal(u, v) and bool(u.any()) and not only_rounds(u, torch.zeros_like(u), first, second):
+    one, other = backward.answer(first), backward.answer(second)
+    if torch.equal(u, v) and all(judge(torch.zeros_like(u), each).wrong for each in (one, other)):
         message = (
             f"the gradient of `{label}` is the same, to the bit, for two grad_outputs that have "
             "nothing in common: multiply by `grad`"
         )
         return Failure(NAME, label, "ignores-grad-output", message, where, evidence)
-    known = KnownBackward(first, u), KnownBackward(second, v)
-    found = departure(backward, *known)
+    found = departure(backward.answer, (first, one), (second, other))
     if found is None:
         return None
-    words, difference = found
-    grads, expected = next((grads, right) for each, grads, right, *_ in _combined(*known) if each == words)
-    got = backward(grads)
-    if got is not None and only_rounds(got, expected, grads, first, second):
-        return None
-    message = f"the gradient of `{label}` is not linear in grad_output: for {words}, {difference}; {WHY}"
-    return Failure(NAME, label, "nonlinear-grad", message, where, {**evidence, **difference.evidence()})
+    words, verdict = found
+    assert verdict.difference is not None
+    message = f"the gradient of `{label}` is not linear in grad_output: for {words}, {verdict}; {WHY}"
+    evidence |= verdict.difference.evidence()
+    return Failure(NAME, label, "nonlinear-grad", message, where, evidence)
 
 
 LINEARITY = Property(
@@ -134,68 +118,86 @@ SCALED = torch.finfo(torch.float64).eps ** 0.25
 WHY = "torch adds up gradients before and after an operator, and takes each backward to be linear"
 
 Grads = list[Tensor | None]
-Backward = Callable[[Grads], Tensor | None]
+Backward = Callable[[Grads], Answer]
+Terms = tuple[tuple[float, Answer], ...]
 
 
 @dataclass(frozen=True)
-class KnownBackward:
-    """Gradients of results, and the gradient that a backward gives for them.
+class OwnBackward:
+    """The operator's own gradient by one input, as a function of the grad_outputs, in float64.
 
     Args:
-        grads: One for each result, in float64; None where there is none.
-        gradient: Function that returns the gradient by one input.
+        subject: The subject of the check.
+        sample: The sample.
+        argnum: The input.
     """
 
-    grads: Grads
-    gradient: Tensor
+    subject: Subject
+    sample: Sample
+    argnum: int
+
+    def __call__(self, grads: Grads) -> Tensor | None:
+        return vjp(partial(self.subject.call, self.sample), self.sample.in_double(), (self.argnum,), grads)[0]
+
+    def answer(self, grads: Grads) -> Answer:
+        """The gradient for some grad_outputs, with the bound of its rounding errors."""
+        count = len(self.sample.flat)
+
+        def gradient(given: list[Any]) -> list[Tensor]:
+            call = partial(self.subject.call, self.sample)
+            return vjp_or_zeros(call, given[:count], (self.argnum,), given[count:])
+
+        flat = [*self.sample.in_double(), *grads]
+        known = partial(computed_in, self.subject, self.sample)
+        computation = Computation.of(gradient, flat, self.subject.generator(1), computed_in=known)
+        return computation.twins(flat, torch.float64)[0]
 
 
 def departure(
-    backward: Backward, first: KnownBackward, second: KnownBackward
-) -> tuple[str, Difference] | None:
-    """Describe how a backward is not linear, with the difference; None if it is linear.
+    backward: Backward, first: tuple[Grads, Answer], second: tuple[Grads, Answer]
+) -> tuple[str, Verdict] | None:
+    """Describe how a backward is not linear; None if it is linear.
 
     Args:
-        backward: Gives the gradient by one input; None stands for zeros.
-        first: One answer of it.
-        second: Another one.
+        backward: Gives the gradient by one input for some grad_outputs.
+        first: Some grad_outputs in float64, and its answer for them.
+        second: Others.
 
     Example:
         >>> grads = torch.tensor([1.1, -2.0]), torch.tensor([0.5, 4.0])
-        >>> clipped = lambda some: some[0].clamp(-9, 9)
-        >>> known = [KnownBackward([each], clipped([each])) for each in grads]
-        >>> departure(clipped, *known)[0]
+        >>> clip = lambda some: [some[0].clamp(-9, 9)]
+        >>> clipped = lambda some: Computation.of(clip, some, torch.Generator()).twins(some, some[0].dtype)[0]
+        >>> departure(clipped, *(([each], clipped([each])) for each in grads))[0]
         '1024 times a grad_output'
     """
-    for words, grads, expected, size, tolerated in _combined(first, second):
-        given = backward(grads)
-        got = torch.zeros_like(expected) if given is None else given
-        difference = linearity_difference(got, expected, size, tolerated)
-        if difference is not None:
-            return words, difference
+    for words, grads, terms, tolerated in _combined(first, second):
+        found = backward(grads)
+        assert found.value is not None
+        verdict = judge(found.value, Combination(terms, found, tolerated))
+        if verdict.wrong:
+            return words, verdict
     return None
 
 
 def _combined(
-    first: KnownBackward, second: KnownBackward
-) -> Sequence[tuple[str, Grads, Tensor, float, float]]:
-    """Combinations of grad_outputs: words, values, right gradient, size of its terms, tolerance."""
+    first: tuple[Grads, Answer], second: tuple[Grads, Answer]
+) -> Iterator[tuple[str, Grads, Terms, float]]:
+    """Combinations of grad_outputs: in words, their values, the sum that follows, what it may be off."""
     a, b = FACTORS
-    u, v = first.gradient, second.gradient
-    largest, other = (float(each.abs().max()) if each.numel() else 0.0 for each in (u, v))
-    mixed = [
-        None if x is None or y is None else a * x + b * y
-        for x, y in zip(first.grads, second.grads, strict=True)
-    ]
+    (grads, u), (others, v) = first, second
+    assert u.value is not None
+    assert v.value is not None
+    mixed = [None if x is None or y is None else a * x + b * y for x, y in zip(grads, others, strict=True)]
+    largest = largest_magnitude(u.value)
+    size = abs(a) * largest + abs(b) * largest_magnitude(v.value)
     words = f"{a} u + ({b}) v, where those of u and of v are known"
-    found = [(words, mixed, a * u + b * v, abs(a) * largest + abs(b) * other, SUMMED)]
-    scales, tolerated = (FLOAT16_SCALES, SUMMED) if _in_float16(u) else (SCALES, SCALED)
+    yield words, mixed, ((a, u), (b, v)), SUMMED * size
+    scales, tolerated = (FLOAT16_SCALES, SUMMED) if _in_float16(u.value) else (SCALES, SCALED)
     for scale in scales:
-        scaled = [None if each is None else scale * each for each in first.grads]
-        found.append((f"{scale:g} times a grad_output", scaled, scale * u, scale * largest, tolerated))
-    nothing = [None if each is None else torch.zeros_like(each) for each in first.grads]
-    found.append(("a grad_output of zeros", nothing, torch.zeros_like(u), largest, SCALED))
-    return found
+        scaled = [None if each is None else scale * each for each in grads]
+        yield f"{scale:g} times a grad_output", scaled, ((scale, u),), tolerated * scale * largest
+    nothing = [None if each is None else torch.zeros_like(each) for each in grads]
+    yield "a grad_output of zeros", nothing, ((0.0, u),), SCALED * largest
 
 
 def _in_float16(gradient: Tensor) -> bool:

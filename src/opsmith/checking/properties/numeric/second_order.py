@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,13 +14,12 @@ from torch.autograd.function import FunctionCtx
 from opsmith import errors
 from opsmith.checking.calls import computed_in, rule_location
 from opsmith.checking.numerics.agreement import agrees_along
+from opsmith.checking.numerics.answer import Computation, Function, unknown
 from opsmith.checking.numerics.autodiff import differentiate, vjp_or_zeros
-from opsmith.checking.numerics.cancellation import size_of_terms
-from opsmith.checking.numerics.compare import Difference, agree_to_share, unravel
+from opsmith.checking.numerics.compare import Difference, agree_to_share, largest_magnitude, unravel
 from opsmith.checking.numerics.directional import PackedTensors, coordinates
 from opsmith.checking.numerics.finite_differences import NumericalGradient, numerical_gradient
-from opsmith.checking.numerics.rounding_noise import is_noise, noise_level
-from opsmith.checking.numerics.tolerance import allowed_roundings, unit_roundoff
+from opsmith.checking.numerics.judge import judge
 from opsmith.checking.promises import of_second_order
 from opsmith.checking.properties.numeric.differentiable import each_subset
 from opsmith.checking.property import Findings, Note, Property, Skipped
@@ -368,35 +368,25 @@ class SecondOrderGradients:
             found = self.differentiated(given[count:], given[:count])[by]
             return [torch.zeros_like(expected) if found is None else found]
 
-        flat, subject = [*self.inputs_and_grads, *weights], self.subject
-        return is_noise(again, flat, got, expected, subject.generator(), computed_in(subject, self.sample))
+        flat = [*self.inputs_and_grads, *weights]
+        (answer,) = self._computation(again, flat).twins(flat, torch.float64)
+        return not judge(got, replace(answer, value=expected)).wrong
 
     def rounding(self, weights: Sequence[Tensor | None]) -> float:
-        """Rounding error of terms that cancel in a derivative of the gradients, as near saturation.
-
-        Where they cancel whatever the input is, it shows as the noise of the derivative.
-        """
-
-        def derivatives(flat: list[Any]) -> list[Tensor | None]:
-            sample = replace(self.sample, flat=tuple(flat))
-            return [*replace(self, sample=sample).differentiated(weights).values()]
-
-        allowed = allowed_roundings(self.sample.elements)
-        size = size_of_terms(derivatives, self.call, self.sample.in_double())
-        return max(
-            allowed * unit_roundoff(computed_in(self.subject, self.sample)) * size, self._noise(weights)
-        )
-
-    def _noise(self, weights: Sequence[Tensor | None]) -> float:
-        """Rounding noise of the derivatives of the gradients."""
-
+        """Rounding error of the derivatives of the gradients, whose terms may cancel."""
         count = len(self.inputs_and_grads)
 
         def derivatives(given: list[Any]) -> list[Tensor | None]:
             return [*self.differentiated(given[count:], given[:count]).values()]
 
-        flat, subject = [*self.inputs_and_grads, *weights], self.subject
-        return noise_level(derivatives, flat, subject.generator(), computed_in(subject, self.sample))
+        flat = [*self.inputs_and_grads, *weights]
+        answers = self._computation(derivatives, flat).twins(flat, torch.float64)
+        found = [largest_magnitude(each.distance) for each in answers if each.value is not None]
+        return max(found, default=0.0)
+
+    def _computation(self, function: Function, flat: list[Any]) -> Computation:
+        known = partial(computed_in, self.subject, self.sample)
+        return Computation.of(function, flat, self.subject.generator(), computed_in=known, usual=unknown)
 
     @cached_property
     def packed(self) -> PackedTensors:

@@ -12,12 +12,13 @@ from torch import Tensor
 from opsmith.checking.calls import differentiated, rule_location
 from opsmith.checking.causes import CAUSES, UNKNOWN
 from opsmith.checking.diagnosis import explain_difference
+from opsmith.checking.numerics.answer import Computation
 from opsmith.checking.numerics.autodiff import vjp, vjp_or_zeros
 from opsmith.checking.numerics.compare import metadata_difference
-from opsmith.checking.numerics.tolerance import MeasuredFunction
+from opsmith.checking.numerics.judge import judge
 from opsmith.checking.properties.numeric.differentiable import given_instead, not_exercised
 from opsmith.checking.properties.numeric.frozen_parameters import frozen_parameters
-from opsmith.checking.properties.numeric.linearity import WHY, KnownBackward, departure
+from opsmith.checking.properties.numeric.linearity import WHY, OwnBackward, departure
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample
 from opsmith.checking.report import Failure, Given
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, Case, case_name, cases
@@ -64,7 +65,7 @@ def _sample(subject: Subject, sample: Sample, seen: set[str], instead: dict[str,
         yield from _form(subject, sample, argnum, gradient, plain)
         yield from _precision(subject, sample, argnum, gradient, plain)
         if subject.linear:
-            yield from _linear(subject, sample, argnum, gradient, plain)
+            yield from _linear(subject, sample, argnum, plain)
         else:
             yield Note("linearity in grad_output was left out: it is declared not to be linear")
     if subject.specification.gradients.stand_in is not None:
@@ -147,20 +148,19 @@ def to_float32(tensor: Tensor) -> Tensor:
 FLOAT32_EPS = torch.finfo(torch.float32).eps
 
 
-def _linear(
-    subject: Subject, sample: Sample, argnum: int, gradient: Any, grad_outputs: GradOutputs
-) -> Findings:
+def _linear(subject: Subject, sample: Sample, argnum: int, grad_outputs: GradOutputs) -> Findings:
     """Check linearity in grad_output, which sums of losses and accumulated gradients need."""
     first = grad_outputs.in_double()
     second = [None if grad is None else grad.flip(tuple(range(grad.dim()))) + 0.5 for grad in first]
-    u, v = gradient(first), gradient(second)
-    if u is None or v is None:
+    backward = OwnBackward(subject, sample, argnum)
+    if backward(first) is None or backward(second) is None:
         return
-    found = departure(gradient, KnownBackward(first, u), KnownBackward(second, v))
+    found = departure(backward.answer, *((grads, backward.answer(grads)) for grads in (first, second)))
     if found is not None:
-        words, difference = found
-        what = f"for {words}, {difference}; {WHY}"
-        yield _failure(subject, sample, argnum, "nonlinear-grad", what, difference.evidence())
+        words, verdict = found
+        assert verdict.difference is not None
+        what = f"for {words}, {verdict}; {WHY}"
+        yield _failure(subject, sample, argnum, "nonlinear-grad", what, verdict.difference.evidence())
 
 
 def _stand_in(
@@ -173,14 +173,12 @@ def _stand_in(
         return vjp_or_zeros(subject.plain(sample, stand_in), values[:count], argnums, values[count:])
 
     values = [*sample.in_double(), *grad_outputs.grads]
-    measure = MeasuredFunction.of(
-        right, values, subject.generator(), has_truth=not subject.specification.random
-    )
+    gradients = Computation.of(right, values, subject.generator(), has_truth=not subject.specification.random)
 
     def arguments(dtype: torch.dtype, device: torch.device) -> list[Any]:
         return [*sample.at(dtype, device), *grad_outputs.at(dtype, device)]
 
-    for case in cases(subject, sample, measure, ALWAYS_CHECKED, arguments):
+    for case in cases(subject, sample, gradients, ALWAYS_CHECKED, arguments):
         if isinstance(case, Note):
             yield case
             continue
@@ -193,14 +191,14 @@ def _as_stand_in(case: Case, argnum: int, position: int, grad_outputs: GradOutpu
     got = _gradient(
         subject, sample, argnum, grad_outputs.at(case.dtype, case.device), case.dtype, case.device
     )
-    right = case.truth.right[position]
-    if got is None or right is None:
+    right = case.answers[position]
+    if got is None or right.value is None:
         return
-    difference = case.truth.judge(position, got)
-    if difference is not None:
-        looks, reason = explain_difference(got.cpu(), right)
-        what = f"it is not that of the stand-in: {difference}" + (f"; {reason}" if reason else "")
-        yield _failure(subject, sample, argnum, looks, what, difference.evidence())
+    verdict = judge(got, right)
+    if verdict.difference is not None:
+        looks, reason = explain_difference(got.cpu(), right.value)
+        what = f"it is not that of the stand-in: {verdict}" + (f"; {reason}" if reason else "")
+        yield _failure(subject, sample, argnum, looks, what, verdict.difference.evidence())
 
 
 def _failure(

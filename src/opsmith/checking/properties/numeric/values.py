@@ -19,9 +19,9 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.checking.calls import computed_in, differentiated, rule_location
 from opsmith.checking.exceptions import Overlooking, refuse_own
-from opsmith.checking.numerics.autodiff import differentiate, has_gradient, record, vjp
-from opsmith.checking.numerics.cancellation import rounding_of_terms
-from opsmith.checking.numerics.compare import all_finite, clearly_agrees, same_bits, unravel
+from opsmith.checking.numerics.answer import Computation, unknown
+from opsmith.checking.numerics.autodiff import differentiate, has_gradient, record, vjp, vjp_or_zeros
+from opsmith.checking.numerics.compare import all_finite, clearly_agrees, is_close, same_bits, unravel
 from opsmith.checking.numerics.finite_differences import numerical_gradient
 from opsmith.checking.properties.numeric.special_results import differing, wrong_results
 from opsmith.checking.properties.numeric.ties import where_tied
@@ -336,11 +336,15 @@ def _judged(
             wrong[at] = disagrees.reshape(-1)[at] if known else nan
             wrong[at] |= nan & bears_out.reshape(-1)[at]
     if wrong.any() and call.dtype == torch.float64:
-        right_ones = numbers.values if right is None else right[0]
-        near = (got - right_ones.to(got)).abs() <= rounding_of_terms(
-            subject, sample, call.dtype, argnum, grads
+        right_ones, count = numbers.values if right is None else right[0], len(flat)
+        gradient = Computation.of(
+            lambda given: vjp_or_zeros(function, given[:count], (argnum,), given[count:]),
+            [*flat, *wide],
+            subject.generator(),
+            usual=unknown,
         )
-        wrong &= ~near.reshape(-1)
+        (answer,) = gradient.twins([*flat, *wide], torch.float64)
+        wrong &= ~is_close(got, right_ones.to(got), answer.distance).reshape(-1)
     if wrong.any():
         expected = numbers.values.to(got.dtype)
         if right is not None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -14,9 +14,10 @@ from torch import Tensor
 from opsmith.checking.calls import differentiated, record_copies, rule_location
 from opsmith.checking.causes import UNKNOWN
 from opsmith.checking.exceptions import Overlooking, refuse_own
+from opsmith.checking.numerics.answer import Answer, Computation, Function
 from opsmith.checking.numerics.autodiff import differentiate, has_gradient, vjp
 from opsmith.checking.numerics.compare import Difference, exact_difference, metadata_difference
-from opsmith.checking.numerics.tolerance import Function, RoundedFunction
+from opsmith.checking.numerics.judge import judge
 from opsmith.checking.promises import of_tools
 from opsmith.checking.properties.torch.batched_gradients import gradients_of
 from opsmith.checking.property import Coverage, Findings, Property, covered_samples, first_line, of_exception
@@ -73,13 +74,13 @@ class Casting:
         return [_cast_value(value, dtype) for value in flat]
 
     @cached_property
-    def results(self) -> RoundedFunction:
-        """Bounds of the results."""
+    def results(self) -> Sequence[Answer]:
+        """The right results, held to the digits of autocast's dtype."""
         function = self.call if self.subject.apply is not None else self.subject.plain(self.sample)
-        return self._rounded(function, self.sample.at(WIDE, self.device))
+        return self._answers(function, self.sample.at(WIDE, self.device))
 
-    def gradients(self, argnums: Sequence[int], grads: Sequence[Tensor | None]) -> RoundedFunction:
-        """Bounds of the gradients.
+    def gradients(self, argnums: Sequence[int], grads: Sequence[Tensor | None]) -> Sequence[Answer]:
+        """The right gradients, held to the digits of autocast's dtype.
 
         Args:
             argnums: The arguments to differentiate by.
@@ -87,11 +88,12 @@ class Casting:
         """
         flat = [*self.sample.at(WIDE, self.device), *grads]
         function = partial(gradients_of, self.call, argnums, len(self.sample.flat))
-        return self._rounded(function, flat)
+        return self._answers(function, flat)
 
-    def _rounded(self, function: Function, flat: list[Any]) -> RoundedFunction:
+    def _answers(self, function: Function, flat: list[Any]) -> Sequence[Answer]:
         subject = self.subject
-        return RoundedFunction(function, flat, self.dtype, subject.generator(), subject.has_truth)
+        right = Computation.of(function, flat, subject.generator(), has_truth=subject.has_truth)
+        return right.at(flat, self.dtype)
 
 
 def _cast_value(value: Any, dtype: torch.dtype) -> Any:
@@ -195,7 +197,7 @@ def _results(casting: Casting, results: Sequence[Any], coverage: Coverage) -> Fi
             continue
         if not got.is_floating_point() or not subject.has_truth:
             continue
-        found = _judged(casting.results, position, got, coverage)
+        found = _judged(lambda: casting.results, position, got, coverage)
         if found is not None:
             yield Failure(
                 NAME,
@@ -208,10 +210,14 @@ def _results(casting: Casting, results: Sequence[Any], coverage: Coverage) -> Fi
             )
 
 
-def _judged(right: RoundedFunction, position: int, got: Tensor, coverage: Coverage) -> Difference | None:
+def _judged(
+    answers: Callable[[], Sequence[Answer]], position: int, got: Tensor, coverage: Coverage
+) -> Difference | None:
     """The worst wrong element; None where there is none, or where the right numbers are unknown."""
     try:
-        return right.judge(position, got)
+        right = answers()[position]
+        fits = right.value is not None and right.value.shape == got.shape
+        return judge(got, right).difference if fits else None
     except Exception as error:
         refuse_own(error)
         words = "the numbers under autocast were left out, for it does not run in float64"
@@ -289,11 +295,11 @@ def _gradients(
 ) -> Findings:
     """Hold the gradients to the rounding of autocast's dtype."""
     subject, sample = casting.subject, casting.sample
-    bounds = casting.gradients(argnums, plain)
+    answers = cache(partial(casting.gradients, argnums, plain))
     for position, (argnum, got) in enumerate(zip(argnums, found, strict=True)):
         value = sample.flat[argnum]
         actual = torch.zeros_like(value, dtype=WIDE) if got is None else got
-        difference = _judged(bounds, position, actual, coverage) if actual.is_floating_point() else None
+        difference = _judged(answers, position, actual, coverage) if actual.is_floating_point() else None
         if difference is None:
             continue
         label = sample.labels[argnum]

@@ -11,18 +11,12 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.exceptions import stated
-from opsmith.checking.numerics.compare import (
-    Difference,
-    all_close,
-    exact_difference,
-    metadata_difference,
-    share_of_largest,
-)
-from opsmith.checking.numerics.rounding_noise import is_noise
-from opsmith.checking.numerics.tolerance import MeasuredFunction, Truth
+from opsmith.checking.numerics.answer import Computation
+from opsmith.checking.numerics.compare import Difference, exact_difference, metadata_difference
+from opsmith.checking.numerics.judge import judge
 from opsmith.checking.property import first_line
 from opsmith.checking.samples.batches import batched
-from opsmith.checking.samples.sample import Sample, is_inexact, replica
+from opsmith.checking.samples.sample import Sample, replica
 from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import tensors_in
@@ -254,55 +248,28 @@ class ExampleLoop:
         form = metadata_difference(got, right, strides=False)
         if form is not None:
             return ResultFault(*form)
-        if exact_difference(got, right) is None or _near(got, right):
+        if exact_difference(got, right) is None:
             return None
-        found = [truth.judge(position, got.detach()) for truth in self._truths]
-        difference = next(iter(found))
-        if difference is None or None in found or self._only_rounds(position, got.detach(), right):
-            return None
-        return ResultFault("value", difference=difference)
-
-    def _only_rounds(self, position: int, got: Tensor, right: Tensor) -> bool:
-        """True if a result in float64 is rounding noise, as a gradient that is zero."""
-
-        def again(batch: list[Any]) -> list[Tensor | None]:
-            return [self._together(self.function, batch)[position]]
-
-        double = self.dtype == torch.float64 and is_inexact(right)
-        if not double:
-            return False
-        computed_in = self._truths[0].measure.precision.dtype
-        return is_noise(again, list(self._batch), got, right, self.generator, computed_in)
+        answers = (each.at(self._batch, self.dtype)[position] for each in self._computations)
+        verdicts = [judge(got, answer) for answer in answers]
+        if all(verdict.wrong for verdict in verdicts):
+            return ResultFault("value", difference=verdicts[0].difference)
+        return None
 
     @cached_property
-    def _truths(self) -> list[Truth]:
-        """The right results with their bounds, measured only if some bits differ."""
-        truths = []
-        for function in (self.function, self.instead):
-            if function is None:
-                continue
-            together = partial(self._together, function)
-            measure = MeasuredFunction.of(
-                together,
+    def _computations(self) -> list[Computation]:
+        """What gives the right results, measured only if some bits differ."""
+        return [
+            Computation.of(
+                partial(self._together, function),
                 self._batch,
                 self.generator,
                 has_truth=self.has_truth,
                 computed_in=self.computed_in,
             )
-            truths.append(measure.truth(self._batch, self.dtype))
-        return truths
-
-
-NEAR = 4
-"""Rounding errors of its largest element that a tensor may be off before its conditioning is measured: the
-same operations on a whole batch add up in another order, and little more."""
-
-
-def _near(got: Tensor, right: Tensor) -> bool:
-    """True if no element is off by more than a few rounding errors of the largest."""
-    if not is_inexact(right) or not right.numel() or not bool(right.isfinite().all()):
-        return False
-    return all_close(got, right, share_of_largest(NEAR * torch.finfo(right.dtype).eps, right))
+            for function in (self.function, self.instead)
+            if function is not None
+        ]
 
 
 @dataclass(frozen=True)

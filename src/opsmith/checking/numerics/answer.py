@@ -1,0 +1,577 @@
+"""Right answers: tensors with a bound of their rounding errors, measured by running what gives them.
+
+A tensor agrees with a right one, `a`, where `|got[i] - a[i]| <= e[i]`:
+
+    e[i] = (c + 2 k) u (|a[i]| + m[i] + t[i]),    c = 8 + 2 sqrt(n)
+
+Only the right side is measured: a faulty computation that is noisy must not excuse itself.
+
+- `a`: the function in float64, on the arguments after they were rounded to the dtype under test.
+- `u`: half of the eps of that dtype, or of float32 where the function computes in it whatever comes in.
+- 8: a library function may err by 4 units in the last place.
+- `n`: the input elements that an element depends on. To sum n terms, one after the other, errs by sqrt(n) / 2
+  roundings in the root mean square, since rounding errors behave as if independent (N. J. Higham and T. Mary,
+  "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput., 2019); the bound is four
+  times as large.
+- `m`: the farthest move of an element in random moves of the arguments by their last digit, over that (D. S.
+  Parker, "Monte Carlo Arithmetic", 1997). It shows what the arguments' rounding moves, and the function's own
+  rounding, which is that of a coarser dtype in proportion. `u m` is at most half of the digits: a jump is no
+  rounding.
+- `k`: the error of the function itself in float32, in such units, for every dtype. Its error in half
+  precision excuses nothing: zeros there would excuse themselves.
+- `t`, of derivatives: the size of the terms whose cancellation leaves an element, as in a saturated softmax.
+  It is read where smaller arguments saturate nothing, on a plateau: near a pole still smaller ones enlarge it
+  further. Where terms cancel whatever the arguments are, as in the gradient of `x / x.sum(-1)` over one
+  element, it follows from the size that such a derivative has in other samples.
+
+Each is measured only if those before do not explain a difference. Most answers are right to `8 u |a|`.
+
+An element is left undecided where the function overflows in the dtype, or loses more than half of its digits
+there; in half precision, where its results jump.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith.checking.exceptions import Overlooking, refuse_own
+from opsmith.checking.numerics.autodiff import dense
+from opsmith.checking.numerics.compare import largest_magnitude, same_bits
+from opsmith.checking.numerics.working_precision import working_precision
+from opsmith.checking.samples.perturb import perturbed
+from opsmith.checking.samples.sample import CPU, is_inexact, replica
+from opsmith.checking.side_effects.global_settings import without_warnings
+from opsmith.core.cached_property import cached_property
+
+LIBRARY = 8
+"""Roundings that a library function may err by."""
+
+SUMMATION = 2
+"""Roundings per square root of the number of summands."""
+
+MOVES = 16
+"""Random moves: of four all are alike once in a hundred times, of 16 once in 1e8."""
+
+FIRST_MOVES = 4
+"""Those after which a difference is judged for the first time."""
+
+PLATEAU = 2.0
+"""Largest ratio of an element to that of larger arguments; at a pole each factor enlarges it by 8 or more."""
+
+SHRUNK = (2.0**-2, 2.0**-5, 2.0**-8, 2.0**-12, 2.0**-16)
+"""Factors that make arguments smaller: near the last, logits of a thousand saturate nothing."""
+
+ROOM = 16.0
+"""Ratio of terms to the size that derivatives have in other samples, where some of them cancel as well."""
+
+FEW_DIGITS = (torch.bfloat16, torch.float16)
+"""dtypes in which the error of the function itself says nothing."""
+
+PROBES = 3
+"""Number of result elements whose dependence is counted."""
+
+NEAR = 2.0**-10
+"""Relative move to arguments that round differently."""
+
+Function = Callable[[list[Any]], Sequence[Tensor | None]]
+
+
+def allowed_roundings(summands: int) -> float:
+    """Return the number of roundings that a right computation with so many summands may err by."""
+    return LIBRARY + SUMMATION * math.sqrt(summands)
+
+
+def unit_roundoff(dtype: torch.dtype) -> float:
+    """Return half of the dtype's eps: the largest relative error of one rounding."""
+    return float(torch.finfo(dtype).eps) / 2
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Bound of each element's distance from the right one, as a number of units.
+
+    Args:
+        term: The last term that it holds.
+        unit: Unit of each element.
+        allowed: Number of units.
+    """
+
+    term: str
+    unit: Tensor
+    allowed: float
+
+    @property
+    def distance(self) -> Tensor:
+        """Largest distance of each element."""
+        return self.unit * self.allowed
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """A right tensor, which measures its bounds when it is asked for them.
+
+    Args:
+        value: The right tensor on the CPU, in float64 or complex128 if it is inexact; None for none.
+        ordinary: What the function itself gives in the dtype: metadata, and whole numbers that are as good.
+        dtype: dtype whose digits it is held to.
+        computation: What gives it; None if nothing can be run, so that its largest element stands for what
+            moves it.
+        position: Its position among the results of that.
+        summands: Input elements that an element depends on, where nothing can be run.
+        more_exact: True if the value was computed in a higher precision than `ordinary`.
+    """
+
+    value: Tensor | None
+    ordinary: Tensor | None
+    dtype: torch.dtype
+    computation: Computation | None
+    position: int = 0
+    summands: int = 1
+    more_exact: bool = False
+
+    def bounds(self) -> Iterator[Bound]:
+        """Yield bounds that hold ever more terms, each measured when it is reached."""
+        assert self.value is not None
+        size = self.value.abs()
+        yield Bound("library", self._unit(size), LIBRARY)
+        computation = self.computation
+        if computation is None or not computation.has_truth:
+            largest = size.max().expand(size.shape) if size.numel() else size
+            own = self._own_error(self._unit(largest))
+            yield Bound("largest", self._unit(largest), allowed_roundings(self.summands) + 2 * own)
+            return
+        allowed = allowed_roundings(computation.summands[self.position])
+        yield Bound("moves", self._unit(size + self._moves(FIRST_MOVES)), allowed)
+        size = size + self._moves(MOVES)
+        unit = self._unit(size)
+        allowed += 2 * max(self._own_error(unit), computation.own_errors[self.position])
+        yield Bound("own error", unit, allowed)
+        if computation.usual is not None:
+            terms = computation.terms[self.position]
+            if terms is not None and terms.shape == size.shape:
+                size = size + terms
+            usual = ROOM * computation.usual(self.position)
+            yield Bound("terms", self._unit(size + usual), allowed)
+
+    @property
+    def distance(self) -> Tensor:
+        """Largest distance of each element that all terms explain."""
+        return [*self.bounds()][-1].distance
+
+    def judged(self) -> Tensor | None:
+        """Mask of the elements that are decided; None if all are."""
+        value, ordinary = self.value, self.ordinary
+        if value is None or ordinary is None or not self.more_exact:
+            return None
+        if ordinary.shape != value.shape:
+            return torch.zeros_like(value, dtype=torch.bool)  # rounding changes its shape
+        if self._in not in FEW_DIGITS:
+            return keeps_digits(ordinary, value, self._in, value.abs() + self._moves(MOVES))
+        kept = ordinary.isfinite() | ~value.isfinite()
+        jumps = None if self.computation is None else self.computation.jumps(self._in)[self.position]
+        return kept if jumps is None or jumps.shape != kept.shape else kept & ~jumps
+
+    def is_decided(self) -> bool:
+        """True if at least one element is decided, or there is none."""
+        value, ordinary = self.value, self.ordinary
+        if value is None or ordinary is None or not is_inexact(value) or not value.numel():
+            return True
+        # What moves them makes sizes larger, and more elements decided.
+        if ordinary.shape == value.shape and keeps_digits(ordinary, value, self.dtype, value.abs()).any():
+            return True
+        judged = self.judged()
+        return judged is None or bool(judged.any())
+
+    @cached_property
+    def _in(self) -> torch.dtype:
+        """The dtype that it is held to, or the coarser one that it is computed in."""
+        return self.dtype if self.computation is None else self.computation.held_to(self.dtype)
+
+    def _unit(self, size: Tensor) -> Tensor:
+        coarse = unit_roundoff(self._in)
+        if self.ordinary is not None and is_inexact(self.ordinary):
+            coarse = max(coarse, unit_roundoff(self.ordinary.dtype))
+        underflow = max(torch.finfo(self._in).tiny * coarse, torch.finfo(torch.float64).tiny)
+        return coarse * size + underflow
+
+    def _moves(self, count: int) -> Tensor | float:
+        """The size of what moves each element: its farthest move over the relative move of the arguments."""
+        assert self.computation is not None
+        assert self.value is not None
+        digits = self.computation.precision
+        moves = self.computation.moves(digits, count)[self.position]
+        if moves is None or moves.shape != self.value.shape:
+            return 0.0
+        largest = max(largest_magnitude(self.value), self.computation.largest_argument)
+        half = torch.finfo(self._in).eps ** 0.5 * largest  # of a result that is zero, arguments tell the size
+        return moves.clamp(max=half / unit_roundoff(self._in))
+
+    def _own_error(self, unit: Tensor) -> float:
+        """The error of the function itself in the dtype, in units."""
+        value, ordinary = self.value, self.ordinary
+        if value is None or ordinary is None or not self.more_exact or self._in in FEW_DIGITS:
+            return 0.0
+        if ordinary.shape != value.shape:
+            return 0.0
+        size = unit / unit_roundoff(self._in)
+        kept = keeps_digits(ordinary, value, self._in, size) & value.isfinite()
+        measured = ((ordinary.to(value.dtype) - value).abs() / unit)[kept]
+        return float(measured.max()) if measured.numel() else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Combination:
+    """A right tensor that follows from others: the sum of answers, each times a factor.
+
+    Args:
+        terms: The factors and the answers.
+        beside: What is compared with it, which rounds, too.
+        tolerated: Distance that is allowed besides.
+
+    Example:
+        >>> x = torch.tensor([0.5], dtype=torch.float64)
+        >>> square = Computation.of(lambda flat: [flat[0] ** 2], [x], torch.Generator()).at([x], x.dtype)[0]
+        >>> Combination(((3.0, square), (-1.0, square)), square, 1e-3).value
+        tensor([0.5000], dtype=torch.float64)
+    """
+
+    terms: tuple[tuple[float, Answer], ...]
+    beside: Answer
+    tolerated: float = 0.0
+
+    @property
+    def value(self) -> Tensor:
+        """The sum."""
+        parts = [factor * answer.value for factor, answer in self.terms if answer.value is not None]
+        return torch.stack(parts).sum(0)
+
+    def bounds(self) -> Iterator[Bound]:
+        """Yield bounds that hold ever more terms, as those of the answers do."""
+        floor = max(self.tolerated, torch.finfo(torch.float64).tiny)
+        yield Bound("tolerated", torch.full(self.value.shape, floor, dtype=torch.float64), 1.0)
+        rounded = (*self.terms, (1.0, self.beside))
+        for bounds in zip(*(answer.bounds() for _, answer in rounded), strict=False):
+            parts = [abs(factor) * each.distance for (factor, _), each in zip(rounded, bounds, strict=True)]
+            yield Bound(bounds[0].term, floor + torch.stack(parts).sum(0), 1.0)
+
+    def judged(self) -> None:
+        """Every element is decided."""
+
+
+def unknown(position: int) -> float:
+    """The size of terms where other samples show none."""
+    return 0.0
+
+
+def keeps_digits(ordinary: Tensor, truth: Tensor, dtype: torch.dtype, size: Tensor) -> Tensor:
+    """Mark the elements in which a function keeps half of its digits in a dtype.
+
+    Args:
+        ordinary: Its result in the dtype.
+        truth: The right one.
+        dtype: The dtype.
+        size: Size of each element or of what moves it.
+    """
+    largest = size.nan_to_num(0.0, 0.0, 0.0).max() if size.numel() else 0.0
+    lost = (ordinary.to(truth.dtype) - truth).abs() > torch.finfo(dtype).eps ** 0.5 * largest
+    kept: Tensor = ~lost & (ordinary.isfinite() | ~truth.isfinite())
+    return kept
+
+
+@dataclass(frozen=True)
+class Computation:
+    """A function with the arguments of a sample: it gives the right answers there, and measures their error.
+
+    Args:
+        function: Function of flat arguments; some of its results may be None.
+        wide: The arguments of the sample on the CPU, floating ones in float64.
+        results: Results of the function for them.
+        generator: Source of perturbations.
+        has_truth: True if a run in float64 is a better answer than one in the dtype itself.
+        computed_in: Gives the dtype that it computes in, where more than it shows that; else it is measured.
+        usual: Gives the size that a result, by its position, usually has, as that of a derivative whose terms
+            cancel; None where no terms cancel.
+    """
+
+    function: Function
+    wide: Sequence[Any]
+    results: tuple[Tensor | None, ...]
+    generator: torch.Generator
+    has_truth: bool = True
+    computed_in: Callable[[], torch.dtype] | None = None
+    usual: Callable[[int], float] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        function: Function,
+        flat: Sequence[Any],
+        generator: torch.Generator,
+        *,
+        has_truth: bool = True,
+        computed_in: Callable[[], torch.dtype] | None = None,
+        usual: Callable[[int], float] | None = None,
+    ) -> Computation:
+        """Run a function on these arguments, to measure it where a result asks for it."""
+        wide = in_double_on_cpu(flat)
+        results = tuple(None if each is None else each.detach() for each in function([*map(replica, wide)]))
+        return cls(function, wide, results, generator, has_truth, computed_in, usual)
+
+    def at(self, flat: Sequence[Any], dtype: torch.dtype) -> tuple[Answer, ...]:
+        """Compute the right answers for these arguments, given in this dtype.
+
+        Example:
+            >>> x = torch.tensor([0.1, 0.2])
+            >>> double = Computation.of(lambda flat: [2 * flat[0]], [x], torch.Generator())
+            >>> double.at([x], torch.float32)[0].value.dtype
+            torch.float64
+        """
+        if self.has_truth and self._is_sample(flat):
+            return tuple(self.twin(at, each, dtype) for at, each in enumerate(self.results))
+        if not self.has_truth:
+            return self.twins(flat, dtype)
+        pairs = zip(self._in_double(flat), map(_on_cpu, self.function(list(flat))), strict=True)
+        return tuple(self._answer(at, *pair, dtype, more_exact=True) for at, pair in enumerate(pairs))
+
+    def twins(self, flat: Sequence[Any], dtype: torch.dtype) -> tuple[Answer, ...]:
+        """The answers that are right because the function itself gives them in this dtype."""
+        found = [*map(_on_cpu, self.function(list(flat)))]
+        return tuple(self.twin(at, each, dtype) for at, each in enumerate(found))
+
+    def twin(self, position: int, result: Tensor | None, dtype: torch.dtype) -> Answer:
+        """The answer that is right because the function itself gave it in this dtype."""
+        return self._answer(position, result, _on_cpu(result), dtype)
+
+    def _answer(
+        self,
+        position: int,
+        value: Tensor | None,
+        ordinary: Tensor | None,
+        dtype: torch.dtype,
+        *,
+        more_exact: bool = False,
+    ) -> Answer:
+        (wide,) = in_double_on_cpu([value])
+        summands = 1 if self.has_truth else self.summands[position]
+        return Answer(wide, ordinary, dtype, self, position, summands, more_exact)
+
+    def held_to(self, dtype: torch.dtype) -> torch.dtype:
+        """The dtype, or float32 where the function computes in that for arguments in float64."""
+        single = self.has_truth and dtype == torch.float64 and self.precision == torch.float32
+        return torch.float32 if single else dtype
+
+    def moves(self, dtype: torch.dtype, count: int = MOVES) -> Sequence[Tensor | None]:
+        """Measure the farthest moves of floating results over those of the arguments, by their last digit.
+
+        Args:
+            dtype: dtype whose last digit it is.
+            count: Number of random moves.
+        """
+        known = self._moves.setdefault(dtype, _Moves(self._own_generator(), 0, self._still))
+        if known.count < count:
+            eps = torch.finfo(dtype).eps
+            # Steps differ: of one element the signs alone give two values.
+            for draw in range(known.count, count):
+                step = eps * (1 + draw / MOVES)
+                moved = [perturbed(value, step, known.generator) for value in self.wide]
+                found = self.function(moved)
+                known.farthest = [*map(partial(_farther, step), known.farthest, self.results, found)]
+            known.count = count
+        return known.farthest
+
+    @property
+    def _still(self) -> list[Tensor | None]:
+        return [torch.zeros_like(t).abs() if t is not None and is_inexact(t) else None for t in self.results]
+
+    @cached_property
+    def _moves(self) -> dict[torch.dtype, _Moves]:
+        return {}
+
+    def jumps(self, dtype: torch.dtype) -> Sequence[Tensor | None]:
+        """Mark the elements that move by more than half of the digits with the last one of the arguments."""
+        if not self.has_truth:
+            return [None] * len(self.results)
+        share = torch.finfo(dtype).eps ** -0.5
+        return [
+            None if move is None or result is None else move > share * largest_magnitude(result)
+            for move, result in zip(self.moves(dtype), self.results, strict=True)
+        ]
+
+    @cached_property
+    def largest_argument(self) -> float:
+        """The largest number of any argument."""
+        return max((largest_magnitude(value) for value in self.wide if is_inexact(value)), default=0.0)
+
+    def noise(self, dtype: torch.dtype = torch.float64) -> float:
+        """Return the largest rounding error of any element: what is left where right terms all cancel."""
+        found = [largest_magnitude(each) for each in self.moves(dtype) if each is not None]
+        return allowed_roundings(1) * torch.finfo(dtype).eps * max(found, default=0.0)
+
+    @cached_property
+    def summands(self) -> tuple[int, ...]:
+        """For each result the number of input elements that one of its elements depends on, at most."""
+        if not self.has_truth:
+            return (_largest([value for value in self.wide if is_inexact(value)]),) * len(self.results)
+        return tuple(fan_in(self.function, [*self.wide], position) for position in range(len(self.results)))
+
+    @cached_property
+    def own_errors(self) -> tuple[float, ...]:
+        """Error of the function itself in float32, in units; the same number holds in every dtype."""
+        errors = (0.0,) * len(self.results)
+        try:
+            for draw in range(FIRST_MOVES):
+                step = NEAR if draw else 0.0
+                near = [perturbed(value, step, self._own_generator(draw)) for value in self.wide]
+                narrow = [replica(value, torch.float32) for value in near]
+                ordinary, right = self.function(narrow), self._in_double(narrow)
+                found = [*map(self._own_error, range(len(right)), right, ordinary)]
+                errors = tuple(map(max, errors, found))
+        except (RuntimeError, TypeError, ValueError) as error:
+            refuse_own(error)  # the property reports that it does not run in float32
+            return (0.0,) * len(self.results)
+        return errors
+
+    def _own_error(self, position: int, value: Tensor | None, ordinary: Tensor | None) -> float:
+        if value is None or ordinary is None or not is_inexact(value):
+            return 0.0
+        answer = self._answer(position, value, _on_cpu(ordinary), torch.float32, more_exact=True)
+        assert answer.value is not None
+        return answer._own_error(answer._unit(answer.value.abs() + answer._moves(MOVES)))
+
+    @cached_property
+    def terms(self) -> tuple[Tensor | None, ...]:
+        """For each result the size of the terms whose cancellation leaves each element.
+
+        Example:
+            >>> x = torch.full((1,), 99.0, dtype=torch.float64)
+            >>> slope = Computation.of(lambda flat: [1 - flat[0].tanh() ** 2], [x], torch.Generator())
+            >>> [f"{float(each):.1f}" for each in (slope.results[0], slope.terms[0])]
+            ['0.0', '0.9']
+        """
+        inexact = [position for position, value in enumerate(self.wide) if is_inexact(value)]
+        found = tuple(self._still)
+        for group in _groups(inexact):
+            before: Sequence[Tensor | None] | None = None
+            for factor in SHRUNK:
+                sizes = self._sizes([v * factor if at in group else v for at, v in enumerate(self.wide)])
+                if before is not None and sizes is not None:
+                    found = tuple(map(_plateau, found, before, sizes))
+                before = sizes
+        return found
+
+    def _sizes(self, flat: Sequence[Any]) -> Sequence[Tensor | None] | None:
+        with Overlooking(), without_warnings():  # an argument out of its domain shows nothing
+            return [
+                None if each is None or not is_inexact(each) else each.detach().abs().nan_to_num(0, 0, 0)
+                for each in self.function([*map(replica, flat)])
+            ]
+        return None
+
+    @cached_property
+    def precision(self) -> torch.dtype:
+        """The dtype that it computes in for arguments in float64: that, or float32."""
+        try:
+            known = torch.float64 if self.computed_in is None else self.computed_in()
+            return working_precision(self.function, self.wide, self._own_generator(), known)
+        except (RuntimeError, TypeError, ValueError) as error:
+            refuse_own(error)  # as it may where arguments must be whole
+            return torch.float64
+
+    def _own_generator(self, stream: int = 0) -> torch.Generator:
+        """A generator that leaves the draws of `generator` as they are."""
+        return torch.Generator().manual_seed(self.generator.initial_seed() + stream)
+
+    def _in_double(self, flat: Sequence[Any]) -> tuple[Tensor | None, ...]:
+        """The results in float64; those of the sample itself are known."""
+        wide = in_double_on_cpu(flat)
+        return self.results if self._is_sample(wide) else tuple(self.function(wide))
+
+    def _is_sample(self, flat: Sequence[Any]) -> bool:
+        """True if arguments are those of the sample in float64, bit for bit."""
+        return all(map(_same_argument, flat, self.wide))
+
+
+@dataclass
+class _Moves:
+    """The farthest moves so far."""
+
+    generator: torch.Generator
+    count: int
+    farthest: list[Tensor | None]
+
+
+def _farther(
+    step: float, known: Tensor | None, unmoved: Tensor | None, moved: Tensor | None
+) -> Tensor | None:
+    """The farther of a known move and this one, over the step."""
+    if known is None or unmoved is None or moved is None:
+        return known
+    if moved.shape != unmoved.shape:
+        return torch.full_like(known, torch.inf)  # another shape: half of the digits are free there
+    return torch.maximum(known, (moved.detach() - unmoved).abs().nan_to_num(0.0, 0.0, 0.0) / step)
+
+
+def _groups(positions: Sequence[int]) -> list[tuple[int, ...]]:
+    """Each position alone, all but one, and all: grad_outputs are among them, which scale a gradient."""
+    found: list[tuple[int, ...]] = [(each,) for each in positions]
+    found += [tuple(other for other in positions if other != each) for each in positions]
+    return [group for group in dict.fromkeys([*found, tuple(positions)]) if group]
+
+
+def _plateau(found: Tensor | None, larger: Tensor | None, smaller: Tensor | None) -> Tensor | None:
+    """The largest size so far, with that for larger arguments where smaller ones enlarge it no further."""
+    if found is None or larger is None or smaller is None or not found.shape == larger.shape == smaller.shape:
+        return found
+    return torch.maximum(found, torch.where(smaller <= PLATEAU * larger, larger, 0.0))
+
+
+def fan_in(function: Function, flat: list[Any], position: int) -> int:
+    """Count the input elements that one element of a result depends on: the largest of a few elements.
+
+    Without autograd, as for an opaque function, it is the size of the largest input.
+    """
+    with torch.enable_grad():
+        leaves = [value.detach().requires_grad_() if is_inexact(value) else value for value in flat]
+        inputs = [leaf for leaf in leaves if is_inexact(leaf)]
+        try:
+            result = function(leaves)[position]
+            if result is None or not result.requires_grad or not result.numel():
+                return _largest(inputs)
+            indices = sorted({0, result.numel() // 2, result.numel() - 1})[:PROBES]
+            real = torch.view_as_real(result.resolve_conj()).sum(-1) if result.is_complex() else result
+            return max(1, *(_reached(real.flatten()[index], inputs) for index in indices))
+        except RuntimeError as error:
+            refuse_own(error)
+            return _largest(inputs)
+
+
+def _reached(element: Tensor, inputs: list[Tensor]) -> int:
+    found = dense(torch.autograd.grad(element, inputs, retain_graph=True, allow_unused=True))
+    return sum(int(gradient.count_nonzero()) for gradient in found if gradient is not None)
+
+
+def _largest(inputs: list[Tensor]) -> int:
+    return max((tensor.numel() for tensor in inputs), default=1)
+
+
+def _same_argument(one: Any, other: Any) -> bool:
+    """True if two arguments are the same: tensors bit for bit, and everything else by identity."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.stride() == other.stride() and same_bits(one, other)
+    return one is other
+
+
+def in_double_on_cpu(flat: Sequence[Any]) -> list[Any]:
+    """Return the arguments on the CPU, floating tensors in float64 and complex ones in complex128."""
+    return [replica(value, torch.float64, CPU) for value in flat]
+
+
+def _on_cpu(result: Tensor | None) -> Tensor | None:
+    return None if result is None else result.detach().cpu()

@@ -1,0 +1,122 @@
+"""Lost digits: operations on tensors of lower precision, and arguments that are rounded to a few bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith.checking.numerics.answer import Answer
+from opsmith.checking.numerics.autodiff import differentiate
+from opsmith.checking.numerics.judge import judge
+from opsmith.checking.samples.cases import LOW_PRECISION, dtype_name
+from opsmith.checking.samples.grad_outputs import GradOutputs
+from opsmith.checking.samples.sample import Sample
+from opsmith.checking.subject import Subject
+from opsmith.core.call_arguments import tensors_in
+from opsmith.torch_library import capabilities
+
+FEWER = (torch.float32, *LOW_PRECISION)
+"""dtypes of lower precision than float64."""
+PARTS = 16
+"""Multiples of one over this are exact in every dtype."""
+
+
+def low_precision_operand(compute: Callable[[], Any], *, mixed: bool = True) -> str | None:
+    """Find the first operation that takes a tensor of lower precision than float64.
+
+    Numbers that every dtype represents exactly, as in a mask, do not count.
+
+    Args:
+        compute: Computation in float64.
+        mixed: True if the operation must also take a tensor of float64.
+
+    Example:
+        >>> x = torch.ones(2, dtype=torch.float64)
+        >>> low_precision_operand(lambda: x * torch.full((2,), 0.1))
+        'aten.mul.Tensor takes float32 beside float64'
+        >>> low_precision_operand(lambda: x * 0.1)
+    """
+    found: list[str] = []
+
+    def given(operator: Any, args: Sequence[Any]) -> None:
+        tensors = [*tensors_in(list(args))]
+        wide = [each for each in tensors if each.dtype in (torch.float64, torch.complex128)]
+        if found or (mixed and not wide):
+            return
+        for each in tensors:
+            if each.dtype in FEWER and _rounded(each):
+                found[:] = [f"{operator} takes {dtype_name(each.dtype)}{' beside float64' * bool(wide)}"]
+
+    with capabilities.observe_operators(lambda operator, kwargs: None, given):
+        compute()
+    return found[0] if found else None
+
+
+def _rounded(tensor: Tensor) -> bool:
+    return bool((tensor.detach().double() * PARTS).frac().any())
+
+
+def low_precision_in_backward(
+    subject: Subject, sample: Sample, argnums: Sequence[int], grad_outputs: GradOutputs
+) -> str | None:
+    """Find the operation by which the backward, but not the forward, loses precision; None for none.
+
+    Args:
+        subject: The checked operator.
+        sample: The sample, run in float64.
+        argnums: Positions of the inputs that require a gradient.
+        grad_outputs: The grad_outputs.
+    """
+    flat = sample.in_double()
+    for argnum in argnums:
+        flat[argnum].requires_grad_()
+    results: list[Any] = []
+    with torch.enable_grad():
+        if low_precision_operand(lambda: results.extend(subject.call(sample, flat)), mixed=False) is not None:
+            return None
+    grads = grad_outputs.in_double()
+    inputs = [flat[argnum] for argnum in argnums]
+    return low_precision_operand(partial(differentiate, results, inputs, grads))
+
+
+DROPPED = {"TF32 (10 bits)": 13, "bfloat16 (7 bits)": 16}
+"""Formats that kernels round float32 to on the way, and the bits of its mantissa that they drop."""
+
+
+def rounded_arguments(got: Tensor, right: Answer, flat: Sequence[Any]) -> str | None:
+    """Name the format to which a result is right if its arguments are rounded to that; None if there is none.
+
+    Units for matrices round their arguments, to the nearest number or towards zero, and sum in float32.
+
+    Args:
+        got: The result.
+        right: The right one.
+        flat: The arguments.
+
+    Example:
+        >>> from opsmith.checking.numerics.answer import Computation
+        >>> a, b = (torch.rand(3, 3, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+        >>> product = Computation.of(lambda flat: [flat[0] @ flat[1]], [a, b], torch.Generator())
+        >>> (right,) = product.at([a, b], torch.float32)
+        >>> rounded_arguments(a.bfloat16().float() @ b.bfloat16().float(), right, [a, b])
+        'bfloat16 (7 bits)'
+    """
+    if right.computation is None or right.dtype != torch.float32:
+        return None
+    for name, dropped in DROPPED.items():
+        for added in (1 << dropped - 1, 0):
+            fewer = [_with_fewer_bits(value, dropped, added) for value in flat]
+            if not judge(got, right.computation.at(fewer, right.dtype)[right.position]).wrong:
+                return name
+    return None
+
+
+def _with_fewer_bits(value: Any, dropped: int, added: int) -> Any:
+    if not isinstance(value, Tensor) or value.dtype != torch.float32:
+        return value
+    bits = value.detach().contiguous().view(torch.int32) + added
+    return (bits >> dropped << dropped).view(torch.float32)
