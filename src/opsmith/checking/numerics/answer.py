@@ -140,25 +140,25 @@ class Answer:
         """Yield bounds that hold ever more terms, each measured when it is reached."""
         assert self.value is not None
         size = self.value.abs()
-        yield Bound("library", self._unit(size), LIBRARY)
+        yield Bound("library", self.unit(size), LIBRARY)
         computation = self.computation
         if computation is None or not computation.has_truth:
             largest = size.max().expand(size.shape) if size.numel() else size
-            own = self._own_error(self._unit(largest))
-            yield Bound("largest", self._unit(largest), allowed_roundings(self.summands) + 2 * own)
+            own = self.own_error(self.unit(largest))
+            yield Bound("largest", self.unit(largest), allowed_roundings(self.summands) + 2 * own)
             return
         allowed = allowed_roundings(computation.summands[self.position])
-        yield Bound("moves", self._unit(size + self._moves(FIRST_MOVES)), allowed)
-        size = size + self._moves(MOVES)
-        unit = self._unit(size)
-        allowed += 2 * max(self._own_error(unit), computation.own_errors[self.position])
+        yield Bound("moves", self.unit(size + self.moved_by(FIRST_MOVES)), allowed)
+        size = size + self.moved_by(MOVES)
+        unit = self.unit(size)
+        allowed += 2 * max(self.own_error(unit), computation.own_errors[self.position])
         yield Bound("own error", unit, allowed)
         if computation.usual is not None:
             terms = computation.terms[self.position]
             if terms is not None and terms.shape == size.shape:
                 size = size + terms
             usual = ROOM * computation.usual(self.position)
-            yield Bound("terms", self._unit(size + usual), allowed)
+            yield Bound("terms", self.unit(size + usual), allowed)
 
     @property
     def distance(self) -> Tensor:
@@ -173,7 +173,7 @@ class Answer:
         if ordinary.shape != value.shape:
             return torch.zeros_like(value, dtype=torch.bool)  # rounding changes its shape
         if self._in not in FEW_DIGITS:
-            return keeps_digits(ordinary, value, self._in, value.abs() + self._moves(MOVES))
+            return keeps_digits(ordinary, value, self._in, value.abs() + self.moved_by(MOVES))
         kept = ordinary.isfinite() | ~value.isfinite()
         jumps = None if self.computation is None else self.computation.jumps(self._in)[self.position]
         return kept if jumps is None or jumps.shape != kept.shape else kept & ~jumps
@@ -194,17 +194,19 @@ class Answer:
         """The dtype that it is held to, or the coarser one that it is computed in."""
         return self.dtype if self.computation is None else self.computation.held_to(self.dtype)
 
-    def _unit(self, size: Tensor) -> Tensor:
+    def unit(self, size: Tensor) -> Tensor:
+        """One rounding of numbers of a size, or the smallest number that the dtype has."""
         coarse = unit_roundoff(self._in)
         if self.ordinary is not None and is_inexact(self.ordinary):
             coarse = max(coarse, unit_roundoff(self.ordinary.dtype))
         underflow = max(torch.finfo(self._in).tiny * coarse, torch.finfo(torch.float64).tiny)
         return coarse * size + underflow
 
-    def _moves(self, count: int) -> Tensor | float:
+    def moved_by(self, count: int) -> Tensor | float:
         """The size of what moves each element: its farthest move over the relative move of the arguments."""
-        assert self.computation is not None
         assert self.value is not None
+        if self.computation is None:
+            return largest_magnitude(self.value)
         digits = self.computation.precision
         moves = self.computation.moves(digits, count)[self.position]
         if moves is None or moves.shape != self.value.shape:
@@ -213,7 +215,7 @@ class Answer:
         half = torch.finfo(self._in).eps ** 0.5 * largest  # of a result that is zero, arguments tell the size
         return moves.clamp(max=half / unit_roundoff(self._in))
 
-    def _own_error(self, unit: Tensor) -> float:
+    def own_error(self, unit: Tensor) -> float:
         """The error of the function itself in the dtype, in units."""
         value, ordinary = self.value, self.ordinary
         if value is None or ordinary is None or not self.more_exact or self._in in FEW_DIGITS:
@@ -443,7 +445,7 @@ class Computation:
             return 0.0
         answer = self._answer(position, value, _on_cpu(ordinary), torch.float32, more_exact=True)
         assert answer.value is not None
-        return answer._own_error(answer._unit(answer.value.abs() + answer._moves(MOVES)))
+        return answer.own_error(answer.unit(answer.value.abs() + answer.moved_by(MOVES)))
 
     @cached_property
     def terms(self) -> tuple[Tensor | None, ...]:
