@@ -155,9 +155,16 @@ _TABLE = (
     Cause(
         "stale-state",
         "What it gives depends on earlier calls, or on other threads.",
-        "The same call alone, and after or between calls with other arguments; the memory of two results.",
+        "The same call alone, and after or between calls with other arguments, also in the same tensors; the "
+        "memory of two results.",
         unsteady=True,
         root=True,
+        compares=True,
+    ),
+    Cause(
+        "looks-at-caller",
+        "What it gives depends on who calls: on frames, modules, `sys.argv` or the environment.",
+        "The same call from a script's thread, without a frame or a module that shows a check.",
         compares=True,
     ),
     Cause(

@@ -280,7 +280,13 @@ class Subject:
     def _result_flattenings(self) -> dict[int, ResultFlattening]:
         return {}
 
-    def call(self, sample: Sample, flat: Sequence[Any], on: torch.device | None = None) -> list[Any]:
+    def call(
+        self,
+        sample: Sample,
+        flat: Sequence[Any],
+        on: torch.device | None = None,
+        by: Callable[[Sequence[Any], Mapping[str, Any]], Any] | None = None,
+    ) -> list[Any]:
         """The results that callers see, from the operator itself.
 
         Args:
@@ -288,6 +294,7 @@ class Subject:
             flat: Flat arguments.
             on: Device to call it on with numbers on the CPU; by default that of the sample, if it runs on
                 other devices alone. Their results come back to the CPU.
+            by: Makes the call with given arguments; by default `called`.
 
         Raises:
             WrongCountError: If it returns a list of another length than the reference.
@@ -295,7 +302,7 @@ class Subject:
         """
         with self.seeded():
             args, kwargs = sample.arguments(self._own(sample, self._sent(sample, flat, on)))
-            returned = self.called(args, kwargs)
+            returned = (by or self.called)(args, kwargs)
         if self.steady is not None:
             self.steady.before_backward(tensors_in([returned]))
         outputs = self.specification.origin.outputs

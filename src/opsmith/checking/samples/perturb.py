@@ -62,6 +62,36 @@ def scaled(flat: list[Any]) -> list[Any]:
     return [_like(v, v) if is_inexact(v) else v for v in flat]
 
 
+PAIRS = 16
+"""Largest number of pairs of numbers that are tried."""
+
+
+def exchanged(at: int, flat: list[Any]) -> list[Any]:
+    """Exchange two different numbers of one tensor, so that its first and last numbers, and the sum, stay.
+
+    Few numbers leave no such pair: then an end or the rounding of the sum may change, or all are enlarged.
+
+    Example:
+        >>> exchanged(0, [torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])])
+        [tensor([1., 2., 4., 3., 5.])]
+    """
+    value = flat[at]
+    numbers = value.reshape(-1)
+    last = numbers.numel() - 1
+    inner = [(left, left + 1) for left in range(last - 2, 0, -1)[:PAIRS]]
+    found = None
+    for left, right in [*inner, *([(last - 1, last)] if last > 0 else [])]:
+        turned = numbers.clone()
+        turned[left], turned[right] = numbers[right], numbers[left]
+        if not torch.equal(turned, numbers):
+            found = turned if found is None else found
+            if torch.equal(turned.sum(), numbers.sum()):
+                found = turned
+                break
+    changed = _like(value, value) if found is None else torch.empty_like(value).copy_(found.view_as(value))
+    return [*flat[:at], changed, *flat[at + 1 :]]
+
+
 def _like(value: Tensor, numbers: Tensor) -> Tensor:
     return torch.empty_like(value).copy_(numbers * FACTOR)
 

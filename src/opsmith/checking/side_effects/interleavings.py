@@ -14,8 +14,11 @@ from torch import Tensor
 
 from opsmith.checking.calls import CallValues, LiveCall, SampleRun, copies
 from opsmith.checking.exceptions import AboutOperatorError, Overlooking, refuse_own
+from opsmith.checking.numerics.autodiff import dense, record
 from opsmith.checking.processes.watchdog import POLL_S, EndlessCallError
+from opsmith.checking.samples.perturb import exchanged
 from opsmith.checking.side_effects.hidden_state import HiddenState
+from opsmith.checking.side_effects.plain_caller import as_a_script, call_plainly
 from opsmith.checking.subject import Subject
 from opsmith.torch_library import capabilities
 
@@ -42,6 +45,7 @@ class InterleavedAnswer:
         modes: True if it ran in another mode or thread, in which another kernel may round differently.
         alone: True if no other call came before, so that an exception is due to the mode alone.
         mode: The mode without gradients that it ran in, if nothing else differs.
+        by_script: True if nothing but the caller differs.
     """
 
     call: str
@@ -50,6 +54,7 @@ class InterleavedAnswer:
     modes: bool = False
     alone: bool = False
     mode: Mode | None = None
+    by_script: bool = False
 
 
 @dataclass
@@ -71,8 +76,8 @@ class InterleavedCalls:
     arguments: list[Any] = field(default_factory=list)
 
     def prepare(self) -> None:
-        """Run each call alone; remove one that raises."""
-        for call, run in list(self.runs.items()):
+        """Run each new call alone; remove one that raises."""
+        for call, run in [each for each in self.runs.items() if each[0] not in self.right]:
             flat = run.flat()
             self.hidden_state.clear()
             try:
@@ -84,6 +89,18 @@ class InterleavedCalls:
                 del self.runs[call]
             else:
                 self.arguments.append(flat)
+
+    def add_exchanged(self) -> list[str]:
+        """Add calls that differ from the tested call by two numbers of one argument; return their names."""
+        names = {
+            f"a call with two numbers of `{self.run.sample.labels[at]}` exchanged": at
+            for at in self.run.sample.inexact
+        }
+        self.runs.update(
+            {call: replace(self.run, changed=partial(exchanged, at)) for call, at in names.items()}
+        )
+        self.prepare()
+        return [call for call in names if call in self.runs]
 
     @property
     def run(self) -> SampleRun:
@@ -131,30 +148,45 @@ def two_graphs(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
 
 
 def in_rewritten_tensors(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
-    """Write other numbers into the same tensors, as an optimizer does; then reuse freed memory."""
+    """Write other numbers into the same tensors, also behind their versions; then reuse freed memory."""
     if OTHER_CALL not in calls.runs or any(
         isinstance(each, Tensor) and 0 in each.stride() for each in calls.run.flat()
     ):
         return
+    exchanges = calls.add_exchanged()
     calls.hidden_state.clear()
     first = calls.run.call()
     first.values()
-    leaves = calls.runs[OTHER_CALL].flat()
-    with torch.no_grad():
-        for at, leaf in enumerate(first.leaves):
-            if isinstance(leaf, Tensor):
-                leaves[at] = leaf.copy_(leaves[at])
-
-    def again() -> CallValues:
-        with torch.enable_grad():
-            given = leaves if first.given is first.leaves else [_copy(each) for each in leaves]
-            results = calls.subject.call(first.sample, given)
-        return replace(first, leaves=leaves, given=given, results=results).values()
-
-    yield calls.record(OTHER_CALL, "in the same tensors, after other numbers were in them", again)
+    for call in (OTHER_CALL, THIS_CALL, *exchanges):
+        open_write = call == OTHER_CALL
+        leaves = [
+            _rewritten(*pair, open_write=open_write)
+            for pair in zip(first.leaves, calls.runs[call].flat(), strict=True)
+        ]
+        what = "other numbers were in them" if open_write else UNCOUNTED_WRITE
+        yield calls.record(call, f"in the same tensors, after {what}", partial(_called_again, first, leaves))
     calls.hidden_state.clear()
     for call in (THIS_CALL, OTHER_CALL) * 2:
         yield calls.record(call, "in memory that another call has freed", partial(calls.answer, call))
+
+
+UNCOUNTED_WRITE = "a write that their versions do not count (`.data`, NumPy, DLPack)"
+
+
+def _rewritten(leaf: Any, value: Any, *, open_write: bool) -> Any:
+    """The same tensor with other numbers; its version counts only an open write."""
+    if not isinstance(leaf, Tensor):
+        return value
+    with torch.no_grad():
+        (leaf if open_write else leaf.data).copy_(value)
+    return leaf
+
+
+def _called_again(first: LiveCall, leaves: list[Any]) -> CallValues:
+    with torch.enable_grad():
+        given = leaves if first.given is first.leaves else [_copy(each) for each in leaves]
+        results = first.subject.call(first.sample, given)
+    return replace(first, leaves=leaves, given=given, results=results).values()
 
 
 def _copy(value: Any) -> Any:
@@ -266,6 +298,28 @@ def _back(begun: tuple[LiveCall, tuple[Tensor | None, ...], list[Tensor]]) -> Ca
     return CallValues(results, tuple(graph.backward(grads)))
 
 
+def from_a_script(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
+    """Make the call, forward and backward, as a script makes it that knows of no check."""
+    calls.hidden_state.clear()
+    when = "by a script in a thread of its own, where nothing shows that a check runs"
+    yield calls.record(THIS_CALL, when, partial(_plainly, calls.run), by_script=True)
+
+
+def _plainly(run: SampleRun) -> CallValues:
+    subject, sample = run.subject, run.sample
+    function = subject.apply or subject.operator
+    assert function is not None
+    forward = partial(subject.call, sample, by=partial(call_plainly, function))
+    with as_a_script():
+        graph = LiveCall(subject, sample, run.argnums, *record(forward, run.flat(), run.argnums))
+        results, inputs = copies(graph.results), [graph.leaves[argnum] for argnum in run.argnums]
+        if not (graph.open and inputs):
+            return CallValues(results, (None,) * len(inputs))
+        given = [graph.results[at] for at in graph.open], inputs, graph.grads()
+        gradients = call_plainly(torch.autograd.grad, given, {"allow_unused": True})
+    return CallValues(results, copies(dense(gradients)))
+
+
 Interleaving = Callable[[InterleavedCalls], Iterator[InterleavedAnswer]]
 
 INTERLEAVINGS: tuple[Interleaving, ...] = (
@@ -276,7 +330,11 @@ INTERLEAVINGS: tuple[Interleaving, ...] = (
     interrupted,
     in_modes,
     in_threads,
+    from_a_script,
 )
+
+FEW_INTERLEAVINGS = (one_after_another, two_graphs, from_a_script)
+"""Interleavings for samples after the first: what these find may depend on the sample."""
 
 
 LONGEST = 60.0

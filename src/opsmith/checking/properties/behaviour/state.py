@@ -20,6 +20,7 @@ from opsmith.checking.samples.perturb import other_forms, reversed_numbers, scal
 from opsmith.checking.samples.sample import Sample, replica
 from opsmith.checking.side_effects.hidden_state import HiddenState
 from opsmith.checking.side_effects.interleavings import (
+    FEW_INTERLEAVINGS,
     INTERLEAVINGS,
     OTHER_CALL,
     THIS_CALL,
@@ -55,7 +56,8 @@ def _sample(subject: Subject, sample: Sample, every: Sequence[Sample]) -> Findin
                 continue
             calls = InterleavedCalls(subject, memory, {THIS_CALL: run, **dict(_others(run, every))})
             calls.prepare()
-            yield from _compared(calls, INTERLEAVINGS if sample is subject.samples[0] else INTERLEAVINGS[:2])
+            first = sample is subject.samples[0]
+            yield from _compared(calls, INTERLEAVINGS if first else FEW_INTERLEAVINGS)
 
 
 def _unsteady(run: SampleRun, memory: HiddenState) -> Failure | None:
@@ -76,10 +78,7 @@ def _unsteady(run: SampleRun, memory: HiddenState) -> Failure | None:
     run.values()
     changed = ", ".join(name for name, _ in changes_since(before))
     by = f"; each changes {changed}" if changed else ""
-    message = (
-        f"{words}{by}. From the same state both give the same. What a call needs belongs on its own "
-        "context, or among its arguments"
-    )
+    message = f"{words}{by}. From the same state both give the same. {KEPT_HINT}"
     return Failure(NAME, None, "stale-state", message, where, evidence)
 
 
@@ -143,19 +142,30 @@ def _draws(calls: InterleavedCalls) -> bool:
     return undeclared or subject.draws or seeds(subject, calls.run.sample)
 
 
+KEPT_HINT = "What a call needs belongs on its own context, or among its arguments"
+
+CALLER_HINT = (
+    "It looks at who calls: at frames, `sys.modules`, `sys.argv` or the environment. Take what it needs as "
+    "an argument"
+)
+
+
 def _failure(calls: InterleavedCalls, interleaved: InterleavedAnswer) -> Failure | None:
     evidence = {"sample": str(calls.run.sample)}
-    holders = calls.hidden_state.filled()
+    stale, alone, hint = "stale-state", "alone", KEPT_HINT
+    if interleaved.by_script:
+        stale, alone, hint = "looks-at-caller", "in this check", CALLER_HINT
+    holders = [] if interleaved.by_script else calls.hidden_state.filled()
     by = f" It keeps something in {', '.join(holders)}." if holders else ""
     if holders:
         evidence["kept in"] = ", ".join(holders)
     if isinstance(interleaved.given, BaseException):
         error = interleaved.given
         message = (
-            f"{_called(interleaved)} raises {type(error).__name__}: {first_line(error)}; alone it goes "
-            f"well.{by} What a call needs belongs on its own context, or among its arguments"
+            f"{_called(interleaved)} raises {type(error).__name__}: {first_line(error)}; {alone} it goes "
+            f"well.{by} {hint}"
         )
-        cause = "raises" if interleaved.alone else "stale-state"
+        cause = "raises" if interleaved.alone else stale
         return Failure(NAME, None, cause, message, calls.subject.specification.where, evidence)
     right, given = calls.right[interleaved.call].tensors, interleaved.given.tensors
     named_pairs = zip(calls.runs[interleaved.call].names(), right, given, strict=False)
@@ -164,11 +174,10 @@ def _failure(calls: InterleavedCalls, interleaved: InterleavedAnswer) -> Failure
             return by_mode(calls, interleaved, position)
         if differ_beyond_rounding(one, other):
             message = (
-                f"{named} of {_called(interleaved)} is another one than alone: "
-                f"{describe_difference(one, other)}.{by} What a call needs belongs on its own context, or "
-                "among its arguments"
+                f"{named} of {_called(interleaved)} is another one than {alone}: "
+                f"{describe_difference(one, other)}.{by} {hint}"
             )
-            return Failure(NAME, named.name, "stale-state", message, named.where, evidence)
+            return Failure(NAME, named.name, stale, message, named.where, evidence)
     return None
 
 
