@@ -269,6 +269,9 @@ BY_ITSELF = "raised by"
 REFUSED = "refused"
 """Evidence of a limit: a gradient in some samples, or a dtype, that its author refuses like this."""
 
+IMPORTED = "imported"
+"""Evidence of what the import of the operator's file changes, which explains nothing of the operator."""
+
 MISSING_HERE = "missing here"
 """Evidence of what the machine lacks: it is no fault of the operator, but nothing was checked either."""
 

@@ -9,6 +9,7 @@ from opsmith.checking.causes import CAUSES, UNKNOWN
 from opsmith.checking.properties import PROPERTIES
 from opsmith.checking.properties.behaviour.randomness import FOREIGN_STATE
 from opsmith.checking.properties.numeric.gradient_verdict import RIGHT_WITH_REFERENCE
+from opsmith.checking.property import IMPORTED
 from opsmith.checking.report import SEVERITIES, Failure, Outcome
 from opsmith.checking.side_effects.steady_runs import DIFFERS
 
@@ -148,7 +149,7 @@ def broken_operator(failure: Failure, before: Sequence[Failure]) -> Iterator[Fai
     yield from (each for each in roots if each.cause == failure.cause != UNKNOWN)
     yield from (each for each in roots if failure.input is not None and each.input == failure.input)
     if CAUSES[failure.cause].broad:
-        yield from (each for each in roots if CAUSES[each.cause].root)
+        yield from (each for each in roots if CAUSES[each.cause].root and IMPORTED not in each.evidence)
 
 
 RULES = (

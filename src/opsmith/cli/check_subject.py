@@ -11,6 +11,7 @@ from opsmith.adopting.registered import name_of
 from opsmith.checking.accepting import project_findings
 from opsmith.checking.processes.fork import limit_of, run_isolated
 from opsmith.checking.report import Outcome, Report
+from opsmith.checking.side_effects.global_settings import ImportChanges, import_changes, settings
 from opsmith.cli.options import value_named
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
@@ -29,12 +30,14 @@ class CheckSubject:
         value: An operator, an `autograd.Function` class or an operator of torch.library.
         target: The target that names it.
         samples: Samples to check it on; None for its own.
+        imported: Settings that the import of the target has changed; None where another subject has them.
     """
 
     name: str
     value: Any
     target: Target
     samples: Any = None
+    imported: ImportChanges | None = None
 
     @property
     def reported_name(self) -> str:
@@ -78,6 +81,7 @@ class CheckSubject:
         Raises:
             MissingSamplesError: If there are none; the hint shows how to give them.
         """
+        token = import_changes.set(self.imported)
         try:
             return checking.check(self.value, samples=self.samples, **options)
         except errors.MissingSamplesError as error:
@@ -86,6 +90,8 @@ class CheckSubject:
             raise errors.MissingSamplesError(
                 error.problem, operator=error.operator, where=error.where, hint=self.samples_hint()
             ) from error
+        finally:
+            import_changes.reset(token)
 
     def samples_hint(self) -> str:
         """Return the hint of a message: the way to give samples."""
@@ -107,6 +113,7 @@ def subjects_of(target: Target, samples: str | None) -> list[CheckSubject]:
         UsageError: If there are samples for more than one operator.
         OperatorNotFoundError: If there is nothing to check, or the samples are not there.
     """
+    before = settings()
     found = target.checkable()
     if samples is not None and len(found) != 1:
         raise errors.UsageError(
@@ -125,7 +132,11 @@ def subjects_of(target: Target, samples: str | None) -> list[CheckSubject]:
             hint="write `{name} = [(torch.randn(3, 4),)]` there, or name what holds them",
         )
     )
-    return [CheckSubject(name, value, target, given) for name, value in found.items()]
+    imported = ImportChanges.since(before, target.source)
+    return [
+        CheckSubject(name, value, target, given, None if at else imported)
+        for at, (name, value) in enumerate(found.items())
+    ]
 
 
 def report_of(subject: CheckSubject, options: dict[str, Any]) -> Report:
@@ -139,6 +150,6 @@ def report_of(subject: CheckSubject, options: dict[str, Any]) -> Report:
     guessed = subject.guess(options["seed"], limit_of(options["isolate"]))
     if guessed is None:
         return subject.check(options)
-    report = checking.check(subject.value, samples=guessed.samples, **options)
+    report = replace(subject, samples=guessed.samples).check(options)
     remark = GUESSED.format(words=guessed.words, how=subject.samples_hint())
     return replace(report, remarks=(*report.remarks, remark))

@@ -6,8 +6,9 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,12 +27,14 @@ class Setting:
         get: Reads it, as a value that can be compared.
         put: Sets it to a value that was read.
         other: Returns a different, harmless value for the one that was read; None where there is none.
+        by_libraries: True if libraries change it when they are imported, as is usual.
     """
 
     name: str
     get: Callable[[], Any]
     put: Callable[[Any], Any]
     other: Callable[[Any], Any] | None = None
+    by_libraries: bool = False
 
 
 def _put_filters(filters: list[Any]) -> None:
@@ -110,8 +113,14 @@ SETTINGS = (
         _put_cudnn,
         lambda state: (state[0], not state[1], not state[2]),
     ),
-    Setting("Python's warning filters", lambda: list(warnings.filters), _put_filters, lambda _: list(IGNORE)),
-    Setting("the environment's variables", lambda: dict(os.environ), _put_environment),
+    Setting(
+        "Python's warning filters",
+        lambda: list(warnings.filters),
+        _put_filters,
+        lambda _: list(IGNORE),
+        by_libraries=True,
+    ),
+    Setting("the environment's variables", lambda: dict(os.environ), _put_environment, by_libraries=True),
     Setting("the working directory", os.getcwd, os.chdir),
     Setting(
         "Python's recursion limit", sys.getrecursionlimit, sys.setrecursionlimit, lambda limit: limit + 1
@@ -120,9 +129,39 @@ SETTINGS = (
         "NumPy's error handling",
         lambda: numpy.geterr() if (numpy := sys.modules.get("numpy")) is not None else None,
         lambda state: sys.modules["numpy"].seterr(**state) if state is not None else None,
+        by_libraries=True,
     ),
 )
 """All settings. A change is reported even if the setting cannot be restored by a call."""
+
+
+@dataclass(frozen=True)
+class ImportChanges:
+    """Settings that the import of a file or module has changed.
+
+    Args:
+        source: Path of the file, or name of the module.
+        changed: Value of each setting before and after.
+    """
+
+    source: str
+    changed: Mapping[str, tuple[Any, Any]]
+
+    @classmethod
+    def since(cls, before: Mapping[str, Any], source: str) -> ImportChanges:
+        """Compare the settings with those before an import; those that libraries change are left out.
+
+        Args:
+            before: The settings before.
+            source: Path of the file, or name of the module.
+        """
+        own = [each for each in SETTINGS if not each.by_libraries]
+        pairs = {each.name: (before[each.name], each.get()) for each in own}
+        return cls(source, {name: pair for name, pair in pairs.items() if pair[0] != pair[1]})
+
+
+import_changes: ContextVar[ImportChanges | None] = ContextVar("import_changes", default=None)
+"""What the import of the checked file has changed; the command sets it, which imports the file."""
 
 
 def settings() -> dict[str, Any]:

@@ -13,12 +13,12 @@ from opsmith.checking.calls import LiveCall, SampleRun, copies, rule_location
 from opsmith.checking.exceptions import Overlooking, attribute_exception, by_statement, named_by, refuse_own
 from opsmith.checking.numerics.compare import SavedBits, differ_beyond_rounding
 from opsmith.checking.properties.behaviour.randomness import seeds
-from opsmith.checking.property import Findings, Note, Property, each_sample, first_line
+from opsmith.checking.property import IMPORTED, Findings, Note, Property, each_sample, first_line
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.aliasing import shared_memory
 from opsmith.checking.side_effects.canaries import GuardedTensor, guarded
-from opsmith.checking.side_effects.global_settings import other_settings
+from opsmith.checking.side_effects.global_settings import ImportChanges, import_changes, other_settings
 from opsmith.checking.side_effects.liveness import attribute_tensors, nodes, record_saved_tensors
 from opsmith.checking.side_effects.reachable_state import changes_since, short_repr, take_snapshot
 from opsmith.checking.side_effects.steady_runs import CHANGED
@@ -30,7 +30,10 @@ NAME = "effects"
 
 
 def run(subject: Subject) -> Findings:
-    """Check the operator, then the class of an operator that was adopted with a `kind=`."""
+    """Check the import, the operator, then the class of an operator that was adopted with a `kind=`."""
+    imported = import_changes.get()
+    if imported is not None and imported.changed:
+        yield _of_import(imported)
     causes: set[str] = set()
     for finding in each_sample(NAME, _sample, subject):
         causes.update([finding.cause] if isinstance(finding, Failure) else [])
@@ -39,6 +42,35 @@ def run(subject: Subject) -> Findings:
     for finding in [] if own is None else each_sample(NAME, _sample, own):
         if isinstance(finding, Failure) and finding.cause not in causes:
             yield of_own_apply(finding, subject)
+
+
+def _of_import(imported: ImportChanges) -> Failure:
+    """The failure for settings that the file of the operator changes when it is imported."""
+    source, changed = imported.source, imported.changed
+    words = [f"{name} from {short_repr(was)} to {short_repr(now)}" for name, (was, now) in changed.items()]
+    message = (
+        f"importing `{source}` changes {', '.join(words)}, for the whole process: leave that to the program, "
+        "or put it back"
+    )
+    load = "runpy.run_path" if source.endswith(".py") else "importlib.import_module"
+    replay = [
+        "import importlib, runpy, opsmith",
+        "from opsmith.checking.side_effects.global_settings import ImportChanges, settings",
+        "",
+        "before = settings()",
+        f"{load}({source!r})",
+        f"assert not ImportChanges.since(before, {source!r}).changed",
+    ]
+    return Failure(
+        NAME,
+        None,
+        "side-effect",
+        message,
+        None,
+        {IMPORTED: source, "settings": ", ".join(changed)},
+        replay="\n".join(replay),
+        given="unpromised",
+    )
 
 
 @dataclass(frozen=True)
