@@ -25,6 +25,8 @@ from opsmith.torch_library import capabilities
 THIS_CALL, OTHER_CALL = "this call", "a call of other numbers of the same shapes"
 INTERRUPTIONS = 6
 """Largest number of operations that are interrupted, one at a time."""
+EXCHANGES = 6
+"""Largest number of arguments in which two numbers are exchanged, one argument at a time."""
 
 
 Mode = Callable[[], AbstractContextManager[Any]]
@@ -94,7 +96,7 @@ class InterleavedCalls:
         """Add calls that differ from the tested call by two numbers of one argument; return their names."""
         names = {
             f"a call with two numbers of `{self.run.sample.labels[at]}` exchanged": at
-            for at in self.run.sample.inexact
+            for at in self.run.sample.inexact[:EXCHANGES]
         }
         self.runs.update(
             {call: replace(self.run, changed=partial(exchanged, at)) for call, at in names.items()}
