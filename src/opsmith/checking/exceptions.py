@@ -19,6 +19,7 @@ from opsmith import errors
 from opsmith.adopting.registered import is_operator
 from opsmith.checking.processes.fork import in_child, report_hang
 from opsmith.checking.processes.watchdog import EndlessCallError, Watchdog
+from opsmith.torch_library import capabilities
 
 
 @dataclass(frozen=True)
@@ -299,6 +300,24 @@ def raised_within(error: BaseException) -> bool:
 def within_backward(error: BaseException) -> bool:
     """True if an error of a backward comes through code of the operator, as a class in its reference."""
     return any(_is_operators(frame) for frame, _ in _stack(error.__traceback__))
+
+
+def of_backward(error: BaseException) -> bool:
+    """True if torch's engine raises it, or a backward that the engine runs: the call has returned before.
+
+    Example:
+        >>> x = torch.ones(2, requires_grad=True)
+        >>> try:
+        ...     torch.autograd.grad(x, x)
+        ... except RuntimeError as error:
+        ...     of_backward(error)
+        True
+    """
+    engine = {each.__code__ for each in (torch.autograd.grad, torch.autograd.backward)}
+    engine.add(capabilities.differentiated.__code__)
+    frames = (frame for frame, _ in _stack(error.__traceback__))
+    first = next((each for each in frames if each.f_code in engine or _is_operators(each)), None)
+    return first is not None and first.f_code in engine
 
 
 def by_statement(error: BaseException) -> bool:

@@ -17,6 +17,7 @@ from opsmith.checking.exceptions import (
     WrongFormError,
     by_statement,
     named_by,
+    of_backward,
     raised_within,
     refuse_own,
 )
@@ -232,6 +233,8 @@ def raised_at(
         evidence["notes"] = " ".join(notes)
     if isinstance(error, Exception) and raised_within(error) and by_statement(error):
         evidence[BY_ITSELF] = where or innermost(error, location)
+    if of_backward(error):
+        evidence[IN_BACKWARD] = "the backward"
     lacks = _lacks(error, named.cause)
     if lacks:
         evidence[MISSING_HERE] = lacks
@@ -265,6 +268,9 @@ UNCOMPILED = "kernel that cannot be compiled"
 
 BY_ITSELF = "raised by"
 """Evidence of a `raise` or an `assert` in the operator's own code: its author refuses something."""
+
+IN_BACKWARD = "raised in"
+"""Evidence of an exception in a backward, whose forward has returned."""
 
 REFUSED = "refused"
 """Evidence of a limit: a gradient in some samples, or a dtype, that its author refuses like this."""

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from opsmith.checking.calls import leaves_out
 from opsmith.checking.causes import CAUSES, Happened
 from opsmith.checking.properties import PROPERTIES
-from opsmith.checking.property import BY_ITSELF, MISSING_HERE, REFUSED, UNCOMPILED
+from opsmith.checking.property import BY_ITSELF, IN_BACKWARD, MISSING_HERE, REFUSED, UNCOMPILED
 from opsmith.checking.report import GIVEN, Failure, Given, Outcome, Severity
 from opsmith.checking.samples.cases import LOW_PRECISION, dtype_name
 from opsmith.checking.samples.sample import shown_sample
@@ -60,7 +60,7 @@ def circumstance(failure: Failure, subject: Subject) -> Given:
 
 def _is_of_backward(failure: Failure) -> bool:
     """True for an exception of a backward: a forward that returned has promised it, in any dtype and size."""
-    return PROPERTIES[failure.property].explains_gradients and "exception" in failure.evidence
+    return PROPERTIES[failure.property].explains_gradients and IN_BACKWARD in failure.evidence
 
 
 def happened(failure: Failure) -> Happened:

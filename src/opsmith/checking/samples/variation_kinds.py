@@ -21,6 +21,7 @@ from opsmith.checking.samples.linked_sizes import (
     number_locations,
     sizes_of,
 )
+from opsmith.checking.samples.pointed_sizes import emptied_with
 from opsmith.checking.samples.sample import Sample, places_of
 from opsmith.checking.subject import Subject
 from opsmith.core.generate_like import (
@@ -44,7 +45,7 @@ class Variation:
         flat: Changed flat arguments.
         fresh_numbers: True if it is a new input although its shapes are known.
         silent: True if its rejection need not be reported.
-        without: The size that is 0 in it, where only that is changed.
+        without: The size that is 0 in it, where only that is changed, and the number of indices into it.
         invented: True if no sample and no type shows that one of its values is meant, beside the others.
         repeats: True if it repeats an index that no sample repeats.
     """
@@ -100,10 +101,11 @@ def _one_size(
 
 
 def empties(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Variation]:
-    """Set each size alone to 0."""
+    """Set each size alone to 0, and with it the number of indices into that dimension."""
     sizes = sizes_of(subject, sample)
     for symbol in _from_another(sizes.symbols, sample):
-        for change in resized(sizes, {symbol.name: 0}, generator):
+        to = emptied_with(subject, sizes, symbol)
+        for change in () if to is None else resized(sizes, to, generator):
             yield replace(change, without=symbol)
 
 
