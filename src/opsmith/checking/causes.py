@@ -195,7 +195,7 @@ _TABLE = (
     ),
     Cause(
         "nan",
-        "It is nan or infinite where the right one is finite.",
+        "It is nan or infinite where the right one is finite; or a result is finite where that is not.",
         "The places of such elements.",
         numeric=True,
     ),

@@ -110,6 +110,9 @@ def undeclared_randomness(failure: Failure, every: Sequence[Failure]) -> Iterato
 WRONG_ELEMENTS = ("not-written", "overwritten")
 """Causes of a call in place that writes other elements than the reference."""
 
+WRONG_NUMBERS = ("kernel-mismatch", "nan", *WRONG_ELEMENTS)
+"""Causes of results that autograd through the reference does not fit."""
+
 
 def wrong_write(failure: Failure, every: Sequence[Failure]) -> Iterator[Failure]:
     """Explain a wrong new value of an argument by what a call in place writes, or does not write."""
@@ -137,7 +140,7 @@ def wrong_results(failure: Failure, before: Sequence[Failure]) -> Iterator[Failu
         misfit = known.sends_gradients and "exception" in failure.evidence and each.cause == "shape"
         contradicted = failure.evidence.get("reverse mode") == "wrong as well"
         saved = (each.input or "").partition("[")[0] in failure.evidence.get(RIGHT_WITH_REFERENCE, ())
-        if misfit or saved or (contradicted and each.cause in ("kernel-mismatch", *WRONG_ELEMENTS)):
+        if misfit or saved or (contradicted and each.cause in WRONG_NUMBERS):
             yield each
 
 

@@ -18,11 +18,9 @@ INDICES = torch.tensor([0, 2, 2])
 PROPERTIES = ["forward", "linearity", "gradient", "layouts", "forward_mode", "second_order", "vmap"]
 
 
-def kernel_that_checks(
-    name: str, reference: Callable[..., Tensor], axis: int, error: type[Exception], **options: Any
-) -> Any:
+def kernel_that_checks(name: str, reference: Callable[..., Tensor], axis: int, error: type[Exception]) -> Any:
     """Declare an operator of `x` and `index` with a right kernel that refuses indices out of range."""
-    operator = opsmith.operator(f"pointed::{name}", **options)(reference)
+    operator = opsmith.operator(f"pointed::{name}")(reference)
 
     def kernel(x: Tensor, index: Tensor, *others: Any) -> Tensor:
         if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < x.shape[axis]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from opsmith.checking.causes import UNKNOWN, first_of
 from opsmith.checking.diagnosis.conditions import values_beside
 from opsmith.checking.diagnosis.detectors import DETECTORS
+from opsmith.checking.diagnosis.detectors.precision import not_matched
 from opsmith.checking.diagnosis.detectors.scale import shown_factor
 from opsmith.checking.diagnosis.evidence import Detection, Evidence, Pair
 from opsmith.checking.diagnosis.observation import Observation
@@ -71,14 +72,24 @@ def diagnose(observation: Observation) -> Diagnosis:
 
 
 def explain_difference(got: Tensor | None, expected: Tensor) -> tuple[str, str]:
-    """Name the cause of a difference, and the reason, from the two tensors alone.
+    """Name the cause of a difference of results, and the reason, from the two tensors alone.
 
     Args:
         got: The computed tensor; None where there is none.
-        expected: The right tensor.
+        expected: The right tensor; where it is nan or infinite, the computed one must be the same.
+
+    Example:
+        >>> explain_difference(torch.tensor([0.0, 1.0]), torch.tensor([torch.nan, 1.0]))[0]
+        'nan'
     """
-    found = diagnose(Observation(got, expected))
-    return found.cause, found.reason
+    observation = Observation(got, expected)
+    found, evidence = diagnose(observation), Evidence(observation)
+    other = not_matched(evidence)
+    if other is None:
+        return found.cause, found.reason
+    if found.cause != "nan" and evidence.first.is_small:  # all finite numbers are right
+        return "nan", other.reason
+    return found.cause, "; ".join(filter(None, [found.reason, other.reason]))
 
 
 CLOSE = 1e-6

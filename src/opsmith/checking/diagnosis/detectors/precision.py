@@ -121,5 +121,41 @@ def nonfinite(evidence: Evidence) -> Iterator[Detection]:
     )
 
 
+def not_matched(evidence: Evidence) -> Detection | None:
+    """Describe what stands where the right one is nan or infinite, if that is another number.
+
+    Only of results: the gradient of a reference may be nan where another is right.
+    """
+    pair = evidence.first
+    if not pair.same_shape or evidence.observation.got is None:
+        return None
+    other = _unmatched(pair)
+    count, total = int(other.sum()), other.numel()
+    if not count:
+        return None
+    place = None if count == total else describe_elements(evidence, _unmatched)
+    got, right = _named(pair.got[other]), _named(pair.expected[other])
+    reason = f"it is {got} where the right one is {right}, in {count} of {total} elements"
+    reason += f", {place}" if place else ""
+    reason += f"; if {got} is meant there, let the reference give it"
+    return Detection("nan", reason, {"elements": f"{count} of {total}"})
+
+
+def _unmatched(pair: Pair) -> Tensor:
+    same = (pair.got == pair.expected) | (pair.got.isnan() & pair.expected.isnan())
+    return ~pair.expected.isfinite() & ~same
+
+
+def _named(values: Tensor) -> str:
+    """Name the number that all of some elements are, or else their kind."""
+    if bool(values.isnan().all()):
+        return "nan"
+    if bool((values == values[0]).all()):
+        return f"{values[0].item() + 0:.6g}"  # no -0
+    if bool(values.isfinite().all()):
+        return "finite"
+    return "nan or infinite" if bool(values.isnan().any()) else "infinite"
+
+
 def _bad(pair: Pair) -> Tensor:
     return ~pair.got.isfinite() & pair.expected.isfinite()

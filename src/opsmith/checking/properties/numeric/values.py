@@ -9,6 +9,7 @@ rejects by an exception.
 
 from __future__ import annotations
 
+import cmath
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -67,7 +68,9 @@ def _sample(subject: Subject, sample: Sample, coverage: Coverage) -> Findings:
             failure.input in {result.name for result in subject.results(sample)} for failure in failures
         ):
             dtypes.append(dtype)
-        yield from (failure for failure in failures if failure.cause == "nan")
+        nan = (failure for failure in failures if failure.cause == "nan")
+        # What is not nan, and should be, `forward` reports.
+        yield from (failure for failure in nan if cmath.isfinite(failure.evidence["expected"]))
         wrong = {failure.input for failure in failures}
         for label in sorted(label for label in wrong if label):
             yield Note(f"special values skipped for `{label}`: it is already wrong on {sample.brief}")
@@ -371,7 +374,8 @@ def _failure(
     elements = wrong.reshape(-1).nonzero().flatten().tolist()
     at = elements[0]
     index = list(unravel(at, wrong.shape))
-    nan = not bool(got.reshape(-1)[at].isfinite())
+    held = [got, expected] if argnum is None else [got]
+    nan = not all(bool(each.reshape(-1)[at].isfinite()) for each in held)
     elementwise = argnum in (None, call.argnum) and wrong.shape == call.flat[call.argnum].shape
     special = [_shown(call.where[p]) for p in elements if p in call.where]
     values = ", ".join(f"{_shown(v)} at {p}" for p, v in call.where.items())
