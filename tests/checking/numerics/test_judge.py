@@ -188,3 +188,31 @@ def test_a_kernel_for_tf32_is_a_warning_and_one_that_is_wrong_an_error() -> None
     assert "it is right for arguments that are rounded to TF32 (10 bits)" in failure.message
     (failure, *_) = rounding_kernel("off", lambda a, b: (a @ b) * 1.01).failures
     assert (failure.severity, failure.cause) == ("error", "kernel-mismatch")
+
+
+def quotient(name: str, factor: float, at_zero: float = 0.0) -> opsmith.Report:
+    """The report on `x / y` with a zero in `y`, by formulas that are off by a factor, or nan elsewhere."""
+
+    def divide(x: Tensor, y: Tensor) -> Tensor:
+        return x / y
+
+    operator = opsmith.operator(f"judge::{name}")(divide)
+    if factor:
+        operator.gradients(
+            x=lambda grad, y: grad / y + at_zero * (y == 1).to(y.dtype),
+            y=lambda grad, x, y: -factor * grad * x / y**2,
+        )
+    y = torch.tensor([0.5, 0.0, 2.0, 1.0], dtype=torch.float64)
+    return opsmith.check(operator, samples=[(y + 1, y)], only=["gradient"], effort="quick")
+
+
+@pytest.mark.parametrize("factor", [0.0, 1.0], ids=["derived", "by formulas"])
+def test_a_gradient_may_be_nan_beside_an_infinite_result_where_the_reference_s_is(factor: float) -> None:
+    assert not quotient(f"quotient_{factor:g}", factor).failures
+
+
+def test_beside_an_infinite_result_the_other_elements_are_judged() -> None:
+    (failure,) = quotient("off", 1.01).failures
+    assert (failure.input, failure.cause) == ("y", "scale")
+    (failure,) = quotient("nan", 1.0, at_zero=torch.nan).failures
+    assert (failure.input, failure.cause) == ("x", "nan")

@@ -223,7 +223,7 @@ def _about_reference(right: RightGradient, grad_outputs: GradOutputs) -> Finding
         if subject.kind.own_forward:
             yield Note(FORWARD_IS_NO_TRUTH)
         elif isinstance(specification.gradients.rules.get(sample.names[argnum]), Formula):
-            yield reference_failure(right, argnum, grad_outputs)
+            yield from reference_failure(right, argnum, grad_outputs)
 
 
 NOT_RECORDED = (
@@ -331,8 +331,9 @@ def _judged(right: RightGradient, attempt: Attempt, case: Case | None, believed:
     like = right.sample.at(attempt.dtype, attempt.device)[argnum]
     got = torch.zeros_like(like) if attempt.got is None else attempt.got
     if not believed and attempt.dtype == torch.float64:
-        numerical = right.numerical(argnum, attempt.grad_outputs)
-        return replace(attempt, difference=numerical.judge(got.cpu()), expected=numerical.known)
+        difference = right.judge_by_differences(argnum, attempt.grad_outputs, got.cpu())
+        known = right.numerical(argnum, attempt.grad_outputs).known
+        return replace(attempt, difference=difference, expected=known)
     if case is None:
         return attempt
     answer = case.answers[right.argnums.index(argnum)]

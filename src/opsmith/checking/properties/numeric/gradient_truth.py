@@ -21,7 +21,7 @@ from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.numerics.agreement import agrees_along
 from opsmith.checking.numerics.answer import Computation
 from opsmith.checking.numerics.autodiff import has_gradient, vjp_or_zeros
-from opsmith.checking.numerics.compare import largest_magnitude
+from opsmith.checking.numerics.compare import Difference, all_finite, largest_magnitude
 from opsmith.checking.numerics.directional import DirectionalFunction
 from opsmith.checking.numerics.finite_differences import NumericalGradient, numerical_gradient
 from opsmith.checking.samples.grad_outputs import GradOutputs, plain_grad_outputs
@@ -102,6 +102,24 @@ class RightGradient:
                 argnum, grad_outputs, self.subject.effort.moved(self.sample.elements)
             )
         return self._numerical[key]
+
+    def judge_by_differences(self, argnum: int, grad_outputs: GradOutputs, got: Tensor) -> Difference | None:
+        """The worst element beside finite differences; None where they contradict none.
+
+        Beside an infinite result, as of `x / 0`, zero times an infinite derivative is nan in autograd, too.
+        """
+        numerical = self.numerical(argnum, grad_outputs)
+        if got.isfinite().all() or not self.recorded or self.has_finite_results:
+            return numerical.judge(got)
+        open_ = got.isnan() & self.through_reference(argnum, grad_outputs).isnan()
+        return numerical.judge(torch.where(open_, numerical.values.nan_to_num().to(got), got))
+
+    @cached_property
+    def has_finite_results(self) -> bool:
+        """True if every number of every result is finite."""
+        with torch.no_grad():
+            results = self.subject.plain(self.sample)(self.sample.in_double())
+        return all(all_finite(each) for each in results if is_inexact(each))
 
     def has_kink(self, argnum: int, grad_outputs: GradOutputs) -> bool:
         """True if finite differences find a kink: of a few elements if these were enough, else of all."""

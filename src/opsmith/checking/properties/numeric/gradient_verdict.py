@@ -283,8 +283,8 @@ def _is_right_with_reference(right: RightGradient, shown: Attempt) -> bool:
     return False
 
 
-def reference_failure(right: RightGradient, argnum: int, grad_outputs: GradOutputs) -> Failure:
-    """The failure for a reference through which autograd gives a wrong derivative.
+def reference_failure(right: RightGradient, argnum: int, grad_outputs: GradOutputs) -> Findings:
+    """Yield the failure for a reference through which autograd gives a wrong derivative.
 
     Args:
         right: The right gradients.
@@ -293,11 +293,13 @@ def reference_failure(right: RightGradient, argnum: int, grad_outputs: GradOutpu
     """
     sample, numerical = right.sample, right.numerical(argnum, grad_outputs)
     got = right.through_reference(argnum, grad_outputs)
-    difference = numerical.judge(got)
+    difference = right.judge_by_differences(argnum, grad_outputs, got)
+    if difference is None:
+        return
     found = diagnose(Observation(got, numerical.known))
     label = sample.labels[argnum]
     reason = f": {found.reason}" if found.reason else ""
-    return Failure(
+    yield Failure(
         NAME,
         label,
         found.cause,
