@@ -206,7 +206,7 @@ def without_defaults(
     An argument after one without a default cannot have one in a schema either, and one before it must not, so
     that a call by position means the same.
     """
-    plain = [not _has_value(each.default) or each.kind.base is not OBJECT for each in arguments]
+    plain = [not _has_value(each.default) or each.kind.base not in (OBJECT, TENSOR) for each in arguments]
     writable = all(plain) and not any(
         isinstance(each.default, list | tuple) and each.kind.base is VALUE_TYPES[str] for each in arguments
     )

@@ -37,9 +37,7 @@ def of_forward_mode(subject: Subject) -> Given:
 
 
 def of_batches(subject: Subject) -> Given:
-    """The promise of `vmap`: a class makes it by its own rule, or where it has torch make one."""
-    written = _function_class(subject)
-    if written is None:
+    """The promise of `vmap`: a class makes it by its own rule; one that torch generates nobody wrote."""
+    if _function_class(subject) is None:
         return "undeclared"
-    promised = subject.specification.origin.own("vmap") is not None or written.generate_vmap_rule
-    return "usual" if promised else "unpromised"
+    return "usual" if subject.specification.origin.own("vmap") is not None else "unpromised"

@@ -212,7 +212,7 @@ def test_a_gradient_may_be_nan_beside_an_infinite_result_where_the_reference_s_i
 
 
 def test_beside_an_infinite_result_the_other_elements_are_judged() -> None:
-    (failure,) = quotient("off", 1.01).failures
+    (failure,) = quotient("quotient_off", 1.01).failures
     assert (failure.input, failure.cause) == ("y", "scale")
-    (failure,) = quotient("nan", 1.0, at_zero=torch.nan).failures
+    (failure,) = quotient("quotient_nan", 1.0, at_zero=torch.nan).failures
     assert (failure.input, failure.cause) == ("x", "nan")

@@ -240,11 +240,15 @@ def between(low: float, high: float) -> str:
     """Format the simplest number from `low` to `high`, with `about` where it has many digits.
 
     Example:
-        >>> between(0.98, 1.04), between(-0.2, 0.3), between(0.7312, 0.7341)
-        ('1', '0', 'about 0.733')
+        >>> between(0.98, 1.04), between(-0.2, 0.3), between(0.7312, 0.7341), between(-math.inf, -2.5)
+        ('1', '0', 'about 0.733', '-3')
     """
     if low <= 0 <= high:
         return "0"
+    if low == high:
+        return f"{low:g}"
+    low = high - 1 if math.isinf(low) else low
+    high = low + 1 if math.isinf(high) else high
     for digits in (0, 1, 2):
         step = 10.0**-digits
         first = math.ceil(low / step - 1e-9) * step

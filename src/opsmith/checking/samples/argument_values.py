@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opsmith.checking.report import Given
 from opsmith.checking.samples.compared_values import compared_values, is_float, others, unnamed_value
 from opsmith.checking.samples.index_values import index_values
 from opsmith.checking.samples.linked_sizes import sizes_of
@@ -62,15 +63,17 @@ def _values_of(
         value = sample.flat[argnum]
         if not _may_change(subject, argument, sample, argnum):
             continue
+        named = {repr(_like(value, each)) for each in _compared(comparisons, value)}
         for other in _others(subject, argument, comparisons, value, values_shown):
             if repr(other) not in (shown if not subject.effort.exhaustive else {repr(value)}):
                 words = f"`{argument.name}={other!r}`"
                 words += "" if isinstance(value, Tensor) else f" where it had {value!r}"
                 silent = not isinstance(value, bool | Enum)
-                invented = not _is_meant(subject, argument, other)
-                change = Variation(
-                    sample, words, sample.with_value(argnum, other), silent=silent, invented=invented
-                )
+                given: Given = "usual" if _is_meant(subject, argument, other) else "undeclared"
+                if repr(other) not in named and _is_number(other):
+                    given = "strained"
+                flat = sample.with_value(argnum, other)
+                change = Variation(sample, words, flat, silent=silent, given=given)
                 values[repr(other)] = other
                 tried.setdefault(repr(other), []).append(change)
     yield from ((values[text], tuple(several)) for text, several in tried.items())
@@ -103,6 +106,11 @@ def _states_none(subject: Subject, argument: Argument) -> bool:
     return optional and subject.specification.origin.states_type(argument.name)
 
 
+def _compared(comparisons: Sequence[Comparison], value: Any) -> list[Any]:
+    """The values that code compares an argument with."""
+    return [other for comparison in comparisons for other in others(comparison, value)]
+
+
 def _others(
     subject: Subject,
     argument: Argument,
@@ -111,7 +119,7 @@ def _others(
     values_shown: Sequence[Any],
 ) -> Iterator[Any]:
     """Yield values of the type of the given one, the most revealing first."""
-    compared = [other for comparison in comparisons for other in others(comparison, value)]
+    compared = _compared(comparisons, value)
     # A class has no types but those that its samples show.
     if _states_none(subject, argument) or (subject.kind.applied and None in compared):
         yield None

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from opsmith.checking.exceptions import Overlooking
+from opsmith.checking.numerics.autodiff import has_gradient, record
 from opsmith.checking.numerics.compare import all_finite
 from opsmith.checking.samples.memory_layouts import PLAIN
 from opsmith.checking.samples.sample import CPU, Sample, is_inexact, replica
@@ -86,10 +89,22 @@ def plain_grad_outputs(subject: Subject, sample: Sample) -> GradOutputs:
 
 def results_with_gradient(subject: Subject, sample: Sample, results: Sequence[Tensor]) -> list[bool]:
     """For each visible result, True if it takes a grad_output."""
+    marked: frozenset[int] = frozenset()
+    if subject.kind.own_forward and len(results) > 1:
+        marked = subject.once("results without a graph", sample, partial(_marked, subject, sample))
     return [
-        described.differentiable and is_inexact(result)
-        for described, result in zip(subject.results(sample), results, strict=True)
+        described.differentiable and is_inexact(result) and at not in marked
+        for at, (described, result) in enumerate(zip(subject.results(sample), results, strict=True))
     ]
+
+
+def _marked(subject: Subject, sample: Sample) -> frozenset[int]:
+    """The results that a class marks as non-differentiable: they have no graph, and others have one."""
+    with Overlooking():  # what it raises is reported
+        _, _, results = record(partial(subject.call, sample), sample.at(), sample.inexact)
+        graphs = [*map(has_gradient, results)]
+        return frozenset(at for at, graph in enumerate(graphs) if any(graphs) and not graph)
+    return frozenset()
 
 
 def random_grad_output(like: Tensor, generator: torch.Generator) -> Tensor:

@@ -63,7 +63,9 @@ def _varied(
         if made is not None:
             flat = sample.with_value(argnum, made)
             what = f"{words} in `{sample.labels[argnum]}`"
-            found.append(Variation(sample, what, flat, True, silent=True, invented=True, repeats=repeats))
+            found.append(
+                Variation(sample, what, flat, True, silent=True, given="undeclared", repeats=repeats)
+            )
     return tuple(found)
 
 

@@ -6,6 +6,7 @@ arguments that equal them. Too few symbols make less varied inputs; too many wou
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -72,11 +73,13 @@ class Sizes:
         sample: The sample.
         symbols: Sizes that can be changed.
         formulas: Sizes computed from symbols, where the author declared expressions.
+        divisors: Number that divides a symbol's size in every sample, where samples have several sizes.
     """
 
     sample: Sample
     symbols: tuple[Symbol, ...]
     formulas: Mapping[SizeLocation, Callable[[Mapping[str, int]], int | None]]
+    divisors: Mapping[str, int]
 
     @cached_property
     def by_name(self) -> dict[str, int]:
@@ -117,8 +120,23 @@ def sizes_of(subject: Subject, sample: Sample) -> Sizes:
     """Return the sizes of a sample, as declared or else as the samples show them."""
     shapes = subject.specification.shapes
     if shapes is None:
-        return Sizes(sample, _shown(subject, sample), {})
+        symbols = _shown(subject, sample)
+        divisors = {symbol.name: _divisor(subject, sample, symbol) for symbol in symbols}
+        return Sizes(sample, symbols, {}, divisors)
     return _declared(shapes, sample)
+
+
+def _divisor(subject: Subject, sample: Sample, symbol: Symbol) -> int:
+    """The number that divides a size in every sample of the author, as 2 where halves are split; else 1."""
+    shown = {
+        each.flat[place.argnum].shape[place.index]
+        for place in symbol.locations
+        if not place.number
+        for each in subject.samples
+        if not each.origin and len(each.flat) == len(sample.flat)
+        if each.ranks[place.argnum] == sample.ranks[place.argnum]
+    }
+    return math.gcd(*shown) or 1 if len(shown) > 1 else 1
 
 
 def _with_item(value: Any, index: int, size: int) -> Any:
@@ -150,7 +168,7 @@ def _declared(shapes: Shapes, sample: Sample) -> Sizes:
         for name, where in locations.items()
         if name in sizes or name.startswith("...")
     )
-    return Sizes(sample, symbols, formulas)
+    return Sizes(sample, symbols, formulas, {})
 
 
 def _formula(expression: Expression) -> Callable[[Mapping[str, int]], int | None]:

@@ -33,7 +33,6 @@ class Sample:
         flattening: Arrangement of the arguments.
         flat: Argument values as the author gave them, with defaults, and with lists of tensors spread out.
         origin: Description of the author's sample that it was derived from; empty for one of the author's.
-        invented: True if it has a value that neither a sample nor a type shows, beside its other arguments.
         repeats: True if it repeats an index that no sample of the author repeats.
         change: The change that it was derived by; None for one of the author's.
         copies: Copies of its objects, which samples that are derived from it share: code that is compiled
@@ -44,7 +43,6 @@ class Sample:
     flattening: ArgumentFlattening
     flat: tuple[Any, ...]
     origin: str = ""
-    invented: bool = False
     repeats: bool = False
     change: Variation | None = field(default=None, compare=False, repr=False)
     copies: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
@@ -78,8 +76,9 @@ class Sample:
 
     @property
     def given(self) -> Given:
-        """Circumstance of what is seen on it: it may have an invented value, or lack elements."""
-        return "undeclared" if self.invented or self.is_emptied else "usual"
+        """Circumstance of what is seen on it: that of its change, or a lack of elements."""
+        changed: Given = "usual" if self.change is None else self.change.given
+        return "undeclared" if self.is_emptied and changed == "usual" else changed
 
     def is_buffer(self, argnum: int) -> bool:
         """True if a tensor has no elements, and nobody took them away: a call may resize it to write into."""

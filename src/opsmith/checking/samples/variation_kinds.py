@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from opsmith.checking.report import Given
 from opsmith.checking.samples.linked_sizes import (
     SizeLocation,
     Sizes,
@@ -46,7 +47,8 @@ class Variation:
         fresh_numbers: True if it is a new input although its shapes are known.
         silent: True if its rejection need not be reported.
         without: The size that is 0 in it, where only that is changed, and the number of indices into it.
-        invented: True if no sample and no type shows that one of its values is meant, beside the others.
+        given: Circumstance: `undeclared` where no sample and no type shows that a value is meant beside the
+            others, `strained` where its number is nobody's.
         repeats: True if it repeats an index that no sample repeats.
     """
 
@@ -56,7 +58,7 @@ class Variation:
     fresh_numbers: bool = False
     silent: bool = False
     without: Symbol | None = None
-    invented: bool = False
+    given: Given = "usual"
     repeats: bool = False
 
     @property
@@ -67,7 +69,7 @@ class Variation:
     def sample(self, position: int) -> Sample:
         """Return the changed sample."""
         made = replace(self.of, position=position, flat=self.flat, origin=self.origin)
-        return replace(made, invented=self.invented, repeats=self.repeats, change=self)
+        return replace(made, repeats=self.repeats, change=self)
 
 
 T = TypeVar("T")
@@ -159,7 +161,8 @@ def resized(
             return
         flat[argnum] = made
     words = ", ".join(f"`{name}` at {size} where it had {sizes.by_name[name]}" for name, size in to.items())
-    yield Variation(sample, words, tuple(flat), silent=silent)
+    strained = any(size % sizes.divisors.get(name, 1) for name, size in to.items())
+    yield Variation(sample, words, tuple(flat), silent=silent, given="strained" if strained else "usual")
 
 
 def _pointing(given: Tensor, made: Tensor, had: int, size: int) -> Tensor:
@@ -236,7 +239,8 @@ def _numbers(subject: Subject, sample: Sample, generator: torch.Generator) -> It
             few = isinstance(value, bool | Enum)
             words = f"`{name}={other!r}` where it had {value!r}"
             # A forward that does not use a number, such as a dimension, takes one that does not fit, too.
-            yield Variation(sample, words, flat, silent=not few, invented=not few and is_number(other))
+            given: Given = "undeclared" if not few and is_number(other) else "usual"
+            yield Variation(sample, words, flat, silent=not few, given=given)
 
 
 def is_number(value: Any) -> bool:
@@ -333,7 +337,7 @@ def _unequal(subject: Subject, sample: Sample, generator: torch.Generator) -> It
             others = tuple(each for each in sizes.symbols if each is not symbol)
             changed = replace(sizes, symbols=(*others, part))
             for change in resized(changed, {part.name: part.size + 1}, generator, silent=True):
-                yield replace(change, invented=True)
+                yield replace(change, given="undeclared")
 
 
 KINDS: tuple[VariationKind, ...] = (

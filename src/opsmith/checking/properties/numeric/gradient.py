@@ -339,6 +339,8 @@ def _judged(right: RightGradient, attempt: Attempt, case: Case | None, believed:
     answer = case.answers[right.argnums.index(argnum)]
     expected = answer.value
     assert expected is not None
+    # Where autograd itself gives nan, as zero times infinity does, nothing is known.
+    got = torch.where(expected.isfinite().to(got.device), got, expected.to(got))
     verdict = judge(got, answer)
     if verdict.wrong:  # at a kink, any value between the one-sided derivatives is right
         between = _between(right.numerical(argnum, attempt.grad_outputs), got.cpu(), expected)

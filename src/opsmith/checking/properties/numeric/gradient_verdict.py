@@ -83,7 +83,10 @@ def conclude(right: RightGradient, attempts: Sequence[Attempt]) -> Findings:
         judged = [each for each in attempts if each.argnum == argnum and each.error is None]
         if any(each.wrong for each in judged):
             failure = _wrong(right, judged)
-            yield _rounding(right, judged, failure) if _is_rounding(judged) else _approximate(judged, failure)
+            if _is_rounding(judged):
+                yield _rounding(right, judged, failure)
+            else:
+                yield approximate(failure, max(_share_off(each) for each in judged if each.wrong))
         elif not right.confirmed and any(
             right.has_kink(argnum, grad_outputs) for grad_outputs in _tried(judged)
         ):
@@ -236,9 +239,13 @@ THOUSANDTH = 1e-3
 """Largest share of the largest element that an approximation is off by, as another formula's derivative."""
 
 
-def _approximate(attempts: Sequence[Attempt], failure: Failure) -> Failure:
-    """The failure, as a minor one where a gradient is off by at most a thousandth of its largest element."""
-    off = max(_share_off(each) for each in attempts if each.wrong)
+def approximate(failure: Failure, off: float) -> Failure:
+    """The failure, as a minor one where a gradient is off by at most a thousandth of its largest element.
+
+    Args:
+        failure: The failure.
+        off: The largest error, as a share of that.
+    """
     if off > THOUSANDTH:
         return failure
     if failure.cause not in (UNKNOWN, "region"):
@@ -248,12 +255,20 @@ def _approximate(attempts: Sequence[Attempt], failure: Failure) -> Failure:
 
 
 def _share_off(attempt: Attempt) -> float:
-    """The largest error of a gradient as a share of the largest element of the right one."""
     if attempt.got is None or attempt.expected is None:
         return math.inf
-    known = attempt.expected.isfinite()
-    off = (attempt.got.detach().to(attempt.expected) - attempt.expected)[known]
-    largest = largest_magnitude(attempt.expected)
+    return share_off(attempt.got, attempt.expected)
+
+
+def share_off(got: Tensor, right: Tensor) -> float:
+    """Return the largest error of a gradient as a share of the largest element of the right one.
+
+    Example:
+        >>> share_off(torch.tensor([1.0, 4.5]), torch.tensor([1.0, 5.0]))
+        0.1
+    """
+    known = right.isfinite()
+    off, largest = (got.detach().to(right) - right)[known], largest_magnitude(right)
     return float(off.abs().max()) / largest if largest and bool(off.isfinite().all()) else math.inf
 
 

@@ -24,6 +24,7 @@ from opsmith.checking.numerics.answer import Computation, unknown
 from opsmith.checking.numerics.autodiff import differentiate, has_gradient, record, vjp, vjp_or_zeros
 from opsmith.checking.numerics.compare import all_finite, clearly_agrees, is_close, same_bits, unravel
 from opsmith.checking.numerics.finite_differences import numerical_gradient
+from opsmith.checking.properties.numeric.gradient_verdict import approximate, share_off
 from opsmith.checking.properties.numeric.special_results import differing, wrong_results
 from opsmith.checking.properties.numeric.ties import where_tied
 from opsmith.checking.property import Coverage, Findings, Note, Property, Skipped, covered_samples, raised
@@ -354,6 +355,7 @@ def _judged(
             expected = torch.where(right[0].isfinite(), right[0], expected)
         what = f"the gradient of `{label}` is wrong"
         found = _failure(call, label, got, expected, wrong.view(got.shape), what, argnum)
+        found = approximate(found, share_off(got, expected))
         yield where_tied(found, subject, moved=call.label)
         return
     edges = (numbers.kinks | ~numbers.known.isfinite()).reshape(-1)
