@@ -369,7 +369,7 @@ class LaunchError(OpsmithError, ValueError):
 
 
 class KernelRefusedError(OpsmithError, RuntimeError):
-    """A kernel with `strict=True` does not take a call on its device."""
+    """A kernel with `strict=True` does not take a call on its device, or an index of 32 bits a result."""
 
 
 class KernelError(OpsmithError, RuntimeError):

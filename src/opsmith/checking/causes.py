@@ -336,6 +336,12 @@ _TABLE = (
         "Registers, spills and shared memory, as the assembler reports them, beside the limits.",
     ),
     Cause(
+        "narrow-index",
+        "An index of a kernel in C++ or CUDA C++ has 32 bits: larger tensors are refused.",
+        "The types of the indices, which the compiler names.",
+        happened="less",
+    ),
+    Cause(
         "not-exercised",
         "A formula, kernel or claim was never run: no sample reaches it.",
         "None of the samples does.",

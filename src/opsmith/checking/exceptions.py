@@ -303,16 +303,7 @@ def within_backward(error: BaseException) -> bool:
 
 
 def of_backward(error: BaseException) -> bool:
-    """True if torch's engine raises it, or a backward that the engine runs: the call has returned before.
-
-    Example:
-        >>> x = torch.ones(2, requires_grad=True)
-        >>> try:
-        ...     torch.autograd.grad(x, x)
-        ... except RuntimeError as error:
-        ...     of_backward(error)
-        True
-    """
+    """True if torch's engine raises it, or a backward that the engine runs: the call has returned before."""
     engine = {each.__code__ for each in (torch.autograd.grad, torch.autograd.backward)}
     engine.add(capabilities.differentiated.__code__)
     frames = (frame for frame, _ in _stack(error.__traceback__))

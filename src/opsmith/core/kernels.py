@@ -184,6 +184,10 @@ class BuiltKernel(errors.ErrorSubject, ABC, Generic[S]):
         """The source of the sizes of the results."""
         return "the reference"
 
+    def narrow_indices(self, values: Sequence[Any]) -> Sequence[Any]:
+        """Return the indices of 32 bits of calls with these values, as a compiler names them."""
+        return ()
+
     @abstractmethod
     def copies(self, values: Sequence[Any]) -> tuple[str, ...]:
         """Return the tensors that it copies in a call with these values, each with the reason."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -235,7 +236,9 @@ def misdeclared(
     return error
 
 
-def check_written(kernel: BuiltKernel[Any], name: str, result: ResultLayout, view: Parameter) -> None:
+def check_written(
+    kernel: BuiltKernel[Any], name: str, result: ResultLayout, view: Parameter, values: Sequence[Any]
+) -> None:
     """Check the view of a result against the result of the reference.
 
     Args:
@@ -243,9 +246,11 @@ def check_written(kernel: BuiltKernel[Any], name: str, result: ResultLayout, vie
         name: Name of the result.
         result: Layout of the reference's result.
         view: The view that the kernel writes.
+        values: Values of the arguments.
 
     Raises:
         KernelSignatureError: If dtype or number of dimensions differ.
+        KernelRefusedError: If it has more elements than the kernel's indices count.
     """
     if not view.holds(result.dtype, len(result.shape)):
         raise kernel.error(
@@ -256,6 +261,32 @@ def check_written(kernel: BuiltKernel[Any], name: str, result: ResultLayout, vie
             got=str(view),
             hint="change the view, or leave the dtype out of `dtypes=`",
         )
+
+    refused = index_refusal(kernel, values, [(name, result.shape)])
+    if refused is not None:
+        raise kernel.error(errors.KernelRefusedError, f"the kernel writes no such result: {refused}")
+
+
+def index_refusal(
+    kernel: BuiltKernel[Any], values: Sequence[Any], shapes: Sequence[tuple[str, Sequence[int]]] = ()
+) -> str | None:
+    """Return why a kernel takes no tensors of these shapes, by default of the values; None if it does.
+
+    Indices of 32 bits count 2**31 - 1 elements. A compiler is asked for them if a tensor has more.
+    """
+    tensors = _named_tensors(kernel.operator.specification.schema.names, values)
+    for name, shape in shapes or ((name, tensor.shape) for name, tensor in tensors):
+        count = math.prod(shape)
+        if type(count) is not int or count < 2**31:  # a symbol of a compiler, or few
+            continue
+        try:
+            found = [each for each in kernel.narrow_indices(values) if name in (each.tensors or (name,))]
+        except errors.OpsmithError as error:
+            unknown = f"no compiler tells if the kernel's indices have 32 bits: {error.problem}"
+            return f"`{name}` has {count} elements, and {unknown}"
+        if found:
+            return f"`{name}` has {count} elements, and at {found[0].where} {found[0].reason}"
+    return None
 
 
 def choose_candidate(

@@ -37,7 +37,7 @@ from opsmith.kernels.cpp.source import CppSource
 HERE = Path(__file__).parent
 HEADER = HERE / "opsmith.h"
 LIBRARY = "kernel.so"
-OBJECT = "kernel.o"
+OBJECT, WARNINGS = "kernel.o", "warnings.txt"
 STUB = "libtorch_cpu.so"
 """Empty library with the name of torch's own. Linking against the real one takes a third of a second."""
 
@@ -155,6 +155,13 @@ def compile_with_headers(
     }
 
 
+def index_warnings(source: CppSource, operator: str, dtypes: tuple[torch.dtype, ...]) -> str:
+    """Return what the compiler prints of a kernel if indices of 32 bits are errors; see `compile_kernel`."""
+    compiler = _kernel_compiler(source, operator, dtypes, "")
+    entry = compiler.obtain("cpp indices in 32 bits", KernelCompiler.build_warnings)
+    return (entry.directory / WARNINGS).read_text(encoding="utf-8", errors="surrogateescape")
+
+
 def _kernel_compiler(
     source: CppSource, operator: str, dtypes: tuple[torch.dtype, ...], shapes: str
 ) -> KernelCompiler:
@@ -246,6 +253,16 @@ class KernelCompiler:
             raise self._refused(done.printed, frozenset())
         self.toolchain.refuse_incomplete(directory / LIBRARY)
         (directory / OBJECT).unlink()
+
+    def build_warnings(self, directory: Path) -> None:
+        """Write what the compiler prints of the author's text if indices of 32 bits are errors."""
+        own = [each for each in self.flags if each != "-w"]
+        wanted = ["-DOPSMITH_INDEX_TYPES", "-Werror=deprecated-declarations", "-ftabstop=1", "-fsyntax-only"]
+        (directory / HEADER.name).write_bytes(HEADER.read_bytes())
+        done = self.toolchain.run([*own, *wanted, SOURCE], directory)
+        if done.status and "[-W" not in done.printed:  # an error that is no warning
+            raise self._refused(done.printed, own_headers(self.source))
+        (directory / WARNINGS).write_text(done.printed, encoding="utf-8", errors="surrogateescape")
 
     def _preprocessed(self) -> PreprocessedText:
         files = {SOURCE: self.text, HEADER.name: HEADER.read_text(encoding="utf-8")}

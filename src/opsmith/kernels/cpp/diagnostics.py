@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from opsmith import errors
@@ -114,6 +114,55 @@ def diagnostics(printed: str, source: CppSource, headers: frozenset[str] = froze
         elif in_source:
             last = location
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class NarrowIndex:
+    """An index that has 32 bits: the reason, `file:line`, and names of the tensor; no names for any."""
+
+    reason: str
+    where: str
+    tensors: frozenset[str]
+
+
+def narrow_indices(
+    found: Iterable[Diagnostic], functions: Sequence[tuple[CppSource, Sequence[str]]]
+) -> list[NarrowIndex]:
+    """Return the indices of 32 bits among a compiler's messages, but for constants.
+
+    Args:
+        found: Its messages.
+        functions: The functions that are called or launched, each with the names of what it gets.
+    """
+    source, indices = functions[0][0], []
+    passed = [
+        (re.split(r"\W+", parameter)[-1], function.entry, name)
+        for function, names in functions
+        for parameter, name in zip(function.declared_parameters(), names, strict=False)
+    ]
+    hint = "declare its numbers as `int64_t`, or write `int64_t(i) * n` where it multiplies"
+    for each in found:
+        line = source.quoted(each.line) if each.header is None else quoted_from(each.header, each.line)
+        base, index = _index_at(line, (each.column or 0) - 1)
+        if "opsmith: 32 bits" in each.text and (not index or re.search(r"\b[A-Za-z_]", index)):
+            reason = f"the index `{base + index or line.strip()}` has 32 bits: {hint}"
+            given = [(entry, name) for parameter, entry, name in passed if parameter == base]
+            named_so = re.findall(rf"(?:\w\s+|[>&]\s*){base}\s*[,)]", source.text)
+            alone = each.header is None and len(named_so) <= len({entry for entry, _ in given})
+            tensors = frozenset(name for _, name in given if alone)  # and not of another function
+            indices.append(NarrowIndex(reason, f"{each.header or source.path}:{each.line}", tensors))
+    return indices
+
+
+def _index_at(line: str, at: int) -> tuple[str, str]:
+    """Return the name before the brackets one of which stands at a place, and these; empty if none does."""
+    opened: list[int] = []
+    for place, letter in enumerate(line):
+        if letter in "([":
+            opened.append(place)
+        elif letter in ")]" and opened and at in (begin := opened.pop(), place):
+            return re.findall(r"\w*", line[:begin].rstrip())[-2], line[begin : place + 1]
+    return "", ""
 
 
 def add_diagnostic(found: list[Diagnostic], new: Diagnostic) -> None:

@@ -12,7 +12,7 @@ import torch
 from opsmith import errors
 from opsmith.build.compiler_options import NO_OPTIONS
 from opsmith.core.call_arguments import tensors_in
-from opsmith.core.kernels import BuiltKernel
+from opsmith.core.kernels import BuiltKernel, Kernel, Rejected, refuse_strictly
 from opsmith.core.operator import Operator
 from opsmith.kernels.common.dtypes import DEFAULT_DTYPES
 from opsmith.kernels.cpp.source import CppSource
@@ -191,6 +191,17 @@ class CppKernel(BuiltKernel[CppSource]):
             return "the arguments contain no tensor, and torch chooses a kernel by the device of one"
         choice = self._choose(loaded, values)
         return choice if isinstance(choice, str) else None
+
+    def narrow_indices(self, values: Sequence[Any]) -> list[Any]:
+        """Return its indices of 32 bits; see `BuiltKernel.narrow_indices` and `compile_kernel`."""
+        from opsmith.kernels.cpp.compiler import index_warnings
+        from opsmith.kernels.cpp.diagnostics import diagnostics, narrow_indices, own_headers
+
+        schema = self.operator.specification.schema
+        names = [*schema.names, *(result.name for result in schema.results)]
+        printed = index_warnings(self.source, self.operator.name, self.dtypes or ())
+        found = diagnostics(printed, self.source, own_headers(self.source))
+        return narrow_indices(found, [(self.source, names)])
 
     def require(self) -> None:
         """Make it an error that the kernel can neither be loaded nor built, from now on, and load it.
@@ -405,10 +416,11 @@ class CppKernel(BuiltKernel[CppSource]):
         return shapes_in_cpp(specification.shapes, specification.schema)
 
     def _choose(self, loaded: DispatchedKernel, values: Sequence[Any]) -> int | str:
-        from opsmith.kernels.common.parameters import choose_candidate
+        from opsmith.kernels.common.parameters import choose_candidate, index_refusal
 
         names = self.operator.specification.schema.names
-        return choose_candidate(names, values, loaded.candidates, copies_back=self.copies_back)
+        choice = choose_candidate(names, values, loaded.candidates, copies_back=self.copies_back)
+        return index_refusal(self, values) or choice
 
     def _without_plan(self, *args: Any, **kwargs: Any) -> Any:
         """Plan a call whose signature is new, and run it; by the reference if no instance takes it."""
@@ -426,6 +438,8 @@ class CppKernel(BuiltKernel[CppSource]):
             if isinstance(choice, int):
                 parameters = loaded.candidates[choice]
                 plan = plan_call(self, values, choice, parameters)
+            else:
+                refuse_strictly([Rejected(Kernel("cpu", self), choice)], self.operator.name)
         finally:
             if signature is not None:
                 loaded.remember(signature, None if plan is None else plan.encode())

@@ -148,12 +148,20 @@ struct View {
     ((offset += int64_t(index) * strides[at++]), ...);
     return data[offset];
   }
+#ifdef OPSMITH_INDEX_TYPES  // a compiler names the lines of indices of 32 bits, by its warnings
+  template <class Index, int = 1 / int(sizeof(Index) == 4)>
+  [[deprecated("opsmith: 32 bits")]] T& operator()(Index index) const { return data[int64_t(index) * strides[0]]; }
+#endif
 };
 
 // A tensor whose elements lie one after the other, the last dimension fastest. `x[i]` is the i-th of them all.
 template <class T, int N = any_dim>
 struct Contiguous : View<T, N> {
   T& operator[](int64_t at) const { return this->data[at]; }
+#ifdef OPSMITH_INDEX_TYPES
+  template <class Index, int = 1 / int(sizeof(Index) == 4)>
+  [[deprecated("opsmith: 32 bits")]] T& operator[](Index at) const { return this->data[int64_t(at)]; }
+#endif
 };
 
 // A tensor of 4 or 5 dimensions whose channels, dimension 1, lie one after the other: `torch.channels_last`.

@@ -89,7 +89,7 @@ def plan_call(
     views = parameters[len(specification.schema.arguments) :]
     layouts = result_layouts(specification, values)
     for described, result, view in zip(specification.schema.results, layouts, views, strict=True):
-        check_written(kernel, described.name, result, view)
+        check_written(kernel, described.name, result, view, values)
         written = result.stride if view.layout == "any" else _strides(result.shape, view.layout)
         results.append((result, None if written == result.stride else written))
     return CppPlan(candidate, tuple(copies), tuple(results))

@@ -93,10 +93,11 @@ void compute(Record& record, const Plan& plan, Arguments& arguments, uint64_t* s
 }
 
 // True if C++ may size the results: all tensors are contiguous, and no size is 0 or 1, for which the reference may
-// return other strides.
+// return other strides. What has more elements than an int counts, Python plans: a kernel may not count them.
 bool is_sizable(const Record& record, const Arguments& arguments) {
   return every(record.arguments, arguments, [](const RawTensor& raw, size_t, size_t) {
     if (!is_contiguous(raw.dim, raw.sizes, raw.strides)) return false;
+    if (raw.dim && raw.sizes[0] * raw.strides[0] > INT32_MAX) return false;
     return std::all_of(raw.sizes, raw.sizes + raw.dim, [](int64_t size) { return size > 1; });
   });
 }
@@ -175,6 +176,7 @@ std::shared_ptr<const Plan> sized(const Record& record, const Arguments& argumen
       result.strides[d] = step;
       step *= result.sizes[d] > 1 ? result.sizes[d] : 1;
     }
+    if (step > INT32_MAX) return nullptr;
     plan->results.push_back(std::move(result));
   }
   return plan;

@@ -40,8 +40,8 @@ from opsmith.kernels.cuda.source import CudaSource
 from opsmith.kernels.cuda.standard_library import missing_hint
 
 HEADER = Path(__file__).parent / "opsmith_cuda.h"
-OPTIONS = ("--std=c++17", "--device-as-default-execution-space")
-"""Options of NVRTC. By the second, functions without an execution space run on the GPU."""
+OPTIONS = ("--std=c++17", "--device-as-default-execution-space", "-DOPSMITH_INDEX_TYPES")
+"""Options of NVRTC. By the second, functions without an execution space run on the GPU. See the header."""
 VERBOSE = "--ptxas-options=-v"
 SOURCE, CUBIN, REPORT, PTX = "kernel.cu", "kernel.cubin", "kernel.json", "kernel.ptx"
 _SIZED, _MAX_THREADS = 4, 5
@@ -100,6 +100,7 @@ class Cubin:
         architecture: For example `sm_90`.
         max_threads: Most threads of a block, by `__launch_bounds__`; None without it.
         origin: Words for where it came from.
+        log: Output of NVRTC.
     """
 
     image: bytes
@@ -108,6 +109,7 @@ class Cubin:
     architecture: str
     max_threads: int | None
     origin: str
+    log: str = ""
 
 
 def launch_bound(cubin: bytes, name: str) -> int | None:
@@ -234,7 +236,7 @@ def compile_instance(source: CudaSource, operator: str, instance: Instance, arch
         )
     image = (directory / CUBIN).read_bytes()
     bound = launch_bound(image, report["name"])
-    return Cubin(image, report["name"], used, architecture, bound, entry.origin)
+    return Cubin(image, report["name"], used, architecture, bound, entry.origin, report["log"])
 
 
 def compile_to_ptx(source: CudaSource, operator: str, instance: Instance, architecture: str) -> bytes:

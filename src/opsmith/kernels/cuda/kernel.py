@@ -13,7 +13,7 @@ import torch
 from opsmith import errors
 from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import tensors_in
-from opsmith.core.kernels import BuiltKernel
+from opsmith.core.kernels import BuiltKernel, Kernel, Rejected, refuse_strictly
 from opsmith.core.operator import Operator
 from opsmith.core.specification import Specification
 from opsmith.kernels.common.call_cache import CallCache, call_signature, is_symbolic
@@ -199,10 +199,24 @@ class CudaKernel(BuiltKernel[CudaSource]):
             KernelSignatureError: If the parameters are not the operator's arguments and results.
             LaunchError: If a constant cannot be computed.
         """
+        from opsmith.kernels.common.parameters import index_refusal
+
         variants = self.variants(values)
         instances = [*dict.fromkeys(each for variant in variants for each in variant)]
         described = dict(zip(instances, self.candidates(instances, architecture), strict=True))
-        return self.choose_among(variants, described, values)
+        return index_refusal(self, values) or self.choose_among(variants, described, values)
+
+    def narrow_indices(self, values: Sequence[Any]) -> list[Any]:
+        """Return its indices of 32 bits; see `BuiltKernel.narrow_indices` and `compile`."""
+        from opsmith.kernels.common.gpu_resources import ARCHITECTURES
+        from opsmith.kernels.cpp.diagnostics import narrow_indices
+        from opsmith.kernels.cuda.compiler import diagnostics
+
+        instances = dict.fromkeys(each for variant in self.variants(values) for each in variant)
+        logs = [self.compile(each, ARCHITECTURES[-1]).log for each in instances]
+        log = "\n".join(logs).replace("warning #", "error #")  # `diagnostics` returns errors
+        launched = [(self.source.kernel(rules.entry), rules.passed) for rules in self.rules.launches]
+        return narrow_indices(diagnostics(log, self.source), launched)
 
     def variants(self, values: Sequence[Any]) -> list[tuple[Instance, ...]]:
         """Return the instances that may take these argument values: for each dtype, those of the launches.
@@ -287,6 +301,7 @@ class CudaKernel(BuiltKernel[CudaSource]):
         if plan is None:
             choice = self._cached_choice(specification, values, signature)
             if isinstance(choice, str):
+                refuse_strictly([Rejected(Kernel("cuda", self), choice)], self.operator.name)
                 return specification.computed_by(*args, **kwargs)
             plan = self._plans.obtain(specification, signature, functools.partial(self.plan, choice, values))
         call = prepare_call(specification.schema, plan, values, device, self.copied)

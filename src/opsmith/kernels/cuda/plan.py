@@ -164,7 +164,7 @@ def plan_call(
         views = dict(zip(launch.passed, parameters, strict=True))
         for name, layout in zip(names, layouts, strict=True):
             if name in views:
-                check_written(kernel, name, layout, views[name])
+                check_written(kernel, name, layout, views[name], values)
         for name in views.keys() & scratch.keys():
             _check_scratch(kernel, name, scratch[name], views[name])
     named |= {name: layout.allocate("meta") for name, layout in scratch.items()}

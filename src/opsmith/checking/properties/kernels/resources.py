@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from opsmith import errors
+from opsmith.checking.properties.kernels.sizes import narrow_index
 from opsmith.checking.property import Findings, Note, Property, Skipped, raised
 from opsmith.checking.report import Failure
 from opsmith.checking.subject import Subject
@@ -49,6 +50,7 @@ def run(subject: Subject) -> Findings:
             beyond = [each for each in cuda_usage(kernel, architectures, calls) if each.faults]
             if beyond:
                 yield _failure(beyond)
+            yield from narrow_index(NAME, subject, kernel)
         except errors.ToolchainError as error:
             yield Skipped(f"{error.problem}: {error.hint}")
             return

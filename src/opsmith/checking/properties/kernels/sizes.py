@@ -27,7 +27,7 @@ from opsmith.checking.samples.variations import form_of, refusal
 from opsmith.checking.side_effects.global_settings import without_logs
 from opsmith.checking.subject import Subject
 from opsmith.core.generate_like import generate_like, repeated
-from opsmith.core.kernels import Kernel, choose
+from opsmith.core.kernels import BuiltKernel, Kernel, choose
 from opsmith.core.specification import Specification
 from opsmith.kernels.cpp.kernel import CppKernel
 from opsmith.kernels.cpp.source import CppSource
@@ -192,6 +192,26 @@ def taken_though_refused(property: str, subject: Subject) -> Findings:
             yield replace(failure, cause=CAUSE, message=f"{failure.message}, {words}")
         else:  # it exceeds the time limit, or dies of a fault that another property reports
             yield Note(f"not all sizes that the reference refuses were tried: {failure.message}")
+
+
+def narrow_index(property: str, subject: Subject, kernel: Any) -> Findings:
+    """Yield the limit of a kernel in which a compiler names indices of 32 bits of arguments or results."""
+    if not isinstance(kernel, BuiltKernel) or not subject.samples:
+        return
+    values = subject.samples[0].flattening.pack(subject.samples[0].at(None))
+    schema = kernel.operator.specification.schema
+    own = {*schema.names, *(each.name for each in schema.results)}
+    try:
+        found = [each for each in kernel.narrow_indices(values) if not each.tensors or each.tensors & own]
+    except errors.OpsmithError as error:
+        yield Note(f"no compiler tells if indices of {kernel.where} have 32 bits: {error.problem}")
+        return
+    for each in found[:1]:
+        message = f"{each.reason}; its kernel refuses a tensor of more than 2**31 - 1 elements"
+        others = ", ".join(dict.fromkeys(other.where for other in found if other.where != each.where))
+        tensor, evidence = min(each.tensors & own, default=None), {"others": others} if others else {}
+        # Nothing runs: a replay would show no more.
+        yield Failure(property, tensor, "narrow-index", message, each.where, evidence, replay="")
 
 
 def _built(subject: Subject) -> list[bool]:

@@ -20,7 +20,7 @@ from opsmith.checking.numerics.low_precision import rounded_arguments
 from opsmith.checking.numerics.working_precision import working_precision
 from opsmith.checking.output.replay import result_replay
 from opsmith.checking.properties.kernels.calls_on_cpu import runs_in
-from opsmith.checking.properties.kernels.sizes import kernel_sizes, taken_though_refused
+from opsmith.checking.properties.kernels.sizes import kernel_sizes, narrow_index, taken_though_refused
 from opsmith.checking.property import Findings, Note, Property, each_sample, first_line, raised
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, Case, cases, dtype_name, lacks_dtype
@@ -103,6 +103,8 @@ def run(subject: Subject) -> Findings:
         if runs_in(kernel) != NAME:
             reason = missing_device(kernel.device)
             yield Note(f"the kernel for {kernel.device}, {kernel.where}, did not run: {reason}")
+    for kernel in subject.kernels_on(torch.device("cpu")):
+        yield from narrow_index(NAME, subject, kernel.given)
     yield from subject.refused_float64
     yield from _lost_precision(subject)
     yield from _through_default_dtype(subject)
