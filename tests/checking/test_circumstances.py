@@ -196,3 +196,62 @@ def test_a_gradient_that_is_not_linear_is_no_error_of_a_surrogate(kind: Any) -> 
     said = found(operator, drawn(3, 4), only=["linearity", "surrogate"])
     property, severity = ("surrogate", "warning") if kind else ("linearity", "error")
     assert said == {(property, "nonlinear-grad", severity)}
+
+
+class HalfTimesHalf(Function):
+    """It splits a size that is even in every sample; of an odd one the halves broadcast by chance."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        one, other = x.chunk(2, -1)
+        return one * other
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        one, other = ctx.saved_tensors[0].chunk(2, -1)
+        return torch.cat([grad * other, grad * one], -1)
+
+
+def test_an_exception_at_a_size_that_breaks_what_divides_it_in_every_sample_is_a_warning() -> None:
+    samples = [(torch.randn(2, 3, 4),), (torch.randn(3, 2, 6),)]
+    report = opsmith.check(HalfTimesHalf, samples=samples, only=["gradient"])
+    assert {(each.severity, each.given) for each in report.failures} == {("warning", "strained")}, report
+    report = opsmith.check(HalfTimesHalf, samples=[(torch.randn(2, 3),)], only=["gradient"])
+    assert "error" in {each.severity for each in report.failures}, report
+
+
+class Marked(Function):
+    """Its second result takes no gradient, and says so."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x.sin()
+        ctx.save_for_backward(x)
+        ctx.mark_non_differentiable(y)
+        return x * x, y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> Tensor:
+        return 2 * grad * ctx.saved_tensors[0]
+
+
+def test_a_result_that_a_class_marks_as_non_differentiable_takes_no_grad_output() -> None:
+    report = opsmith.check(Marked, samples=[(torch.randn(3, 4),)], effort="quick")
+    assert not [each for each in report.failures if each.severity == "error"], report
+
+
+class ByDefaultTensor(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor = torch.tensor(2.0)) -> Tensor:  # noqa: B008
+        ctx.save_for_backward(scale)
+        return x * scale
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad * ctx.saved_tensors[0], None
+
+
+def test_a_class_with_a_tensor_as_a_default_is_checked() -> None:
+    report = opsmith.check(ByDefaultTensor, samples=[(torch.randn(3, 4), torch.tensor(3.0))], effort="quick")
+    assert not [each for each in report.failures if each.severity == "error"], report

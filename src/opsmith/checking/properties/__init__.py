@@ -9,6 +9,7 @@ from opsmith.checking.properties.behaviour.layouts import LAYOUTS
 from opsmith.checking.properties.behaviour.memory import MEMORY
 from opsmith.checking.properties.behaviour.mutation import MUTATION
 from opsmith.checking.properties.behaviour.randomness import RANDOMNESS
+from opsmith.checking.properties.behaviour.saved_hooks import SAVED_HOOKS
 from opsmith.checking.properties.behaviour.serialization import SERIALIZATION
 from opsmith.checking.properties.behaviour.state import STATE
 from opsmith.checking.properties.kernels.cuda import CUDA
@@ -57,6 +58,7 @@ PROPERTIES: dict[str, Property] = {
         EFFECTS,
         STATE,
         BACKWARD_AGAIN,
+        SAVED_HOOKS,
         MEMORY,
         AUTOCAST,
         SERIALIZATION,

@@ -49,6 +49,7 @@ class Variation:
         without: The size that is 0 in it, where only that is changed, and the number of indices into it.
         given: Circumstance: `undeclared` where no sample and no type shows that a value is meant beside the
             others, `strained` where its number is nobody's.
+        uneven: True if a number that divides a size in every sample does not divide it here.
         repeats: True if it repeats an index that no sample repeats.
     """
 
@@ -59,6 +60,7 @@ class Variation:
     silent: bool = False
     without: Symbol | None = None
     given: Given = "usual"
+    uneven: bool = False
     repeats: bool = False
 
     @property
@@ -161,8 +163,8 @@ def resized(
             return
         flat[argnum] = made
     words = ", ".join(f"`{name}` at {size} where it had {sizes.by_name[name]}" for name, size in to.items())
-    strained = any(size % sizes.divisors.get(name, 1) for name, size in to.items())
-    yield Variation(sample, words, tuple(flat), silent=silent, given="strained" if strained else "usual")
+    uneven = any(size % sizes.divisors.get(name, 1) for name, size in to.items())
+    yield Variation(sample, words, tuple(flat), silent=silent, uneven=uneven)
 
 
 def _pointing(given: Tensor, made: Tensor, had: int, size: int) -> Tensor:
