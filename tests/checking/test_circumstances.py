@@ -255,3 +255,23 @@ class ByDefaultTensor(Function):
 def test_a_class_with_a_tensor_as_a_default_is_checked() -> None:
     report = opsmith.check(ByDefaultTensor, samples=[(torch.randn(3, 4), torch.tensor(3.0))], effort="quick")
     assert not [each for each in report.failures if each.severity == "error"], report
+
+
+class LosesLargeNumbersInHalf(Function):
+    """In float16 it is right for small numbers alone, as where it squares them on the way."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, limit: float) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.clamp(-limit, limit) if x.dtype == torch.float16 else x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad.clone(), None
+
+
+@pytest.mark.parametrize(("limit", "severity"), [(10.0, "warning"), (0.25, "error")])
+def test_other_magnitudes_in_half_precision_are_strained(limit: float, severity: str) -> None:
+    samples = [(torch.linspace(-3.0, 3.0, 12), limit)]
+    report = opsmith.check(LosesLargeNumbersInHalf, samples=samples, only=["forward"])
+    assert {each.severity for each in report.failures if each.input == "result"} == {severity}, report

@@ -48,14 +48,14 @@ def circumstance(failure: Failure, subject: Subject) -> Given:
     sample = shown_sample(str(failure.evidence.get("sample", "")), subject.samples)
     if sample is not None and not (sample.is_emptied and _is_of_backward(failure)):
         found.add(sample.given)
-    uneven = sample is not None and sample.change is not None and sample.change.uneven
-    if uneven and subject.kind.own_forward and "exception" in failure.evidence:
+    change = None if sample is None else sample.change
+    if change is not None and change.uneven and subject.kind.own_forward and "exception" in failure.evidence:
         found.add("strained")  # a class says nowhere what it takes, and refuses it where a backward raises
     authors = [each for each in subject.samples if not each.origin]
     declared = {dtype_name(each.flat[at].dtype) for each in authors for at in each.inexact}
     few = bool(failure.dtypes) and {*failure.dtypes} <= FEW_DIGITS - declared
     if few and not _is_of_backward(failure):
-        found.add("undeclared")
+        found.add("strained" if change is not None and change.rescaled else "undeclared")
     if failure.cause == "missing-gradient" and leaves_out(subject, failure.input or ""):
         found.add("unpromised")
     return max(found, key=GIVEN.index)

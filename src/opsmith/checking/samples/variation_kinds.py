@@ -50,6 +50,7 @@ class Variation:
         given: Circumstance: `undeclared` where no sample and no type shows that a value is meant beside the
             others, `strained` where its number is nobody's.
         uneven: True if a number that divides a size in every sample does not divide it here.
+        rescaled: True if its numbers have another size than those of the sample.
         repeats: True if it repeats an index that no sample repeats.
     """
 
@@ -61,6 +62,7 @@ class Variation:
     without: Symbol | None = None
     given: Given = "usual"
     uneven: bool = False
+    rescaled: bool = False
     repeats: bool = False
 
     @property
@@ -220,7 +222,7 @@ def _magnitudes(subject: Subject, sample: Sample, generator: torch.Generator) ->
             continue
         flat = [value * factor if argnum in loose else value for argnum, value in enumerate(sample.flat)]
         names = " and ".join(f"`{sample.labels[argnum]}`" for argnum in loose)
-        yield Variation(sample, f"{names} times {factor:g}", tuple(flat), fresh_numbers=True)
+        yield Variation(sample, f"{names} times {factor:g}", tuple(flat), fresh_numbers=True, rescaled=True)
 
 
 def _numbers(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Variation]:

@@ -52,6 +52,8 @@ def _sample(subject: Subject, sample: Sample, coverage: Coverage) -> Findings:
 
 
 def _packed(tensor: Tensor) -> Tensor:
+    if tensor.layout != torch.strided:
+        return tensor.detach().clone()
     return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
