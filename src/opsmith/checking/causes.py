@@ -343,7 +343,8 @@ _TABLE = (
     ),
     Cause(
         "not-exercised",
-        "A formula, kernel or claim was never run: no sample reaches it.",
+        "A formula, kernel or claim was never run: no sample reaches it. Or inputs were left out for lack of "
+        "time.",
         "None of the samples does.",
         happened="less",
     ),

@@ -58,6 +58,7 @@ class Effort:
         input_choices: True if gradients are taken by every choice of inputs; else by each alone, by all but
             one, and by all.
         sliced: True if side effects are checked on slices of larger tensors too.
+        seconds: Seconds after which a property takes no further input.
         architectures: True if CUDA kernels are compiled for every architecture; else for the latest alone.
 
     Raises:
@@ -97,6 +98,7 @@ class Effort:
     input_choices: bool = True
     sliced: bool = True
     architectures: bool = True
+    seconds: float = 120.0
 
     def __post_init__(self) -> None:
         if self.name not in get_args(Level):
@@ -146,6 +148,7 @@ _QUICK = replace(
     input_choices=False,
     sliced=False,
     architectures=False,
+    seconds=60.0,
 )
 
 _THOROUGH = replace(
@@ -167,6 +170,7 @@ _THOROUGH = replace(
     threads=40_000_000,
     call_threads=4_000_000,
     exhaustive=True,
+    seconds=ALL,
 )
 
 EFFORTS: Mapping[str, Effort] = MappingProxyType({each.name: each for each in (_QUICK, _DEFAULT, _THOROUGH)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -106,13 +107,29 @@ class Property:
 def each_sample(
     property: str, check_sample: Callable[[Subject, Sample], Findings], subject: Subject
 ) -> Findings:
-    """Run a function on every sample; an exception of the operator is a finding, and ends nothing."""
-    for sample in subject.samples:
+    """Run a function on every sample; an exception of the operator is a finding, and ends nothing.
+
+    A slow operator is not tried on more inputs once the seconds of the effort are over: that is a limit.
+    """
+    end = time.monotonic() + subject.effort.seconds
+    for at, sample in enumerate(subject.samples):
+        if at and time.monotonic() > end:
+            yield _left_out(property, subject, len(subject.samples) - at)
+            return
         try:
             yield from check_sample(subject, sample)
         except BaseException as error:
             refuse_own(error)
             yield raised(property, subject, error, str(sample))
+
+
+def _left_out(property: str, subject: Subject, count: int) -> Failure:
+    seconds = subject.effort.seconds
+    message = (
+        f"{count} of {len(subject.samples)} inputs were left out, for the others took {seconds:g} s: give "
+        "smaller samples, or an effort with more `seconds`"
+    )
+    return Failure(property, None, "not-exercised", message, subject.specification.where, replay="")
 
 
 @dataclass
