@@ -54,7 +54,7 @@ def ignores_grad() -> Any:
     "layouts",
     "layout",
     "x",
-    "wrong for one that is expanded from one number, as `.sum()` hands it back: at [0, 1] it is",
+    "wrong for one that is expanded from one number, as `.sum()` hands it back: at [",
 )
 def as_strided() -> Any:
     def contiguous_only(grad: Tensor, x: Tensor) -> Tensor:
