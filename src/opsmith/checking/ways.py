@@ -1,0 +1,280 @@
+"""Ways to ask for the same outputs, and one driver that compares what each gives with what is right.
+
+An output is a result or a gradient. It may be asked for in another layout of memory, by another method of
+autograd, or with other parameters frozen: it must stay the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith.checking.calls import SampleRun, TensorName
+from opsmith.checking.exceptions import Overlooking, refuse_own
+from opsmith.checking.numerics.answer import Answer, Computation
+from opsmith.checking.numerics.compare import (
+    Difference,
+    agree_to_share,
+    describe_difference,
+    differ_beyond_rounding,
+    exact_difference,
+    metadata_difference,
+)
+from opsmith.checking.numerics.judge import judge
+from opsmith.checking.property import Findings, first_line, innermost
+from opsmith.checking.report import Failure
+from opsmith.checking.samples.batches import replicas
+from opsmith.checking.samples.perturb import perturbed
+from opsmith.checking.samples.sample import CPU, is_inexact, replica
+from opsmith.checking.side_effects.global_settings import without_warnings
+from opsmith.checking.subject import PERTURBATIONS, Subject
+from opsmith.core.cached_property import cached_property
+
+Outputs = Sequence[Tensor | None]
+
+
+@dataclass(frozen=True, eq=False)
+class Way:
+    """A way to ask for some outputs, which must be the right ones.
+
+    Args:
+        name: Its name in lists.
+        outputs: Names of the outputs, the results first.
+        ask: Gives the outputs; None where there is nothing to compare.
+        fault: Gives the difference of an output, by its position, from the right one; None if it is right.
+        conclude: Makes the failure for a fault.
+        about: Position of what it changes: one failure stands for all ways that change the same.
+        since: The first output that counts.
+        blamed: Gives the position of the output that an exception is about.
+    """
+
+    name: str
+    outputs: Sequence[TensorName]
+    ask: Callable[[], Outputs | None]
+    fault: Callable[[int, Tensor | None], Difference | None]
+    conclude: Callable[[Fault], Failure]
+    about: int = 0
+    since: int = 0
+    blamed: Callable[[Exception], int | None] = lambda error: None
+
+    @cached_property
+    def faults(self) -> list[Fault] | None:
+        """All that is wrong; None where there is nothing to compare."""
+        try:
+            with without_warnings():
+                outputs = self.ask()
+        except Exception as error:
+            refuse_own(error)
+            return [Fault(self, self.blamed(error), error=error)]
+        if outputs is None:
+            return None
+        found: list[Fault] = []
+        for position, (named, output) in enumerate(zip(self.outputs, outputs, strict=True)):
+            difference = self.fault(position, output) if position >= self.since else None
+            if difference is not None:
+                found.append(Fault(self, position, difference))
+                if named.kind == "result":
+                    break  # a gradient of a wrong result would report the same
+        return found
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that is wrong with one way: an output, or an exception.
+
+    Args:
+        way: The way.
+        output: Position of the output; None for an exception that is about none.
+        difference: Difference of the output from the right one.
+        error: The exception.
+    """
+
+    way: Way
+    output: int | None
+    difference: Difference | None = None
+    error: Exception | None = None
+
+    def __str__(self) -> str:
+        return str(self.difference) if self.error is None else error_words(self.error)
+
+
+def error_words(error: Exception) -> str:
+    """The name of an exception, and the first line of its message."""
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
+def compare(ways: Iterable[Way]) -> Findings:
+    """One failure for each output that is wrong, with the ways in which it is wrong and right.
+
+    Args:
+        ways: The ways; each is asked before the next one is made.
+    """
+    wrong: dict[tuple[int, int | None], list[Fault]] = {}
+    right: dict[int, list[str]] = {}
+    for way in ways:
+        for fault in way.faults or ():
+            wrong.setdefault((way.about, fault.output), []).append(fault)
+        if way.faults == []:
+            right.setdefault(way.about, []).append(way.name)
+    for (about, _), faults in wrong.items():
+        failure = faults[0].way.conclude(faults[0])
+        listed = {"wrong for": [each.way.name for each in faults], "right for": right.get(about, ())}
+        words = {key: ", ".join(names) for key, names in listed.items() if names}
+        yield replace(failure, evidence={**failure.evidence, **words})
+
+
+@dataclass(frozen=True)
+class AnotherOutput:
+    """The usual failure of a way: an output is another one, or there is an exception.
+
+    Args:
+        property: Name of the property.
+        run: The run.
+        when: The way, in words.
+        cause: Cause of another output.
+        beside: Words between the output and the way.
+        raises: Cause of an exception.
+        hint: End of the message.
+    """
+
+    property: str
+    run: SampleRun
+    when: str
+    cause: str
+    beside: str = "is another one"
+    raises: str = "raises"
+    hint: str = ""
+
+    def __call__(self, fault: Fault) -> Failure:
+        evidence = {"sample": str(self.run.sample)}
+        if fault.error is not None:
+            message = f"{self.when}: it raises {fault}; else it does not{self.hint}"
+            run = self.run
+            location = run.backward_location() if run.argnums else run.subject.specification.where
+            where = innermost(fault.error, location)
+            return Failure(self.property, None, self.raises, message, where, evidence)
+        assert fault.output is not None
+        named = fault.way.outputs[fault.output]
+        message = f"{named} {self.beside} {self.when}: {fault}{self.hint}"
+        return Failure(self.property, named.name, self.cause, message, named.where, evidence)
+
+
+def differs_from(right: Outputs, position: int, got: Tensor | None) -> Difference | None:
+    """The difference of an output from that of another run, beyond rounding; None where they are alike."""
+    if not differ_beyond_rounding(right[position], got):
+        return None
+    return in_words(describe_difference(right[position], got))
+
+
+def in_words(form: str) -> Difference:
+    """The difference of an output that has no numbers to compare, or of which these are not wanted."""
+    return Difference((), 0, 0, 0, 0, form=form)
+
+
+PERTURBATION = 2.0**-30
+"""Relative perturbation of inputs: more than rounding."""
+
+REPEATS = 2
+"""Repeated runs of what is right, before anything is compared with it."""
+
+
+@dataclass
+class RightOutputs:
+    """Outputs of a run that are right, with a bound of their rounding; or the exception of the run.
+
+    Args:
+        function: Gives the outputs for some values.
+        values: The values.
+        dtype: dtype of floating tensors.
+        results: Number of outputs that are results; of the others, gradients, None stands beside zeros.
+        subject: The subject of the check.
+    """
+
+    function: Callable[[list[Any]], Outputs]
+    values: list[Any]
+    dtype: torch.dtype
+    results: int
+    subject: Subject
+    outputs: Outputs = ()
+    error: Exception | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            self.outputs = self.function(replicas(self.values))
+        except Exception as error:
+            refuse_own(error)
+            self.error = error
+
+    def fault(self, position: int, got: Tensor | None) -> Difference | None:
+        """The difference of an output from the right one; None where it is right."""
+        expected = self.outputs[position]
+        present = expected if got is None else got
+        if got is None or expected is None:
+            alike = present is None or (position >= self.results and not present.any())
+            return None if alike else in_words(describe_difference(expected, got))
+        if metadata_difference(got, expected, strides=False) is not None:
+            return in_words(describe_difference(expected, got))
+        if exact_difference(got, expected) is None:
+            return None
+        difference = judge(got, self._answer(position)).difference
+        decided = difference is not None and self._is_settled(position) and self._is_steady(position)
+        return difference if decided else None
+
+    def _answer(self, position: int) -> Answer:
+        """The output as the right one; other properties judge it."""
+        expected = self.outputs[position]
+        if self._computation is not None:
+            return self._computation.twin(position, expected, self.dtype)
+        wide = replica(expected, torch.float64, CPU)
+        summands = max(value.numel() for value in self.values if isinstance(value, Tensor))
+        return Answer(wide, expected, self.dtype, None, summands=summands)
+
+    @cached_property
+    def _computation(self) -> Computation | None:
+        """The operator's own run in float64, which measures rounding; None where it does not run there."""
+        subject = self.subject
+        try:
+            return Computation.of(
+                self.function, self.values, subject.generator(), has_truth=subject.has_truth
+            )
+        except (RuntimeError, TypeError) as error:  # as of a class that takes one dtype alone
+            refuse_own(error)
+            return None
+
+    def _is_settled(self, position: int) -> bool:
+        """True if the output stays under perturbed inputs: at a tie, each of several outputs is right."""
+        step = PERTURBATION if self.dtype == torch.float64 else 2.0**-14
+        expected, other = self.outputs[position], self._again(position, step)
+        if expected is None or other is None:
+            return False
+        if not is_inexact(expected):
+            return torch.equal(other, expected)
+        finite = expected.isfinite() & other.isfinite()
+        return agree_to_share(
+            torch.where(finite, other, 0), torch.where(finite, expected, 0), step**0.5
+        ) and torch.equal(expected.isfinite(), other.isfinite())
+
+    def _is_steady(self, position: int) -> bool:
+        """True if repeated runs agree; otherwise what was changed is not the reason."""
+        expected = self.outputs[position]
+        others = [self._again(position) for _ in range(REPEATS)]
+        return expected is not None and all(
+            other is not None
+            and (exact_difference(other, expected) is None or not judge(other, self._answer(position)).wrong)
+            for other in others
+        )
+
+    def _again(self, position: int, step: float = 0.0) -> Tensor | None:
+        """The output of one more run, at perturbed values; None if it raises, or has another shape."""
+        generator, expected = self.subject.generator(PERTURBATIONS), self.outputs[position]
+        with Overlooking():
+            other = self.function([perturbed(each, step, generator) for each in replicas(self.values)])[
+                position
+            ]
+            alike = other is not None and expected is not None and other.shape == expected.shape
+            return other if alike else None
+        return None
