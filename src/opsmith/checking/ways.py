@@ -136,8 +136,9 @@ class AnotherOutput:
         run: The run.
         when: The way, in words.
         cause: Cause of another output.
-        beside: Words between the output and the way.
-        raises: Cause of an exception.
+        error: Cause of an exception.
+        differs: Words between the output and the way.
+        raises: Words after the way, for an exception.
         hint: End of the message.
     """
 
@@ -145,21 +146,22 @@ class AnotherOutput:
     run: SampleRun
     when: str
     cause: str
-    beside: str = "is another one"
-    raises: str = "raises"
+    error: str = "raises"
+    differs: str = "is another one"
+    raises: str = ", it raises"
     hint: str = ""
 
     def __call__(self, fault: Fault) -> Failure:
         evidence = {"sample": str(self.run.sample)}
         if fault.error is not None:
-            message = f"{self.when}: it raises {fault}; else it does not{self.hint}"
+            message = f"{self.when}{self.raises} {fault}; else it does not{self.hint}"
             run = self.run
             location = run.backward_location() if run.argnums else run.subject.specification.where
             where = innermost(fault.error, location)
-            return Failure(self.property, None, self.raises, message, where, evidence)
+            return Failure(self.property, None, self.error, message, where, evidence)
         assert fault.output is not None
         named = fault.way.outputs[fault.output]
-        message = f"{named} {self.beside} {self.when}: {fault}{self.hint}"
+        message = f"{named} {self.differs} {self.when}: {fault}{self.hint}"
         return Failure(self.property, named.name, self.cause, message, named.where, evidence)
 
 

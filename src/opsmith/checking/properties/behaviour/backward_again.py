@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -40,11 +41,14 @@ def _succeeds(run: SampleRun) -> bool:
 
 def _ways(property: str, run: SampleRun, coverage: Coverage) -> Iterator[Way]:
     known = {right: right(run) for _, _, right in METHODS[property].values()}
-    beside = "is another one" if property == SAVED else "differs from that of `torch.autograd.grad`,"
     for name, (cause, method, right) in METHODS[property].items():
         ask, fault = partial(_asked, run, method, coverage), partial(differs_from, known[right])
         gradients = [each for each in run.names() if each.kind == "gradient"]
-        yield Way(name, gradients, ask, fault, AnotherOutput(property, run, name, cause, beside))
+        failure = AnotherOutput(property, run, name, cause)
+        if property == NAME:
+            differs = "differs from that of `torch.autograd.grad`,"
+            failure = replace(failure, differs=differs, raises=": it raises")
+        yield Way(name, gradients, ask, fault, failure)
 
 
 def _asked(run: SampleRun, method: Method, coverage: Coverage) -> Outputs | None:
