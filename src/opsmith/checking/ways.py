@@ -19,7 +19,6 @@ from opsmith.checking.numerics.answer import Answer, Computation
 from opsmith.checking.numerics.compare import (
     Difference,
     agree_to_share,
-    describe_difference,
     differ_beyond_rounding,
     exact_difference,
     metadata_difference,
@@ -44,12 +43,13 @@ class Way:
     Args:
         name: Its name in lists.
         outputs: Names of the outputs, the results first.
-        ask: Gives the outputs; None where there is nothing to compare.
+        ask: Gives the outputs; None where there are none to compare.
         fault: Gives the difference of an output, by its position, from the right one; None if it is right.
         conclude: Makes the failure for a fault.
         about: Position of what it changes: one failure stands for all ways that change the same.
         since: The first output that counts.
-        blamed: Gives the position of the output that an exception is about.
+        excused: Notes an exception that is no fault, and returns True.
+        blamed: Gives the position of the output that another exception is about.
     """
 
     name: str
@@ -59,16 +59,19 @@ class Way:
     conclude: Callable[[Fault], Failure]
     about: int = 0
     since: int = 0
+    excused: Callable[[Exception], bool] = lambda error: False
     blamed: Callable[[Exception], int | None] = lambda error: None
 
     @cached_property
     def faults(self) -> list[Fault] | None:
-        """All that is wrong; None where there is nothing to compare."""
+        """All that is wrong; None where there are no outputs to compare."""
         try:
             with without_warnings():
                 outputs = self.ask()
         except Exception as error:
             refuse_own(error)
+            if self.excused(error):
+                return None
             return [Fault(self, self.blamed(error), error=error)]
         if outputs is None:
             return None
@@ -97,6 +100,11 @@ class Fault:
     output: int | None
     difference: Difference | None = None
     error: Exception | None = None
+
+    @property
+    def named(self) -> TensorName:
+        """The output, or the first one for an exception that is about none."""
+        return self.way.outputs[self.output or 0]
 
     def __str__(self) -> str:
         return str(self.difference) if self.error is None else error_words(self.error)
@@ -159,21 +167,29 @@ class AnotherOutput:
             location = run.backward_location() if run.argnums else run.subject.specification.where
             where = innermost(fault.error, location)
             return Failure(self.property, None, self.error, message, where, evidence)
-        assert fault.output is not None
-        named = fault.way.outputs[fault.output]
-        message = f"{named} {self.differs} {self.when}: {fault}{self.hint}"
-        return Failure(self.property, named.name, self.cause, message, named.where, evidence)
+        message = f"{fault.named} {self.differs} {self.when}: {fault}{self.hint}"
+        return Failure(self.property, fault.named.name, self.cause, message, fault.named.where, evidence)
 
 
 def differs_from(right: Outputs, position: int, got: Tensor | None) -> Difference | None:
     """The difference of an output from that of another run, beyond rounding; None where they are alike."""
-    if not differ_beyond_rounding(right[position], got):
-        return None
-    return in_words(describe_difference(right[position], got))
+    expected = right[position]
+    form = form_difference(got, expected)
+    if got is None or expected is None or form is not None or not differ_beyond_rounding(expected, got):
+        return form
+    return exact_difference(got, expected)
 
 
-def in_words(form: str) -> Difference:
-    """The difference of an output that has no numbers to compare, or of which these are not wanted."""
+def form_difference(got: Tensor | None, right: Tensor | None, *, strides: bool = False) -> Difference | None:
+    """The difference of an output from the right one that no numbers show; None where there is none."""
+    if got is None or right is None:
+        words = "there is none (None)" if got is None else "there is one where there was none"
+        return None if got is right else _in_words(words)
+    form = metadata_difference(got, right, strides=strides)
+    return None if form is None else _in_words("its {} is {} where {} is right".format(*form))
+
+
+def _in_words(form: str) -> Difference:
     return Difference((), 0, 0, 0, 0, form=form)
 
 
@@ -214,14 +230,13 @@ class RightOutputs:
     def fault(self, position: int, got: Tensor | None) -> Difference | None:
         """The difference of an output from the right one; None where it is right."""
         expected = self.outputs[position]
-        present = expected if got is None else got
+        form = form_difference(got, expected)
         if got is None or expected is None:
-            alike = present is None or (position >= self.results and not present.any())
-            return None if alike else in_words(describe_difference(expected, got))
-        if metadata_difference(got, expected, strides=False) is not None:
-            return in_words(describe_difference(expected, got))
-        if exact_difference(got, expected) is None:
-            return None
+            present = expected if got is None else got
+            is_zero = present is not None and position >= self.results and not present.any()
+            return None if is_zero else form
+        if form is not None or exact_difference(got, expected) is None:
+            return form
         difference = judge(got, self._answer(position)).difference
         decided = difference is not None and self._is_settled(position) and self._is_steady(position)
         return difference if decided else None

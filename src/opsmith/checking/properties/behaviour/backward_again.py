@@ -11,7 +11,7 @@ from torch import Tensor
 
 from opsmith.checking.calls import LiveCall, SampleRun, copies
 from opsmith.checking.causes import UNKNOWN
-from opsmith.checking.exceptions import Overlooking, refuse_own
+from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.numerics.autodiff import differentiate
 from opsmith.checking.property import Coverage, Findings, Property, covered_samples, first_line
 from opsmith.checking.samples.sample import Sample
@@ -42,26 +42,26 @@ def _succeeds(run: SampleRun) -> bool:
 def _ways(property: str, run: SampleRun, coverage: Coverage) -> Iterator[Way]:
     known = {right: right(run) for _, _, right in METHODS[property].values()}
     for name, (cause, method, right) in METHODS[property].items():
-        ask, fault = partial(_asked, run, method, coverage), partial(differs_from, known[right])
-        gradients = [each for each in run.names() if each.kind == "gradient"]
         failure = AnotherOutput(property, run, name, cause)
         if property == NAME:
             differs = "differs from that of `torch.autograd.grad`,"
             failure = replace(failure, differs=differs, raises=": it raises")
-        yield Way(name, gradients, ask, fault, failure)
+        ask, fault = partial(_gradients, method, run), partial(differs_from, known[right])
+        excused = partial(_is_left_out, method, coverage)
+        gradients = [each for each in run.names() if each.kind == "gradient"]
+        yield Way(name, gradients, ask, fault, failure, excused=excused)
 
 
-def _asked(run: SampleRun, method: Method, coverage: Coverage) -> Outputs | None:
-    try:
-        return copies(method(run))
-    except Exception as error:
-        refuse_own(error)
-        if method is not _creating:
-            raise
-        # `second_order` reports a missing second order.
-        left = f"a backward with `create_graph=True` was left out: {first_line(error)}"
-        coverage.refused[left] = None
-        return None
+def _gradients(method: Method, run: SampleRun) -> Outputs:
+    return copies(method(run))
+
+
+def _is_left_out(method: Method, coverage: Coverage, error: Exception) -> bool:
+    """True for a backward with a graph of its own: `second_order` reports that there is none."""
+    if method is _creating:
+        text = f"a backward with `create_graph=True` was left out: {first_line(error)}"
+        coverage.refused[text] = None
+    return method is _creating
 
 
 def _once(run: SampleRun) -> Outputs:

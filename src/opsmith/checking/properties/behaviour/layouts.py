@@ -14,7 +14,7 @@ from torch import Tensor
 
 from opsmith.checking.calls import SampleRun, TensorName, differentiated
 from opsmith.checking.effort import ALL
-from opsmith.checking.exceptions import Overlooking, of_backward, refuse_own, within_backward
+from opsmith.checking.exceptions import Overlooking, of_backward, within_backward
 from opsmith.checking.numerics.autodiff import differentiate
 from opsmith.checking.numerics.compare import exact_difference
 from opsmith.checking.output.replay import layout_replay
@@ -178,12 +178,14 @@ class LayoutCase:
         return Way(
             odds[0].layout.name + (f" (with {', '.join(others)})" if others else ""),
             self._names,
-            partial(self._ask, odds[0], values, right),
+            # Numbers that are repeated may be none that it takes.
+            partial(_outputs, self.runner, values) if right.error is None else lambda: None,
             right.fault,
             partial(self._failure, odds, values),
             about=self._at(odds[0]),
             # The call does not see grad_output: where its results differ, that is another fault.
             since=len(self.grads) if all(odd.backward for odd in odds) else 0,
+            excused=partial(self._refuses, odds[0], values),
             blamed=partial(self._blamed, values),
         )
 
@@ -191,18 +193,13 @@ class LayoutCase:
     def _names(self) -> list[TensorName]:
         return self.runner.names()
 
-    def _ask(self, first: OddTensor, values: list[Any], right: RightOutputs) -> Outputs | None:
-        if right.error is not None:
-            return None  # its numbers, repeated, are none that it takes
-        try:
-            return _outputs(self.runner, values)
-        except Exception as error:
-            refuse_own(error)
-            if not self._is_answer(error, values):
-                raise
+    def _refuses(self, first: OddTensor, values: Sequence[Any], error: Exception) -> bool:
+        """Note an exception that is an answer; return True if it is one."""
+        answers = self._is_answer(error, values)
+        if answers:
             what = "a grad_output" if first.backward else f"`{self._label(first)}`"
             self.refused.setdefault(what, {}).setdefault(first.layout.name, error_words(error))
-            return None
+        return answers
 
     def _is_answer(self, error: Exception, values: Sequence[Any]) -> bool:
         """True if an error is a clear refusal of a layout by the call, or torch's own in the backward."""
