@@ -6,7 +6,7 @@ autograd, or with other parameters frozen: it must stay the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,7 +46,7 @@ class Way:
         ask: Gives the outputs; None where there are none to compare.
         fault: Gives the difference of an output, by its position, from the right one; None if it is right.
         conclude: Makes the failure for a fault.
-        about: Position of what it changes: one failure stands for all ways that change the same.
+        about: The thing that it changes: one failure stands for all ways that change the same.
         since: The first output that counts.
         excused: Notes an exception that is no fault, and returns True.
         blamed: Gives the position of the output that another exception is about.
@@ -57,7 +57,7 @@ class Way:
     ask: Callable[[], Outputs | None]
     fault: Callable[[int, Tensor | None], Difference | None]
     conclude: Callable[[Fault], Failure]
-    about: int = 0
+    about: Hashable = None
     since: int = 0
     excused: Callable[[Exception], bool] = lambda error: False
     blamed: Callable[[Exception], int | None] = lambda error: None
@@ -121,8 +121,8 @@ def compare(ways: Iterable[Way]) -> Findings:
     Args:
         ways: The ways; each is asked before the next one is made.
     """
-    wrong: dict[tuple[int, int | None], list[Fault]] = {}
-    right: dict[int, list[str]] = {}
+    wrong: dict[tuple[Hashable, int | None], list[Fault]] = {}
+    right: dict[Hashable, list[str]] = {}
     for way in ways:
         for fault in way.faults or ():
             wrong.setdefault((way.about, fault.output), []).append(fault)
@@ -135,8 +135,19 @@ def compare(ways: Iterable[Way]) -> Findings:
         yield replace(failure, evidence={**failure.evidence, **words})
 
 
-@dataclass(frozen=True)
-class AnotherOutput:
+def another_output(
+    property: str,
+    run: SampleRun,
+    when: str,
+    cause: str,
+    fault: Fault,
+    /,
+    *,
+    differs: str = "is another one",
+    raises: str = ", it raises",
+    error: str = "raises",
+    hint: str = "",
+) -> Failure:
     """The usual failure of a way: an output is another one, or there is an exception.
 
     Args:
@@ -144,31 +155,21 @@ class AnotherOutput:
         run: The run.
         when: The way, in words.
         cause: Cause of another output.
-        error: Cause of an exception.
+        fault: What is wrong.
         differs: Words between the output and the way.
-        raises: Words after the way, for an exception.
+        raises: Words between the way and an exception.
+        error: Cause of an exception.
         hint: End of the message.
     """
-
-    property: str
-    run: SampleRun
-    when: str
-    cause: str
-    error: str = "raises"
-    differs: str = "is another one"
-    raises: str = ", it raises"
-    hint: str = ""
-
-    def __call__(self, fault: Fault) -> Failure:
-        evidence = {"sample": str(self.run.sample)}
-        if fault.error is not None:
-            message = f"{self.when}{self.raises} {fault}; else it does not{self.hint}"
-            run = self.run
-            location = run.backward_location() if run.argnums else run.subject.specification.where
-            where = innermost(fault.error, location)
-            return Failure(self.property, None, self.error, message, where, evidence)
-        message = f"{fault.named} {self.differs} {self.when}: {fault}{self.hint}"
-        return Failure(self.property, fault.named.name, self.cause, message, fault.named.where, evidence)
+    named, evidence = fault.named, {"sample": str(run.sample)}
+    if fault.error is None:
+        message = f"{named} {differs} {when}: {fault}{hint}"
+        return Failure(property, named.name, cause, message, named.where, evidence)
+    where = innermost(
+        fault.error, run.backward_location() if run.argnums else run.subject.specification.where
+    )
+    message = f"{when}{raises} {fault}; else it does not{hint}"
+    return Failure(property, None, error, message, where, evidence)
 
 
 def differs_from(right: Outputs, position: int, got: Tensor | None) -> Difference | None:
@@ -207,20 +208,20 @@ class RightOutputs:
     Args:
         function: Gives the outputs for some values.
         values: The values.
-        dtype: dtype of floating tensors.
         results: Number of outputs that are results; of the others, gradients, None stands beside zeros.
         subject: The subject of the check.
     """
 
     function: Callable[[list[Any]], Outputs]
     values: list[Any]
-    dtype: torch.dtype
     results: int
     subject: Subject
     outputs: Outputs = ()
     error: Exception | None = None
 
     def __post_init__(self) -> None:
+        own = (each.dtype.to_real() for each in self.values if is_inexact(each))
+        self.dtype = next(own, torch.float64)
         try:
             self.outputs = self.function(replicas(self.values))
         except Exception as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -17,7 +16,7 @@ from opsmith.checking.property import Coverage, Findings, Property, covered_samp
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.liveness import nodes
 from opsmith.checking.subject import Subject
-from opsmith.checking.ways import AnotherOutput, Outputs, Way, compare, differs_from
+from opsmith.checking.ways import Outputs, Way, another_output, compare, differs_from
 
 NAME = "backward_again"
 SAVED = "saved_hooks"
@@ -42,10 +41,7 @@ def _succeeds(run: SampleRun) -> bool:
 def _ways(property: str, run: SampleRun, coverage: Coverage) -> Iterator[Way]:
     known = {right: right(run) for _, _, right in METHODS[property].values()}
     for name, (cause, method, right) in METHODS[property].items():
-        failure = AnotherOutput(property, run, name, cause)
-        if property == NAME:
-            differs = "differs from that of `torch.autograd.grad`,"
-            failure = replace(failure, differs=differs, raises=": it raises")
+        failure = partial(another_output, property, run, name, cause, **WORDS[property])
         ask, fault = partial(_gradients, method, run), partial(differs_from, known[right])
         excused = partial(_is_left_out, method, coverage)
         gradients = [each for each in run.names() if each.kind == "gradient"]
@@ -148,6 +144,12 @@ def _copied(tensor: Tensor) -> Tensor:
         return tensor.detach().clone()
     return tensor.detach().clone(memory_format=torch.contiguous_format)
 
+
+WORDS = {
+    NAME: {"differs": "differs from that of `torch.autograd.grad`,", "raises": ": it raises"},
+    SAVED: {},
+}
+"""Words for messages."""
 
 METHODS: Mapping[str, Mapping[str, tuple[str, Method, Method]]] = {
     NAME: {

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain, zip_longest
 from typing import Any, NamedTuple
 
 import torch
@@ -84,11 +85,13 @@ class OddTensor(NamedTuple):
         position: Position among the flat arguments, or among the visible results for a grad_output.
         backward: True if it is a grad_output.
         layout: Its layout.
+        label: Label of the argument, or name of the result.
     """
 
     position: int
     backward: bool
     layout: Layout
+    label: str
 
 
 @dataclass
@@ -119,73 +122,66 @@ class LayoutCase:
 
     def right(self, values: list[Any]) -> RightOutputs:
         """The outputs for contiguous arguments and grad_outputs."""
-        dtype = self.runner.dtype or torch.float64
-        return RightOutputs(
-            partial(_outputs, self.runner), values, dtype, len(self.grads), self.runner.subject
-        )
+        return RightOutputs(partial(_outputs, self.runner), values, len(self.grads), self.runner.subject)
+
+    @property
+    def _tensors(self) -> list[list[OddTensor]]:
+        """The layouts of every tensor, grad_outputs first, since callers do not choose their layout."""
+        named = zip(self.runner.subject.results(self.runner.sample), self.grads, strict=True)
+        labelled = zip(self.runner.sample.labels, self.flat if self.inputs_too else (), strict=False)
+        grads = [(at, True, result.name, grad) for at, (result, grad) in enumerate(named)]
+        inputs = [(at, False, label, value) for at, (label, value) in enumerate(labelled)]
+        return [
+            [
+                OddTensor(at, backward, layout, label)
+                for layout in sorted(layouts_for(x), key=lambda layout: layout.repeats and not backward)
+            ]
+            for at, backward, label, x in (*grads, *inputs)
+            if isinstance(x, Tensor)
+        ]
 
     def ways(self) -> Iterator[Way]:
         """Yield each layout alone, then several at once."""
-        effort, singles = self.runner.subject.effort, [*self._singles()]
-        faulty: set[int] = set()
-        for odd in singles if effort.layouts == ALL else _spread(singles, effort.layouts):
-            way = self._way([odd])
-            yield way
-            faulty |= {way.about} if way.faults else set()
-        draw = random.Random(self.runner.subject.seed)
-        tensors = _by_tensor([odd for odd in singles if odd.backward or not odd.layout.repeats])
-        for _ in range(effort.layout_combinations if len(tensors) > 1 else 0):
-            several = [draw.choice(odds) for odds in tensors]
-            if not any(self._at(odd) in faulty for odd in several):
-                way = self._least(several)
+        effort, tensors = self.runner.subject.effort, self._tensors
+        draw, faulty = random.Random(self.runner.subject.seed), set[Hashable]()
+        kept = [[odd for odd in odds if odd.backward or not odd.layout.repeats] for odds in tensors]
+        several = [odds for odds in kept if odds]
+        count = effort.layout_combinations if len(several) > 1 else 0
+        drawn = ([draw.choice(odds) for odds in several] for _ in range(count))
+        for odds in chain(([odd] for odd in _selected(tensors, effort.layouts)), drawn):
+            if len(odds) == 1 or not any(odd[:2] in faulty for odd in odds):
+                way = self._least(odds)
                 yield way
                 faulty |= {way.about} if way.faults else set()
 
-    def _singles(self) -> Iterator[OddTensor]:
-        """Every layout of every tensor, grad_outputs first, since callers do not choose their layout."""
-        for position, grad in enumerate(self.grads):
-            if grad is not None:
-                yield from (OddTensor(position, True, layout) for layout in layouts_for(grad))
-        for position, value in enumerate(self.flat if self.inputs_too else ()):
-            if isinstance(value, Tensor):
-                known = sorted(layouts_for(value), key=lambda layout: layout.repeats)
-                yield from (OddTensor(position, False, layout) for layout in known)
-
-    def _at(self, odd: OddTensor) -> int:
-        """Position of a tensor among arguments and grad_outputs."""
-        return odd.position + odd.backward * len(self.flat)
-
-    def _label(self, odd: OddTensor) -> str:
-        subject, sample = self.runner.subject, self.runner.sample
-        return subject.results(sample)[odd.position].name if odd.backward else sample.labels[odd.position]
-
-    def _least(self, several: list[OddTensor]) -> Way:
-        """The smallest part of several layouts that still fails together."""
-        for odd in several:
-            fewer = [each for each in several if each is not odd]
-            if fewer and self._way(fewer).faults:
+    def _least(self, odds: list[OddTensor]) -> Way:
+        """The way with the smallest part of several layouts that still fails together."""
+        for odd in odds if len(odds) > 1 else ():
+            fewer = [each for each in odds if each is not odd]
+            if self._way(fewer).faults:
                 return self._least(fewer)
-        return self._way(several)
+        return self._way(odds)
 
     def _way(self, odds: Sequence[OddTensor]) -> Way:
         """The way with some tensors in odd layouts."""
-        values = replicas(self.twin.values)
+        values, first = replicas(self.twin.values), odds[0]
         for odd in odds:
-            values[self._at(odd)] = odd.layout.of(values[self._at(odd)])
+            at = odd.position + odd.backward * len(self.flat)
+            values[at] = odd.layout.of(values[at])
         repeats = any(odd.layout.repeats for odd in odds)
         right = self.right([*map(plain, values)]) if repeats else self.twin
-        others = [f"{'that of ' * odd.backward}`{self._label(odd)}` {odd.layout.name}" for odd in odds[1:]]
+        others = [f"{'that of ' * odd.backward}`{odd.label}` {odd.layout.name}" for odd in odds[1:]]
         return Way(
-            odds[0].layout.name + (f" (with {', '.join(others)})" if others else ""),
+            first.layout.name + (f" (with {', '.join(others)})" if others else ""),
             self._names,
             # Numbers that are repeated may be none that it takes.
             partial(_outputs, self.runner, values) if right.error is None else lambda: None,
             right.fault,
             partial(self._failure, odds, values),
-            about=self._at(odds[0]),
+            about=first[:2],
             # The call does not see grad_output: where its results differ, that is another fault.
             since=len(self.grads) if all(odd.backward for odd in odds) else 0,
-            excused=partial(self._refuses, odds[0], values),
+            excused=partial(self._refuses, first, values),
             blamed=partial(self._blamed, values),
         )
 
@@ -194,24 +190,21 @@ class LayoutCase:
         return self.runner.names()
 
     def _refuses(self, first: OddTensor, values: Sequence[Any], error: Exception) -> bool:
-        """Note an exception that is an answer; return True if it is one."""
-        answers = self._is_answer(error, values)
-        if answers:
-            what = "a grad_output" if first.backward else f"`{self._label(first)}`"
-            self.refused.setdefault(what, {}).setdefault(first.layout.name, error_words(error))
-        return answers
-
-    def _is_answer(self, error: Exception, values: Sequence[Any]) -> bool:
-        """True if an error is a clear refusal of a layout by the call, or torch's own in the backward."""
-        if has_message(error, LAZY_BIT):
-            return True
+        """Enter a clear refusal of a layout by the call, or torch's own in the backward; True for one."""
         subject, flat = self.runner.subject, values[: len(self.flat)]
         itself = not subject.kind.has_reference  # then the reference raises whatever it raises
-        if of_backward(
-            error
-        ):  # of a reference without formulas torch derives what no code of the author's does
-            return not (itself or subject.specification.gradients.rules or within_backward(error))
-        return is_stated(error) or (not itself and _raises(subject.plain(self.runner.sample), flat))
+        if has_message(error, LAZY_BIT):
+            refuses = True
+        elif of_backward(error):
+            # Of a reference without formulas torch derives what no code of the author's does.
+            own = itself or subject.specification.gradients.rules or within_backward(error)
+            refuses = not own
+        else:
+            refuses = is_stated(error) or (not itself and _raises(subject.plain(self.runner.sample), flat))
+        if refuses:
+            what = "a grad_output" if first.backward else f"`{first.label}`"
+            self.refused.setdefault(what, {}).setdefault(first.layout.name, error_words(error))
+        return refuses
 
     def _blamed(self, values: list[Any], error: Exception) -> int:
         """The first result, or the first input whose gradient alone raises."""
@@ -221,40 +214,38 @@ class LayoutCase:
         return len(self.grads) + next((at for at, each in enumerate(alone) if _raises(each, values)), 0)
 
     def _failure(self, odds: Sequence[OddTensor], values: Sequence[Any], fault: Fault) -> Failure:
-        runner, first, position = self.runner, odds[0], fault.output or 0
-        label, layout, named = self._label(first), first.layout, self._names[position]
-        about, where, is_gradient = str(named), named.where, named.kind == "gradient"
-        if not is_gradient:
+        runner, named, difference, name = self.runner, fault.named, fault.difference, fault.way.name
+        _, backward, layout, label = odds[0]
+        about, where = str(named), named.where
+        if named.kind == "result":
             flat = runner.sample.flattening.pack(values[: len(self.flat)])
             chosen, _ = choose(runner.subject.specification.kernels, flat)
             where = chosen.kernel.where if chosen else runner.subject.specification.where
             about += f" by the kernel for {chosen.kernel.device}" if chosen else ""
-        has_numbers = fault.difference is not None and not fault.difference.form
         # A write goes wrong where numbers share memory.
-        cause = (self._written if layout.repeats or has_numbers else None) or "layout"
-        odd = (
-            f"{about} is right where `{label}` is contiguous and wrong where it is {fault.way.name}: {fault}"
-        )
-        taken = f"{label.partition('[')[0]}{layout.undone}"
-        if first.backward:
-            odd = (
-                f"{about} is right for a contiguous grad_output and wrong for one that is {fault.way.name}, "
-                f"as {layout.handed_back_by} hands it back: {fault}"
-            )
-            taken = f"grad{layout.undone}"
-        message = f"{odd}; read it by its strides, or take `{taken}`"
+        shares = layout.repeats or (difference is not None and not difference.form)
+        cause = (self._written if shares else None) or "layout"
         if cause != "layout":
             written = "grad_output" if cause == "mutates-grad-output" else f"`{label}`"
             message = f"it writes into {written}: {fault}; work on a copy, `.clone()`"
-        evidence = {
-            "sample": self.name,
-            "grad_output" if first.backward else f"`{label}`": fault.way.name,
-            **(fault.difference.evidence() if fault.difference else {}),
-        }
+        elif backward:
+            message = (
+                f"{about} is right for a contiguous grad_output and wrong for one that is {name}, as "
+                f"{layout.handed_back_by} hands it back: {fault}; read it by its strides, or take "
+                f"`grad{layout.undone}`"
+            )
+        else:
+            message = (
+                f"{about} is right where `{label}` is contiguous and wrong where it is {name}: {fault}; read "
+                f"it by its strides, or take `{label.partition('[')[0]}{layout.undone}`"
+            )
+        evidence = {"sample": self.name, "grad_output" if backward else f"`{label}`": name}
+        evidence |= difference.evidence() if difference else {}
         # A result that is wrong for a layout of an input is reported under that input.
-        input = named.name if is_gradient or first.backward else label
+        input = named.name if named.kind == "gradient" or backward else label
+        laid, grads = [odd[:3] for odd in odds], self.grads
         replay = layout_replay(
-            runner.subject, runner.sample, self.flat, self.grads, runner.argnums, odds, position, NAME
+            runner.subject, runner.sample, self.flat, grads, runner.argnums, laid, fault.output or 0, NAME
         )
         return Failure(NAME, input, cause, message, where, evidence, replay)
 
@@ -285,19 +276,11 @@ def _raises(function: Callable[[list[Any]], Any], values: Sequence[Any]) -> bool
     return True
 
 
-def _by_tensor(odds: Sequence[OddTensor]) -> list[list[OddTensor]]:
-    """The layouts of each tensor."""
-    found: dict[tuple[int, bool], list[OddTensor]] = {}
-    for odd in odds:
-        found.setdefault(odd[:2], []).append(odd)
-    return [*found.values()]
-
-
-def _spread(singles: Sequence[OddTensor], limit: int) -> list[OddTensor]:
-    """Select layouts: the first few of each grad_output, then those of every tensor in turn."""
-    tensors = _by_tensor(singles)
-    longest = max(map(len, tensors), default=0)
-    turns = [odds[at] for at in range(longest) for odds in tensors if at < len(odds)]
+def _selected(tensors: Sequence[Sequence[OddTensor]], limit: int) -> list[OddTensor]:
+    """All layouts; if they are too many, the first few of each grad_output, then those of each in turn."""
+    if limit == ALL:
+        return [odd for odds in tensors for odd in odds]
+    turns = [odd for turn in zip_longest(*tensors) for odd in turn if odd is not None]
     # A chunk's rows are whole and far from each other: what reads by one stride is wrong there alone.
     first = [
         odd

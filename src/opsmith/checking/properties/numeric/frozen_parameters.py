@@ -14,7 +14,7 @@ from opsmith.checking.property import Findings, each_sample
 from opsmith.checking.samples.object_arguments import address_of, copied_object, tensors_of_object
 from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject
-from opsmith.checking.ways import AnotherOutput, Outputs, Way, compare, differs_from
+from opsmith.checking.ways import Outputs, Way, another_output, compare, differs_from
 
 MOST = 8
 """Largest number of parameters that are frozen one by one."""
@@ -47,10 +47,10 @@ def _sample(property: str, subject: Subject, sample: Sample) -> Findings:
 
 def _ways(property: str, run: SampleRun) -> Iterator[Way]:
     names, right, alone = run.names(), run.values().tensors, "" if run.argnums else ", nor any input"
+    needed = partial(another_output, property, run)
+    cause = "input-needs-grad"
     for words, needs in _choices(run.sample):
-        failure = AnotherOutput(
-            property, run, f"where {words}{alone}", "input-needs-grad", error="input-needs-grad", hint=HINT
-        )
+        failure = partial(needed, f"where {words}{alone}", cause, error=cause, hint=HINT)
         yield Way(words, names, partial(_asked, run, needs), partial(differs_from, right), failure)
 
 
