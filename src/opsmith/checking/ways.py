@@ -21,7 +21,7 @@ from opsmith.checking.numerics.compare import (
     agree_to_share,
     differ_beyond_rounding,
     exact_difference,
-    metadata_difference,
+    form_difference,
 )
 from opsmith.checking.numerics.judge import judge
 from opsmith.checking.property import Findings, first_line, innermost
@@ -179,19 +179,6 @@ def differs_from(right: Outputs, position: int, got: Tensor | None) -> Differenc
     if got is None or expected is None or form is not None or not differ_beyond_rounding(expected, got):
         return form
     return exact_difference(got, expected)
-
-
-def form_difference(got: Tensor | None, right: Tensor | None, *, strides: bool = False) -> Difference | None:
-    """The difference of an output from the right one that no numbers show; None where there is none."""
-    if got is None or right is None:
-        words = "there is none (None)" if got is None else "there is one where there was none"
-        return None if got is right else _in_words(words)
-    form = metadata_difference(got, right, strides=strides)
-    return None if form is None else _in_words("its {} is {} where {} is right".format(*form))
-
-
-def _in_words(form: str) -> Difference:
-    return Difference((), 0, 0, 0, 0, form=form)
 
 
 PERTURBATION = 2.0**-30

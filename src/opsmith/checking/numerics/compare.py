@@ -367,13 +367,21 @@ def describe_difference(one: Tensor | None, other: Tensor | None) -> str:
         one: The right one.
         other: The computed one.
     """
-    if one is None or other is None:
-        return "there is none (None)" if other is None else "there is one where there was none"
-    form = metadata_difference(other, one, strides=False)
-    if form is not None:
-        aspect, got, right = form
-        return f"its {aspect} is {got} where {right} is right"
-    return str(exact_difference(other, one))
+    form = form_difference(other, one)
+    return str(form if one is None or other is None or form else exact_difference(other, one))
+
+
+def form_difference(got: Tensor | None, right: Tensor | None, *, strides: bool = False) -> Difference | None:
+    """Find the difference of a tensor from the right one that no numbers show; None where there is none."""
+    if got is None or right is None:
+        words = "there is none (None)" if got is None else "there is one where there was none"
+        return None if got is right else _in_words(words)
+    form = metadata_difference(got, right, strides=strides)
+    return None if form is None else _in_words("its {} is {} where {} is right".format(*form))
+
+
+def _in_words(form: str) -> Difference:
+    return Difference((), 0, 0, 0, 0, form=form)
 
 
 def metadata_difference(got: Tensor, expected: Tensor, *, strides: bool) -> tuple[str, str, str] | None:

@@ -16,6 +16,7 @@ from opsmith.checking.numerics.answer import Computation
 from opsmith.checking.numerics.compare import (
     differ_beyond_rounding,
     exact_difference,
+    form_difference,
     within_rounding,
 )
 from opsmith.checking.numerics.judge import judge
@@ -25,7 +26,7 @@ from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.side_effects.canaries import fill_freed_memory, poison_new_memory
 from opsmith.checking.side_effects.steady_runs import DIFFERS
 from opsmith.checking.subject import Subject
-from opsmith.checking.ways import Outputs, form_difference
+from opsmith.checking.ways import Outputs
 
 NAME = "determinism"
 WIDEST_DTYPES = (torch.float64, torch.complex128)
