@@ -14,7 +14,7 @@ from opsmith import errors
 from opsmith.build.symbols import Line
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.output.replay import check_again
-from opsmith.checking.processes.fork import describe_exit
+from opsmith.checking.processes.child import describe_exit
 from opsmith.checking.processes.sanitizer_parent import (
     REDZONE,
     CallOutcome,
