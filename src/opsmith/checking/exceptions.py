@@ -18,7 +18,7 @@ import opsmith
 from opsmith import errors
 from opsmith.adopting.registered import is_operator
 from opsmith.checking.processes.fork import in_child, report_hang
-from opsmith.checking.processes.watchdog import EndlessCallError, Watchdog
+from opsmith.checking.processes.watchdog import EndlessCallError, OutOfTimeError, Watchdog
 from opsmith.torch_library import capabilities
 
 
@@ -176,7 +176,7 @@ def refuse_own(error: BaseException) -> None:
     """Raise an exception of the checker itself again: it is a bug of ours, not a finding.
 
     An operator that calls `sys.exit` raises SystemExit. KeyboardInterrupt is the user's, except in a child
-    process, which Ctrl-C does not reach. EndlessCallError ends the property.
+    process, which Ctrl-C does not reach. EndlessCallError and OutOfTimeError end the property.
 
     Example:
         >>> try:
@@ -190,7 +190,7 @@ def refuse_own(error: BaseException) -> None:
 
 def _is_the_operators(error: BaseException) -> bool:
     raised = isinstance(error, Exception | SystemExit) and not isinstance(error, UncheckableError)
-    leaves = isinstance(error, GeneratorExit | EndlessCallError | UncheckableError)
+    leaves = isinstance(error, GeneratorExit | EndlessCallError | OutOfTimeError | UncheckableError)
     return (raised or (in_child() and not leaves)) and not _is_own(error)
 
 

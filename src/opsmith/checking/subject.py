@@ -19,7 +19,7 @@ from opsmith.checking.exceptions import (
     calls_operator,
     structure_of,
 )
-from opsmith.checking.processes.watchdog import beat
+from opsmith.checking.processes.watchdog import beat, begin_call
 from opsmith.checking.report import Failure, SeenCalls
 from opsmith.checking.samples.sample import CPU, Sample, is_inexact, replica
 from opsmith.checking.side_effects.torch_random import is_state, seed_torch, torch_state_restored
@@ -168,7 +168,7 @@ class Subject:
         if torch.compiler.is_compiling():
             return call(*args, **kwargs)
         self.note_call((*args, *kwargs.values()))
-        beat()
+        begin_call()
         returned = call(*args, **kwargs)
         beat(returned=True)
         return returned
@@ -194,7 +194,7 @@ class Subject:
         """Call the reference as it is."""
         if torch.compiler.is_compiling():
             return self.specification.reference(*args, **kwargs)
-        beat()
+        begin_call()
         returned = self.specification.reference(*args, **kwargs)
         beat(returned=True)
         return returned
@@ -318,7 +318,7 @@ class Subject:
         """All results of the reference, or of another function, as plain PyTorch; hidden ones too."""
         with self.seeded():
             args, kwargs = sample.arguments(self._own(sample, self._sent(sample, flat)))
-            beat()  # finite differences run it many hundred times, and no single one of these hangs
+            begin_call()  # finite differences run it many hundred times, and no single one of these hangs
             returned = (function or self.specification.reference)(*args, **kwargs)
             beat(returned=True)
             results = self._listed(returned)
