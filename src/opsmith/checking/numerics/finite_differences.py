@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.numerics.answer import LIBRARY, allowed_roundings
 from opsmith.checking.numerics.autodiff import Results
 from opsmith.checking.numerics.compare import Difference, largest_magnitude, unravel
+from opsmith.checking.numerics.constants import LIBRARY, allowed_roundings
 from opsmith.checking.numerics.directional import DirectionalFunction
 from opsmith.checking.numerics.noise import Noise, SecondEstimate, noise_of
 from opsmith.checking.numerics.slope import Slope, slope
