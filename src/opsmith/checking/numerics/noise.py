@@ -69,12 +69,7 @@ class Noise:
 
 
 def noise_of(line: DirectionalFunction, generator: torch.Generator) -> Noise:
-    """Measure the noise, along one random direction in which every element moves by its own size.
-
-    Args:
-        line: The function of one argument.
-        generator: Source of the direction.
-    """
+    """Measure the noise, along one random direction in which every element moves by its own size."""
     direction = line.direction(generator)
     rows = torch.stack([_quotient(line, direction, step) for step in STEPS])
     steps = torch.tensor(STEPS, dtype=torch.float64).unsqueeze(1)
@@ -82,9 +77,8 @@ def noise_of(line: DirectionalFunction, generator: torch.Generator) -> Noise:
     apart = (rows[:-1] - rows[1:]).abs()
     larger = torch.maximum(rows[:-1].abs(), rows[1:].abs())
     least_apart = torch.maximum(apart, line.rounding * size / steps[1:])  # agreement below rounding is chance
-    ratio = (least_apart / larger).nan_to_num(
-        torch.inf, torch.inf, torch.inf
-    )  # a result that does not move gives no ratio
+    # A result that does not move gives no ratio.
+    ratio = (least_apart / larger).nan_to_num(torch.inf, torch.inf, torch.inf)
     found = _stairs(ratio, (steps[:-1] * apart).nan_to_num(0.0, 0.0, 0.0), line.rounding * size)
     stairs = found.least <= COARSE
     if stairs.any():
@@ -225,13 +219,7 @@ EXACT = 1e-6
 
 
 class SecondEstimate:
-    """Second estimate of a gradient's element, where the first one contradicts the tested gradient.
-
-    Args:
-        line: The function of one argument.
-        noise: Its noise, as measured before.
-        generator: Source of directions.
-    """
+    """Second estimate of a gradient's element, where the first one contradicts the tested gradient."""
 
     def __init__(self, line: DirectionalFunction, noise: Noise, generator: torch.Generator) -> None:
         self.line, self.noise, self._generator = line, noise, generator
@@ -267,9 +255,9 @@ class SecondEstimate:
         return abs(got - found.value) <= bound + 2 * NOISES * float(levels.norm()) / found.step
 
     def _beside(self, coordinate: int, got: float, found: Slope) -> bool:
+        """Explain the difference by a kink beside the point."""
         # Points within the step of the estimate: a pole, which that step did not see, must not count as a
         # kink.
-        """Explain the difference by a kink beside the point."""
         reach = min(BESIDE, found.step / self._size(coordinate) / 64) if found.is_known else BESIDE
         parts = torch.rand(POINTS, self.line.coordinates.numel(), generator=self._generator).double()
         directions = [part * self.line.direction(self._generator) for part in parts]
