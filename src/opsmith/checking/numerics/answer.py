@@ -68,13 +68,7 @@ Function = Callable[[list[Any]], Sequence[Tensor | None]]
 
 @dataclass(frozen=True)
 class Bound:
-    """Bound of each element's distance from the right one, as a number of units.
-
-    Args:
-        term: The last term that it holds.
-        unit: Unit of each element.
-        allowed: Number of units.
-    """
+    """Bound of each element's distance from the right one, in units; `term` is the last that it holds."""
 
     term: str
     unit: Tensor
@@ -132,6 +126,12 @@ class Answer:
                 size = size + terms
             usual = ROOM * computation.usual(self.position)
             yield Bound("terms", self.unit(size + usual), allowed)
+
+    @property
+    def number(self) -> float:
+        """The value, where it has one element."""
+        assert self.value is not None
+        return float(self.value)
 
     @property
     def distance(self) -> Tensor:
@@ -246,14 +246,7 @@ def unknown(position: int) -> float:
 
 
 def keeps_digits(ordinary: Tensor, truth: Tensor, dtype: torch.dtype, size: Tensor) -> Tensor:
-    """Mark the elements in which a function keeps half of its digits in a dtype.
-
-    Args:
-        ordinary: Its result in the dtype.
-        truth: The right one.
-        dtype: The dtype.
-        size: Size of each element or of what moves it.
-    """
+    """Mark the elements in which a function keeps half of its digits, given their size or what moves them."""
     largest = size.nan_to_num(0.0, 0.0, 0.0).max() if size.numel() else 0.0
     lost = (ordinary.to(truth.dtype) - truth).abs() > half_of_digits(dtype) * largest
     kept: Tensor = ~lost & (ordinary.isfinite() | ~truth.isfinite())

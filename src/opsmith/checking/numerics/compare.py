@@ -309,9 +309,7 @@ def gradcheck_difference(got: Tensor, expected: Tensor) -> Difference | None:
 def exact_difference(got: Tensor, *right: Tensor) -> Difference | None:
     """Find the first element that equals none of the right ones, or a difference of shape; nan equals nan.
 
-    Args:
-        got: The computed tensor.
-        *right: The right tensor, and others that are as good.
+    The first right tensor is shown; others are as good.
     """
     if any(_are_equal(got, each) for each in right):
         return None
@@ -353,12 +351,7 @@ def _number(value: complex | float | int | bool, digits: int) -> str:
 
 
 def describe_difference(one: Tensor | None, other: Tensor | None) -> str:
-    """Describe the difference of a tensor from the right one.
-
-    Args:
-        one: The right one.
-        other: The computed one.
-    """
+    """Describe the difference of a tensor from the right one, which is given first."""
     if one is None or other is None:
         return "there is none (None)" if other is None else "there is one where there was none"
     if one.shape != other.shape:
@@ -395,12 +388,7 @@ def _relevant_strides(tensor: Tensor) -> list[int]:
 
 @dataclass(frozen=True)
 class SavedBits:
-    """A tensor with a copy of its bits, to detect writes.
-
-    Args:
-        tensor: The tensor.
-        before: A copy of it.
-    """
+    """A tensor with a copy of its bits, to detect writes."""
 
     tensor: Tensor
     before: Tensor

@@ -81,7 +81,7 @@ WITHOUT_JACOBIAN = (
 
 def _beside_reverse(tangents: Tangents, weights: Weights) -> Failure:
     """The failure for tangents that are not those of the surrogate gradient; a warning if they are true."""
-    actual, right = _number(tangents.forward(weights)), _number(tangents.reverse(weights))
+    actual, right = tangents.forward(weights).number, tangents.reverse(weights).number
     sums = distinct_texts(actual, right)
     message = (
         f"the tangents by `{tangents.labels}` do not agree with the surrogate gradients, so that forward and "
@@ -213,7 +213,7 @@ def _alone(tangents: Tangents) -> list[Failure]:
 
 
 def _failure(tangents: Tangents, got: Sequence[Tensor | None], actual: float, right: float) -> Failure:
-    reverse = all(tangents.holds(weights, _number(tangents.reverse(weights))) for weights in tangents.weights)
+    reverse = all(tangents.holds(weights, tangents.reverse(weights).number) for weights in tangents.weights)
     evidence: dict[str, Any] = {"reverse mode": "right" if reverse else "wrong as well"}
     sums = distinct_texts(actual, right)
     shown = f"the weighed sum of all is {sums[0]} where {sums[1]} is right"
@@ -358,14 +358,8 @@ class Tangents(Derivatives):
         """The tangents along a direction, with their rounding: zeros where there is none, or no number."""
 
         def tangents(given: list[Any]) -> list[Tensor | None]:
-            *values, along = given
-            found = zip(self.by_dual_numbers(along, values), self.results, strict=True)
-            return [
-                (torch.zeros_like(result) if tangent is None else tangent).where(result.isfinite(), 0)
-                if is_inexact(result)
-                else None
-                for tangent, result in found
-            ]
+            found = self.by_dual_numbers(given[-1], given[:-1])
+            return [*map(_as_number, found, self.results)]
 
         return self.answers(tangents, [*self.packed.values, direction])
 
@@ -373,8 +367,7 @@ class Tangents(Derivatives):
         """The weighed sum of the tangents, u (J v), with its rounding."""
 
         def tangents(given: list[Any]) -> list[Tensor | None]:
-            *values, along = given
-            return [torch.tensor(weighed(self.by_dual_numbers(along, values), weights), dtype=torch.float64)]
+            return [_sum(self.by_dual_numbers(given[-1], given[:-1]), weights)]
 
         return self.answers(tangents, [*self.packed.values, self.direction])[0]
 
@@ -382,10 +375,8 @@ class Tangents(Derivatives):
         """The same number by the gradients, (u J) v, with its rounding."""
 
         def gradients(given: list[Any]) -> list[Tensor | None]:
-            *values, along = given
-            steps, found = self.packed.unpacked(along), vjp(self.call, values, self.argnums, weights)
-            number = weighed(found, [steps[argnum] for argnum in self.argnums])
-            return [torch.tensor(number, dtype=torch.float64)]
+            steps, found = self.packed.unpacked(given[-1]), vjp(self.call, given[:-1], self.argnums, weights)
+            return [_sum(found, [steps[argnum] for argnum in self.argnums])]
 
         return self.answers(gradients, [*self.packed.values, self.direction])[0]
 
@@ -432,9 +423,15 @@ class Tangents(Derivatives):
         return shaped.view(result.shape)
 
 
-def _number(answer: Answer) -> float:
-    assert answer.value is not None
-    return float(answer.value)
+def _as_number(tangent: Tensor | None, result: Any) -> Tensor | None:
+    """The tangent of a floating result: 0 where there is none, or the result is no number."""
+    if not is_inexact(result):
+        return None
+    return (torch.zeros_like(result) if tangent is None else tangent).where(result.isfinite(), 0)
+
+
+def _sum(results: Sequence[Tensor | None], weights: Weights) -> Tensor:
+    return torch.tensor(weighed(results, weights), dtype=torch.float64)
 
 
 def _terms(results: Sequence[Tensor | None], weights: Weights) -> list[Tensor]:
