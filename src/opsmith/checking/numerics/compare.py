@@ -180,7 +180,7 @@ def clearly_agrees(actual: Tensor, expected: Tensor) -> bool:
 def _usual_share(dtype: torch.dtype) -> tuple[float, float]:
     """Return the difference that `differs` allows for numbers computed in a dtype, relative and absolute."""
     known = torch.finfo(dtype)
-    return half_of_digits(dtype), known.tiny / half_of_digits(dtype)
+    return known.eps**0.5, known.tiny / known.eps**0.5
 
 
 def differs(
