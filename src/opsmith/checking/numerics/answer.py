@@ -32,7 +32,6 @@ there; in half precision, where its results jump.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -44,64 +43,32 @@ from torch import Tensor
 from opsmith.checking.exceptions import Overlooking, refuse_own
 from opsmith.checking.numerics.autodiff import dense
 from opsmith.checking.numerics.compare import largest_magnitude, same_bits
+from opsmith.checking.numerics.constants import (
+    FEW_DIGITS,
+    FIRST_MOVES,
+    LIBRARY,
+    MOVES,
+    NEAR,
+    PLATEAU,
+    PROBES,
+    ROOM,
+    SHRUNK,
+    allowed_roundings,
+    half_of_digits,
+    unit_roundoff,
+)
 from opsmith.checking.numerics.working_precision import working_precision
 from opsmith.checking.samples.perturb import perturbed
 from opsmith.checking.samples.sample import CPU, is_inexact, replica
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.core.cached_property import cached_property
 
-LIBRARY = 8
-"""Roundings that a library function may err by."""
-
-SUMMATION = 2
-"""Roundings per square root of the number of summands."""
-
-MOVES = 16
-"""Random moves: of four all are alike once in a hundred times, of 16 once in 1e8."""
-
-FIRST_MOVES = 4
-"""Those after which a difference is judged for the first time."""
-
-PLATEAU = 2.0
-"""Largest ratio of an element to that of larger arguments; at a pole each factor enlarges it by 8 or more."""
-
-SHRUNK = (2.0**-2, 2.0**-5, 2.0**-8, 2.0**-12, 2.0**-16)
-"""Factors that make arguments smaller: near the last, logits of a thousand saturate nothing."""
-
-ROOM = 16.0
-"""Ratio of terms to the size that derivatives have in other samples, where some of them cancel as well."""
-
-FEW_DIGITS = (torch.bfloat16, torch.float16)
-"""dtypes in which the error of the function itself says nothing."""
-
-PROBES = 3
-"""Number of result elements whose dependence is counted."""
-
-NEAR = 2.0**-10
-"""Relative move to arguments that round differently."""
-
 Function = Callable[[list[Any]], Sequence[Tensor | None]]
-
-
-def allowed_roundings(summands: int) -> float:
-    """Return the number of roundings that a right computation with so many summands may err by."""
-    return LIBRARY + SUMMATION * math.sqrt(summands)
-
-
-def unit_roundoff(dtype: torch.dtype) -> float:
-    """Return half of the dtype's eps: the largest relative error of one rounding."""
-    return float(torch.finfo(dtype).eps) / 2
 
 
 @dataclass(frozen=True)
 class Bound:
-    """Bound of each element's distance from the right one, as a number of units.
-
-    Args:
-        term: The last term that it holds.
-        unit: Unit of each element.
-        allowed: Number of units.
-    """
+    """Bound of each element's distance from the right one, in units; `term` is the last that it holds."""
 
     term: str
     unit: Tensor
@@ -161,6 +128,12 @@ class Answer:
             yield Bound("terms", self.unit(size + usual), allowed)
 
     @property
+    def number(self) -> float:
+        """The value, where it has one element."""
+        assert self.value is not None
+        return float(self.value)
+
+    @property
     def distance(self) -> Tensor:
         """Largest distance of each element that all terms explain."""
         return [*self.bounds()][-1].distance
@@ -212,7 +185,7 @@ class Answer:
         if moves is None or moves.shape != self.value.shape:
             return 0.0
         largest = max(largest_magnitude(self.value), self.computation.largest_argument)
-        half = torch.finfo(self._in).eps ** 0.5 * largest  # of a result that is zero, arguments tell the size
+        half = half_of_digits(self._in) * largest  # of a result that is zero, arguments tell the size
         return moves.clamp(max=half / unit_roundoff(self._in))
 
     def own_error(self, unit: Tensor) -> float:
@@ -273,16 +246,9 @@ def unknown(position: int) -> float:
 
 
 def keeps_digits(ordinary: Tensor, truth: Tensor, dtype: torch.dtype, size: Tensor) -> Tensor:
-    """Mark the elements in which a function keeps half of its digits in a dtype.
-
-    Args:
-        ordinary: Its result in the dtype.
-        truth: The right one.
-        dtype: The dtype.
-        size: Size of each element or of what moves it.
-    """
+    """Mark the elements in which a function keeps half of its digits, given their size or what moves them."""
     largest = size.nan_to_num(0.0, 0.0, 0.0).max() if size.numel() else 0.0
-    lost = (ordinary.to(truth.dtype) - truth).abs() > torch.finfo(dtype).eps ** 0.5 * largest
+    lost = (ordinary.to(truth.dtype) - truth).abs() > half_of_digits(dtype) * largest
     kept: Tensor = ~lost & (ordinary.isfinite() | ~truth.isfinite())
     return kept
 
@@ -400,7 +366,7 @@ class Computation:
         """Mark the elements that move by more than half of the digits with the last one of the arguments."""
         if not self.has_truth:
             return [None] * len(self.results)
-        share = torch.finfo(dtype).eps ** -0.5
+        share = 1 / half_of_digits(dtype)
         return [
             None if move is None or result is None else move > share * largest_magnitude(result)
             for move, result in zip(self.moves(dtype), self.results, strict=True)

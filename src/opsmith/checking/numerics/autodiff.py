@@ -28,16 +28,13 @@ def has_gradient(result: Tensor) -> bool:
 def vjp(
     function: Results, flat: Sequence[Any], argnums: Sequence[int], grads: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
-    """Compute the gradients of a function with respect to some arguments, given its grad_outputs.
+    """Compute the gradients of a function with respect to some arguments; None where autograd has none.
 
     Args:
         function: Function of flat arguments.
         flat: Arguments.
         argnums: Positions of the arguments to differentiate with respect to.
         grads: grad_output of each result; None where there is none.
-
-    Returns:
-        A gradient for each position, None where autograd has none.
 
     Raises:
         LayoutError: If a gradient is not a strided dense tensor.
@@ -49,13 +46,10 @@ def vjp(
 def differentiate(
     results: Sequence[Any], inputs: Sequence[Tensor], grads: Sequence[Tensor | None], **options: bool
 ) -> list[Tensor | None]:
-    """Compute the gradients of recorded results; None where autograd has none.
+    """Compute the gradients of recorded results by some leaves; None where autograd has none.
 
-    Args:
-        results: Results of any kind; those without a gradient are left out.
-        inputs: Leaves to differentiate with respect to.
-        grads: grad_output of each result; None where there is none.
-        options: As of `torch.autograd.grad`.
+    Results without a gradient are left out, and those whose grad_output is None; options are those of
+    `torch.autograd.grad`.
     """
     pairs = [
         (result, grad)
@@ -77,12 +71,6 @@ def vjp_or_zeros(
     """Compute gradients as `vjp` does, with zeros where autograd has none.
 
     Where a result has other sizes than its grad_output, as of `x[x > 0]` at other numbers, they are nan.
-
-    Args:
-        function: Function of flat arguments.
-        flat: Arguments.
-        argnums: Positions of the arguments to differentiate with respect to.
-        grads: grad_output of each result; None where there is none.
     """
     leaves, _, results = record(function, flat, argnums)
     if any(

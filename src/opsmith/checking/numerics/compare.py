@@ -2,12 +2,9 @@
 
 Two elements agree where they are the same (nan is the same as nan), or where they are apart by a finite
 distance that is no larger than the bound of that element (`is_close`). The bound is a value, of one of three
-kinds:
-
-- the rounding of a dtype, as a function moves: `answer.Bound`;
-- the measured noise of finite differences: `finite_differences.NumericalGradient`, or the tolerance of
-  gradcheck;
-- a share of the largest element (`share_of_largest`): for two runs of one computation, and for hypotheses.
+kinds: the rounding of a dtype, as a function moves (`answer.Bound`); the measured noise of finite differences
+(`finite_differences.NumericalGradient`); and a share of the largest element, for two runs of one computation
+(`within_rounding`) and for hypotheses (`share_of_largest`).
 """
 
 from __future__ import annotations
@@ -20,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opsmith.checking.numerics.constants import half_of_digits
 from opsmith.checking.samples.sample import is_inexact
 
 
@@ -82,25 +80,20 @@ def share_of_largest(share: float, *tensors: Tensor) -> float:
     return share * max(map(largest_magnitude, tensors))
 
 
-def agree_to_share(got: Tensor, right: Tensor, share: float) -> bool:
-    """Return True if two tensors are finite and agree to a share of the largest element of either."""
-    finite = all_finite(got) and all_finite(right)
-    return finite and all_close(got, right, share_of_largest(share, right, got))
+def within_rounding(one: Tensor, other: Tensor, share: float | None = None) -> bool:
+    """Return True if rounding explains a difference: numbers agree to a share of the largest of either.
 
-
-def within_rounding(one: Tensor, other: Tensor) -> bool:
-    """Return True if rounding explains a difference: finite numbers agree to half of the dtype's digits.
-
-    Numbers that are not finite must be the same. Below the smallest normal number a dtype has few digits, or
-    none where a thread flushes them.
+    By default it is half of the digits of their dtype. Numbers that are not finite must be the same. Below
+    the smallest normal number a dtype has few digits, or none where a thread flushes them.
     """
-    if not is_inexact(one) or one.dtype != other.dtype or one.shape != other.shape:
+    if not is_inexact(one) or one.dtype != other.dtype:
         return False
-    odd = ~(one.isfinite() & other.isfinite())
-    if not bool(is_same(one[odd], other[odd]).all()):
-        return False
-    kept, right, known = other.masked_fill(odd, 0), one.masked_fill(odd, 0), torch.finfo(one.dtype)
-    return all_close(kept, right, max(known.tiny, share_of_largest(known.eps**0.5, right, kept)))
+    known = torch.finfo(one.dtype)
+    bound = share_of_largest(half_of_digits(one.dtype) if share is None else share, one, other)
+    return all_close(one, other, max(known.tiny, bound))
+
+
+agree_to_share = within_rounding
 
 
 def differ_beyond_rounding(one: Tensor | None, other: Tensor | None) -> bool:
@@ -116,9 +109,8 @@ def differ_beyond_rounding(one: Tensor | None, other: Tensor | None) -> bool:
         return one is not other
     if same_bits(one, other):
         return False
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return True
-    return exact_difference(other, one) is not None and not within_rounding(one, other)
+    apart = one.dtype != other.dtype or exact_difference(other, one) is not None
+    return apart and not within_rounding(one, other)
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
@@ -317,9 +309,7 @@ def gradcheck_difference(got: Tensor, expected: Tensor) -> Difference | None:
 def exact_difference(got: Tensor, *right: Tensor) -> Difference | None:
     """Find the first element that equals none of the right ones, or a difference of shape; nan equals nan.
 
-    Args:
-        got: The computed tensor.
-        *right: The right tensor, and others that are as good.
+    The first right tensor is shown; others are as good.
     """
     if any(_are_equal(got, each) for each in right):
         return None
@@ -361,12 +351,7 @@ def _number(value: complex | float | int | bool, digits: int) -> str:
 
 
 def describe_difference(one: Tensor | None, other: Tensor | None) -> str:
-    """Describe the difference of a tensor from the right one.
-
-    Args:
-        one: The right one.
-        other: The computed one.
-    """
+    """Describe the difference of a tensor from the right one, which is given first."""
     if one is None or other is None:
         return "there is none (None)" if other is None else "there is one where there was none"
     if one.shape != other.shape:
@@ -403,12 +388,7 @@ def _relevant_strides(tensor: Tensor) -> list[int]:
 
 @dataclass(frozen=True)
 class SavedBits:
-    """A tensor with a copy of its bits, to detect writes.
-
-    Args:
-        tensor: The tensor.
-        before: A copy of it.
-    """
+    """A tensor with a copy of its bits, to detect writes."""
 
     tensor: Tensor
     before: Tensor

@@ -50,10 +50,6 @@ def judge(got: Tensor, right: Answer | Combination) -> Verdict:
 
     Whole numbers must be those of either precision: rounding may change an `argmax`.
 
-    Args:
-        got: The computed tensor.
-        right: The right answer.
-
     Example:
         >>> from opsmith.checking.numerics.answer import Computation
         >>> x = torch.tensor([0.5, 1.0])

@@ -63,14 +63,7 @@ def _rounded(tensor: Tensor) -> bool:
 def low_precision_in_backward(
     subject: Subject, sample: Sample, argnums: Sequence[int], grad_outputs: GradOutputs
 ) -> str | None:
-    """Find the operation by which the backward, but not the forward, loses precision; None for none.
-
-    Args:
-        subject: The checked operator.
-        sample: The sample, run in float64.
-        argnums: Positions of the inputs that require a gradient.
-        grad_outputs: The grad_outputs.
-    """
+    """Find the operation by which the backward, but not the forward, loses precision; None for none."""
     flat = sample.in_double()
     for argnum in argnums:
         flat[argnum].requires_grad_()
@@ -91,11 +84,6 @@ def rounded_arguments(got: Tensor, right: Answer, flat: Sequence[Any]) -> str | 
     """Name the format to which a result is right if its arguments are rounded to that; None if there is none.
 
     Units for matrices round their arguments, to the nearest number or towards zero, and sum in float32.
-
-    Args:
-        got: The result.
-        right: The right one.
-        flat: The arguments.
 
     Example:
         >>> from opsmith.checking.numerics.answer import Computation

@@ -12,6 +12,7 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.checking.exceptions import Overlooking, refuse_own
 from opsmith.checking.numerics.answer import Answer, Computation
+from opsmith.checking.numerics.constants import FEW_DIGITS
 from opsmith.checking.property import Note, first_line
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
@@ -21,7 +22,7 @@ from opsmith.torch_library.torch_messages import NO_DTYPE_KERNEL, has_message
 ALWAYS_CHECKED = (torch.float64, torch.float32)
 """dtypes in which every operator is checked; others only where its reference runs in them."""
 
-LOW_PRECISION = (torch.bfloat16, torch.float16)
+LOW_PRECISION = FEW_DIGITS
 """dtypes in which an operator is checked where its reference runs in them."""
 
 

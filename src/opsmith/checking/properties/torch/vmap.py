@@ -12,8 +12,8 @@ from torch import Tensor
 
 from opsmith.checking.calls import computed_in, differentiated
 from opsmith.checking.exceptions import Overlooking, refuse_own, stated
-from opsmith.checking.numerics.answer import allowed_roundings, unit_roundoff
 from opsmith.checking.numerics.compare import all_close, exact_difference, share_of_largest
+from opsmith.checking.numerics.constants import allowed_roundings, unit_roundoff
 from opsmith.checking.promises import of_batches
 from opsmith.checking.properties.torch.batched_gradients import BatchedDifferentiation
 from opsmith.checking.properties.torch.mapping import (
