@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith import errors
 from opsmith.build.symbols import Line
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.output.replay import check_again
@@ -26,6 +25,7 @@ from opsmith.checking.processes.sanitizer_parent import (
     run_jobs,
 )
 from opsmith.checking.properties.kernels.sizes import kernel_sizes
+from opsmith.checking.properties.kernels.unverified import unwritable
 from opsmith.checking.property import Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, dtype_name
@@ -39,7 +39,6 @@ from opsmith.kernels.cpp.kernel import CppKernel
 from opsmith.kernels.cpp.sanitizer import SanitizerReport, unset_lines
 from opsmith.kernels.cpp.source import CppSource
 from opsmith.torch_library.result_layouts import ResultLayout
-from opsmith.torch_library.writes import refuse_unwritable
 
 NAME = "sanitized"
 
@@ -145,13 +144,8 @@ def _accepted(
 ) -> Iterator[SanitizedCall]:
     """The call with the result layouts; nothing if the kernel or the reference does not take it."""
     values, specification = sample.flattening.pack(flat), _built(kernel).operator.specification
-    if isinstance(kernel.consider(values), Rejected):
+    if isinstance(kernel.consider(values), Rejected) or unwritable(specification, values) is not None:
         return
-    if specification.schema.written:
-        try:
-            refuse_unwritable(specification, values)
-        except errors.MutationError:
-            return
     try:
         with torch.no_grad():
             results = subject.reference(sample, flat)
