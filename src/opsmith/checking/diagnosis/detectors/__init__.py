@@ -9,14 +9,13 @@ from opsmith.checking.diagnosis.detectors import (
     broadcast,
     grad_output,
     missing_term,
-    per_index_scale,
     position,
     precision,
     region,
     scale,
-    sign,
 )
-from opsmith.checking.diagnosis.evidence import Detection, Evidence, Pair
+from opsmith.checking.diagnosis.evidence import Detection, Evidence
+from opsmith.checking.diagnosis.observation import Observation
 
 __all__ = ["DETECTORS", "Detector"]
 
@@ -39,7 +38,7 @@ class Detector:
     needless_after: frozenset[str] = frozenset()
     last_resort: bool = False
 
-    def applies(self, pair: Pair, found: Mapping[str, Detection]) -> bool:
+    def applies(self, pair: Observation, found: Mapping[str, Detection]) -> bool:
         """Return True if to run it on a pair after some detections, by cause."""
         if not pair.same_shape:
             return self.any_shape
@@ -56,9 +55,9 @@ DETECTORS = (
     Detector(precision.nonfinite, any_size=True),
     Detector(grad_output.grad_output_dependence, any_size=True),
     Detector(precision.precision, any_size=True),
-    Detector(sign.sign),
+    Detector(scale.sign),
     Detector(scale.scale),
-    Detector(per_index_scale.per_index_scale),
+    Detector(scale.per_index_scale),
     Detector(position.swapped, any_shape=True),
     Detector(position.transposed, any_shape=True),
     Detector(position.shifted),
