@@ -17,6 +17,7 @@ from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.numerics.autodiff import vjp
 from opsmith.checking.numerics.compare import in_double, is_close, largest_magnitude, share_of_largest
 from opsmith.checking.samples.batches import all_finite
+from opsmith.checking.samples.grad_outputs import random_grad_output
 from opsmith.checking.samples.linked_values import links_of, relinked
 from opsmith.checking.samples.sample import Sample, is_inexact, replica
 from opsmith.checking.samples.variations import form_of, variations
@@ -28,12 +29,9 @@ Grads = Sequence[Tensor | None]
 """grad_output of each result; None where there is none."""
 
 SAME = 1e-6
-"""Relative difference up to which what holds on one input holds on another."""
+"""Relative difference up to which what holds on one input holds on another: of a factor, and of an error that
+a hypothesis explains."""
 
-EXPLAINED = 1e-4
-"""Share of the largest error that may be left where a hypothesis explains a difference."""
-SHOWS = 1e-7
-"""Share of the largest error from which an element counts as wrong."""
 ROUNDINGS = 256
 """Roundings of the largest element that two right computations may differ by."""
 
@@ -98,11 +96,8 @@ class Observation:
     @cached_property
     def slack(self) -> Tensor:
         """Bound of each element's distance from the prediction of a hypothesis."""
-        return self._bound(EXPLAINED)
-
-    def _bound(self, share: float) -> Tensor:
-        """Return the allowed error of each element, at least a share of the largest error."""
-        least = torch.tensor(max(share * largest_magnitude(self.error), self.rounding), dtype=torch.float64)
+        share = SAME * largest_magnitude(self.error)
+        least = torch.tensor(max(share, self.rounding), dtype=torch.float64)
         return least if self.tolerance is None else torch.maximum(least, self.tolerance.cpu().double())
 
     @cached_property
@@ -113,7 +108,7 @@ class Observation:
     @cached_property
     def wrong(self) -> Tensor:
         """Mask of the wrong elements, however small their error is relative to the worst."""
-        return self.error.nan_to_num(float("inf")) > self._bound(SHOWS)
+        return self.error.nan_to_num(float("inf")) > self.slack
 
     def equals(self, candidate: Tensor | None) -> bool:
         """Return True if the computed tensor is the predicted one, in every element."""
@@ -341,7 +336,7 @@ class Observer:
                 if not all_finite(results):
                     continue
                 fresh = [
-                    None if grad is None else _like(result, generator)
+                    None if grad is None else random_grad_output(result, generator)
                     for grad, result in zip(grads, results, strict=True)
                 ]
                 observation = self.observe(values, fresh)
@@ -376,13 +371,6 @@ def _distinct(sample: Sample) -> int:
     """Count the distinct numbers in tensors of integers."""
     tensors = (value for value in sample.flat if isinstance(value, Tensor) and value.dtype in WHOLE)
     return sum(len(each.unique()) for each in tensors)
-
-
-def _like(result: Tensor, generator: torch.Generator) -> Tensor:
-    drawn = torch.randn(result.shape, generator=generator, dtype=torch.float64)
-    if result.is_complex():
-        return torch.complex(drawn, torch.randn(result.shape, generator=generator, dtype=torch.float64))
-    return drawn
 
 
 def _moved(value: Any, step: float, generator: torch.Generator, *, least: float = 0.0) -> Any:

@@ -74,10 +74,6 @@ def grad_output_dependence(evidence: Evidence) -> Iterator[Detection]:
 def ignores_grad(backward: Backward, grads: Grads) -> tuple[str, str] | None:
     """Return the cause and the reason if a gradient does not depend on the grad_outputs; else None.
 
-    Args:
-        backward: Function from grad_outputs to the gradient.
-        grads: First grad_outputs.
-
     Example:
         >>> import torch
         >>> x = torch.tensor([1.0, 2.0])
@@ -99,10 +95,6 @@ def nonlinear(backward: Backward, grads: Grads) -> tuple[str, str] | None:
     """Return the cause and the reason if a gradient is not linear in the grad_outputs; else None.
 
     Rounding is not linear: a computation in a lower precision than float32 is detected, too.
-
-    Args:
-        backward: Function from grad_outputs to the gradient.
-        grads: First grad_outputs.
 
     Example:
         >>> import torch

@@ -119,26 +119,28 @@ FORMS: Mapping[str, Measure] = MappingProxyType(
         "2 times {}": lambda n: 2 * n,
         "2 over {}": lambda n: 2 / n,
         "half of {}": lambda n: n / 2,
-        "n/(n-1), with n {}": lambda n: n / (n - 1),
-        "(n-1)/n, with n {}": lambda n: (n - 1) / n,
-        "1/(n-1), with n {}": lambda n: 1 / (n - 1),
-        "n-1, with n {}": lambda n: n - 1,
         "the square of {}": lambda n: n * n,
         "1 over the square of {}": lambda n: 1 / (n * n),
     }
 )
 
+OF_SIZES: Mapping[str, Measure] = {
+    **FORMS,
+    "n/(n-1), with n {}": lambda n: n / (n - 1),
+    "(n-1)/n, with n {}": lambda n: (n - 1) / n,
+    "1/(n-1), with n {}": lambda n: 1 / (n - 1),
+    "n-1, with n {}": lambda n: n - 1,
+}
 _JUST_A_SIZE = ("{}", "1 over {}")
-OF_ARGUMENTS = {form: measure for form, measure in FORMS.items() if "with n" not in form}
-OF_ARGUMENTS |= {"1 minus {}": lambda a: 1 - a, "1 over 1 minus {}": lambda a: 1 / (1 - a)}
+OF_ARGUMENTS: Mapping[str, Measure] = {
+    **FORMS,
+    "1 minus {}": lambda a: 1 - a,
+    "1 over 1 minus {}": lambda a: 1 / (1 - a),
+}
 
 
 def shown_factor(factor: complex, close: float = NAMED) -> str:
-    """Format a factor for a message.
-
-    Args:
-        factor: The factor.
-        close: Its relative precision.
+    """Format a factor of some relative precision for a message.
 
     Example:
         >>> shown_factor(1 / 12), shown_factor(3.14159265358979), shown_factor(2.71828)
@@ -181,7 +183,7 @@ def named_factors(evidence: Evidence, factors: Sequence[complex], close: float) 
     )
     # A small number that fits everywhere is likelier than a function of sizes, unless it is just a size.
     plain = names == [first] and _plain(value)
-    for quantities, forms in ((sizes, FORMS), (arguments, OF_ARGUMENTS)):
+    for quantities, forms in ((sizes, OF_SIZES), (arguments, OF_ARGUMENTS)):
         known = [(quantities(pair), factor.real) for pair, factor in cases]
         for which, (form, measure), sign in product(known[0][0], forms.items(), (1, -1)):
             if plain and quantities is sizes and form not in _JUST_A_SIZE:

@@ -231,13 +231,7 @@ def without_duplicates(failures: Sequence[Failure]) -> list[Failure]:
 
 @dataclass(frozen=True)
 class KernelFindings:
-    """Failures of one kernel.
-
-    Args:
-        job: The job.
-        source: The kernel.
-        limit_s: Time limit of a call in seconds.
-    """
+    """Failures of one kernel, of which a call may take so many seconds."""
 
     job: SanitizerJob
     source: CppSource

@@ -25,13 +25,7 @@ def runs_in(kernel: Kernel) -> str:
 
 
 def unverified_too(subject: Subject, kernel: Kernel, findings: Findings) -> Findings:
-    """Yield the findings of a kernel for a GPU; where one is skipped and no GPU is here, it is unverified.
-
-    Args:
-        subject: The subject of the check.
-        kernel: The kernel.
-        findings: What its runs on the CPU find.
-    """
+    """Yield the findings of a kernel for a GPU; where one is skipped and no GPU is here, it is unverified."""
     left = False
     for finding in findings:
         yield finding
@@ -44,12 +38,7 @@ def unverified_too(subject: Subject, kernel: Kernel, findings: Findings) -> Find
 
 
 def unrun_kernels(found: Mapping[str, Outcome], subject: Subject) -> Findings:
-    """Report each kernel that no property ran, with the reason; the error of one that does not compile.
-
-    Args:
-        found: The outcomes of all properties.
-        subject: The subject of the check.
-    """
+    """Report each kernel that no property ran, with the reason; the error of one that does not compile."""
     ran = {position for outcome in found.values() for position in outcome.kernels}
     for position, kernel in enumerate(subject.specification.kernels):
         if position in ran:
