@@ -131,6 +131,7 @@ def test_a_kernel_in_triton_is_verified_by_the_interpreter_alone() -> None:
     line = not_interpreted.fn.__code__.co_firstlineno
     assert name.startswith(f"Triton kernel at unverified_kernels.py:{line} (3 calls not interpreted: ")
     assert ": Triton's interpreter cannot run the kernel: " in name
+    assert name.endswith(" calls behind not run)")
 
 
 REPORT = Report(

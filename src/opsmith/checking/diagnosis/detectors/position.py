@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import combinations, permutations, product
+from itertools import chain, combinations, permutations, product
 from types import MappingProxyType
 from typing import Any
 
@@ -31,48 +31,49 @@ class Shift:
 
     steps: tuple[tuple[int, int], ...]
 
-    def of(self, tensor: Tensor) -> Tensor:
-        """Shift a tensor, with wrap-around."""
-        flat = tensor.flatten() if self.whole else tensor
-        dims = [0] if self.whole else [dim for dim, _ in self.steps]
-        return flat.roll([by for _, by in self.steps], dims).reshape(tensor.shape)
-
     @property
     def whole(self) -> bool:
         """True if it is over all elements in memory order."""
         return self.steps[0][0] < 0
 
+    def _laid(self, shape: torch.Size) -> tuple[torch.Size, list[int]]:
+        """Return the sizes of the dimensions, and those to shift along."""
+        laid = torch.Size([shape.numel()]) if self.whole else shape
+        return laid, [max(dim, 0) for dim, _ in self.steps]
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """Shift a tensor, with wrap-around."""
+        laid, dims = self._laid(tensor.shape)
+        return tensor.reshape(laid).roll([by for _, by in self.steps], dims).reshape(tensor.shape)
+
     def inside(self, shape: torch.Size) -> Tensor:
         """Mark the elements that come from inside, and not around the edge."""
-        inner = torch.ones(shape.numel() if self.whole else shape, dtype=torch.bool)
-        for dim, by in self.steps:
-            axis, size = (0, shape.numel()) if self.whole else (dim, shape[dim])
-            edge = inner.narrow(axis, 0 if by > 0 else size + by, abs(by))
-            edge.fill_(False)
+        laid, dims = self._laid(shape)
+        inner = torch.ones(laid, dtype=torch.bool)
+        for dim, (_, by) in zip(dims, self.steps, strict=True):
+            inner.narrow(dim, 0 if by > 0 else laid[dim] + by, abs(by)).fill_(False)
         return inner.reshape(shape)
 
     def fits(self, shape: torch.Size) -> bool:
         """Return True if a tensor of this shape is large enough for the shift."""
-        if self.whole:
-            return abs(self.steps[0][1]) < shape.numel()
-        return all(dim < len(shape) and abs(by) < shape[dim] for dim, by in self.steps)
+        laid, dims = self._laid(shape)
+        steps = zip(dims, self.steps, strict=True)
+        return all(dim < len(laid) and abs(by) < laid[dim] for dim, (_, by) in steps)
 
     def __str__(self) -> str:
         if self.whole:
-            by = self.steps[0][1]
-            return f"by {by} in memory order"
+            return f"by {self.steps[0][1]} in memory order"
         return " and ".join(f"by {by} along dimension {dim}" for dim, by in self.steps)
 
 
 def shifted(evidence: Evidence) -> Iterator[Detection]:
     """Detect shifted elements, or a gradient that is right for a shifted input or grad_output."""
-    bare: Detection | None = None
-    for shift in _shifts(evidence.first.expected.shape):
+    first, bare = evidence.first, None
+    for shift in _shifts(first.expected.shape):
         if not evidence.everywhere(partial(_inside, shift=shift)):
             continue
-        if not evidence.everywhere(partial(_is_evidence, shift=shift)) and not _is_evidence_at_other_sizes(
-            evidence, shift
-        ):
+        here = evidence.everywhere(partial(_is_evidence, shift=shift))
+        if not here and not _is_evidence_at_other_sizes(evidence, shift):
             continue
         kept = [words for words, holds in EDGES.items() if evidence.everywhere(partial(holds, shift=shift))]
         words = f"it is the right one shifted {shift}" + "".join(kept[:1])
@@ -84,8 +85,7 @@ def shifted(evidence: Evidence) -> Iterator[Detection]:
     if bare is not None:
         yield bare
         return
-    yield from evidence.first_fitting(_of_shifted_grads(evidence.first))
-    yield from evidence.first_fitting(_of_shifted_inputs(evidence.first))
+    yield from evidence.first_fitting(chain(_of_shifted_grads(first), _of_shifted_inputs(first)))
 
 
 def _shifts(shape: torch.Size) -> Iterator[Shift]:
@@ -93,10 +93,9 @@ def _shifts(shape: torch.Size) -> Iterator[Shift]:
     yield from (Shift((step,)) for step in steps)
     if len(shape) > 1:
         yield from (Shift(((-1, by),)) for by in _steps(shape.numel(), FURTHEST))
-    for first in range(len(shape)):
-        for second in range(first + 1, len(shape)):
-            for one, other in product(_steps(shape[first], TOGETHER), _steps(shape[second], TOGETHER)):
-                yield Shift(((first, one), (second, other)))
+    for first, second in combinations(range(len(shape)), 2):
+        for one, other in product(_steps(shape[first], TOGETHER), _steps(shape[second], TOGETHER)):
+            yield Shift(((first, one), (second, other)))
 
 
 def _steps(size: int, most: int) -> list[int]:

@@ -162,6 +162,8 @@ class KernelOnCpu(ABC):
         taken = self.kernel.dtypes or (*ALWAYS_CHECKED, *LOW_PRECISION)
 
         def check(subject: Subject, sample: Sample) -> Findings:
+            if self.over:
+                return
             for case, flat in kernel_calls(alone, sample.on_cpu(), taken, in_layouts=sample in laid):
                 self.waiting.append(CpuCall(case, resolved(sample.flattening.pack(flat))))
             if not self.compiles:
