@@ -70,8 +70,6 @@ KEPT: dict[tuple[str, str], str] = {
     ("checking/diagnosis/conditions.py", "source[1].startswith('times')"): "key of a column",
     ("checking/diagnosis/detectors/region.py", "rule.words.startswith('at')"): "a list of indices",
     ("checking/diagnosis/detectors/region.py", "text.startswith(('the last', 'the first'))"): "grammar",
-    ("checking/diagnosis/detectors/scale.py", "_OF_SIZES not in form"): "key of a factor",
-    ("checking/diagnosis/detectors/scale.py", "form.startswith('minus ')"): "key of a factor",
     ("checking/properties/behaviour/layout_runs.py", "about.startswith('gradient of ')"): "name of a value",
     ("checking/properties/behaviour/memory.py", "'result' not in each.label"): "name of a value",
     ("checking/properties/behaviour/mutation.py", "about.startswith(('`', 'the '))"): "name of a value",

@@ -91,9 +91,9 @@ def test_an_operator_that_takes_few_inputs_is_given_such() -> None:
     a = random(3, 3)
     declared = operator(cholesky, [(a @ a.mT + torch.eye(3, dtype=torch.float64),)])
     seen = Evidence(observation(declared, "matrix"))
-    assert len(seen.fresh) == seen.observation.fresh_count
+    assert len(seen.fresh) == seen.fresh_count
     for pair in seen.fresh:
-        matrix = pair.observation.inputs["matrix"]
+        matrix = pair.inputs["matrix"]
         assert bool(torch.linalg.eigvalsh(matrix).min() > 0)
 
 

@@ -66,14 +66,7 @@ class OperandEdge:
 
 
 class GradientPaths:
-    """The gradient of a function with respect to one argument, with edges cut.
-
-    Args:
-        function: Function from flat arguments to visible results.
-        flat: Arguments.
-        argnum: Position of the argument to differentiate with respect to.
-        grads: grad_output of each result.
-    """
+    """The gradient of a function of flat arguments with respect to one of them, with edges cut."""
 
     def __init__(
         self, function: Results, flat: Sequence[Any], argnum: int, grads: Sequence[Tensor | None]

@@ -12,10 +12,9 @@ from opsmith.checking.properties.behaviour.randomness import RANDOMNESS
 from opsmith.checking.properties.behaviour.saved_hooks import SAVED_HOOKS
 from opsmith.checking.properties.behaviour.serialization import SERIALIZATION
 from opsmith.checking.properties.behaviour.state import STATE
-from opsmith.checking.properties.kernels.cuda import CUDA
+from opsmith.checking.properties.kernels.on_cpu import ON_CPU
 from opsmith.checking.properties.kernels.resources import RESOURCES
 from opsmith.checking.properties.kernels.sanitized import SANITIZED
-from opsmith.checking.properties.kernels.triton import TRITON
 from opsmith.checking.properties.numeric.forward import FORWARD
 from opsmith.checking.properties.numeric.forward_mode import FORWARD_MODE
 from opsmith.checking.properties.numeric.gradient import GRADIENT
@@ -45,8 +44,7 @@ PROPERTIES: dict[str, Property] = {
         GRADIENT,
         SURROGATE,
         LAYOUTS,
-        CUDA,
-        TRITON,
+        *ON_CPU,
         VALUES,
         FORWARD_MODE,
         SECOND_ORDER,

@@ -105,11 +105,7 @@ def authored(subject: Subject) -> Subject:
 
 
 def forms(subject: Subject) -> list[Sample]:
-    """The samples with elements, one for each choice of ranks, as many as the effort allows.
-
-    Args:
-        subject: The subject of the check.
-    """
+    """The samples with elements, one for each choice of ranks, as many as the effort allows."""
     found: dict[object, Sample] = {}
     for sample in subject.samples:
         if sample.elements:
@@ -168,10 +164,6 @@ def taken_though_refused(property: str, subject: Subject) -> Findings:
     """Failures for sizes that a kernel in C++ computes with, and the reference refuses.
 
     They run in a child process, since such a kernel may write where it should not.
-
-    Args:
-        property: Name of the property.
-        subject: The subject of the check.
     """
     if not any(_built(subject)):
         return
@@ -229,13 +221,7 @@ def watched_in_child(
     run: Callable[[], tuple[Failure, ...]],
     processor_limit_s: float = math.inf,
 ) -> Outcome:
-    """Run kernels in C++ in a child process, whose death is a failure.
-
-    Args:
-        property: Name of the property.
-        subject: The subject of the check.
-        run: Runs the kernels.
-        processor_limit_s: Limit of the child's processor time in seconds.
+    """Run kernels in C++ in a child process, whose death is a failure, and whose processor time is limited.
 
     Raises:
         UsageError: As of `run_isolated`.
@@ -283,16 +269,13 @@ def _taken(property: str, subject: Subject, taking: Flag) -> Iterator[Failure]:
             yield Failure(property, refused.argument, CAUSE, message, kernel.where, evidence, again)
 
 
-def _computes_sizes(kernel: Kernel) -> bool:
-    return isinstance(kernel.given, CppKernel) and kernel.given.computes_sizes
-
-
 def _served(subject: Subject, sample: Sample) -> tuple[Kernel, torch.dtype | None] | None:
     """The kernel that takes the sample's call, if it gives sizes itself, and the dtype in which it does."""
     for dtype in DTYPES:
         values = sample.flattening.pack(sample.at(dtype, CPU))
         chosen = choose(subject.specification.kernels, values)[0]
-        if chosen is not None and _computes_sizes(chosen.kernel):
+        given = None if chosen is None else chosen.kernel.given
+        if chosen is not None and isinstance(given, CppKernel) and given.computes_sizes:
             return chosen.kernel, dtype
     return None
 

@@ -19,8 +19,8 @@ from opsmith.checking.numerics.judge import judge
 from opsmith.checking.numerics.low_precision import rounded_arguments
 from opsmith.checking.numerics.working_precision import working_precision
 from opsmith.checking.output.replay import result_replay
-from opsmith.checking.properties.kernels.calls_on_cpu import runs_in
 from opsmith.checking.properties.kernels.sizes import kernel_sizes, narrow_index, taken_though_refused
+from opsmith.checking.properties.kernels.unverified import runs_in
 from opsmith.checking.property import Findings, Note, Property, each_sample, first_line, raised
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, Case, cases, dtype_name, lacks_dtype
