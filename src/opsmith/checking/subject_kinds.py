@@ -291,15 +291,11 @@ def _as_specification(operator: Any) -> Specification:
 
 
 class ForwardRaisedError(Exception):
-    """A class's forward raises on every sample, or does not return, so that its results are unknown.
+    """A class's forward raises on every sample, or does not return, so that its results are unknown."""
 
-    Args:
-        outcome: Outcome to report.
-    """
-
-    def __init__(self, outcome: Outcome) -> None:
-        super().__init__(outcome)
-        self.outcome = outcome
+    def __init__(self, failure: Failure) -> None:
+        self.outcome = Outcome("forward", "failed", failures=(failure,))
+        super().__init__(self.outcome)
 
 
 def _learnt_from(operator: Operator[..., Any], samples: GivenSamples, seed: int) -> GivenSamples:
@@ -330,25 +326,17 @@ def _show_types(operator: Operator[..., Any], samples: Sequence[Any]) -> None:
     """Call the operator on samples that do not fit, until none shows new types: it learns them in calls."""
     calls = [(position, call) for position, call in enumerate(map(_call_of, samples)) if call is not None]
     function_class, known = class_of(operator.specification.origin).function_class, None
-    raised: dict[int, tuple[str, BaseException]] = {}
+    raised: dict[int, Raised] = {}
     while known is not operator.specification:
         known = operator.specification
         for position, call in calls:
-            if _fits(operator, call):
-                continue
-            labels = [*value_names(function_class, len(call.args)), *call.kwargs]
-            named = sample_named(position, labels, (*call.args, *call.kwargs.values()))
-            announce(partial(str, named))
-            with _watched(function_class):
-                try:
-                    _call_with_copies(operator, call)
-                except BaseException as error:
-                    refuse_own(error)
-                    if not isinstance(error, errors.ArgumentError):
-                        raised.setdefault(position, (named, error))
+            run = partial(_call_with_copies, operator, call)
+            error = None if _fits(operator, call) else _raised_by(function_class, position, call, run)
+            if error is not None and not isinstance(error[1], errors.ArgumentError):
+                raised.setdefault(position, error)
     for position, call in calls:
         if position in raised and not _fits(operator, call):
-            raise _forward_raised(function_class, *raised[position]) from raised[position][1]
+            raise ForwardRaisedError(raised[position][0]) from raised[position][1]
 
 
 def _call_of(sample: Any) -> CallArguments | None:
@@ -390,8 +378,9 @@ def _show_writes(operator: Operator[..., Any], samples: GivenSamples, seed: int)
     try:
         position, returned = _first_run(adopted.function_class, [adopted.spread(values) for values in given])
         if returned.marked:
-            with _watched(adopted.function_class):
-                _call_with_copies(operator, CallArguments(tuple(given[position])))
+            call = CallArguments(tuple(given[position]))
+            run = partial(_call_with_copies, operator, call)
+            _raised_by(adopted.function_class, position, call, run)
     except errors.OpsmithError:
         return  # the check reports it
 
@@ -404,38 +393,44 @@ def _first_run(
     Raises:
         ForwardRaisedError: With what it raises on the first, if it raises on each.
     """
-    first: tuple[str, BaseException] | None = None
-    with _watched(function_class):
-        for position, values in enumerate(samples):
-            named = sample_named(position, value_names(function_class, len(values)), values)
-            announce(partial(str, named))
-            try:
-                return position, returned_by(function_class, values)
-            except BaseException as error:
-                refuse_own(error)
-                first = first or (named, error)
-    assert first is not None
-    raise _forward_raised(function_class, *first) from first[1]
+    returned: list[Returned] = []
+    raised: list[Raised] = []
+    for position, values in enumerate(samples):
+
+        def run(values: Sequence[Any] = values) -> None:
+            returned.append(returned_by(function_class, values))
+
+        error = _raised_by(function_class, position, CallArguments(tuple(values)), run)
+        if error is None:
+            return position, returned[0]
+        raised.append(error)
+    raise ForwardRaisedError(raised[0][0]) from raised[0][1]
 
 
-def _forward_raised(
-    function_class: type[torch.autograd.Function], named: str, error: BaseException
-) -> ForwardRaisedError:
-    failure = raised_at("forward", where(function_class.forward), error, named)
-    return ForwardRaisedError(Outcome("forward", "failed", failures=(failure,)))
+Raised = tuple[Failure, BaseException]
 
 
-@contextmanager
-def _watched(function_class: type[torch.autograd.Function]) -> Iterator[None]:
-    """A region in which a forward that does not return is stopped.
+def _raised_by(
+    function_class: type[torch.autograd.Function],
+    position: int,
+    call: CallArguments,
+    run: Callable[[], object],
+) -> Raised | None:
+    """Run a class on a sample; return what it raises.
 
     Raises:
-        ForwardRaisedError: If one was stopped.
+        ForwardRaisedError: If it does not return.
     """
-    watchdog = watched_calls(returned_by.__code__)
+    location, watchdog = where(function_class.forward), watched_calls(returned_by.__code__)
+    labels = [*value_names(function_class, len(call.args)), *call.kwargs]
+    named = sample_named(position, labels, (*call.args, *call.kwargs.values()))
+    announce(lambda: named)
     try:
         with watchdog:
-            yield
+            run()
     except EndlessCallError as error:
-        failure = endless("forward", where(function_class.forward), error, watchdog)
-        raise ForwardRaisedError(Outcome("forward", "failed", failures=(failure,))) from error
+        raise ForwardRaisedError(endless("forward", location, error, watchdog)) from error
+    except BaseException as error:
+        refuse_own(error)
+        return raised_at("forward", location, error, named), error
+    return None

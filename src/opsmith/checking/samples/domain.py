@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -36,17 +37,15 @@ class Relation:
         is_shown: True if a pair that has it does not have it by chance.
         follows: True if the second tensor follows from the first.
         by_size: True if it is about a size of the first tensor, and is restored where this changes.
-        backwards: True if it is also looked for from a later argument to an earlier one.
     """
 
     restored: Callable[[Tensor, Tensor, int], Pair | None]
     is_shown: Callable[[Tensor, Tensor, int], bool]
     follows: bool = False
     by_size: bool = False
-    backwards: bool = True
 
 
-def _derived(derive: Callable[[Tensor, int], Tensor], *, backwards: bool) -> Relation:
+def _derived(derive: Callable[[Tensor, int], Tensor]) -> Relation:
     """The relation of a tensor to the integers that are computed from it."""
 
     def restored(source: Tensor, target: Tensor, dim: int) -> Pair | None:
@@ -61,7 +60,7 @@ def _derived(derive: Callable[[Tensor, int], Tensor], *, backwards: bool) -> Rel
         moved = target.movedim(dim, -1)
         return source.shape[dim] >= FEWEST and not torch.equal(moved, plain.expand(moved.shape))
 
-    return Relation(restored, is_shown, follows=True, backwards=backwards)
+    return Relation(restored, is_shown, follows=True)
 
 
 def _ordered(low: Tensor, high: Tensor, dim: int) -> Pair | None:
@@ -69,10 +68,6 @@ def _ordered(low: Tensor, high: Tensor, dim: int) -> Pair | None:
     if not alike or not low.is_floating_point():
         return None
     return low.detach().minimum(high.detach()), low.detach().maximum(high.detach())
-
-
-def _are_apart(low: Tensor, high: Tensor, dim: int) -> bool:
-    return low.numel() >= FEWEST and bool((low < high).all())
 
 
 def _below_size(table: Tensor, index: Tensor, dim: int) -> Pair | None:
@@ -87,22 +82,17 @@ def _below_size(table: Tensor, index: Tensor, dim: int) -> Pair | None:
 def _ending_at_size(table: Tensor, offsets: Tensor, dim: int) -> Pair | None:
     if offsets.dtype not in WHOLE or offsets.dim() != 1 or len(offsets) < 2 or int(offsets.min()) < 0:
         return None
-    size = table.shape[dim]
-    made = offsets.clamp(max=size).sort().values
-    made[-1] = size
+    made = offsets.clamp(max=table.shape[dim]).sort().values
+    made[-1] = table.shape[dim]
     return table, made
 
 
-def _has_numbers(table: Tensor, index: Tensor, dim: int) -> bool:
-    return index.numel() > 0
-
-
 RELATIONS = (
-    Relation(_ordered, _are_apart),
-    Relation(_below_size, _has_numbers, by_size=True),
-    Relation(_ending_at_size, _has_numbers, by_size=True),
-    _derived(lambda source, dim: source.argsort(dim=dim, stable=True), backwards=False),
-    _derived(lambda source, dim: source.diff(dim=dim), backwards=True),
+    Relation(_ordered, lambda low, high, dim: low.numel() >= FEWEST and bool((low < high).all())),
+    Relation(_below_size, lambda table, index, dim: index.numel() > 0, by_size=True),
+    Relation(_ending_at_size, lambda table, offsets, dim: True, by_size=True),
+    _derived(lambda source, dim: source.argsort(dim=dim, stable=True)),
+    _derived(lambda source, dim: source.diff(dim=dim)),
 )
 """Bounds in order, indices below a size, offsets that end at one; the order of the elements, which of a
 permutation is its inverse; and the counts between offsets."""
@@ -134,14 +124,12 @@ class Rule:
 
     def restore(self, given: Mapping[str, Any], changed: dict[str, Any]) -> None:
         """Restore the relation in arguments that were changed."""
-        pair = self._pair(changed)
-        if pair is None:
-            return
-        now, had = pair[0].shape, given[self.source].shape
-        if self.relation.by_size and len(now) == len(had) and now[self.dim] == had[self.dim]:
+        now, had = self._pair(changed), self._pair(given)
+        kept = now is not None and had is not None and now[0].shape[self.dim] == had[0].shape[self.dim]
+        if now is None or (self.relation.by_size and kept):
             return
         for label, value in zip(
-            (self.source, self.target), self.relation.restored(*pair, self.dim) or pair, strict=True
+            (self.source, self.target), self.relation.restored(*now, self.dim) or now, strict=True
         ):
             if not torch.equal(changed[label], value):
                 changed[label] = value
@@ -175,28 +163,25 @@ def rules_of(subject: Subject) -> tuple[Rule, ...]:
 
 def _rules_of(samples: Sequence[Sample]) -> tuple[Rule, ...]:
     every = [dict(zip(each.labels, each.flat, strict=True)) for each in samples]
-    found: dict[Any, Rule] = {}
+    found: list[Rule] = []
+    following: set[str] = set()
     for rule in (rule for values in every for rule in _shown(values)):
-        key = rule.target if rule.relation.follows else rule
-        if key not in found and all(map(rule.holds, every)):
-            found[key] = rule
-    return tuple(sorted(found.values(), key=lambda rule: RELATIONS.index(rule.relation)))
+        # Of a permutation and its inverse, the later one follows, and not each from the other.
+        again = rule in found or (rule.relation.follows and {rule.source, rule.target} & following)
+        if not again and all(map(rule.holds, every)):
+            found.append(rule)
+            following |= {rule.target} if rule.relation.follows else set()
+    return tuple(sorted(found, key=lambda rule: RELATIONS.index(rule.relation)))
 
 
 def _shown(values: Mapping[str, Any]) -> Iterator[Rule]:
     """The rules that a sample shows."""
     tensors = {label: value for label, value in values.items() if isinstance(value, Tensor)}
-    labels = list(tensors)
-    for source, one in tensors.items():
-        for target, other in tensors.items():
-            for relation in RELATIONS:
-                same = source == target and not relation.by_size
-                if same or not (relation.backwards or labels.index(source) < labels.index(target)):
-                    continue
-                for dim in range(-1, -one.dim() - 1, -1):
-                    rule = Rule(relation, source, target, dim, one.dim())
-                    if rule.holds(values) and relation.is_shown(one, other, dim):
-                        yield rule
+    for relation, (source, one), (target, other) in product(RELATIONS, tensors.items(), tensors.items()):
+        for dim in range(-1, -one.dim() - 1, -1) if source != target or relation.by_size else ():
+            rule = Rule(relation, source, target, dim, one.dim())
+            if rule.holds(values) and relation.is_shown(one, other, dim):
+                yield rule
 
 
 def restored(subject: Subject, sample: Sample, flat: Sequence[Any]) -> list[Any]:
@@ -214,8 +199,6 @@ def asked(
     """The results of the reference with some arguments changed; None where it raises.
 
     Args:
-        subject: The subject of the check.
-        sample: The sample.
         changed: Other values, by position.
         wide: True for arguments in float64.
     """
@@ -235,15 +218,7 @@ def are_same(one: Sequence[Tensor] | None, other: Sequence[Tensor] | None) -> bo
 
 
 def among_symmetric(subject: Subject) -> Subject:
-    """The subject with the symmetric inputs marked that it reads in one triangle alone.
-
-    Example:
-        >>> import opsmith.ops
-        >>> from opsmith.checking.effort import EFFORTS
-        >>> from opsmith.checking.subject_kinds import subject_of
-        >>> among_symmetric(subject_of(opsmith.ops.exp, None, 0, EFFORTS["quick"])).symmetric
-        frozenset()
-    """
+    """The subject with the symmetric inputs marked that it reads in one triangle alone."""
     if subject.draws:
         return subject
     every = [

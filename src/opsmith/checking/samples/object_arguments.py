@@ -219,9 +219,9 @@ class ObjectArguments(dict[int, Any]):
         Its tensors get the dtype and device of these arguments, if the author's were alike.
         """
         own = self[argnum]
-        dtype, device = (
-            now if now != had else None for now, had in zip(_form(flat), self._form, strict=True)
-        )
+        dtype, device = _form(flat)
+        dtype = None if dtype == self._form[0] else dtype
+        device = None if device == self._form[1] else device
         key = id(own), dtype, device, threading.get_ident()  # calls in threads of the check share nothing
         if key not in self._copies:
             self._copies[key] = own, ObjectState.of(copied_object(own, dtype, device))
