@@ -210,11 +210,12 @@ def asked(
     return None
 
 
-def are_same(one: Sequence[Tensor] | None, other: Sequence[Tensor] | None) -> bool:
-    """True for the same numbers; False where the reference has raised."""
-    if one is None or other is None:
+def are_same(one: Sequence[Any] | None, other: Sequence[Any] | None) -> bool:
+    """True for tensors of the same numbers; False where there is none, as where the reference has raised."""
+    if one is None or other is None or len(one) != len(other):
         return False
-    return len(one) == len(other) and all(map(torch.equal, one, other))
+    pairs = zip(one, other, strict=True)
+    return all(isinstance(b, Tensor) and a.shape == b.shape and torch.equal(a, b) for a, b in pairs)
 
 
 def among_symmetric(subject: Subject) -> Subject:
