@@ -80,7 +80,7 @@ class ComparedWithNone(Function):
 
 def test_what_python_does_not_support_is_no_refusal_of_empty_tensors() -> None:
     found = variations(subject_of(ComparedWithNone, [(X,)], 0, EFFORTS["default"]))
-    assert "'>' not supported between instances of 'NoneType' and 'int'" in found.unserved[0].raised[1]
+    assert "'>' not supported between instances of 'NoneType' and 'int'" in found.unserved[0].message
 
 
 def subject(checked: Any) -> Subject:

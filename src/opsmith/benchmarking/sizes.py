@@ -23,10 +23,9 @@ from opsmith.benchmarking.templates import (
     shown_letters,
     usable,
 )
-from opsmith.checking.class_runs import ForwardRaisedError
 from opsmith.checking.effort import EFFORTS as CHECKED
 from opsmith.checking.samples.sample import Sample, is_inexact, replica
-from opsmith.checking.subject_kinds import subject_of
+from opsmith.checking.subject_kinds import ForwardRaisedError, subject_of
 from opsmith.core.call_arguments import shown
 from opsmith.core.formula import listed
 from opsmith.core.location import where

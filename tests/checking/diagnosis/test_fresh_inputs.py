@@ -12,9 +12,9 @@ from torch import Tensor
 import opsmith
 from opsmith.checking.diagnosis import Observer, diagnose
 from opsmith.checking.diagnosis.evidence import Evidence
-from opsmith.checking.diagnosis.fresh_inputs import METHODS, draw_fresh
 from opsmith.checking.effort import EFFORTS
 from opsmith.checking.numerics.compare import largest_magnitude
+from opsmith.checking.samples.perturb import METHODS, draw_fresh
 from opsmith.checking.subject_kinds import subject_of
 
 

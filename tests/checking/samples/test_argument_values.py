@@ -12,7 +12,7 @@ from torch import Tensor
 
 import opsmith
 from opsmith.checking.effort import EFFORTS
-from opsmith.checking.samples.compared_values import compared_values
+from opsmith.checking.samples.argument_values import compared_values
 from opsmith.checking.samples.variations import variations
 from opsmith.checking.subject_kinds import subject_of
 

@@ -366,9 +366,10 @@ def test_bounds_stay_below_and_above() -> None:
 
     low = torch.rand(9)
     found = derived(declared(clamped, [(torch.randn(9), low, low + 0.05)]))
-    redrawn = [sample for sample in found.samples if sample.origin.endswith("other numbers")]
-    assert redrawn
-    assert all(bool((each.flat[1] <= each.flat[2]).all()) for each in redrawn)
+    for change in ("other numbers", "`x.shape[0]` at 33 where it had 9", "times 4"):
+        assert any(sample.origin.endswith(change) for sample in found.samples), change
+    alike = [sample.flat for sample in found.samples if sample.flat[1].shape == sample.flat[2].shape]
+    assert all(bool((low <= high).all()) for _, low, high in alike)
 
 
 def test_indices_stay_within_what_they_point_into() -> None:

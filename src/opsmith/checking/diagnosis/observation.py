@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.diagnosis.fresh_inputs import METHODS, draw_fresh
 from opsmith.checking.diagnosis.gradient_paths import GradientPaths
 from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.numerics.autodiff import vjp
 from opsmith.checking.numerics.compare import in_double, is_close, largest_magnitude, share_of_largest
 from opsmith.checking.samples.batches import all_finite
+from opsmith.checking.samples.domain import restored
 from opsmith.checking.samples.grad_outputs import random_grad_output
-from opsmith.checking.samples.linked_values import links_of, relinked
+from opsmith.checking.samples.perturb import METHODS, draw_fresh
 from opsmith.checking.samples.sample import Sample, is_inexact, replica
 from opsmith.checking.samples.variations import form_of, variations
 from opsmith.checking.subject import Subject
@@ -321,7 +321,6 @@ class Observer:
 
         The seed 0 takes the integers that repeat least, if the sample's own repeat more.
         """
-        links = links_of(self.subject.samples)
         methods: Sequence[str] = METHODS if seed % 2 else ("mixed", "like", "scaled")
         if seed == 0:
             least = self._least_repeating()
@@ -330,7 +329,7 @@ class Observer:
             flat, methods = least.in_double(), ("scaled",)  # which keeps integers
         for method in methods:
             generator = torch.Generator().manual_seed(APART + self.subject.seed * 1000 + seed)
-            values = relinked(links, self.sample.labels, draw_fresh(flat, generator, method))
+            values = restored(self.subject, self.sample, draw_fresh(flat, generator, method))
             with Overlooking():  # rejected inputs are drawn again by the next method
                 results = self.subject.plain(self.sample)([replica(value) for value in values])
                 if not all_finite(results):

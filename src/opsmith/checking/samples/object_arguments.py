@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.core.reachable import Reached, Step, is_library, uses
+from opsmith.core.reachable import Step, is_library, uses
 
 MOST = 2000
 """Largest number of values in an object that are looked at."""
@@ -26,6 +26,7 @@ LARGE = 1 << 22
 """Number of elements of all tensors in an object beyond which its state is not copied."""
 
 _OUTSIDE = (Step.GLOBAL, Step.MODULE_MEMBER, Step.TYPE, Step.BASE)
+_NAMED = (Step.CLOSURE, Step.ATTRIBUTE)
 
 
 def tensors_of_object(value: Any) -> dict[str, Tensor]:
@@ -52,7 +53,7 @@ def _within(value: Any) -> Iterator[tuple[str, Any]]:
     left: deque[tuple[str, Any]] = deque([("", value)])
     while left and len(seen) < MOST:
         path, each = left.popleft()
-        if _is_plain(each) or id(each) in seen:
+        if each is None or isinstance(each, _PLAIN | type | types.ModuleType) or id(each) in seen:
             continue
         seen[id(each)] = each
         yield path, each
@@ -60,36 +61,22 @@ def _within(value: Any) -> Iterator[tuple[str, Any]]:
             named = [*each.named_parameters(), *each.named_buffers()]
             left.extendleft(reversed([(_joined(path, name), tensor) for name, tensor in named]))
         elif not isinstance(each, Tensor):
-            left.extend((_joined(path, _name(inner)), inner.value) for inner in _inner(each))
-
-
-def _inner(value: Any) -> Iterator[Reached]:
-    return (each for each in uses(value) if each.step not in _OUTSIDE)
-
-
-def _name(reached: Reached) -> str:
-    return reached.name if reached.step in (Step.CLOSURE, Step.ATTRIBUTE) else ""
+            reached = [inner for inner in uses(each) if inner.step not in _OUTSIDE]
+            left.extend(
+                (_joined(path, inner.name if inner.step in _NAMED else ""), inner.value) for inner in reached
+            )
 
 
 def _joined(path: str, name: str) -> str:
     return ".".join(filter(None, [path, name]))
 
 
-def _is_plain(value: Any) -> bool:
-    plain = bool | int | float | complex | str | bytes | torch.dtype | torch.device | torch.Generator
-    return value is None or isinstance(value, plain | type | types.ModuleType)
+_PLAIN = bool | int | float | complex | str | bytes | torch.dtype | torch.device | torch.Generator
 
 
 @dataclass(frozen=True)
 class TensorState:
-    """State of a tensor in an object.
-
-    Args:
-        tensor: The tensor.
-        numbers: A copy of its numbers.
-        requires_grad: True if it requires a gradient.
-        grad: Its `.grad`.
-    """
+    """State of a tensor in an object, with a copy of its numbers."""
 
     tensor: Tensor
     numbers: Tensor
@@ -131,13 +118,7 @@ def address_of(tensor: Tensor) -> int:
 
 @dataclass(frozen=True)
 class ObjectState:
-    """State of an object: its tensors, and whether each module in it is in training.
-
-    Args:
-        value: The object.
-        tensors: The state of each tensor, by its name in the object.
-        training: The flag of each module.
-    """
+    """State of an object: its tensors, by their names in it, and the flag `training` of each module."""
 
     value: Any
     tensors: dict[str, TensorState]
@@ -164,16 +145,13 @@ class ObjectState:
 
     def written(self) -> dict[str, Tensor]:
         """Return the tensors whose numbers are others now, by name."""
-        return {
-            name: state.tensor
-            for name, state in self.tensors.items()
-            if not same_numbers(state.tensor, state.numbers)
-        }
+        every = self.tensors.items()
+        return {name: each.tensor for name, each in every if not same_numbers(each.tensor, each.numbers)}
 
     def with_gradients(self) -> list[str]:
         """Return the names of the tensors whose `.grad` is another now."""
-        leaves = {name: state for name, state in self.tensors.items() if state.tensor.is_leaf}
-        return [name for name, state in leaves.items() if state.tensor.grad is not state.grad]
+        every = self.tensors.items()
+        return [name for name, each in every if each.tensor.is_leaf and each.tensor.grad is not each.grad]
 
     def flags(self) -> list[str]:
         """Describe the flags that are others now."""
@@ -195,13 +173,7 @@ class ObjectState:
 
 
 def copied_object(value: Any, dtype: torch.dtype | None, device: torch.device | None) -> Any:
-    """Copy an object with its tensors cast, or return it as it is if it cannot be copied.
-
-    Args:
-        value: The object.
-        dtype: dtype of its floating tensors; None for their own.
-        device: Their device; None for their own.
-    """
+    """Copy an object with its tensors cast; return it as it is if it cannot be copied."""
     try:
         made = _copied_function(value) if isinstance(value, types.FunctionType) else copy.deepcopy(value)
         with torch.no_grad():
@@ -244,9 +216,7 @@ class ObjectArguments(dict[int, Any]):
     def state(self, argnum: int, flat: Sequence[Any]) -> ObjectState:
         """Return the copy of an object that goes with flat arguments, with the state that it begins with.
 
-        Args:
-            argnum: Position of the object.
-            flat: Flat arguments, whose dtype and device its tensors get if the author's were alike.
+        Its tensors get the dtype and device of these arguments, if the author's were alike.
         """
         own = self[argnum]
         dtype, device = _form(flat)
@@ -259,7 +229,10 @@ class ObjectArguments(dict[int, Any]):
 
     def fresh(self, flat: Sequence[Any]) -> list[Any]:
         """Return flat arguments with the copies of objects, in the state that the author gave."""
-        if not self or torch.compiler.is_compiling() or any(_is_traced(value) for value in flat):
+        plain = (Tensor, torch.nn.Parameter)  # any other tensor has no data of its own, as one of a trace
+        if not self or torch.compiler.is_compiling():
+            return list(flat)
+        if any(isinstance(value, Tensor) and type(value) not in plain for value in flat):
             return list(flat)
         return [
             self.state(argnum, flat).restore() if argnum in self else value
@@ -271,8 +244,3 @@ def _form(flat: Sequence[Any]) -> tuple[torch.dtype | None, torch.device | None]
     """Return dtype and device of the first floating tensor."""
     floating = [each for each in flat if isinstance(each, Tensor) and each.is_floating_point()]
     return (floating[0].dtype, floating[0].device) if floating else (None, None)
-
-
-def _is_traced(value: Any) -> bool:
-    """Return True for a tensor without data of its own, as of a trace."""
-    return isinstance(value, Tensor) and type(value) not in (Tensor, torch.nn.Parameter)

@@ -116,7 +116,7 @@ def forms(subject: Subject) -> list[Sample]:
 def _changes(subject: Subject, sample: Sample) -> Iterator[Variation]:
     """Make all variable sizes larger than tiles, together or each alone; then set each alone to one."""
     sizes = sizes_of(subject, sample)
-    names = [symbol.name for symbol in sizes.symbols if may_vary(subject, sizes, symbol)]
+    names = [symbol.name for symbol in sizes.symbols if may_vary(sizes, symbol)]
     generator = subject.generator()
     large = {name: LARGE_SIZES[at % len(LARGE_SIZES)] for at, name in enumerate(names)}
     together = [*resized(sizes, large, generator, most=MOST_ELEMENTS)] if names else []
@@ -396,7 +396,7 @@ def deadly_sizes(property: str, subject: Subject, derived: Sequence[Sample]) -> 
     known = {form_of(sample) for sample in tried}
     position = 1 + max(each.position for each in (*subject.samples, *derived))
     for sample in forms(own):
-        for change in empties(own, sample, subject.generator()):
+        for change in empties(sizes_of(own, sample), subject.generator()):
             made = change.sample(position)
             if form_of(made) not in known:
                 tried.append(made)

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from opsmith.checking.calls import differentiated
 from opsmith.checking.causes import CAUSES
@@ -20,6 +18,7 @@ from opsmith.checking.numerics.autodiff import vjp_or_zeros
 from opsmith.checking.numerics.compare import is_close, largest_magnitude
 from opsmith.checking.properties.numeric.gradient_truth import RightGradient
 from opsmith.checking.report import Failure
+from opsmith.checking.samples.domain import are_same
 from opsmith.checking.samples.grad_outputs import plain_grad_outputs
 from opsmith.checking.samples.sample import Sample, is_inexact, shown_sample
 from opsmith.checking.side_effects.global_settings import without_warnings
@@ -38,33 +37,21 @@ def where_tied(finding: Failure, subject: Subject, moved: str | None = None) -> 
     It is about the gradient by one of them, or it is seen where they have come apart.
 
     Args:
-        finding: The finding.
-        subject: The subject of the check.
         moved: Label of the input that was changed; by default those that differ from the author's sample.
     """
     sample = shown_sample(str(finding.evidence.get("sample", "")), subject.samples)
     if not CAUSES[finding.cause].numeric or sample is None:
         return finding
-    concerned = {moved} if moved is not None else _changed(sample)
-    concerned |= {finding.input}
+    concerned = {finding.input, moved}
+    if moved is None and sample.change is not None:
+        pairs = zip(sample.labels, sample.flat, sample.change.of.flat, strict=True)
+        concerned |= {label for label, now, then in pairs if is_inexact(now) and not are_same([now], [then])}
     tied = tied_inputs(subject) if concerned != {None} else frozenset()
     if not concerned & tied:
         return finding
     names = " and ".join(f"`{label}`" for label in sorted(tied))
     words = f"{names} belong together in your samples: where one of them moves alone, gradients are wrong"
     return replace(finding, given="strained", message=f"{finding.message}; {words}")
-
-
-def _changed(sample: Sample) -> set[str | None]:
-    """Labels of the inputs that a derived sample has other numbers for than the author's sample."""
-    if sample.change is None:
-        return set()
-    pairs = zip(sample.labels, sample.flat, sample.change.of.flat, strict=True)
-    return {label for label, now, then in pairs if is_inexact(now) and not _are_same(now, then)}
-
-
-def _are_same(now: Tensor, then: Any) -> bool:
-    return isinstance(then, Tensor) and now.shape == then.shape and torch.equal(now, then)
 
 
 def tied_inputs(subject: Subject) -> frozenset[str]:
