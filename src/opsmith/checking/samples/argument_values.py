@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from opsmith.checking.report import Given
-from opsmith.checking.samples.index_values import index_values
+from opsmith.checking.samples.index_values import index_values, mask_values
 from opsmith.checking.samples.linked_sizes import Sizes, sizes_of
 from opsmith.checking.samples.variation_kinds import Variation, is_number, may_change, varied
 from opsmith.checking.subject import Subject
@@ -43,6 +43,7 @@ def argument_values(subject: Subject) -> Iterator[Sequence[Variation]]:
         [
             *_values_of(subject, every, argument, known.get(argument.name, ())),
             *index_values(subject, argument),
+            *mask_values(subject, argument),
         ]
         for argument in subject.specification.schema.arguments
     ]

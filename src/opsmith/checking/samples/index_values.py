@@ -1,4 +1,4 @@
-"""Values of integer tensors that may index: repeated, in another order, the last index, and negative ones.
+"""Values of tensors that choose: indices of every structure, negative ones, and masks with empty rows.
 
 The samples say what a tensor may hold. A permutation stays one. What is sorted stays so if it begins with 0,
 as offsets do. Lengths stay as they are. The reference says if an index may be negative.
@@ -34,16 +34,73 @@ def index_values(subject: Subject, argument: Argument) -> Iterator[tuple[Any, tu
         return
     if all(each.is_permutation for each in given) or all(each.is_lengths for each in given):
         return
+    reading = [each for each in given if each.reads_last()]
     if not any(each.repeats for each in given):
         yield "repeated", _varied(given, "repeated indices", _Index.repeated, repeats=True)
+        yield "equal", _varied(reading, "the last index everywhere", _Index.everywhere, repeats=True)
     begin_with_0 = any(each.value.dim() == 1 and int(each.value[0]) == 0 for each in given)
     if all(each.is_sorted for each in given) and not begin_with_0 and not any(each.repeats for each in given):
         yield "reversed", _varied(given, "the indices in another order", lambda each: each.value.flip(-1))
-    reading = [each for each in given if each.reads_last()]
+    if not any(each.is_sorted for each in given):
+        yield "rising", _varied(reading, "rising indices from 0 to the last", _Index.rising)
+        yield "falling", _varied(reading, "falling indices", lambda each: each.rising().flip(-1))
+        yield "permutation", _varied(reading, "a permutation", _Index.permutation)
     if not any(each.bound is None or each.largest == each.bound - 1 for each in given):
         yield "last", _varied(reading, "the last index", _Index.with_last)
     taken = [each for each in reading if each.takes_negative()]
     yield "negative", _varied(taken, "a negative index", _Index.with_negative)
+    counts = [each for each in given if each not in reading and int(each.value.min()) >= 0]
+    if not any(int(each.value.min()) == 0 for each in given):
+        yield "zero", _varied(counts, "a zero", lambda each: each.value.masked_fill(each.is_largest, 0))
+    # A number that is a size is a length: an index is smaller.
+    lengths = [each for each in counts if each.largest in each.sizes_beside]
+    distinct = not any(each.repeats for each in given)
+    yield "full", _varied(lengths, "full lengths", _Index.full, repeats=distinct)
+
+
+def mask_values(subject: Subject, argument: Argument) -> Iterator[tuple[Any, tuple[Variation, ...]]]:
+    """Yield masks with an empty row, with no element and with all, each with a variation for each sample."""
+    places = [
+        (sample, argnum)
+        for sample, argnum in places_of(subject.samples, argument.name)
+        if is_mask(sample.flat[argnum])
+    ]
+    for words, change in MASKS.items():
+        yield (
+            words,
+            tuple(
+                made
+                for sample, argnum in places
+                for made in varied(
+                    subject,
+                    sample,
+                    f"{words} in `{sample.labels[argnum]}`",
+                    {argnum: change(sample.flat[argnum])},
+                    fresh_numbers=True,
+                    silent=True,
+                    given="undeclared",
+                )
+            ),
+        )
+
+
+def is_mask(value: Any) -> bool:
+    """Return True for a boolean tensor with rows."""
+    return isinstance(value, Tensor) and value.dtype == torch.bool and value.dim() > 0 and value.numel() > 1
+
+
+def _empty_row(mask: Tensor) -> Tensor:
+    rows = mask.clone(memory_format=torch.contiguous_format)
+    rows.view(-1, mask.shape[-1])[-1] = False
+    return rows
+
+
+MASKS: dict[str, Callable[[Tensor], Tensor]] = {
+    "an empty row": _empty_row,
+    "nothing": torch.zeros_like,
+    "everything": torch.ones_like,
+}
+"""Masks that random numbers seldom make, by their description."""
 
 
 def _may_index(value: Any) -> bool:
@@ -131,13 +188,36 @@ class _Index:
         flat[step] = flat[0 : len(flat) - 1 : 2][: len(flat[step])]
         return made
 
+    def everywhere(self) -> Tensor:
+        """Put the last index into every place."""
+        return torch.full_like(self.value, (self.bound or 1) - 1)
+
+    def full(self) -> Tensor:
+        """Put the largest one into every place."""
+        return torch.full_like(self.value, self.largest)
+
+    def rising(self) -> Tensor:
+        """Put sorted indices there, from 0 to the last, which repeat only where there are too few."""
+        steps = torch.linspace(0, (self.bound or 1) - 1, self.value.shape[-1], dtype=torch.float64)
+        return steps.floor().to(self.value.dtype).to(self.value.device).expand_as(self.value).clone()
+
+    def permutation(self) -> Tensor:
+        """Put every index there once, which may be more than there are places."""
+        each = torch.arange(self.bound or 1, dtype=self.value.dtype, device=self.value.device).roll(1)
+        return each.expand(*self.value.shape[:-1], len(each)).clone()
+
+    @property
+    def is_largest(self) -> Tensor:
+        """Mask of the places of the largest one."""
+        return self.value == self.largest
+
     def with_last(self) -> Tensor:
         """Replace the largest index by the last one, where there is a bound."""
-        return self.value.masked_fill(self.value == self.largest, (self.bound or 0) - 1)
+        return self.value.masked_fill(self.is_largest, (self.bound or 0) - 1)
 
     def with_negative(self) -> Tensor:
         """Replace the largest index by -1."""
-        return self.value.masked_fill(self.value == self.largest, -1)
+        return self.value.masked_fill(self.is_largest, -1)
 
     def reads_last(self) -> bool:
         """Return True if the last index reads the last place of a tensor, which a lower index does not.

@@ -103,6 +103,9 @@ T = TypeVar("T")
 VariationKind = Callable[[Sizes, torch.Generator], Iterator[Variation]]
 
 PRIMES = (5, 7, 3, 11, 13)
+MORE = 2
+"""Size of a dimension that no sample has."""
+
 LARGE_SIZES = (33, 129, 65)
 """Odd, and one more than usual block sizes of kernels."""
 
@@ -121,6 +124,37 @@ def _one_size(sizes: Sizes, generator: torch.Generator, to: Sequence[int]) -> It
         if may_vary(sizes, symbol):
             for size in _from_another(to, sizes.sample):
                 yield from resized(sizes, {symbol.name: size}, generator, silent=True)
+
+
+def _ones(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
+    """Set all sizes that may vary to 1 at once, so that tensors have one element."""
+    names = [symbol.name for symbol in sizes.symbols if may_vary(sizes, symbol)]
+    if len(names) > 1:
+        yield from resized(sizes, dict.fromkeys(names, 1), generator, silent=True)
+
+
+def _ranks(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
+    """Give the tensors of most dimensions one more in front, then all tensors, or take their first one away.
+
+    `shapes=` says how many dimensions there are. The forward of a class may take more without meaning it.
+    """
+    subject, sample = sizes.subject, sizes.sample
+    inexact = [argnum for argnum in sample.inexact if may_change(sizes, argnum)]
+    if not inexact or subject.specification.shapes is not None:
+        return
+    most = max(sample.flat[argnum].dim() for argnum in inexact)
+    largest = [argnum for argnum in inexact if sample.flat[argnum].dim() == most]
+    given: Given = "undeclared" if subject.kind.has_reference else "strained"
+    ranks = {value.dim() for each in subject.samples for value in each.flat if isinstance(value, Tensor)}
+    choices = [(argnums, most + 1) for argnums in (largest, inexact)] + [(largest, most - 1)]
+    for argnums, rank in choices:
+        if rank in ranks or not rank:
+            continue
+        shapes = {at: [*sample.flat[at].shape] for at in argnums}
+        shapes = {at: [MORE, *shape] if rank > most else shape[1:] for at, shape in shapes.items()}
+        made = {at: generate_like(sample.flat[at], shape, generator) for at, shape in shapes.items()}
+        words = ", ".join(f"`{sample.labels[at]}` of the shape {shape}" for at, shape in shapes.items())
+        yield from varied(subject, sample, words, made, silent=True, given=given)
 
 
 def empties(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
@@ -310,6 +344,8 @@ KINDS: tuple[VariationKind, ...] = (
     _broadcasts,
     _unequal,
     _magnitudes,
+    _ones,
+    _ranks,
     partial(_one_size, to=LARGE_SIZES),
 )
 """Every kind of variation, the most revealing first."""
