@@ -136,15 +136,14 @@ def _ones(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
 def _ranks(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
     """Give the tensors of most dimensions one more in front, then all tensors, or take their first one away.
 
-    `shapes=` says how many dimensions there are. The forward of a class may take more without meaning it.
+    `shapes=` says how many dimensions there are. The forward of a class may take others without meaning them.
     """
     subject, sample = sizes.subject, sizes.sample
     inexact = [argnum for argnum in sample.inexact if may_change(sizes, argnum)]
-    if not inexact or subject.specification.shapes is not None:
+    if not inexact or subject.specification.shapes is not None or not subject.kind.has_reference:
         return
     most = max(sample.flat[argnum].dim() for argnum in inexact)
     largest = [argnum for argnum in inexact if sample.flat[argnum].dim() == most]
-    given: Given = "undeclared" if subject.kind.has_reference else "strained"
     ranks = {value.dim() for each in subject.samples for value in each.flat if isinstance(value, Tensor)}
     choices = [(argnums, most + 1) for argnums in (largest, inexact)] + [(largest, most - 1)]
     for argnums, rank in choices:
@@ -154,7 +153,7 @@ def _ranks(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
         shapes = {at: [MORE, *shape] if rank > most else shape[1:] for at, shape in shapes.items()}
         made = {at: generate_like(sample.flat[at], shape, generator) for at, shape in shapes.items()}
         words = ", ".join(f"`{sample.labels[at]}` of the shape {shape}" for at, shape in shapes.items())
-        yield from varied(subject, sample, words, made, silent=True, given=given)
+        yield from varied(subject, sample, words, made, silent=True, given="undeclared")
 
 
 def empties(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
