@@ -9,15 +9,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from opsmith.checking.properties.torch.mapping import ExampleLoop
+import opsmith.ops
+from opsmith.checking.effort import EFFORTS
+from opsmith.checking.properties.torch.forms import Examples
+from opsmith.checking.subject_kinds import subject_of
 
 
-def loop_of(*results: Tensor | None) -> ExampleLoop:
+def loop_of(*results: Tensor | None) -> Examples:
     def function(flat: list[Any]) -> Sequence[Tensor | None]:
         return results
 
     rows = [[torch.ones(2)], [torch.ones(2)]]
-    return ExampleLoop(function, rows, (0,), torch.Generator(), True, torch.float32)
+    subject = subject_of(opsmith.ops.exp, None, 0, EFFORTS["quick"])
+    return Examples(subject, subject.samples[0], rows, (0,), dtype=torch.float32, functions=[function])
 
 
 @pytest.mark.parametrize("got", [torch.zeros(1), torch.ones(2, 3)], ids=["one zero", "several"])

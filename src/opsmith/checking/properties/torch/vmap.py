@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import computed_in, differentiated
-from opsmith.checking.exceptions import Overlooking, refuse_own, stated
+from opsmith.checking.calls import TensorName, differentiated
+from opsmith.checking.exceptions import Overlooking, stated
 from opsmith.checking.numerics.answer import allowed_roundings, unit_roundoff
 from opsmith.checking.numerics.compare import all_close, exact_difference, share_of_largest
 from opsmith.checking.promises import of_batches
-from opsmith.checking.properties.torch.batched_gradients import BatchedDifferentiation
+from opsmith.checking.properties.torch.forms import (
+    Examples,
+    Fault,
+    Form,
+    Function,
+    Raised,
+    attempt,
+    form_fault,
+    gradients_by,
+    gradients_of,
+    reference_of,
+    results_of,
+)
 from opsmith.checking.properties.torch.mapping import (
     SIZE,
     BatchDims,
-    ExampleLoop,
-    OneByOne,
-    ResultFault,
     declares_rule,
     inside_own_rule,
     map_over,
@@ -33,42 +42,25 @@ from opsmith.checking.properties.torch.mapping import (
 from opsmith.checking.property import (
     REFUSED,
     Coverage,
-    Finding,
     Findings,
     Note,
     Property,
     Skipped,
     covered_samples,
-    first_line,
     raised,
 )
 from opsmith.checking.report import Failure
-from opsmith.checking.samples.batches import (
-    all_finite,
-    batch_of,
-    batched,
-    empty_batch,
-    own_dtype,
-    replicas,
-    working_dtype,
-)
+from opsmith.checking.samples.batches import all_finite, batch_of, batched, own_dtype, working_dtype
+from opsmith.checking.samples.grad_outputs import random_grad_outputs, results_with_gradient
 from opsmith.checking.samples.sample import Sample, is_inexact
-from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject, drawing_operations
 from opsmith.core.cached_property import cached_property
+from opsmith.core.call_arguments import tensors_in
 
 NAME = "vmap"
 
 OUTER = 2
 """Number of examples of the outer of two nested `vmap`s."""
-
-Mapped = Generator[Finding, None, list[Tensor | None] | None]
-
-
-def _limit(subject: Subject, reason: str) -> Failure:
-    """The limit for what can be mapped in no sample; a class that is called by `apply` need not offer it."""
-    location, message = subject.specification.where_of("vmap"), f"it cannot be mapped: {reason}"
-    return Failure(NAME, None, "raises", message, location, {REFUSED: "in every sample"})
 
 
 def run(subject: Subject) -> Findings:
@@ -79,45 +71,35 @@ def run(subject: Subject) -> Findings:
         )
         return
     unchecked, noted = "no sample has a tensor to batch", "a part of it is refused: "
-    check_sample = partial(_sample, flags=MappingFlags())
+    check_sample = partial(_sample, slices=[])
     for finding in covered_samples(NAME, check_sample, unchecked, subject, noted=noted):
         yield finding
+        # A class that is called by `apply` need not offer it.
         if isinstance(finding, Skipped) and finding.reason != unchecked and not subject.kind.applied:
-            yield _limit(subject, finding.reason)
+            message = f"it cannot be mapped: {finding.reason}"
+            location = subject.specification.where_of("vmap")
+            yield Failure(NAME, None, "raises", message, location, {REFUSED: "in every sample"})
 
 
-@dataclass
-class MappingFlags:
-    """Observations of one run of the property that are not about one input or result.
-
-    Args:
-        raises: True if a call under `vmap` raised, which is reported once.
-        wrong_for_slices: True if calls without `vmap` are wrong for slices of a batch.
-    """
-
-    raises: bool = False
-    wrong_for_slices: bool = False
-
-
-def _sample(subject: Subject, sample: Sample, coverage: Coverage, flags: MappingFlags) -> Findings:
+def _sample(subject: Subject, sample: Sample, coverage: Coverage, slices: list[Note]) -> Findings:
     if not any(isinstance(value, Tensor) for value in sample.flat):
         return
     if any(isinstance(value, torch.Generator) for value in sample.flat):
         yield Note("a sample with a generator was left out: it is undefined how it serves a batch")
         return
     every = subject.rank(sample) < subject.effort.transform_samples
-    mapped = MappedSample(subject, sample, coverage, flags)
+    mapped = MappedSample(subject, sample, coverage, slices)
     chosen = [*ways(sample, every=every)]
     if subject.draws or drawing_operations(subject, sample):
         yield from mapped.drawing(chosen[0])
         return
     for batch_dims in chosen:
         yield from mapped.results(batch_dims)
-    if coverage.wrong or flags.raises or flags.wrong_for_slices or not coverage.ran:
+    yield from slices
+    if coverage.wrong or slices or not coverage.ran:
         return
-    argnums = differentiated(subject, sample).argnums
     for batch_dims in chosen if every else chosen[:1]:
-        yield from mapped.gradients(batch_dims, argnums)
+        yield from mapped.gradients(batch_dims)
     if every:
         yield from mapped.nested(chosen[0])
         yield from mapped.without_examples(chosen[0])
@@ -130,260 +112,252 @@ class MappedSample:
     Args:
         subject: The subject of the check.
         sample: The sample.
-        coverage: Progress of the property.
-        flags: Its other observations.
+        coverage: Progress of the property; None is in `wrong` if a call under `vmap` raised.
+        slices: Notes on batches for whose slices calls without `vmap` are wrong as well.
     """
 
     subject: Subject
     sample: Sample
     coverage: Coverage
-    flags: MappingFlags
-    loops: dict[tuple[Any, ...], ExampleLoop] = field(default_factory=dict)
+    slices: list[Note]
+    loops: dict[tuple[Any, ...], Examples] = field(default_factory=dict)
 
     @cached_property
     def dtype(self) -> torch.dtype | None:
         """The dtype in which it is mapped."""
         return working_dtype(self.subject, self.sample)
 
+    @cached_property
+    def reference(self) -> Function | None:
+        """The reference, if batches are computed by it; None if the operator itself computes them."""
+        return reference_of(self.subject, self.sample)
+
     def call(self, flat: Sequence[Any]) -> list[Any]:
         """The results of one example."""
         return self.subject.call(self.sample, flat)
 
-    @cached_property
-    def reference(self) -> OneByOne | None:
-        """The reference, if batches are computed by it; None if the operator itself computes them."""
-        if self.subject.apply is not None or self.subject.specification.opaque:
-            return None
-        return self.subject.plain(self.sample)
-
-    def loop(self, argnums: Sequence[int], size: int) -> ExampleLoop:
+    def loop(self, batch_dims: BatchDims, size: int = 0) -> Examples:
         """Examples that differ in some arguments, with their results; cached."""
-        key = (*sorted(argnums), size)
+        key = (*sorted(batch_dims.dims), size or batch_dims.size)
         if key not in self.loops:
-            rows = batch_of(self.subject, self.sample, sorted(argnums), size, self.dtype)
-            self.loops[key] = self._loop(self.call, rows, argnums, instead=self.reference)
+            rows = batch_of(self.subject, self.sample, key[:-1], key[-1], self.dtype)
+            self.loops[key] = Examples(self.subject, self.sample, rows, key[:-1], dtype=self.dtype)
         return self.loops[key]
-
-    def _loop(
-        self,
-        function: OneByOne,
-        rows: Sequence[list[Any]],
-        argnums: Sequence[int],
-        summed: frozenset[int] = frozenset(),
-        instead: OneByOne | None = None,
-    ) -> ExampleLoop:
-        dtype = self.dtype or own_dtype(self.sample)
-        subject = self.subject
-        return ExampleLoop(
-            function,
-            rows,
-            tuple(argnums),
-            subject.generator(),
-            subject.has_truth,
-            dtype,
-            summed,
-            instead,
-            partial(computed_in, subject, self.sample),
-        )
 
     def results(self, batch_dims: BatchDims) -> Findings:
         """Map the sample in one way, and compare every result with the loop's."""
-        loop = self.loop(tuple(batch_dims.dims), batch_dims.size)
-        batch = batched(loop.rows, batch_dims.dims)
-        found = yield from self._tried(
-            batch_dims, lambda: map_over(self.call, replicas(batch), batch_dims.dims, batch_dims.out_dim)
-        )
-        for position, got in enumerate(found or ()):
-            name = self.subject.results(self.sample)[position].name
-            fault = loop.fault(position, got)
-            if fault is None or name in self.coverage.wrong:
-                continue
-            if self._wrong_for_slices(loop, batch_dims, position):
-                self.flags.wrong_for_slices = True
-                yield Note(
-                    f"{batch_dims} was left out: a call for one example alone is wrong as well, where its "
-                    "arguments are slices of larger tensors"
-                )
-                continue
-            self.coverage.wrong.add(name)
-            yield self._failure(batch_dims, name, f"`{name}`", fault)
+        loop, dims = self.loop(batch_dims), batch_dims.dims
 
-    def _wrong_for_slices(self, loop: ExampleLoop, batch_dims: BatchDims, position: int) -> bool:
+        def fault(position: int, got: Tensor | None) -> Fault | None:
+            found = loop.fault(position, got)
+            if found is None or not self._wrong_for_slices(batch_dims, position):
+                return found
+            words = "a call for one example alone is wrong as well, where its arguments are slices of larger"
+            self.slices.append(Note(f"{batch_dims} was left out: {words} tensors"))
+            return None
+
+        yield from self._compare(
+            self._form(batch_dims, "", self._names, fault),
+            batch_dims,
+            lambda: map_over(self.call, batched(loop.rows, dims), dims, batch_dims.out_dim),
+        )
+
+    def _wrong_for_slices(self, batch_dims: BatchDims, position: int) -> bool:
         """True if it is wrong without `vmap` too, for slices of the batch, which are not contiguous."""
-        batch = batched(loop.rows, batch_dims.dims)
+        loop, dims = self.loop(batch_dims), batch_dims.dims
+        batch = batched(loop.rows, dims)
         with Overlooking():  # it may raise for slices as well
-            each = [
-                self.call(
-                    [
-                        value.select(batch_dims.dims[argnum], row) if argnum in batch_dims.dims else value
-                        for argnum, value in enumerate(batch)
-                    ]
-                )[position]
+            rows = [
+                [value.select(dims[at], row) if at in dims else value for at, value in enumerate(batch)]
                 for row in range(batch_dims.size)
             ]
+            each = [self.call(row)[position] for row in rows]
             shapes = {None if one is None else one.shape for one in each}
             return len(shapes) > 1 or None in shapes or loop.fault(position, torch.stack(each)) is not None
         return True
 
-    def gradients(self, batch_dims: BatchDims, argnums: Sequence[int]) -> Findings:
+    def gradients(self, batch_dims: BatchDims) -> Findings:
         """Compare the gradients of every example, and of the whole batch, with the loop's."""
-        loop = self.loop(tuple(batch_dims.dims), batch_dims.size)
-        rows = loop.rows
-        if loop.varies:
-            yield Note(f"gradients of {self.sample.brief} were left out: its results vary in size")
+        loop, subject, sample = self.loop(batch_dims), self.subject, self.sample
+        if loop.varies or not all_finite(loop.expected):
+            why = "vary in size" if loop.varies else "are not all finite"
+            yield Note(f"gradients of {sample.brief} were left out: its results {why}")
             return
-        if not all_finite(loop.expected):
-            yield Note(f"gradients of {self.sample.brief} were left out: its results are not all finite")
+        argnums, count = differentiated(subject, sample).argnums, len(sample.flat)
+        generator, rows = subject.generator(), []
+        for row, results in zip(loop.rows, zip(*loop.columns, strict=True), strict=True):
+            open_ = results_with_gradient(subject, sample, results)
+            rows.append([*row, *random_grad_outputs(results, open_, generator)])
+        grads = {at: 0 for at, grad in enumerate(rows[0][count:], count) if grad is not None}
+        if not argnums or not grads:
             return
-        given = BatchedDifferentiation(self.subject, self.sample, argnums, rows, batch_dims.dims)
-        if not argnums or given.every_dim == batch_dims.dims:
-            return
-        surrogate = self.subject.specification.gradients.surrogate
-        one = given.one(self.call)
-        instead = None if surrogate or self.reference is None else given.one(self.reference)
-        kinds = (
-            ("`vmap` of the gradient of", given.by_examples, frozenset[int]()),
-            ("a backward through `vmap`, the gradient of", given.through, given.summed),
-        )
-        for words, call, summed in kinds:
-            key = ("gradients", *sorted(given.every_dim), *sorted(summed), batch_dims.size)
+        dims = {**batch_dims.dims, **grads}
+        one_by_one = partial(_pulled, self.call, argnums, count)
+
+        def through() -> list[Tensor]:
+            """The gradients of the whole batch, by a backward through `vmap`."""
+            mapped = partial(map_over, self.call, dims=batch_dims.dims)
+            found = zip(argnums, gradients_of(mapped, argnums, count, batched(rows, dims)), strict=True)
+            return [grad.movedim(dims[argnum], 0) if argnum in dims else grad for argnum, grad in found]
+
+        whole = frozenset(at for at, argnum in enumerate(argnums) if argnum not in dims)
+        for words, summed, ask in (
+            ("`vmap` of ", frozenset[int](), lambda: map_over(one_by_one, batched(rows, dims), dims)),
+            ("a backward through `vmap`, ", whole, through),
+        ):
+            key = ("gradients", *sorted(dims), *sorted(summed), batch_dims.size)
             if key not in self.loops:
-                differing = tuple(given.every_dim)
-                self.loops[key] = self._loop(one, given.with_grads, differing, summed, instead)
-            loop = self.loops[key]
-            found = yield from self._tried(batch_dims, call)
-            for position, got in enumerate(found or ()):
-                label = self.sample.labels[argnums[position]]
-                fault = loop.fault(position, got)
-                if fault is not None and label not in self.coverage.wrong:
-                    self.coverage.wrong.add(label)
-                    yield self._failure(batch_dims, label, f"{words} `{label}`", fault)
+                self.loops[key] = Examples(subject, sample, rows, [*dims], argnums, self.dtype, summed)
+            outputs = gradients_by(subject, sample, argnums, self._where)
+            form = self._form(batch_dims, words, outputs, self.loops[key].fault)
+            yield from self._compare(form, batch_dims, ask)
 
     def nested(self, batch_dims: BatchDims) -> Findings:
         """Nest two `vmap`s, with the batches in different dimensions."""
-        loop = self.loop(tuple(batch_dims.dims), OUTER * SIZE)
-        last = dict.fromkeys(batch_dims.dims, -1)
-        inner = [batched(loop.rows[at * SIZE : (at + 1) * SIZE], last) for at in range(OUTER)]
-        batch = batched(inner, batch_dims.dims)
-        found = yield from self._tried(
-            batch_dims, lambda: map_over(lambda flat: map_over(self.call, flat, last), batch, batch_dims.dims)
-        )
-        for position, got in enumerate(found or ()):
-            name = self.subject.results(self.sample)[position].name
-            fault = loop.fault(position, None if got is None else got.flatten(0, 1))
-            if fault is not None:
-                yield self._failure(batch_dims, name, f"under one `vmap` inside of another, `{name}`", fault)
+        loop, dims = self.loop(batch_dims, OUTER * SIZE), batch_dims.dims
+        last = dict.fromkeys(dims, -1)
+        batch = batched([batched(loop.rows[at * SIZE :][:SIZE], last) for at in range(OUTER)], dims)
+
+        def ask() -> list[Tensor | None]:
+            found = map_over(partial(map_over, self.call, dims=last), batch, dims)
+            return [None if got is None else got.flatten(0, 1) for got in found]
+
+        form = self._form(batch_dims, "under one `vmap` inside of another, ", self._names, loop.fault)
+        yield from self._compare(form, batch_dims, ask)
 
     def without_examples(self, batch_dims: BatchDims) -> Findings:
         """Map a batch of no examples, if this is accepted."""
-        none = BatchDims(batch_dims.dims, batch_dims.labels, size=0)
-        flat = self.sample.at(self.dtype)
-        expected = self.call(replicas(flat))
-        try:
-            with without_warnings():
-                found = map_over(self.call, empty_batch(flat, none.dims), none.dims)
-        except Exception as error:
-            refuse_own(error)
-            yield Note(f"a batch of no examples is refused: {type(error).__name__}: {first_line(error)}")
+        none, flat = replace(batch_dims, size=0), self.sample.at(self.dtype)
+        right = partial(_fault_of_equal, self.call(self.sample.at(self.dtype)), 0)
+        found = attempt(lambda: map_over(self.call, _empty_batch(flat, none), none.dims))
+        if isinstance(found, Raised):
+            yield Note(f"a batch of no examples is refused: {found}")
             return
-        for result, got, one in zip(self.subject.results(self.sample), found, expected, strict=True):
-            if got is None or one is None or list(got.shape) == [0, *one.shape]:
-                continue
-            fault = ResultFault("shape", str(list(got.shape)), str([0, *one.shape]))
+        for failure in self._form(none, "", self._names, right).failures(found, set()):
             if own_rule(self.subject) and not self._torch_loses_form(none, flat):
-                yield self._failure(none, result.name, f"`{result.name}`", fault)
+                yield failure
             else:
-                yield Note(f"for a batch of no examples, torch's rules do not keep the form: {fault}")
+                got, expected = failure.evidence["got"], failure.evidence["expected"]
+                words = f"of `{failure.input}`: {got}, where {expected} is right"
+                yield Note(f"for a batch of no examples, torch's rules do not keep the form {words}")
 
-    def _torch_loses_form(self, batch_dims: BatchDims, flat: Sequence[Any]) -> bool:
-        """True if `vmap` of the reference, as a plain function, gives another shape as well."""
-        if self.reference is None:
+    def _torch_loses_form(self, none: BatchDims, flat: Sequence[Any]) -> bool:
+        """True if `vmap` of the reference, as a plain function, gives no examples another form as well."""
+        reference = self.reference
+        if reference is None:
             return False
-        found: list[Tensor | None] | None = None
-        with Overlooking(), without_warnings():
-            found = map_over(self.reference, empty_batch(flat, batch_dims.dims), batch_dims.dims)
-        if found is None:
-            return False  # it is refused, so that no shape is lost
-        pairs = zip(found, self.reference([*flat]), strict=True)
-        return any(g is not None and o is not None and list(g.shape) != [0, *o.shape] for g, o in pairs)
+        found = attempt(lambda: map_over(reference, _empty_batch(flat, none), none.dims))
+        if isinstance(found, Raised):
+            return False  # it is refused, so that no form is lost
+        pairs = zip(found, reference([*flat]), strict=True)
+        return any(form_fault(got, _repeated(one, 0)) is not None for got, one in pairs)
 
     def drawing(self, batch_dims: BatchDims) -> Findings:
-        """Compare shapes of an operator that draws, and equal examples under `randomness="same"`."""
-        flat = self.sample.at()
-        expected = self.call(replicas(flat))
-        batch = batched([flat] * SIZE, batch_dims.dims)
-        for randomness in ("same", "different"):
-            call = partial(map_over, self.call, batch, batch_dims.dims, 0, randomness)
-            found = yield from self._tried(batch_dims, call)
-            described = self.subject.results(self.sample)
-            for result, got, one in zip(described, found or (), expected, strict=False):
-                if got is None or one is None:
-                    continue
-                if got.shape != (SIZE, *one.shape):
-                    fault = ResultFault("shape", str(list(got.shape)), str([SIZE, *one.shape]))
-                    yield self._failure(batch_dims, result.name, f"`{result.name}`", fault)
-                elif randomness == "same" and any(_differs(got[0], each) for each in got):
-                    fault = ResultFault("result", "another one for equal examples", "the same one")
-                    yield self._failure(
-                        batch_dims, result.name, f"with randomness='same', `{result.name}`", fault
-                    )
+        """Compare the form of what an operator draws, and equal examples under `randomness="same"`."""
+        right = partial(_fault_of_equal, self.call(self.sample.at()), SIZE)
+        batch = batched([self.sample.at()] * SIZE, batch_dims.dims)
+        for randomness, words in (("same", "with randomness='same', "), ("different", "")):
+            form = self._form(batch_dims, words, self._names, partial(right, same=bool(words)))
+            ask = partial(map_over, self.call, batch, batch_dims.dims, randomness=randomness)
+            yield from self._compare(form, batch_dims, ask)
 
-    def _tried(self, batch_dims: BatchDims, call: Callable[[], list[Tensor | None]]) -> Mapped:
-        """Results of a call under `vmap`; None where it is refused, or raises, which is reported."""
-        try:
-            with without_warnings():
-                found = call()
-        except Exception as error:
-            refuse_own(error)
-            empty = any(isinstance(value, Tensor) and not value.numel() for value in self.sample.flat)
-            reason = refusal(self.subject, error, empty=empty)
-            if reason is None and self._reference_refused(batch_dims):
-                reason = f"of the reference, which raises {type(error).__name__}: {first_line(error)}"
-            if reason is not None:
-                self.coverage.refused[reason] = None
-            elif not self.flags.raises:
-                self.flags.raises = True
-                failure = raised(NAME, self.subject, error, str(self.sample))
-                yield Failure(
-                    NAME,
-                    failure.input,
-                    failure.cause,
-                    f"{self._raising(error)}: {failure.message}",
-                    self.subject.specification.where_of("vmap"),
-                    {**failure.evidence, "mapped over": str(batch_dims)},
-                )
-            return None
+    def _compare(
+        self, form: Form, batch_dims: BatchDims, ask: Callable[[], Sequence[Tensor | None]]
+    ) -> Findings:
+        """Hold what a call under `vmap` gives to what is right, if `vmap` is not refused."""
+        found = attempt(ask)
+        if isinstance(found, Raised):
+            yield from self._raised(batch_dims, found)
+            return
         self.coverage.ran += 1
-        return found
+        yield from form.failures(found, self.coverage.wrong)
 
-    def _raising(self, error: Exception) -> str:
-        """Words before an exception of a call under `vmap`."""
-        if declares_rule(self.subject) and not inside_own_rule(self.subject, error) and not stated(error):
-            by = "its own `vmap`" if own_rule(self.subject) else "`generate_vmap_rule = True`"
-            return f"by {by} it says that it can be mapped, and torch cannot map it"
-        return f"{rule_words(self.subject)} raises where calls for each example do not"
+    def _raised(self, batch_dims: BatchDims, found: Raised) -> Findings:
+        """Note a refusal of `vmap`, and report any other exception once."""
+        subject, error = self.subject, found.error
+        empty = any(isinstance(value, Tensor) and not value.numel() for value in self.sample.flat)
+        reason = refusal(subject, error, empty=empty)
+        if reason is None and self._reference_refused(batch_dims):
+            reason = f"of the reference, which raises {found}"
+        if reason is not None:
+            self.coverage.refused[reason] = None
+        elif None not in self.coverage.wrong:
+            self.coverage.wrong.add(None)
+            failure = raised(NAME, subject, error, str(self.sample))
+            words = f"{rule_words(subject)} raises where calls for each example do not"
+            if declares_rule(subject) and not inside_own_rule(subject, error) and not stated(error):
+                by = "its own `vmap`" if own_rule(subject) else "`generate_vmap_rule = True`"
+                words = f"by {by} it says that it can be mapped, and torch cannot map it"
+            evidence = {**failure.evidence, "mapped over": str(batch_dims)}
+            message = f"{words}: {failure.message}"
+            yield replace(failure, message=message, where=self._where, evidence=evidence)
 
     def _reference_refused(self, batch_dims: BatchDims) -> bool:
         """True if `vmap` of the reference, as a plain function, raises as well."""
         if self.reference is None or own_rule(self.subject):
             return False
-        rows = self.loop(tuple(batch_dims.dims), batch_dims.size).rows
-        with Overlooking(), without_warnings():
-            map_over(self.reference, batched(rows, batch_dims.dims), batch_dims.dims)
-            return False
-        return True
+        batch = batched(self.loop(batch_dims).rows, batch_dims.dims)
+        return isinstance(attempt(partial(map_over, self.reference, batch, batch_dims.dims)), Raised)
 
-    def _failure(self, batch_dims: BatchDims, name: str, what: str, fault: ResultFault) -> Failure:
+    @property
+    def _where(self) -> str:
+        return self.subject.specification.where_of("vmap")
+
+    @property
+    def _names(self) -> list[TensorName]:
+        return results_of(self.subject, self.sample, self._where)
+
+    def _form(
+        self,
+        batch_dims: BatchDims,
+        words: str,
+        outputs: Sequence[TensorName],
+        fault: Callable[[int, Any], Fault | None],
+    ) -> Form:
         dtype = str(self.dtype or own_dtype(self.sample)).removeprefix("torch.")
-        return Failure(
-            NAME,
-            name,
-            fault.cause,
-            f"{rule_words(self.subject)} is wrong: {what} is not what a loop over the examples gives: "
-            f"{fault}",
-            self.subject.specification.where_of("vmap"),
-            {"sample": f"{self.sample} in {dtype}", "mapped over": str(batch_dims), **fault.evidence()},
+        evidence = {"sample": f"{self.sample} in {dtype}", "mapped over": str(batch_dims)}
+        prefix, than = (
+            f"{rule_words(self.subject)} is wrong: {words}",
+            "is not what a loop over the examples gives",
         )
+        return Form(NAME, prefix, than, outputs, fault, evidence)
+
+
+def _pulled(call: Function, argnums: Sequence[int], count: int, flat: list[Any]) -> Sequence[Tensor]:
+    """The gradients by `torch.func.vjp`, from flat arguments and the grad_outputs behind them."""
+
+    def results(*given: Tensor) -> tuple[Tensor, ...]:
+        values = list(flat[:count])
+        for argnum, value in zip(argnums, given, strict=True):
+            values[argnum] = value.clone()  # it may write into it
+        pairs = zip(call(values), flat[count:], strict=True)
+        return tuple(result for result, grad in pairs if result is not None and grad is not None)
+
+    pull = torch.func.vjp(results, *(flat[argnum] for argnum in argnums))[1]
+    found: Sequence[Tensor] = pull(tuple(tensors_in(flat[count:])))
+    return found
+
+
+def _empty_batch(flat: Sequence[Any], batch_dims: BatchDims) -> list[Any]:
+    """The flat arguments of a batch of no examples."""
+    dims = batch_dims.dims
+    batch = batched([flat], dims)
+    return [value.narrow(dims[at], 0, 0) if at in dims else value for at, value in enumerate(batch)]
+
+
+def _repeated(result: Tensor | None, count: int) -> Tensor | None:
+    """A batch of equal results."""
+    return None if result is None else result.expand(count, *result.shape)
+
+
+def _fault_of_equal(
+    results: Sequence[Tensor | None], count: int, position: int, got: Any, *, same: bool = False
+) -> Fault | None:
+    """The fault of a batch of equal examples: of its form, or where they differ and must be the same."""
+    fault = form_fault(got, _repeated(results[position], count))
+    if fault is None and same and got is not None and any(_differs(got[0], each) for each in got):
+        return Fault("result", "another one for equal examples", "the same one")
+    return fault
 
 
 def _differs(first: Tensor, other: Tensor) -> bool:
