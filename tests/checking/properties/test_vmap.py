@@ -14,8 +14,7 @@ from torch.autograd import Function
 import opsmith
 from opsmith.checking import Outcome
 from opsmith.checking.effort import EFFORTS
-from opsmith.checking.properties.torch.mapping import BatchDims
-from opsmith.checking.properties.torch.vmap import MappedSample
+from opsmith.checking.properties.torch.vmap import BatchDims, MappedSample
 from opsmith.checking.property import Coverage
 from opsmith.checking.subject_kinds import subject_of
 

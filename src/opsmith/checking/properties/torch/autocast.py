@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -29,6 +29,7 @@ from opsmith.checking.properties.torch.forms import (
 from opsmith.checking.property import Coverage, Findings, Property, covered_samples, first_line, of_exception
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import dtype_name
+from opsmith.checking.samples.grad_outputs import random_grad_outputs
 from opsmith.checking.samples.sample import Sample, replica
 from opsmith.checking.subject import Subject
 
@@ -82,9 +83,13 @@ class Casting:
 
     def cast(self, flat: Sequence[Any]) -> list[Any]:
         """The arguments as the operator's rule for autocast casts them."""
-        rule = self.subject.specification.autocast
-        dtype = self.dtype if rule == "lower" else WIDE
-        return [_cast_value(value, dtype) for value in flat]
+        dtype = self.dtype if self.subject.specification.autocast == "lower" else WIDE
+        return [
+            value.to(dtype)
+            if isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64
+            else value
+            for value in flat
+        ]
 
     def held_to(self, right: Examples, words: str, outputs: Sequence[TensorName]) -> Form:
         """Outputs, held to right ones and to the digits of autocast's dtype."""
@@ -109,31 +114,10 @@ class Casting:
         self.coverage.refused[reason] = None
 
 
-def _cast_value(value: Any, dtype: torch.dtype) -> Any:
-    fits = isinstance(value, Tensor) and value.is_floating_point() and value.dtype is not torch.float64
-    return value.to(dtype) if fits else value
-
-
-def representable(like: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    """A random tensor like another, of numbers that are exact in a dtype."""
-    wide = torch.complex128 if like.is_complex() else torch.float64
-    random = torch.randn(like.shape, generator=generator, dtype=wide)
-    return random.to(dtype if not like.is_complex() else like.dtype).to(like)
-
-
-def claims_autocast(subject: Subject) -> bool:
-    """True if it claims to support autocast, as our operators and classes under `custom_fwd` do."""
-    origin = subject.specification.origin
-    return origin.kind == "declared" or origin.own("autocast") is not None
-
-
 def autocast_state(kind: str) -> tuple[bool, torch.dtype, bool]:
     """Autocast's own state for a type of device: on or off, its dtype, whether it caches."""
-    return (
-        torch.is_autocast_enabled(kind),
-        torch.get_autocast_dtype(kind),
-        torch.is_autocast_cache_enabled(),
-    )
+    enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+    return enabled, dtype, torch.is_autocast_cache_enabled()
 
 
 def _sample(subject: Subject, sample: Sample, coverage: Coverage) -> Findings:
@@ -157,23 +141,24 @@ def _cast(casting: Casting) -> Findings:
     kind, argnums = casting.device.type, differentiated(casting.subject, casting.sample).argnums
     outside = autocast_state(kind)
 
-    def under() -> tuple[list[Any], Any, Any, Any]:
+    def under() -> tuple[list[Any], Any, list[Failure]]:
         with casting.region():
             inside = autocast_state(kind)
-            return *record_copies(casting.call, casting.flat(), argnums), inside, autocast_state(kind)
+            leaves, results = record_copies(casting.call, casting.flat(), argnums)
+            return leaves, results, [*_restored(casting, inside, "a call")]
 
     found = attempt(under)
     if isinstance(found, Raised):
         casting.refuse(f"under autocast it raises {found}")
     else:
-        leaves, results, inside, after = found
+        leaves, results, leaked = found
         casting.coverage.ran += 1
-        yield from _leaked(casting, inside, after, "a call")
+        yield from leaked
         wrong = [*_results(casting, results)]
         yield from wrong
         if not wrong:
             yield from _backward(casting, [leaves[argnum] for argnum in argnums], results, argnums)
-    yield from _restored(casting, outside)
+    yield from _restored(casting, outside, "a call and its backward")
 
 
 def _results(casting: Casting, results: Sequence[Any]) -> Findings:
@@ -207,10 +192,10 @@ def _backward(
     casting: Casting, inputs: Sequence[Tensor], results: Sequence[Any], argnums: Sequence[int]
 ) -> Findings:
     """Run the backward outside of autocast, and hold the gradients to the rounding of autocast's dtype."""
-    subject, sample, generator = casting.subject, casting.sample, casting.subject.generator()
-    grads = [
-        representable(each, casting.dtype, generator) if has_gradient(each) else None for each in results
-    ]
+    subject, sample = casting.subject, casting.sample
+    drawn = random_grad_outputs(results, [*map(has_gradient, results)], subject.generator())
+    # Their numbers are exact in autocast's dtype.
+    grads = [g if g is None or g.is_complex() else g.to(casting.dtype).to(g.dtype) for g in drawn]
     plain = [None if grad is None else replica(grad, WIDE) for grad in grads]
     if not argnums or all(grad is None for grad in grads):
         return
@@ -237,7 +222,7 @@ def _backward_raised(casting: Casting, argnums: Sequence[int], found: Raised) ->
     )
     if isinstance(error, NotImplementedError):
         casting.refuse(first_line(error))
-    elif not claims_autocast(subject):
+    elif not casting.promised and subject.specification.origin.own("autocast") is None:
         casting.refuse(f"{message}`torch.amp.custom_fwd` and `custom_bwd` over both make them fit")
     else:
         labels = ", ".join(sample.labels[argnum] for argnum in argnums)
@@ -271,26 +256,21 @@ def _mixed(casting: Casting) -> Findings:
             casting.refuse(message)
 
 
-def _leaked(casting: Casting, before: Any, after: Any, what: str) -> Findings:
-    """Report a call that leaves autocast in another state."""
-    if before != after:
-        message = (
-            f"{what} under autocast leaves autocast in another state: on, dtype and cache were {before}, and "
-            f"are {after}"
-        )
-        location = casting.subject.specification.where
-        yield Failure(NAME, None, "side-effect", message, location, {"sample": str(casting)})
-
-
-def _restored(casting: Casting, before: tuple[bool, torch.dtype, bool]) -> Findings:
-    """Report a changed state outside of the region, and restore it."""
+def _restored(casting: Casting, before: tuple[bool, torch.dtype, bool], what: str) -> Iterator[Failure]:
+    """Report a call that leaves autocast in another state, and restore that."""
     kind = casting.device.type
     after = autocast_state(kind)
-    yield from _leaked(casting, before, after, "a call and its backward")
-    if after != before:
-        torch.set_autocast_enabled(kind, before[0])
-        torch.set_autocast_dtype(kind, before[1])
-        torch.set_autocast_cache_enabled(before[2])
+    if after == before:
+        return
+    message = (
+        f"{what} under autocast leaves autocast in another state: on, dtype and cache were {before}, and are "
+        f"{after}"
+    )
+    location = casting.subject.specification.where
+    yield Failure(NAME, None, "side-effect", message, location, {"sample": str(casting)})
+    torch.set_autocast_enabled(kind, before[0])
+    torch.set_autocast_dtype(kind, before[1])
+    torch.set_autocast_cache_enabled(before[2])
 
 
 AUTOCAST = Property(

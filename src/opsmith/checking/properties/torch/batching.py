@@ -10,7 +10,7 @@ from torch import Tensor
 
 from opsmith.checking.calls import TensorName
 from opsmith.checking.properties.torch.forms import Examples, Form
-from opsmith.checking.properties.torch.mapping import SIZE, map_over
+from opsmith.checking.properties.torch.vmap import SIZE, map_over
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample
 from opsmith.checking.samples.batches import batch_of, batched
 from opsmith.checking.samples.sample import Sample

@@ -34,6 +34,7 @@ from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
+from opsmith.core.call_arguments import tensors_in
 from opsmith.core.collector import importing_without_garbage_collection
 
 _numbers = itertools.count()
@@ -176,19 +177,20 @@ def other_sizes(call: PlainCall) -> PlainCall | None:
 
 
 def _resized(sample: Sample, other: Sample) -> bool:
-    if other.flattening.lengths != sample.flattening.lengths or len(other.flat) != len(sample.flat):
+    def apart_from_sizes(flat: Sequence[Any]) -> list[Any]:
+        return [
+            (value.dim(), value.dtype) if isinstance(value, Tensor) else (type(value), value)
+            for value in flat
+        ]
+
+    if other.flattening.lengths != sample.flattening.lengths:
         return False
-    sizes: list[tuple[int, int]] = []
-    for one, two in zip(sample.flat, other.flat, strict=True):
-        if not isinstance(one, Tensor) or not isinstance(two, Tensor):
-            if type(one) is not type(two) or one != two:
-                return False
-        elif one.dim() != two.dim() or one.dtype != two.dtype:
-            return False
-        else:
-            sizes += zip(one.shape, two.shape, strict=True)
-    changed = [pair for pair in sizes if pair[0] != pair[1]]
-    return bool(changed) and min(map(min, changed)) > 1  # torch specializes on sizes 0 and 1
+    if apart_from_sizes(sample.flat) != apart_from_sizes(other.flat):
+        return False
+    tensors = zip(tensors_in([*sample.flat]), tensors_in([*other.flat]), strict=True)
+    pairs = [pair for one, two in tensors for pair in zip(one.shape, two.shape, strict=True)]
+    changed = [min(pair) for pair in pairs if pair[0] != pair[1]]
+    return bool(changed) and min(changed) > 1  # torch specializes on sizes 0 and 1
 
 
 class Tracing:

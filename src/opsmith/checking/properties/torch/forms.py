@@ -237,13 +237,17 @@ class Examples:
         return [partial(gradients_of, each, self.argnums, count) for each in given]
 
     def _one_by_one(self, function: Function, batch: Sequence[Any]) -> list[tuple[Tensor | None, ...]]:
-        def example(row: int) -> list[Any]:  # copies: it may write into them
-            return [
-                value[row].clone() if argnum in self.differing else replica(value)
-                for argnum, value in enumerate(batch)
-            ]
+        def copied(argnum: int, value: Any, row: int) -> Any:  # it may write into it
+            if argnum in self.differing:
+                return value[row].clone()
+            followed = (
+                isinstance(value, Tensor) and value.requires_grad
+            )  # to count what an element depends on
+            return value.clone() if followed else replica(value)
 
-        return list(zip(*(function(example(row)) for row in range(len(self.rows))), strict=True))
+        rows = range(len(self.rows))
+        examples = ([copied(argnum, value, row) for argnum, value in enumerate(batch)] for row in rows)
+        return list(zip(*map(function, examples), strict=True))
 
     def _together(self, function: Function, batch: Sequence[Any]) -> list[Tensor | None]:
         return self._stacked(self._one_by_one(function, batch))

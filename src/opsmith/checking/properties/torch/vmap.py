@@ -1,8 +1,12 @@
-"""`torch.func.vmap`: results and gradients are those of a loop, in whatever dimension the batch lies."""
+"""`torch.func.vmap`: results and gradients are those of a loop, in whatever dimension the batch lies.
+
+Batched gradients, of several grad_outputs for one call, are those of each: by `vmap` over a backward.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -10,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import TensorName, differentiated
-from opsmith.checking.exceptions import Overlooking, stated
+from opsmith.checking.calls import TensorName, differentiated, record_copies
+from opsmith.checking.exceptions import stated
 from opsmith.checking.numerics.answer import allowed_roundings, unit_roundoff
+from opsmith.checking.numerics.autodiff import differentiate, has_gradient
 from opsmith.checking.numerics.compare import all_close, exact_difference, share_of_largest
-from opsmith.checking.promises import of_batches
+from opsmith.checking.promises import of_batches, of_tools
 from opsmith.checking.properties.torch.forms import (
     Examples,
     Fault,
@@ -28,17 +33,6 @@ from opsmith.checking.properties.torch.forms import (
     reference_of,
     results_of,
 )
-from opsmith.checking.properties.torch.mapping import (
-    SIZE,
-    BatchDims,
-    declares_rule,
-    inside_own_rule,
-    map_over,
-    own_rule,
-    refusal,
-    rule_words,
-    ways,
-)
 from opsmith.checking.property import (
     REFUSED,
     Coverage,
@@ -47,6 +41,7 @@ from opsmith.checking.property import (
     Property,
     Skipped,
     covered_samples,
+    first_line,
     raised,
 )
 from opsmith.checking.report import Failure
@@ -56,11 +51,160 @@ from opsmith.checking.samples.sample import Sample, is_inexact
 from opsmith.checking.subject import Subject, drawing_operations
 from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import tensors_in
+from opsmith.torch_library.torch_messages import NO_BATCHING_RULE, has_message
 
-NAME = "vmap"
+NAME, GRADIENTS = "vmap", "batched_gradients"
+
+SIZE = 3
+"""Number of examples."""
 
 OUTER = 2
 """Number of examples of the outer of two nested `vmap`s."""
+
+
+@dataclass(frozen=True)
+class BatchDims:
+    """One way to batch the arguments of a sample.
+
+    Args:
+        dims: Batch dimension of each batched argument, by its position.
+        labels: Name in messages of each tensor argument, by its position.
+        out_dim: Batch dimension of the results.
+        size: Number of examples.
+    """
+
+    dims: Mapping[int, int]
+    labels: Mapping[int, str]
+    out_dim: int = 0
+    size: int = SIZE
+
+    def __str__(self) -> str:
+        given = ", ".join(f"{label}: {self.dims.get(argnum)}" for argnum, label in self.labels.items())
+        out = f", out_dims={self.out_dim}" if self.out_dim else ""
+        count = f"a batch of {self.size}" if self.size else "an empty batch"
+        return f"in_dims=({given}){out}, {count}"
+
+    def over(self, function: Function, rows: Sequence[Sequence[Any]]) -> list[Tensor | None]:
+        """The results of a function for examples under `vmap`, the batch first; for none if the size is 0."""
+        batch = batched(rows, self.dims)
+        if not self.size:
+            batch = [
+                value.narrow(self.dims[argnum], 0, 0) if argnum in self.dims else value
+                for argnum, value in enumerate(batch)
+            ]
+        return map_over(function, batch, self.dims, self.out_dim)
+
+
+def ways(sample: Sample, *, every: bool) -> Iterator[BatchDims]:
+    """Choices of batched arguments and dimensions: all arguments, each alone; first, last, mixed dimensions.
+
+    Args:
+        sample: The sample.
+        every: True to yield all of them; else those that differ most.
+    """
+    labels = {
+        argnum: sample.labels[argnum] for argnum, value in enumerate(sample.flat) if isinstance(value, Tensor)
+    }
+    argnums = tuple(labels)
+    yield BatchDims(dict.fromkeys(argnums, 0), labels)
+    yield BatchDims(dict.fromkeys(argnums, -1), labels, out_dim=-1)
+    if len(argnums) > 1:
+        yield from (BatchDims({argnum: 0}, labels) for argnum in (argnums if every else argnums[-1:]))
+    if not every:
+        return
+    yield BatchDims({argnum: min(1, sample.flat[argnum].dim()) for argnum in argnums}, labels)
+    if len(argnums) > 1:
+        yield BatchDims({argnum: -1 if at % 2 else 0 for at, argnum in enumerate(argnums)}, labels)
+    yield BatchDims(dict.fromkeys(argnums, 0), labels, size=1)
+
+
+def map_over(
+    function: Function,
+    batch: Sequence[Any],
+    dims: Mapping[int, int],
+    out_dim: int = 0,
+    randomness: str = "error",
+) -> list[Tensor | None]:
+    """The results of a function under `vmap`, the batch in the first dimension; None for a result of None.
+
+    Args:
+        function: Takes flat arguments, returns results.
+        batch: Flat arguments.
+        dims: For each argument that has a batch, its dimension.
+        out_dim: Dimension in which `vmap` puts the batch.
+        randomness: As of `vmap`.
+    """
+    tensors = [argnum for argnum, value in enumerate(batch) if isinstance(value, Tensor)]
+    present: list[bool] = []
+
+    def call(*given: Tensor) -> tuple[Tensor, ...]:
+        flat = list(batch)
+        for argnum, value in zip(tensors, given, strict=True):
+            flat[argnum] = value
+        results = list(function(flat))
+        present[:] = [result is not None for result in results]
+        return tuple(tensors_in(results))
+
+    over = torch.func.vmap(call, tuple(dims.get(argnum) for argnum in tensors), out_dim, randomness)
+    found = iter(over(*(batch[argnum] for argnum in tensors)))
+    return [next(found).movedim(out_dim, 0) if is_there else None for is_there in present]
+
+
+def rule_words(subject: Subject) -> str:
+    """Name of what computes a batch, in words."""
+    specification = subject.specification
+    if subject.kind.applied or specification.origin.registered:
+        if specification.origin.own("vmap"):
+            return "its own rule for `vmap`"
+        return "the rule for `vmap` that torch derives from its forward" if subject.kind.applied else "`vmap`"
+    declared = specification.batching
+    makes = "follows from the reference" if declared is None else f"batching={declared!r} makes"
+    return f"the rule for `vmap` that {makes}"
+
+
+def declares_rule(subject: Subject) -> bool:
+    """True if a class that is called through `apply` says that it can be mapped.
+
+    It has a rule of its own, or `generate_vmap_rule = True`.
+    """
+    origin = subject.specification.origin
+    return subject.kind.applied and (
+        origin.own("vmap") is not None or bool(getattr(origin.subject, "generate_vmap_rule", False))
+    )
+
+
+def own_rule(subject: Subject) -> bool:
+    """True if its author wrote a rule for batches, or declares that one call serves a batch."""
+    specification = subject.specification
+    return specification.batching is not None or specification.origin.own("vmap") is not None
+
+
+def refusal(subject: Subject, error: Exception, *, empty: bool) -> str | None:
+    """The reason for a refusal of `vmap`, by torch or the author; None for a fault.
+
+    Args:
+        subject: The subject of the check.
+        error: The exception.
+        empty: True if a tensor has no elements, which not all of torch's own rules support.
+    """
+    if isinstance(error, NotImplementedError) and (stated(error) or not declares_rule(subject)):
+        return first_line(error)
+    # The messages below are torch's only if torch raises them.
+    if inside_own_rule(subject, error) or stated(error):
+        return None
+    if declares_rule(subject) and not empty:
+        return None  # it promises what torch refuses
+    if has_message(error, NO_BATCHING_RULE) or (empty and not own_rule(subject)):
+        return f"{type(error).__name__}: {first_line(error)}"
+    return None
+
+
+def inside_own_rule(subject: Subject, error: Exception) -> bool:
+    """True if an exception passed through the author's own rule for `vmap`."""
+    own = subject.specification.origin.own("vmap")
+    code = getattr(own and own.function, "__code__", None)
+    frames = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
+    return code is not None and any(each is code for each in frames)
 
 
 def run(subject: Subject) -> Findings:
@@ -146,7 +290,7 @@ class MappedSample:
 
     def results(self, batch_dims: BatchDims) -> Findings:
         """Map the sample in one way, and compare every result with the loop's."""
-        loop, dims = self.loop(batch_dims), batch_dims.dims
+        loop = self.loop(batch_dims)
 
         def fault(position: int, got: Tensor | None) -> Fault | None:
             found = loop.fault(position, got)
@@ -156,25 +300,21 @@ class MappedSample:
             self.slices.append(Note(f"{batch_dims} was left out: {words} tensors"))
             return None
 
-        yield from self._compare(
-            self._form(batch_dims, "", self._names, fault),
-            batch_dims,
-            lambda: map_over(self.call, batched(loop.rows, dims), dims, batch_dims.out_dim),
-        )
+        form = self._form(batch_dims, "", self._names, fault)
+        yield from self._compare(form, batch_dims, partial(batch_dims.over, self.call, loop.rows))
 
     def _wrong_for_slices(self, batch_dims: BatchDims, position: int) -> bool:
         """True if it is wrong without `vmap` too, for slices of the batch, which are not contiguous."""
         loop, dims = self.loop(batch_dims), batch_dims.dims
         batch = batched(loop.rows, dims)
-        with Overlooking():  # it may raise for slices as well
-            rows = [
-                [value.select(dims[at], row) if at in dims else value for at, value in enumerate(batch)]
-                for row in range(batch_dims.size)
-            ]
-            each = [self.call(row)[position] for row in rows]
-            shapes = {None if one is None else one.shape for one in each}
-            return len(shapes) > 1 or None in shapes or loop.fault(position, torch.stack(each)) is not None
-        return True
+        rows = [
+            [value.select(dims[at], row) if at in dims else value for at, value in enumerate(batch)]
+            for row in range(batch_dims.size)
+        ]
+        each = attempt(lambda: [self.call(row)[position] for row in rows])
+        if isinstance(each, Raised) or len({None if one is None else one.shape for one in each}) > 1:
+            return True
+        return each[0] is None or loop.fault(position, torch.stack(each)) is not None
 
     def gradients(self, batch_dims: BatchDims) -> Findings:
         """Compare the gradients of every example, and of the whole batch, with the loop's."""
@@ -191,8 +331,8 @@ class MappedSample:
         grads = {at: 0 for at, grad in enumerate(rows[0][count:], count) if grad is not None}
         if not argnums or not grads:
             return
-        dims = {**batch_dims.dims, **grads}
-        one_by_one = partial(_pulled, self.call, argnums, count)
+        every = replace(batch_dims, dims={**batch_dims.dims, **grads}, out_dim=0)
+        dims, one_by_one = every.dims, partial(_pulled, self.call, argnums, count)
 
         def through() -> list[Tensor]:
             """The gradients of the whole batch, by a backward through `vmap`."""
@@ -202,7 +342,7 @@ class MappedSample:
 
         whole = frozenset(at for at, argnum in enumerate(argnums) if argnum not in dims)
         for words, summed, ask in (
-            ("`vmap` of ", frozenset[int](), lambda: map_over(one_by_one, batched(rows, dims), dims)),
+            ("`vmap` of ", frozenset[int](), partial(every.over, one_by_one, rows)),
             ("a backward through `vmap`, ", whole, through),
         ):
             key = ("gradients", *sorted(dims), *sorted(summed), batch_dims.size)
@@ -214,12 +354,11 @@ class MappedSample:
 
     def nested(self, batch_dims: BatchDims) -> Findings:
         """Nest two `vmap`s, with the batches in different dimensions."""
-        loop, dims = self.loop(batch_dims, OUTER * SIZE), batch_dims.dims
-        last = dict.fromkeys(dims, -1)
-        batch = batched([batched(loop.rows[at * SIZE :][:SIZE], last) for at in range(OUTER)], dims)
+        loop, last = self.loop(batch_dims, OUTER * SIZE), dict.fromkeys(batch_dims.dims, -1)
+        rows = [batched(loop.rows[at * SIZE :][:SIZE], last) for at in range(OUTER)]
 
         def ask() -> list[Tensor | None]:
-            found = map_over(partial(map_over, self.call, dims=last), batch, dims)
+            found = batch_dims.over(partial(map_over, self.call, dims=last), rows)
             return [None if got is None else got.flatten(0, 1) for got in found]
 
         form = self._form(batch_dims, "under one `vmap` inside of another, ", self._names, loop.fault)
@@ -229,7 +368,7 @@ class MappedSample:
         """Map a batch of no examples, if this is accepted."""
         none, flat = replace(batch_dims, size=0), self.sample.at(self.dtype)
         right = partial(_fault_of_equal, self.call(self.sample.at(self.dtype)), 0)
-        found = attempt(lambda: map_over(self.call, _empty_batch(flat, none), none.dims))
+        found = attempt(partial(none.over, self.call, [flat]))
         if isinstance(found, Raised):
             yield Note(f"a batch of no examples is refused: {found}")
             return
@@ -241,24 +380,21 @@ class MappedSample:
                 words = f"of `{failure.input}`: {got}, where {expected} is right"
                 yield Note(f"for a batch of no examples, torch's rules do not keep the form {words}")
 
-    def _torch_loses_form(self, none: BatchDims, flat: Sequence[Any]) -> bool:
+    def _torch_loses_form(self, none: BatchDims, flat: list[Any]) -> bool:
         """True if `vmap` of the reference, as a plain function, gives no examples another form as well."""
-        reference = self.reference
-        if reference is None:
-            return False
-        found = attempt(lambda: map_over(reference, _empty_batch(flat, none), none.dims))
-        if isinstance(found, Raised):
-            return False  # it is refused, so that no form is lost
-        pairs = zip(found, reference([*flat]), strict=True)
+        found = None if self.reference is None else attempt(partial(none.over, self.reference, [flat]))
+        if self.reference is None or found is None or isinstance(found, Raised):
+            return False  # of what is refused, no form is lost
+        pairs = zip(found, self.reference([*flat]), strict=True)
         return any(form_fault(got, _repeated(one, 0)) is not None for got, one in pairs)
 
     def drawing(self, batch_dims: BatchDims) -> Findings:
         """Compare the form of what an operator draws, and equal examples under `randomness="same"`."""
         right = partial(_fault_of_equal, self.call(self.sample.at()), SIZE)
-        batch = batched([self.sample.at()] * SIZE, batch_dims.dims)
+        batch, dims = batched([self.sample.at()] * SIZE, batch_dims.dims), batch_dims.dims
         for randomness, words in (("same", "with randomness='same', "), ("different", "")):
             form = self._form(batch_dims, words, self._names, partial(right, same=bool(words)))
-            ask = partial(map_over, self.call, batch, batch_dims.dims, randomness=randomness)
+            ask = partial(map_over, self.call, batch, dims, randomness=randomness)
             yield from self._compare(form, batch_dims, ask)
 
     def _compare(
@@ -296,8 +432,8 @@ class MappedSample:
         """True if `vmap` of the reference, as a plain function, raises as well."""
         if self.reference is None or own_rule(self.subject):
             return False
-        batch = batched(self.loop(batch_dims).rows, batch_dims.dims)
-        return isinstance(attempt(partial(map_over, self.reference, batch, batch_dims.dims)), Raised)
+        rows = self.loop(batch_dims).rows
+        return isinstance(attempt(partial(batch_dims.over, self.reference, rows)), Raised)
 
     @property
     def _where(self) -> str:
@@ -316,11 +452,8 @@ class MappedSample:
     ) -> Form:
         dtype = str(self.dtype or own_dtype(self.sample)).removeprefix("torch.")
         evidence = {"sample": f"{self.sample} in {dtype}", "mapped over": str(batch_dims)}
-        prefix, than = (
-            f"{rule_words(self.subject)} is wrong: {words}",
-            "is not what a loop over the examples gives",
-        )
-        return Form(NAME, prefix, than, outputs, fault, evidence)
+        than = "is not what a loop over the examples gives"
+        return Form(NAME, f"{rule_words(self.subject)} is wrong: {words}", than, outputs, fault, evidence)
 
 
 def _pulled(call: Function, argnums: Sequence[int], count: int, flat: list[Any]) -> Sequence[Tensor]:
@@ -336,13 +469,6 @@ def _pulled(call: Function, argnums: Sequence[int], count: int, flat: list[Any])
     pull = torch.func.vjp(results, *(flat[argnum] for argnum in argnums))[1]
     found: Sequence[Tensor] = pull(tuple(tensors_in(flat[count:])))
     return found
-
-
-def _empty_batch(flat: Sequence[Any], batch_dims: BatchDims) -> list[Any]:
-    """The flat arguments of a batch of no examples."""
-    dims = batch_dims.dims
-    batch = batched([flat], dims)
-    return [value.narrow(dims[at], 0, 0) if at in dims else value for at, value in enumerate(batch)]
 
 
 def _repeated(result: Tensor | None, count: int) -> Tensor | None:
@@ -371,6 +497,60 @@ def _differs(first: Tensor, other: Tensor) -> bool:
     return not all_close(other, first, share_of_largest(share, first))
 
 
+def _batched_gradients(subject: Subject, sample: Sample, coverage: Coverage) -> Findings:
+    """Differentiate every sample with a batch of grad_outputs, and with each of them alone."""
+    late = subject.rank(sample) >= subject.effort.batched_samples
+    argnums = () if late else differentiated(subject, sample).argnums
+    if not argnums:
+        return
+    dtype, call = working_dtype(subject, sample), partial(subject.call, sample)
+    flat = sample.at(dtype)
+    results = record_copies(call, flat, argnums)[1]
+    open_ = [has_gradient(each) for each in results]
+    if not any(open_):
+        return
+    generator = subject.generator()
+    rows = [[*flat, *random_grad_outputs(results, open_, generator)] for _ in range(SIZE)]
+    taking = [at for at, takes in enumerate(open_, len(flat)) if takes]
+    right = Examples(subject, sample, rows, taking, argnums, dtype, functions=[call])
+
+    def together(transform: Transform) -> list[Tensor]:
+        """The gradients of one call for every grad_output, zeros where autograd has none."""
+        batch = batched(rows, dict.fromkeys(taking, 0))
+        leaves, results = record_copies(call, batch[: len(flat)], argnums)
+        inputs = [leaves[argnum] for argnum in argnums]
+        found = transform([results[at - len(flat)] for at in taking], inputs, [batch[at] for at in taking])
+        return [
+            each.new_zeros((SIZE, *each.shape)) if gradient is None else gradient
+            for gradient, each in zip(found, inputs, strict=True)
+        ]
+
+    outputs, than = gradients_by(subject, sample, argnums), "is not what each grad_output gives alone"
+    for words, transform in (
+        ("with `vmap` over a backward", _over_backward),
+        ("with `is_grads_batched=True`", partial(differentiate, is_grads_batched=True)),
+    ):
+        found = attempt(partial(together, transform))
+        if isinstance(found, Raised):
+            coverage.refused[f"{words} is refused: {found}"] = None
+            return  # what `vmap` refuses, as `grad.data`, can kill the process by `is_grads_batched`
+        coverage.ran += 1
+        evidence = {"sample": str(sample), "grad_outputs": SIZE}
+        form = Form(GRADIENTS, f"{words}, ", than, outputs, right.fault, evidence)
+        yield from form.failures(found, coverage.wrong)
+
+
+Transform = Callable[[list[Tensor], list[Tensor], list[Tensor]], Sequence[Tensor | None]]
+"""Function from results, inputs and batches of grad_outputs to gradients."""
+
+
+def _over_backward(
+    results: list[Tensor], inputs: list[Tensor], grads: list[Tensor]
+) -> Sequence[Tensor | None]:
+    backward = partial(torch.autograd.grad, results, inputs, allow_unused=True)
+    return map_over(backward, grads, dict.fromkeys(range(len(grads)), 0))
+
+
 VMAP = Property(
     NAME,
     "a batch under torch.func.vmap gives what a loop gives, wherever it lies",
@@ -378,5 +558,14 @@ VMAP = Property(
     subset=True,
     transforms=True,
     given=of_batches,
+    reruns=True,
+)
+
+BATCHED_GRADIENTS = Property(
+    GRADIENTS,
+    "several grad_outputs at once give what each gives alone",
+    partial(covered_samples, GRADIENTS, _batched_gradients, "there is nothing to differentiate"),
+    transforms=True,
+    given=of_tools,
     reruns=True,
 )
