@@ -42,15 +42,7 @@ WIDE = torch.float32
 
 @dataclass(frozen=True)
 class Casting:
-    """A sample in float32, to be run under autocast.
-
-    Args:
-        subject: The subject of the check.
-        sample: The sample.
-        device: Its device.
-        dtype: The dtype that autocast lowers to.
-        coverage: Progress of the property.
-    """
+    """A sample in float32 on a device, to be run under autocast, which lowers to a dtype."""
 
     subject: Subject
     sample: Sample

@@ -25,7 +25,6 @@ from opsmith.checking.properties.torch.forms import Raised, attempt
 from opsmith.checking.property import Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.batches import replicas
-from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
 from opsmith.core.call_arguments import tensors_in
 from opsmith.torch_library.torch_messages import CHANCE_GUARD, RECOMPILED, has_message
@@ -40,7 +39,7 @@ def compiled(subject: Subject) -> Findings:
         return
     backends = ("aot_eager", "inductor") if subject.effort.exhaustive else ("aot_eager",)
     ways = [Compilation(subject, backend, dynamic) for backend in backends for dynamic in (False, True)]
-    calls = yield from ways[0].calls("torch does not compile a call with one", backward=True)
+    calls = yield from ways[0].calls("torch does not compile a call with one")
     if not calls:
         yield Skipped("no sample can be compiled")
         return
@@ -75,24 +74,22 @@ class Compilation(Tracing):
 
     def compare(self, calls: Sequence[PlainCall]) -> Findings:
         """Compile all samples together; if that fails, each alone, to find the one that fails."""
-        fullgraph, before = True, list[Exception]()
-        step = self._compiled(fullgraph=True)
+        broken, step = None, self._compiled(fullgraph=True)
         found = attempt(partial(run_step, step, calls))
         if isinstance(found, Raised) and _breaks(found.error):
             yield Note(f"it breaks the graph: {reason_of(found.error)}")
-            fullgraph, before = False, [found.error]
+            broken = found.error
             found = attempt(partial(run_step, self._compiled(fullgraph=False), calls))
         if not isinstance(found, Raised):
             self.ran = True
             judged = [*self.judged(calls, found)]
             yield from judged
-            if fullgraph and self.dynamic and not any(isinstance(each, Failure) for each in judged):
+            if broken is None and self.dynamic and not any(isinstance(each, Failure) for each in judged):
                 yield from self._resized(step, calls)
-        elif fullgraph and len(calls) > 1:
-            for one in calls:
-                yield from self.compare([one])
+        elif broken is None:
+            yield from self.alone(self.compare, calls, found.error)
         else:
-            yield from self.refused(calls, found.error, *before)
+            yield from self.refused(calls, found.error, broken)
 
     def _compiled(self, *, fullgraph: bool) -> Any:
         step = step_of(self.subject)
@@ -167,7 +164,7 @@ def exported(subject: Subject) -> Findings:
         yield Skipped(f"the effort is `{subject.effort.name}`, which compiles nothing")
         return
     exporting = Exporting(subject)
-    calls = yield from exporting.calls("no exported program takes one", backward=False)
+    calls = yield from exporting.calls("no exported program takes one")
     if calls:
         yield from exporting.static(calls)
         yield from exporting.dynamic(calls)
@@ -179,13 +176,10 @@ class Exporting(Tracing):
     """`torch.export.export`."""
 
     property, done, words = EXPORTING, "exported", "in an exported program, "
+    takes_tensors, backward = True, False
 
     def __str__(self) -> str:
         return "torch.export.export(..., strict=False)"
-
-    def takes(self, sample: Sample) -> bool:
-        """True for a sample with a tensor."""
-        return any(isinstance(value, Tensor) for value in sample.flat)
 
     def static(self, calls: Sequence[PlainCall]) -> Findings:
         """Export all samples together; if that fails, each alone, to find the one that fails."""
@@ -194,11 +188,8 @@ class Exporting(Tracing):
             self.ran = True
             yield from self._node(program, len(calls))
             yield from self.judged(calls, _results(program, calls))
-        elif len(calls) > 1:
-            for one in calls:
-                yield from self.static([one])
         else:
-            yield from self.refused(calls, program.error)
+            yield from self.alone(self.static, calls, program.error)
 
     def dynamic(self, calls: Sequence[PlainCall]) -> Findings:
         """Export a sample whose sizes vary among the derived inputs, and run the program on other sizes."""

@@ -8,7 +8,7 @@ import types
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -102,8 +102,7 @@ class PlainCall:
         return found if len(found) != sum(present) else [next(rest) if each else None for each in present]
 
 
-@dataclass(frozen=True)
-class TracedCall:
+class TracedCall(NamedTuple):
     """What a call gives in another form.
 
     Args:
@@ -200,51 +199,58 @@ class Tracing:
         property: Name of the property.
         done: Word for a call that it has traced.
         words: Words in messages before an output of that.
+        takes_tensors: True if it takes no call without a tensor.
+        backward: True if it traces the backward, too.
         ran: True if it has traced any.
     """
 
     property: str
     done: str
     words: str
-    ran = False
+    takes_tensors = ran = False
+    backward = True
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
 
-    def calls(self, generators: str, *, backward: bool) -> Generator[Finding, None, list[PlainCall]]:
+    def calls(self, generators: str) -> Generator[Finding, None, list[PlainCall]]:
         """Select the calls of the author's samples that do not raise where nothing traces them.
 
         Args:
             generators: Reason to leave out a sample with a generator.
-            backward: True if their backward must not raise, either.
         """
         found: list[PlainCall] = []
         for sample in self.subject.samples:
-            if sample.origin or not self.takes(sample):
+            if sample.origin or (self.takes_tensors and not tensors_in([*sample.flat])):
                 continue
             if any(isinstance(value, torch.Generator) for value in sample.flat):
                 yield Note(f"a sample with a generator was left out: {generators}")
                 continue
             call = PlainCall(self.subject, sample)
-            raised = attempt(partial(call.run, backward=backward))
+            raised = attempt(partial(call.run, backward=self.backward))
             if isinstance(raised, Raised):
                 words = f"{sample} was left out, since it raises without `torch.{self.property}`"
-                yield Note(f"{words}: {reason_of(raised.error)}")
+                see = ": see `gradient`" if self.backward else ""
+                yield Note(f"{words}: {reason_of(raised.error)}{see}")
             else:
                 found.append(call)
         return found
 
-    def takes(self, sample: Sample) -> bool:
-        """False for a sample to leave out without a call and without a note."""
-        return True
+    def alone(
+        self,
+        check: Callable[[Sequence[PlainCall]], Findings],
+        calls: Sequence[PlainCall],
+        error: Exception,
+    ) -> Findings:
+        """Check each of several calls alone, to find the one that raises; report that of one alone."""
+        if len(calls) == 1:
+            yield from self.refused(calls, error)
+            return
+        for one in calls:
+            yield from check([one])
 
     def refused(self, calls: Sequence[PlainCall], *errors: Exception) -> Findings:
-        """Note a refusal by torch or opsmith, and report any other exception.
-
-        Args:
-            calls: The calls that were traced.
-            errors: The exception, and those that led to it.
-        """
+        """Note a refusal by torch or opsmith, and report any other exception; others may have led to it."""
         reason = refused(self.subject, *errors)
         if reason is not None:
             samples = ", ".join(f"sample {call.sample.position}" for call in calls)
@@ -287,13 +293,7 @@ class Tracing:
 
 
 def refused(subject: Subject, error: BaseException, *before: BaseException) -> str | None:
-    """The reason for a refusal by torch or opsmith; None for a fault.
-
-    Args:
-        subject: The subject of the check.
-        error: The exception.
-        before: Exceptions that led to it.
-    """
+    """The reason for a refusal by torch or opsmith, by an error or those before it; None for a fault."""
     for each in (cause for one in (error, *before) for cause in chain(one)):
         if isinstance(each, errors.MissingFakeError):
             return f"there is no fake kernel: {each.hint}"

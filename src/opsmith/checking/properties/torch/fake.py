@@ -117,15 +117,7 @@ def _on_fakes(
 def compare_fake(
     subject: Subject, sample: Sample, flat: Sequence[Any], results: Sequence[Tensor | None], case: str
 ) -> Findings:
-    """Run the operator on fake tensors; hold shape, dtype, stride and device to those of the real results.
-
-    Args:
-        subject: The subject of the check.
-        sample: The sample.
-        flat: Its arguments.
-        results: Results of the operator for them.
-        case: Sample, dtype and device, in words.
-    """
+    """Run the operator on fake tensors; hold shape, dtype, stride and device to those of the real results."""
     mode = capabilities.symbolic_mode(inputs=False)
     on_meta = mode is None  # devices are unknown there
     fakes = _on_fakes(subject, sample, flat, capabilities.fake_mode() if on_meta else mode)[1]
@@ -161,9 +153,17 @@ def _raised(subject: Subject, error: Exception, case: str, *, on_meta: bool) -> 
         return Note("the fake kernel was left out: it makes a generator, and the device `meta` has none")
     if on_meta and has_message(error, NO_SIZES_ON_META):
         return Note("sizes that depend on data were left out: they need the capability `fake_tensors`")
-    reason = _no_fake(subject, error)
-    if reason is not None:
-        return Note(reason)
+    words = Raised(error)
+    if isinstance(error, errors.MissingFakeError):
+        return Note(f"the fake kernel was left out, since there is none: {error.hint}")
+    if isinstance(error, errors.TransformError):
+        return Note(f"it is refused on fake tensors: {first_line(error)}")
+    if subject.lacks("fake"):
+        gives = "`torch.library.register_fake` gives it one; without"
+        return Note(f"the fake kernel was left out, since there is none: {gives}, {words}")
+    if subject.torch_operator is None:
+        where_form = "on fake tensors, where there is a form and no data"
+        return Note(f"its forward does not run {where_form}, so that it cannot be traced: {words}")
     failure = raised(NAME, subject, error, case)
     message = f"on fake tensors, where there is a form and no data, it raises {failure.message}"
     # The reference may look at data, as in `if x.sum() > 0`; an author's own fake kernel may not.
@@ -269,25 +269,6 @@ def fake_location(subject: Subject) -> str:
     return specification.where if itself else where(specification.fake or specification.reference)
 
 
-def _no_fake(subject: Subject, error: Exception) -> str | None:
-    """The reason why it need not run on fake tensors; None if it must."""
-    if isinstance(error, errors.MissingFakeError):
-        return f"the fake kernel was left out, since there is none: {error.hint}"
-    if isinstance(error, errors.TransformError):
-        return f"it is refused on fake tensors: {first_line(error)}"
-    if subject.lacks("fake"):
-        return (
-            "the fake kernel was left out, since there is none: `torch.library.register_fake` gives it one; "
-            f"without, {type(error).__name__}: {first_line(error)}"
-        )
-    if subject.torch_operator is None:
-        return (
-            "its forward does not run on fake tensors, where there is a form and no data, so that it cannot "
-            f"be traced: {type(error).__name__}: {first_line(error)}"
-        )
-    return None
-
-
 _BY_METHOD = "write it in a function outside of the class: what a method computes of a size is a number"
 
 INSTEAD = {
@@ -323,8 +304,12 @@ def frozen(file: str, line: int, function: str) -> tuple[str, str] | None:
     tree = file_tree(file)
     if tree is None:
         return None
-    in_method = _is_method(tree, line, function)
-    for call in _calls(tree, line):
+    at_line = [node for node in ast.walk(tree) if _holds(node, line)]
+    methods = [each for node in at_line if isinstance(node, ast.ClassDef) for each in node.body]
+    in_method = any(
+        isinstance(each, ast.FunctionDef) and each.name == function and _holds(each, line) for each in methods
+    )
+    for call in (node for node in at_line if isinstance(node, ast.Call)):
         name = ast.unparse(call.func).rpartition(".")[2]
         numbers = [each for each in call.args if not isinstance(each, ast.Constant)]
         if not numbers or (name == "log" and len(call.args) > 1):
@@ -336,22 +321,10 @@ def frozen(file: str, line: int, function: str) -> tuple[str, str] | None:
     return None
 
 
-def _calls(tree: ast.AST, line: int) -> Iterator[ast.Call]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and node.lineno <= line <= (node.end_lineno or node.lineno):
-            yield node
-
-
-def _is_method(tree: ast.AST, line: int, name: str) -> bool:
-    """Return True if the function around a line is defined in a class."""
-    return any(
-        isinstance(each, ast.FunctionDef)
-        and each.name == name
-        and each.lineno <= line <= (each.end_lineno or each.lineno)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef)
-        for each in node.body
-    )
+def _holds(node: Any, line: int) -> bool:
+    """True if a node of the code has a line."""
+    begin: int | None = getattr(node, "lineno", None)
+    return begin is not None and begin <= line <= (node.end_lineno or begin)
 
 
 FAKE = Property(

@@ -183,7 +183,6 @@ class Examples:
     """The right results, or gradients, of some examples: those of plain calls, one after the other.
 
     Args:
-        subject: The subject of the check.
         sample: The sample that the examples are made of.
         rows: The flat arguments of each example; behind them, for gradients, a grad_output for each result.
         differing: Positions at which the rows differ; the results of a row that differs in none have no

@@ -254,8 +254,6 @@ class MappedSample:
     """A sample that is mapped in several ways.
 
     Args:
-        subject: The subject of the check.
-        sample: The sample.
         coverage: Progress of the property; None is in `wrong` if a call under `vmap` raised.
         slices: Notes on batches for whose slices calls without `vmap` are wrong as well.
     """
