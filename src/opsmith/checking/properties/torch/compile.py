@@ -99,9 +99,9 @@ class Compilation(Tracing):
         """Run the compiled code on other sizes: results must be right, without a recompilation."""
         resized = [other_sizes(call) for call in calls]
         others = [call if other is None else other for call, other in zip(calls, resized, strict=True)]
-        plain = attempt(lambda: [other.run(backward=True) for other in others])
-        if not any(resized) or isinstance(plain, Raised):
-            return  # `forward` and `gradient` report it
+        plain = attempt(lambda: [other.run(backward=True) for other in others if any(resized)])
+        if not plain or isinstance(plain, Raised):
+            return  # there are none, or `forward` and `gradient` report it
         found = attempt(partial(_run_in, "fail_on_recompile", step, others))
         if isinstance(found, Raised) and has_message(found.error, RECOMPILED):
             why = _why_anew(found.error)

@@ -84,7 +84,7 @@ class PlainCall:
 
     def run(self, *, backward: bool) -> list[Tensor | None]:
         """Compute what it gives, once."""
-        return [*self.results.expected, *(self.gradients.expected if backward else ())]
+        return [*self.recorded, *self.results.expected, *(self.gradients.expected if backward else ())]
 
     def arguments(self, flat: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of the call, as `step_of` makes it."""
