@@ -17,7 +17,7 @@ from opsmith.checking import Outcome
 from opsmith.checking.effort import EFFORTS
 from opsmith.checking.exceptions import raised_within, stated
 from opsmith.checking.properties.torch.compiled_calls import refused
-from opsmith.checking.properties.torch.mapping import refusal
+from opsmith.checking.properties.torch.vmap import refusal
 from opsmith.checking.samples.variations import variations
 from opsmith.checking.subject import Subject
 from opsmith.checking.subject_kinds import subject_of

@@ -138,12 +138,13 @@ class Coverage:
     Args:
         ran: Number of samples, or of calls, that were checked.
         refused: Reasons why parts of the property were not checked.
-        wrong: Inputs and results already found wrong: other failures of them would report the same.
+        wrong: Inputs and results already found wrong: other failures of them would report the same. None
+            stands for a failure of none of them.
     """
 
     ran: int = 0
     refused: dict[str, None] = field(default_factory=dict)
-    wrong: set[str] = field(default_factory=set)
+    wrong: set[str | None] = field(default_factory=set)
 
 
 def covered_samples(

@@ -301,11 +301,6 @@ def worst_difference(
     return Difference(index, value, right, count, got.numel(), float(units[index]), allowed, name)
 
 
-def gradcheck_difference(got: Tensor, expected: Tensor) -> Difference | None:
-    """Find the worst element by the tolerances of `torch.autograd.gradcheck`, for finite differences."""
-    return worst_difference(got, expected, 1e-5 + 1e-3 * expected.abs(), name="tolerances of gradcheck")
-
-
 def exact_difference(got: Tensor, *right: Tensor) -> Difference | None:
     """Find the first element that equals none of the right ones, or a difference of shape; nan equals nan.
 
