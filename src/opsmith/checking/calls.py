@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
+from operator import is_
 from typing import Any, Literal, Self
 
 import torch
@@ -239,10 +240,29 @@ class LiveCall:
         """Positions of the results that take a grad_output."""
         return [at for at, result in enumerate(self.results) if result is not None and has_gradient(result)]
 
+    @property
+    def outputs(self) -> list[Tensor]:
+        """The results that take a grad_output."""
+        return [self.results[at] for at in self.open]
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """The leaves that require a gradient."""
+        return [self.leaves[argnum] for argnum in self.argnums]
+
+    def again(self) -> LiveCall:
+        """Another call with the same leaves, or with new copies of them."""
+        with torch.enable_grad():
+            given = [
+                leaf if same else leaf.clone()
+                for leaf, same in zip(self.leaves, map(is_, self.leaves, self.given), strict=True)
+            ]
+            return replace(self, given=given, results=self.subject.call(self.sample, given))
+
     def grads(self) -> list[Tensor]:
         """Contiguous grad_outputs, the same for the same shapes."""
         generator = self.subject.generator()
-        return [random_grad_output(self.results[at], generator) for at in self.open]
+        return [random_grad_output(each, generator) for each in self.outputs]
 
     def backward(self, grads: Sequence[Tensor] | None = None, **options: Any) -> list[Tensor | None]:
         """Compute the gradient by each argument; nothing is accumulated.
@@ -251,11 +271,8 @@ class LiveCall:
             grads: The grad_output of each open result; None for `self.grads()`.
             options: As of `torch.autograd.grad`.
         """
-        inputs, given = (
-            [self.leaves[argnum] for argnum in self.argnums],
-            self.grads() if grads is None else grads,
-        )
-        return differentiate([self.results[at] for at in self.open], inputs, given, **options)
+        given = self.grads() if grads is None else grads
+        return differentiate(self.outputs, self.inputs, given, **options)
 
     def values(self) -> CallValues:
         """The results, as they are now, and the gradients of a backward, kept as copies."""
@@ -289,6 +306,7 @@ class SampleRun:
         argnums: Arguments that require a gradient.
         device: The device.
         changed: Changes the arguments; None for the sample's own.
+        dtype: dtype of floating tensors; their own by default.
     """
 
     subject: Subject
@@ -296,6 +314,7 @@ class SampleRun:
     argnums: tuple[int, ...]
     device: torch.device
     changed: Callable[[list[Any]], list[Any]] | None = None
+    dtype: torch.dtype | None = None
 
     @classmethod
     def of(cls, subject: Subject, sample: Sample) -> list[Self]:
@@ -305,7 +324,7 @@ class SampleRun:
 
     def flat(self) -> list[Any]:
         """The arguments, in fresh memory."""
-        own = self.sample.at(device=self.device)
+        own = self.sample.at(self.dtype, self.device)
         return own if self.changed is None else self.changed(own)
 
     def call(self, flat: Sequence[Any] | None = None, *, leaf: bool = True) -> LiveCall:

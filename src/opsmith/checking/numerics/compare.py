@@ -349,10 +349,10 @@ def describe_difference(one: Tensor | None, other: Tensor | None) -> str:
     """Describe the difference of a tensor from the right one, which is given first."""
     if one is None or other is None:
         return "there is none (None)" if other is None else "there is one where there was none"
-    if one.shape != other.shape:
-        return f"its shape is {list(other.shape)} where {list(one.shape)} is right"
-    if one.dtype != other.dtype:
-        return f"its dtype is {other.dtype} where {one.dtype} is right"
+    form = metadata_difference(other, one, strides=False)
+    if form is not None:
+        aspect, got, right = form
+        return f"its {aspect} is {got} where {right} is right"
     return str(exact_difference(other, one))
 
 

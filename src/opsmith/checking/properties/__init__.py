@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from opsmith.checking.properties.behaviour.backward_again import BACKWARD_AGAIN
+from opsmith.checking.properties.behaviour.backward_again import BACKWARD_AGAIN, SAVED_HOOKS
 from opsmith.checking.properties.behaviour.determinism import DETERMINISM
 from opsmith.checking.properties.behaviour.effects import EFFECTS
 from opsmith.checking.properties.behaviour.layouts import LAYOUTS
 from opsmith.checking.properties.behaviour.memory import MEMORY
 from opsmith.checking.properties.behaviour.mutation import MUTATION
 from opsmith.checking.properties.behaviour.randomness import RANDOMNESS
-from opsmith.checking.properties.behaviour.saved_hooks import SAVED_HOOKS
 from opsmith.checking.properties.behaviour.serialization import SERIALIZATION
 from opsmith.checking.properties.behaviour.state import STATE
 from opsmith.checking.properties.kernels.on_cpu import ON_CPU

@@ -21,6 +21,7 @@ from torch import Tensor
 
 PLAIN = "contiguous"
 CHUNK = "a chunk of a larger tensor"
+COPIED = ".clone(memory_format=torch.contiguous_format)"
 
 PAIRS = 3
 """Largest number of pairs of dimensions, apart from the last two, that are swapped."""
@@ -94,68 +95,46 @@ def layouts_for(x: Tensor) -> tuple[Layout, ...]:
 
 
 def _layouts(x: Tensor) -> Iterator[Layout]:
-    shape, rank = tuple(x.shape), x.dim()
+    shape, rank, full = tuple(x.shape), x.dim(), bool(x.numel())
     long = [at for at, size in enumerate(shape) if size > 1]
     guard = _guard(x)
-    if x.numel():
+    if full:
         yield Layout("expanded from one number", f"x.flatten()[0].expand({shape})", "`.sum()`", repeats=True)
     if rank in (4, 5) and len(long) > 1:
         form = "torch.channels_last" if rank == 4 else "torch.channels_last_3d"
-        yield Layout(
-            "channels last", f"x.contiguous(memory_format={form})", "a convolution with channels last"
-        )
+        code = f"x.contiguous(memory_format={form})"
+        yield Layout("channels last", code, "a convolution with channels last")
     if rank >= 2 and {rank - 2, rank - 1} <= set(long):
         yield Layout("transposed", "x.mT.contiguous().mT", "`.mT`")
-    if x.numel():
+    if full:
         code = f"torch.cat([{guard}.flatten()[:1], x.flatten()])[1:].view({shape})"
-        yield Layout(
-            "one element into its memory",
-            code,
-            "`torch.cat`",
-            undone=".clone(memory_format=torch.contiguous_format)",
-        )
+        yield Layout("one element into its memory", code, "`torch.cat`", undone=COPIED)
     yield Layout("sliced with a step", f"torch.stack([{guard}, x], -1)[..., 1]", "`torch.stack`")
-    if rank >= 2 and x.numel():
-        yield Layout(
-            "expanded along the first dimension", f"x[:1].expand({shape})", "`.sum(0)`", repeats=True
-        )
-        yield Layout(
-            "expanded along the last dimension", f"x[..., :1].expand({shape})", "`.sum(-1)`", repeats=True
-        )
+    if rank >= 2 and full:
+        for which, code, sums in ("first", "x[:1]", "0"), ("last", "x[..., :1]", "-1"):
+            name = f"expanded along the {which} dimension"
+            yield Layout(name, f"{code}.expand({shape})", f"`.sum({sums})`", repeats=True)
         yield Layout("every other row", f"torch.stack([{guard}, x], 1)[:, 1]", "`torch.stack`")
     if rank:
         yield Layout(CHUNK, f"torch.cat([{guard}, x], -1).chunk(2, -1)[1]", "`torch.cat`")
-    if rank >= 3 and len(long) > 2:
-        turned = tuple(reversed(range(rank)))
-        yield Layout(
-            "with its dimensions in reverse", f"x.permute{turned}.contiguous().permute{turned}", "`.permute`"
-        )
+    turns = [("with its dimensions in reverse", f"permute{tuple(reversed(range(rank)))}", "permute")]
     pairs = [pair for pair in combinations(long, 2) if pair != (rank - 2, rank - 1)]
-    for first, second in pairs if len(pairs) <= PAIRS else (pairs[0], pairs[len(pairs) // 2], pairs[-1]):
-        swap = f"transpose({first}, {second})"
-        yield Layout(
-            f"transposed in dimensions {first} and {second}", f"x.{swap}.contiguous().{swap}", f"`.{swap}`"
-        )
+    for pair in pairs if len(pairs) <= PAIRS else (pairs[0], pairs[len(pairs) // 2], pairs[-1]):
+        swap = f"transpose{pair}"
+        turns.append((f"transposed in dimensions {pair[0]} and {pair[1]}", swap, swap))
+    for name, turn, by in turns if rank >= 3 and len(long) > 2 else turns[1:]:
+        yield Layout(name, f"x.{turn}.contiguous().{turn}", f"`.{by}`")
     if x.is_complex():
-        yield Layout(
-            "a conjugate view", "x.conj().resolve_conj().conj()", "`.conj()`", undone=".resolve_conj()"
-        )
+        code, undone = "x.conj().resolve_conj().conj()", ".resolve_conj()"
+        yield Layout("a conjugate view", code, "`.conj()`", undone=undone)
     elif x.dtype in (torch.float32, torch.float64):
-        code = "torch.complex(torch.zeros_like(x), -x).conj().imag"
-        yield Layout(
-            "a negated view", code, "`.conj()` on complex numbers", undone=".resolve_neg().contiguous()"
-        )
-    if 1 in shape and x.numel():
-        strides = tuple(
-            x.numel() + 3 if size == 1 else step for size, step in zip(shape, x.stride(), strict=True)
-        )
+        code, undone = "torch.complex(torch.zeros_like(x), -x).conj().imag", ".resolve_neg().contiguous()"
+        yield Layout("a negated view", code, "`.conj()` on complex numbers", undone=undone)
+    if 1 in shape and full:
+        steps = zip(shape, x.stride(), strict=True)
+        strides = tuple(x.numel() + 3 if size == 1 else step for size, step in steps)
         code = f"x.as_strided({shape}, {strides})"
-        yield Layout(
-            "with an odd stride where it has one element",
-            code,
-            "a slice",
-            undone=".clone(memory_format=torch.contiguous_format)",
-        )
+        yield Layout("with an odd stride where it has one element", code, "a slice", undone=COPIED)
 
 
 def _guard(x: Tensor) -> str:

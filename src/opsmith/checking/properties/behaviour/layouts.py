@@ -4,35 +4,35 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain, zip_longest
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import differentiated
+from opsmith.checking.calls import SampleRun, TensorName, differentiated
 from opsmith.checking.effort import ALL
-from opsmith.checking.exceptions import Overlooking, within_backward
+from opsmith.checking.exceptions import Overlooking, of_backward, within_backward
+from opsmith.checking.numerics.autodiff import differentiate
+from opsmith.checking.numerics.compare import exact_difference
 from opsmith.checking.output.replay import layout_replay
-from opsmith.checking.properties.behaviour.layout_runs import (
-    NAME,
-    ContiguousRun,
-    LayoutFault,
-    LayoutFindings,
-    LayoutRun,
-    LayoutRunner,
-    OddTensor,
-    failure_of,
-)
 from opsmith.checking.property import Coverage, Findings, Note, Property, covered_samples, first_line
+from opsmith.checking.report import Failure
+from opsmith.checking.samples.batches import replicas
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, case_name, dtype_name
 from opsmith.checking.samples.grad_outputs import random_grad_outputs, results_with_gradient
-from opsmith.checking.samples.memory_layouts import CHUNK, layouts_for, plain
-from opsmith.checking.samples.sample import Sample, replica
+from opsmith.checking.samples.memory_layouts import CHUNK, Layout, layouts_for, plain
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject, drawing_operations
+from opsmith.checking.ways import Fault, Outputs, RightOutputs, Way, compare, error_words
+from opsmith.core.cached_property import cached_property
 from opsmith.core.kernels import choose
 from opsmith.torch_library.torch_messages import LAYOUT_REFUSED, LAZY_BIT, has_message
+
+NAME = "layouts"
 
 IN_FLOAT32 = 2
 """Samples that are tried in float32 as well, where no kernel distinguishes it from float64."""
@@ -40,10 +40,13 @@ IN_FLOAT32 = 2
 FIRST = 3
 """Layouts of each grad_output that come before any of an input, where not all are tried."""
 
+Refused = dict[str, dict[str, str]]
+"""The layouts that a call refuses, each with its error, by the tensor in words."""
+
 
 def run(subject: Subject) -> Findings:
     """Try every layout of every input and of every grad_output alone, and some of them together."""
-    seen = LayoutFindings()
+    refused: Refused = {}
     chosen = replace(subject, samples=samples_of_each_form(subject))
 
     def check_sample(subject: Subject, sample: Sample, coverage: Coverage) -> Findings:
@@ -52,14 +55,13 @@ def run(subject: Subject) -> Findings:
                 yield case
             else:
                 coverage.ran += 1
-                case.try_layouts(seen)
+                case.refused = refused
+                yield from compare(case.ways())
 
     yield from covered_samples(
         NAME, check_sample, "no sample has a tensor, or runs on contiguous ones", chosen
     )
-    for key, group in seen.wrong.items():
-        yield failure_of(subject, key, group, seen)
-    for label, texts in seen.refused.items():
+    for label, texts in refused.items():
         words, text = ", ".join(texts), next(iter(texts.values()))
         yield Note(f"it does not take {label} {words}, and says so: {text}")
 
@@ -76,187 +78,216 @@ def samples_of_each_form(subject: Subject) -> tuple[Sample, ...]:
     return tuple([*first, *last, *rest][: subject.effort.layout_samples])
 
 
+class OddTensor(NamedTuple):
+    """A tensor that is not contiguous.
+
+    Args:
+        position: Position among the flat arguments, or among the visible results for a grad_output.
+        backward: True if it is a grad_output.
+        layout: Its layout.
+        label: Label of the argument, or name of the result.
+    """
+
+    position: int
+    backward: bool
+    layout: Layout
+    label: str
+
+
 @dataclass
 class LayoutCase:
     """A sample in a dtype on a device, run in every layout.
 
     Args:
         runner: Runs the sample.
-        device: Its device.
         flat: Its arguments, contiguous.
         grads: The grad_output of each visible result, contiguous; None where there is none.
         inputs_too: True if inputs get layouts, and not grad_outputs alone.
+        refused: What a call refuses is entered here.
     """
 
-    runner: LayoutRunner
-    device: torch.device
+    runner: SampleRun
     flat: list[Any]
     grads: list[Tensor | None]
     inputs_too: bool
+    refused: Refused = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.twin = ContiguousRun(self.runner, self.flat, self.grads)
+        self.twin = self.right([*self.flat, *self.grads])
 
     @property
     def name(self) -> str:
         """Sample, dtype and device in words."""
-        return case_name(self.runner.sample, self.runner.dtype, self.device)
+        return case_name(self.runner.sample, self.runner.dtype or torch.float64, self.runner.device)
 
-    def try_layouts(self, seen: LayoutFindings) -> None:
-        """Try each layout alone, then several at once."""
-        singles = list(self._singles())
-        limit = self.runner.subject.effort.layouts
-        for odd in singles if limit == ALL else _spread(singles, limit):
-            self._try(seen, [odd])
-        draw = random.Random(self.runner.subject.seed)
-        by_position: dict[tuple[int, bool], list[OddTensor]] = {}
-        for odd in singles:
-            if not odd.layout.repeats or odd.backward:
-                by_position.setdefault((odd.position, odd.backward), []).append(odd)
-        for _ in range(self.runner.subject.effort.layout_combinations if len(by_position) > 1 else 0):
-            several = [draw.choice(odds) for odds in by_position.values()]
-            if not any(self._known(seen, odd) for odd in several):
-                self._try(seen, self._least(several))
+    def right(self, values: list[Any]) -> RightOutputs:
+        """The outputs for contiguous arguments and grad_outputs."""
+        return RightOutputs(partial(_outputs, self.runner), values, len(self.grads), self.runner.subject)
 
-    def _singles(self) -> Iterator[OddTensor]:
-        """Every layout of every tensor, grad_outputs first, since callers do not choose their layout."""
-        for position, grad in enumerate(self.grads):
-            if grad is not None:
-                yield from (OddTensor(position, True, layout) for layout in layouts_for(grad))
-        for position, value in enumerate(self.flat if self.inputs_too else ()):
-            if isinstance(value, Tensor):
-                known = sorted(layouts_for(value), key=lambda layout: layout.repeats)
-                yield from (OddTensor(position, False, layout) for layout in known)
-
-    def _known(self, seen: LayoutFindings, odd: OddTensor) -> bool:
-        label = self._label(odd)
-        return any(key[:2] == (label, odd.backward) for key in seen.wrong)
-
-    def _label(self, odd: OddTensor) -> str:
-        subject, sample = self.runner.subject, self.runner.sample
-        return subject.results(sample)[odd.position].name if odd.backward else sample.labels[odd.position]
-
-    def laid(self, odds: Sequence[OddTensor]) -> tuple[LayoutRun, ContiguousRun, list[Any]]:
-        """A run with some tensors in odd layouts, the contiguous run to compare with, and the arguments."""
-        flat, grads = [*map(replica, self.flat)], [*map(replica, self.grads)]
-        for odd in odds:
-            values: list[Any] = grads if odd.backward else flat
-            values[odd.position] = odd.layout.of(values[odd.position])
-        twin = self.twin
-        if any(odd.layout.repeats for odd in odds):
-            twin = ContiguousRun(self.runner, [*map(plain, flat)], [*map(plain, grads)])
-        return self.runner.run(flat, grads), twin, flat
-
-    def _least(self, several: list[OddTensor]) -> list[OddTensor]:
-        """The smallest part of several layouts that still fails together."""
-        for odd in several:
-            fewer = [each for each in several if each is not odd]
-            run, twin, _ = self.laid(fewer)
-            wrong = run.error is not None or any(
-                twin.fault(at, output) is not None for at, output in enumerate(run.outputs)
-            )
-            if wrong and fewer:
-                return self._least(fewer)
-        return several
-
-    def _try(self, seen: LayoutFindings, odds: Sequence[OddTensor]) -> None:
-        got, twin, flat = self.laid(odds)
-        if twin.right.error is not None:
-            return  # its numbers, repeated, are none that it takes
-        if got.error is not None:
-            self._raised(seen, odds, got, flat)
-            return
-        fine = True
-        results = len(got.outputs) - len(self.runner.argnums)
-        unseen = results if all(odd.backward for odd in odds) else 0
-        for position, output in enumerate(got.outputs):
-            # The call does not see grad_output: where its results differ, that is another fault.
-            fault = twin.fault(position, output) if position >= unseen else None
-            if fault is None:
-                continue
-            fine = False
-            what, difference = fault
-            first = odds[0]
-            replay = self._replay(odds, position)
-            what += self._together(odds)
-            self._enter(seen, LayoutFault(first, position, what, self.name, difference, replay), flat)
-            if position < results:
-                return  # a gradient of a wrong result would report the same
-        if fine and len(odds) == 1:
-            seen.right.setdefault((self._label(odds[0]), odds[0].backward), set()).add(odds[0].layout.name)
-
-    def _together(self, odds: Sequence[OddTensor]) -> str:
-        others = [
-            f"that of `{self._label(odd)}`" if odd.backward else f"`{self._label(odd)}`" for odd in odds[1:]
+    @property
+    def _tensors(self) -> list[list[OddTensor]]:
+        """The layouts of every tensor, grad_outputs first, since callers do not choose their layout."""
+        named = zip(self.runner.subject.results(self.runner.sample), self.grads, strict=True)
+        labelled = zip(self.runner.sample.labels, self.flat if self.inputs_too else (), strict=False)
+        grads = [(at, True, result.name, grad) for at, (result, grad) in enumerate(named)]
+        inputs = [(at, False, label, value) for at, (label, value) in enumerate(labelled)]
+        return [
+            [
+                OddTensor(at, backward, layout, label)
+                for layout in sorted(layouts_for(x), key=lambda layout: layout.repeats and not backward)
+            ]
+            for at, backward, label, x in (*grads, *inputs)
+            if isinstance(x, Tensor)
         ]
-        words = [f"{other} {odd.layout.name}" for other, odd in zip(others, odds[1:], strict=True)]
-        return f" (with {', '.join(words)})" if words else ""
 
-    def _raised(
-        self, seen: LayoutFindings, odds: Sequence[OddTensor], got: LayoutRun, flat: Sequence[Any]
-    ) -> None:
-        """Report an exception: in the call it may be a refusal, in the backward it is a failure."""
-        assert got.error is not None
-        first, error = odds[0], got.error
-        text = f"{type(error).__name__}: {first_line(error)}"
-        if self._is_answer(error, got, flat):
-            what = "a grad_output" if first.backward else f"`{self._label(first)}`"
-            seen.refused.setdefault(what, {}).setdefault(first.layout.name, text)
-            return
-        position = len(self.grads) + self._raising(odds) if got.in_backward else 0
-        replay, what = self._replay(odds, position), text + self._together(odds)
-        self._enter(seen, LayoutFault(first, position, what, self.name, replay=replay), flat)
+    def ways(self) -> Iterator[Way]:
+        """Yield each layout alone, then several at once."""
+        effort, tensors = self.runner.subject.effort, self._tensors
+        draw, faulty = random.Random(self.runner.subject.seed), set[Hashable]()
+        kept = [[odd for odd in odds if odd.backward or not odd.layout.repeats] for odds in tensors]
+        several = [odds for odds in kept if odds]
+        count = effort.layout_combinations if len(several) > 1 else 0
+        drawn = ([draw.choice(odds) for odds in several] for _ in range(count))
+        for odds in chain(([odd] for odd in _selected(tensors, effort.layouts)), drawn):
+            if len(odds) == 1 or not any(odd[:2] in faulty for odd in odds):
+                way = self._least(odds)
+                yield way
+                faulty |= {way.about} if way.faults else set()
 
-    def _is_answer(self, error: Exception, got: LayoutRun, flat: Sequence[Any]) -> bool:
-        """True if an error is a clear refusal of a layout by the call, or torch's own in the backward."""
-        if has_message(error, LAZY_BIT):
-            return True
-        subject, sample = self.runner.subject, self.runner.sample
-        itself = not subject.kind.has_reference  # then the reference raises whatever it raises
-        if got.in_backward:  # of a reference without formulas torch derives what no code of the author's does
-            return not (itself or subject.specification.gradients.rules or within_backward(error))
-        return is_stated(error) or (not itself and _raises(lambda: subject.reference(sample, flat)))
+    def _least(self, odds: list[OddTensor]) -> Way:
+        """The way with the smallest part of several layouts that still fails together."""
+        for odd in odds if len(odds) > 1 else ():
+            fewer = [each for each in odds if each is not odd]
+            if self._way(fewer).faults:
+                return self._least(fewer)
+        return self._way(odds)
 
-    def _raising(self, odds: Sequence[OddTensor]) -> int:
-        """The input, by its position among those that are differentiated by, whose gradient raises."""
-        argnums = self.runner.argnums
-        alone = [replace(self, runner=replace(self.runner, argnums=(argnum,))) for argnum in argnums]
-        return next((at for at, each in enumerate(alone) if each.laid(odds)[0].error is not None), 0)
-
-    def _replay(self, odds: Sequence[OddTensor], output: int) -> Callable[[], str | None]:
-        runner = self.runner
-        laid = [(odd.position, odd.backward, odd.layout) for odd in odds]
-        return lambda: layout_replay(
-            runner.subject, runner.sample, self.flat, self.grads, runner.argnums, laid, output, NAME
+    def _way(self, odds: Sequence[OddTensor]) -> Way:
+        """The way with some tensors in odd layouts."""
+        values, first = replicas(self.twin.values), odds[0]
+        for odd in odds:
+            at = odd.position + odd.backward * len(self.flat)
+            values[at] = odd.layout.of(values[at])
+        repeats = any(odd.layout.repeats for odd in odds)
+        right = self.right([*map(plain, values)]) if repeats else self.twin
+        others = [f"{'that of ' * odd.backward}`{odd.label}` {odd.layout.name}" for odd in odds[1:]]
+        return Way(
+            first.layout.name + (f" (with {', '.join(others)})" if others else ""),
+            self._names,
+            # Numbers that are repeated may be none that it takes.
+            partial(_outputs, self.runner, values) if right.error is None else lambda: None,
+            right.fault,
+            partial(self._failure, odds, values),
+            about=first[:2],
+            # The call does not see grad_output: where its results differ, that is another fault.
+            since=len(self.grads) if all(odd.backward for odd in odds) else 0,
+            excused=partial(self._refuses, first, values),
+            blamed=partial(self._blamed, values),
         )
 
-    def _enter(self, seen: LayoutFindings, wrong: LayoutFault, flat: Sequence[Any]) -> None:
-        subject, sample = self.runner.subject, self.runner.sample
-        results = subject.results(sample)
-        if wrong.output < len(results):
-            about = results[wrong.output].name
-            chosen, _ = choose(subject.specification.kernels, sample.flattening.pack(flat))
-            wrong = replace(wrong, kernel=chosen.kernel if chosen else None)
+    @cached_property
+    def _names(self) -> list[TensorName]:
+        return self.runner.names()
+
+    def _refuses(self, first: OddTensor, values: Sequence[Any], error: Exception) -> bool:
+        """Enter a clear refusal of a layout by the call, or torch's own in the backward; True for one."""
+        subject, flat = self.runner.subject, values[: len(self.flat)]
+        itself = not subject.kind.has_reference  # then the reference raises whatever it raises
+        if has_message(error, LAZY_BIT):
+            refuses = True
+        elif of_backward(error):
+            # Of a reference without formulas torch derives what no code of the author's does.
+            own = itself or subject.specification.gradients.rules or within_backward(error)
+            refuses = not own
         else:
-            about = f"gradient of {sample.labels[self.runner.argnums[wrong.output - len(results)]]}"
-        shares = wrong.odd.layout.repeats or wrong.difference is not None
-        if self.twin.written is not None and shares:  # a write goes wrong where numbers share memory
-            wrong = replace(wrong, cause=self.twin.written)
-        seen.wrong.setdefault((self._label(wrong.odd), wrong.odd.backward, about), []).append(wrong)
+            refuses = is_stated(error) or (not itself and _raises(subject.plain(self.runner.sample), flat))
+        if refuses:
+            what = "a grad_output" if first.backward else f"`{first.label}`"
+            self.refused.setdefault(what, {}).setdefault(first.layout.name, error_words(error))
+        return refuses
+
+    def _blamed(self, values: list[Any], error: Exception) -> int:
+        """The first result, or the first input whose gradient alone raises."""
+        if not of_backward(error):
+            return 0
+        alone = [partial(_outputs, replace(self.runner, argnums=(argnum,))) for argnum in self.runner.argnums]
+        return len(self.grads) + next((at for at, each in enumerate(alone) if _raises(each, values)), 0)
+
+    def _failure(self, odds: Sequence[OddTensor], values: Sequence[Any], fault: Fault) -> Failure:
+        runner, named, difference, name = self.runner, fault.named, fault.difference, fault.way.name
+        _, backward, layout, label = odds[0]
+        about, where = str(named), named.where
+        if named.kind == "result":
+            flat = runner.sample.flattening.pack(values[: len(self.flat)])
+            chosen, _ = choose(runner.subject.specification.kernels, flat)
+            where = chosen.kernel.where if chosen else runner.subject.specification.where
+            about += f" by the kernel for {chosen.kernel.device}" if chosen else ""
+        # A write goes wrong where numbers share memory.
+        shares = layout.repeats or (difference is not None and not difference.form)
+        cause = (self._written if shares else None) or "layout"
+        if cause != "layout":
+            written = "grad_output" if cause == "mutates-grad-output" else f"`{label}`"
+            message = f"it writes into {written}: {fault}; work on a copy, `.clone()`"
+        elif backward:
+            message = (
+                f"{about} is right for a contiguous grad_output and wrong for one that is {name}, as "
+                f"{layout.handed_back_by} hands it back: {fault}; read it by its strides, or take "
+                f"`grad{layout.undone}`"
+            )
+        else:
+            message = (
+                f"{about} is right where `{label}` is contiguous and wrong where it is {name}: {fault}; read "
+                f"it by its strides, or take `{label.partition('[')[0]}{layout.undone}`"
+            )
+        evidence = {"sample": self.name, "grad_output" if backward else f"`{label}`": name}
+        evidence |= difference.evidence() if difference else {}
+        # A result that is wrong for a layout of an input is reported under that input.
+        input = named.name if named.kind == "gradient" or backward else label
+        laid, grads = [odd[:3] for odd in odds], self.grads
+        replay = layout_replay(
+            runner.subject, runner.sample, self.flat, grads, runner.argnums, laid, fault.output or 0, NAME
+        )
+        return Failure(NAME, input, cause, message, where, evidence, replay)
+
+    @cached_property
+    def _written(self) -> str | None:
+        """The cause, if a call or its backward writes into the arguments or the grad_outputs."""
+        values = replicas(self.twin.values)
+        _outputs(self.runner, values)
+        pairs = zip(values, self.twin.values, strict=True)
+        changed = [isinstance(old, Tensor) and exact_difference(new, old) is not None for new, old in pairs]
+        if any(changed[: len(self.flat)]):
+            return "mutates-input"
+        return "mutates-grad-output" if any(changed) else None
 
 
-def _spread(singles: Sequence[OddTensor], limit: int) -> list[OddTensor]:
-    """Select layouts: the first few of each grad_output, then those of every tensor in turn."""
-    by_position: dict[tuple[int, bool], list[OddTensor]] = {}
-    for odd in singles:
-        by_position.setdefault((odd.position, odd.backward), []).append(odd)
-    longest = max(map(len, by_position.values()), default=0)
-    turns = [odds[at] for at in range(longest) for odds in by_position.values() if at < len(odds)]
-    first: list[OddTensor] = []
-    for odds in (odds for (_, backward), odds in by_position.items() if backward):
-        # A chunk's rows are whole and far from each other: what reads by one stride is wrong there alone.
-        first += [*odds[: FIRST - 1], *(odd for odd in odds[FIRST - 1 :] if odd.layout.name == CHUNK)]
-    first = first[: limit // 2]
+def _outputs(runner: SampleRun, values: Sequence[Any]) -> Outputs:
+    """The results and gradients of a call, for arguments and grad_outputs in the layout that they have."""
+    count = len(runner.sample.flat)
+    call = runner.call(values[:count])
+    gradients = differentiate(call.results, call.inputs, values[count:])
+    return [None if each is None else each.detach() for each in (*call.results, *gradients)]
+
+
+def _raises(function: Callable[[list[Any]], Any], values: Sequence[Any]) -> bool:
+    with torch.no_grad(), Overlooking():  # its error is reported with the operator's own
+        function([*values])
+        return False
+    return True
+
+
+def _selected(tensors: Sequence[Sequence[OddTensor]], limit: int) -> list[OddTensor]:
+    """All layouts; if they are too many, the first few of each grad_output, then those of each in turn."""
+    if limit == ALL:
+        return [odd for odds in tensors for odd in odds]
+    turns = [odd for turn in zip_longest(*tensors) for odd in turn if odd is not None]
+    # A chunk's rows are whole and far from each other: what reads by one stride is wrong there alone.
+    first = [
+        odd
+        for odds in tensors
+        for at, odd in enumerate(odds)
+        if odd.backward and (at < FIRST - 1 or odd.layout.name == CHUNK)
+    ][: limit // 2]
     return [*first, *(odd for odd in turns if odd not in first)][:limit]
 
 
@@ -279,36 +310,29 @@ def layout_cases(
             "layouts of inputs were left out: it draws, and what is drawn for a tensor follows its layout"
         )
     dtypes = (torch.float32,) if subject.single_precision else ALWAYS_CHECKED
-    if not (
-        subject.specification.kernels or subject.kind.in_library or sample in subject.samples[:IN_FLOAT32]
-    ):
+    by_dtype = subject.specification.kernels or subject.kind.in_library
+    if not (by_dtype or sample in subject.samples[:IN_FLOAT32]) or not sample.inexact:
         dtypes = dtypes[:1]
-    for dtype in dtypes if sample.inexact else dtypes[:1]:
-        for device in subject.devices_with(dtype):
-            flat = [*map(plain, sample.at(dtype, device))]
-            with torch.no_grad():
-                results = subject.call(sample, sample.at(dtype, device))
-            open_ = results_with_gradient(subject, sample, results) if argnums else [False] * len(results)
-            generator = subject.generator()
-            grads = random_grad_outputs(results, open_, generator)
-            case = LayoutCase(LayoutRunner(subject, sample, argnums, dtype), device, flat, grads, not draws)
-            error = case.twin.right.error
-            if error is None:
-                yield case
-                continue
-            if forward_alone and argnums:
-                runner = replace(case.runner, argnums=())
-                alone = replace(case, runner=runner, grads=[None] * len(results))
-                yield from [alone] if alone.twin.right.error is None else []
-            what = f"gradients in {dtype_name(dtype)} were" if forward_alone else f"{dtype_name(dtype)} was"
-            yield Note(f"{what} left out on {device.type}: it raises: {first_line(error)}")
-
-
-def _raises(call: Callable[[], Any]) -> bool:
-    with torch.no_grad(), Overlooking():  # its error is reported with the operator's own
-        call()
-        return False
-    return True
+    for runner in (
+        SampleRun(subject, sample, argnums, device, dtype=dtype)
+        for dtype in dtypes
+        for device in subject.devices_with(dtype)
+    ):
+        with torch.no_grad():
+            results = subject.call(sample, runner.flat())
+        open_ = results_with_gradient(subject, sample, results) if argnums else [False] * len(results)
+        grads = random_grad_outputs(results, open_, subject.generator())
+        case = LayoutCase(runner, [*map(plain, runner.flat())], grads, not draws)
+        error = case.twin.error
+        if error is None:
+            yield case
+            continue
+        if forward_alone and argnums:
+            alone = replace(case, runner=replace(runner, argnums=()), grads=[None] * len(results))
+            yield from [alone] if alone.twin.error is None else []
+        dtype = dtype_name(runner.dtype or torch.float64)
+        what = f"gradients in {dtype} were" if forward_alone else f"{dtype} was"
+        yield Note(f"{what} left out on {runner.device.type}: it raises: {first_line(error)}")
 
 
 OWN_WORDS = re.compile(r"contiguous|stride|layout|memory.format|channels.last|aligned", re.IGNORECASE)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from opsmith.checking.calls import rule_location
 from opsmith.checking.numerics.compare import Difference, SavedBits, describe_write, exact_difference
-from opsmith.checking.properties.behaviour.layout_runs import ContiguousRun
 from opsmith.checking.properties.behaviour.layouts import (
     is_stated,
     layout_cases,
@@ -173,7 +172,6 @@ class CaseCheck:
             if fault is None:
                 continue
             wrong = True
-            what, difference = fault
             if position < len(results):
                 label = self._written_label(position) or results[position].name
                 cause, about, where = "kernel-mismatch", f"`{label}`", self.where
@@ -184,10 +182,10 @@ class CaseCheck:
                 where = rule_location(self.subject, self.sample.names[argnum])
             if place.name:
                 cause = "layout"
-                words = f"{self._right_elsewhere(about, place)}: {what}; follow its strides and its offset"
+                words = f"{self._right_elsewhere(about, place)}: {fault}; follow its strides and its offset"
             else:
-                words = f"{about} after a call {mode.name} is not that of the functional form: {what}"
-            self._enter(label, cause, words, place, mode, difference, where)
+                words = f"{about} after a call {mode.name} is not that of the functional form: {fault}"
+            self._enter(label, cause, words, place, mode, fault, where)
 
     def _beside(self, run: WriteRun, place: Place, mode: Mode) -> None:
         """Enter what a call wrote beside what it may write, and the writes that autograd does not see."""
@@ -270,9 +268,9 @@ class CaseCheck:
         flat = [*self.case.case.flat]
         for argnum in self.case.written:
             flat[argnum] = alone.given[argnum].clone()
-        twin = ContiguousRun(self.case.case.runner, flat, self.case.case.grads)
         run = self.case.run(PLAIN, NO_GRAD, alone.given)
-        if twin.right.error is not None or run.error is not None:
+        twin = self.case.case.right([*flat, *self.case.case.grads])
+        if twin.error is not None or run.error is not None:
             return  # new values may be none that it takes
         for position, output in enumerate(run.outputs):
             fault = twin.fault(position, output)
@@ -280,9 +278,9 @@ class CaseCheck:
                 label = self._written_label(position) or self.subject.results(self.sample)[position].name
                 words = (
                     f"a second call, on what the first one wrote, makes another `{label}` than the "
-                    f"functional form of the same values: {fault[0]}; keep nothing between calls"
+                    f"functional form of the same values: {fault}; keep nothing between calls"
                 )
-                self._enter(label, "stale-state", words, PLAIN, NO_GRAD, fault[1])
+                self._enter(label, "stale-state", words, PLAIN, NO_GRAD, fault)
 
     def _written_label(self, position: int) -> str | None:
         """The label of the argument whose new value an output is."""
