@@ -73,7 +73,7 @@ KEPT: dict[tuple[str, str], str] = {
     ("checking/diagnosis/detectors/scale.py", "_OF_SIZES not in form"): "key of a factor",
     ("checking/diagnosis/detectors/scale.py", "form.startswith('minus ')"): "key of a factor",
     ("checking/properties/behaviour/layout_runs.py", "about.startswith('gradient of ')"): "name of a value",
-    ("checking/properties/behaviour/memory.py", "'result' not in each.label"): "name of a value",
+    ("checking/properties/behaviour/memory.py", "'result' not in each.words"): "name of a value",
     ("checking/properties/behaviour/mutation.py", "about.startswith(('`', 'the '))"): "name of a value",
     ("torch_library/origins/fallback.py", "task.startswith('backward')"): "name of a task",
 }

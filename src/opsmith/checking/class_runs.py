@@ -19,7 +19,7 @@ from opsmith.checking.property import endless, raised_at
 from opsmith.checking.report import Outcome
 from opsmith.checking.samples.given import GIVEN, GivenSamples, drawing, drawn
 from opsmith.checking.samples.sample import sample_named
-from opsmith.checking.side_effects.torch_random import torch_state_restored
+from opsmith.checking.side_effects.random_states import torch_state_restored
 from opsmith.core.call_arguments import CallArguments, call_error
 from opsmith.core.location import where
 from opsmith.core.operator import Operator

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from opsmith.checking.side_effects.torch_random import seed_torch, torch_state_restored
+from opsmith.checking.side_effects.random_states import seed_torch, torch_state_restored
 from opsmith.core.call_arguments import CallArguments
 from opsmith.core.samples import Make, samples_of
 from opsmith.core.shape_samples import samples_for
