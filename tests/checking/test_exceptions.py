@@ -28,7 +28,7 @@ EXCUSED = {
     "processes/fork.py": "the child passes on to the parent what was raised",
     "processes/workers.py": "the child passes on to the parent what was raised",
     "processes/sanitizer_child.py": "the child passes on to the parent what was raised",
-    "side_effects/hidden_state.py": "whatever is raised means that the operator needs what it remembers",
+    "side_effects/outside_state.py": "whatever is raised means that the operator needs what it remembers",
     "side_effects/interleavings.py": "a thread passes on what was raised to the one that started it",
 }
 """Modules that catch every exception and attribute none, and why."""

@@ -31,7 +31,7 @@ from opsmith.checking.report import Failure, Outcome
 from opsmith.checking.samples.cases import refuse_unfit
 from opsmith.checking.samples.sample import Sample, sample_named
 from opsmith.checking.side_effects.outside_state import OutsideState
-from opsmith.checking.side_effects.torch_random import seed_torch, torch_state_restored
+from opsmith.checking.side_effects.random_states import seed_torch, torch_state_restored
 from opsmith.checking.subject import (
     ADOPTED,
     ADOPTED_CLASS,

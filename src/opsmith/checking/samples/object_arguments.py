@@ -10,7 +10,7 @@ import copy
 import threading
 import types
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,29 +76,52 @@ _PLAIN = bool | int | float | complex | str | bytes | torch.dtype | torch.device
 
 @dataclass(frozen=True)
 class TensorState:
-    """State of a tensor in an object, with a copy of its numbers."""
+    """State of a tensor in an object.
+
+    Args:
+        tensor: The tensor.
+        numbers: A copy of its numbers; None for a tensor that is not copied.
+        requires_grad: True if it requires a gradient.
+        grad: The state of its `.grad`.
+    """
 
     tensor: Tensor
-    numbers: Tensor
+    numbers: Tensor | None
     requires_grad: bool
-    grad: Tensor | None
+    grad: TensorState | None
 
     @classmethod
-    def of(cls, tensor: Tensor) -> TensorState:
+    def of(cls, tensor: Tensor, *, copied: bool = True) -> TensorState:
         """Record the state of a tensor."""
         grad = tensor.grad if tensor.is_leaf else None
-        return cls(tensor, tensor.detach().clone(), tensor.requires_grad, grad)
+        numbers = tensor.detach().clone() if copied else None
+        return cls(
+            tensor, numbers, tensor.requires_grad, None if grad is None else cls.of(grad, copied=copied)
+        )
+
+    def written(self) -> bool:
+        """Return True if its numbers are others now."""
+        return self.numbers is not None and not same_numbers(self.tensor, self.numbers)
+
+    def other_grad(self) -> bool:
+        """Return True if its `.grad` is another tensor now, or was written into."""
+        now = self.tensor.grad if self.tensor.is_leaf else None
+        if self.grad is None:
+            return now is not None
+        return now is not self.grad.tensor or self.grad.written()
 
     def restore(self) -> None:
         """Make it what it was; a tensor that did not change is not written to."""
-        if not same_numbers(self.tensor, self.numbers):
+        if self.numbers is not None and self.written():
             with torch.no_grad():
                 self.tensor.copy_(self.numbers)
         if self.tensor.is_leaf:
             if self.tensor.requires_grad != self.requires_grad:
                 self.tensor.requires_grad_(self.requires_grad)
-            if self.tensor.grad is not self.grad:
-                self.tensor.grad = self.grad
+            if self.other_grad():
+                self.tensor.grad = None if self.grad is None else self.grad.tensor
+        if self.grad is not None:
+            self.grad.restore()
 
 
 def same_numbers(one: Tensor, other: Tensor) -> bool:
@@ -125,12 +148,17 @@ class ObjectState:
     training: tuple[tuple[torch.nn.Module, bool], ...]
 
     @classmethod
-    def of(cls, value: Any) -> ObjectState:
-        """Record the state of an object; of one that is too large nothing."""
+    def of(cls, value: Any, saved: Callable[[Tensor], TensorState] | None = None) -> ObjectState:
+        """Record the state of an object.
+
+        Args:
+            value: The object.
+            saved: Records a tensor; by default every one, and none of an object that is too large.
+        """
         tensors = tensors_of_object(value)
-        if sum(each.numel() for each in tensors.values()) > LARGE:
+        if saved is None and sum(each.numel() for each in tensors.values()) > LARGE:
             tensors = {}
-        states = {name: TensorState.of(each) for name, each in tensors.items()}
+        states = {name: (saved or TensorState.of)(each) for name, each in tensors.items()}
         return cls(value, states, tuple((each, each.training) for each in modules_of_object(value)))
 
     @property
@@ -145,13 +173,11 @@ class ObjectState:
 
     def written(self) -> dict[str, Tensor]:
         """Return the tensors whose numbers are others now, by name."""
-        every = self.tensors.items()
-        return {name: each.tensor for name, each in every if not same_numbers(each.tensor, each.numbers)}
+        return {name: state.tensor for name, state in self.tensors.items() if state.written()}
 
     def with_gradients(self) -> list[str]:
         """Return the names of the tensors whose `.grad` is another now."""
-        every = self.tensors.items()
-        return [name for name, each in every if each.tensor.is_leaf and each.tensor.grad is not each.grad]
+        return [name for name, state in self.tensors.items() if state.other_grad()]
 
     def flags(self) -> list[str]:
         """Describe the flags that are others now."""
