@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.report import Given
-from opsmith.checking.samples.perturb import perturbed
 from opsmith.checking.samples.sample import CPU, Sample
-from opsmith.checking.subject import PERTURBATIONS, Subject
+from opsmith.checking.subject import Subject
 
 
 @dataclass(frozen=True)
@@ -110,10 +109,6 @@ def _filled(value: Tensor, numbers: Sequence[float]) -> Iterator[tuple[Tensor, d
             yield other, dict.fromkeys(range(end), number)
 
 
-COPIES = 2
-"""Number of perturbed copies of the arguments, which measure the effect of rounding."""
-
-
 @dataclass(frozen=True)
 class SpecialCall:
     """A sample with special values in one of its inputs.
@@ -169,13 +164,6 @@ class SpecialCall:
             other.view(-1)[position] = value
         flat[self.argnum] = other
         return replace(self, flat=flat, where=where, group=alike[0], dtype=torch.float32)
-
-    def perturbed_copies(self) -> Iterator[list[Any]]:
-        """The arguments, each number moved by a few rounding units up or down, in several ways."""
-        step = 16 * torch.finfo(self.dtype).eps
-        generator = self.subject.generator(PERTURBATIONS)
-        for _ in range(COPIES):
-            yield [perturbed(value, step, generator) for value in self.fresh()]
 
 
 _POSITIVE = (0.1, 0.4, 0.8, 1.2, 1.7, 2.6, 3.7, 5.2, 7.3, 12.0)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import computed_in, differentiated, rule_location
-from opsmith.checking.exceptions import refuse_own
-from opsmith.checking.numerics.answer import Answer, Combination, Computation
-from opsmith.checking.numerics.autodiff import vjp, vjp_or_zeros
+from opsmith.checking.calls import differentiated, rule_location
+from opsmith.checking.exceptions import Overlooking
+from opsmith.checking.numerics.answer import Answer, Combination
+from opsmith.checking.numerics.autodiff import vjp
 from opsmith.checking.numerics.compare import all_finite, largest_magnitude
 from opsmith.checking.numerics.directional import coordinates
 from opsmith.checking.numerics.judge import Verdict, judge
+from opsmith.checking.properties.numeric.gradient_truth import Backward
 from opsmith.checking.property import Findings, Property, Skipped, each_sample
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.grad_outputs import plain_grad_outputs
@@ -44,49 +44,56 @@ NOT_COMPARED = Skipped("no backward gives numbers to compare: `gradient` reports
 
 def _sample(subject: Subject, sample: Sample, compared: list[bool]) -> Findings:
     """Check every input, and add to `compared` for each True if there is something to compare."""
-    argnums = differentiated(subject, sample).argnums
-    if not argnums:
-        return
-    first = plain_grad_outputs(subject, sample).in_double()
-    for argnum in argnums:
-        found = _linear(subject, sample, argnum, first)
+    for argnum in differentiated(subject, sample).argnums:
+        found = not_linear(subject, sample, argnum)
         compared.append(found is not NOT_COMPARED)
-        if isinstance(found, Failure):
-            yield found
+        if isinstance(found, tuple):
+            cause, words, evidence = found
+            label, where = sample.labels[argnum], rule_location(subject, sample.names[argnum])
+            evidence = {"sample": f"{sample} in float64", **evidence}
+            yield Failure(NAME, label, cause, f"the gradient of `{label}` {words}", where, evidence)
 
 
-def _linear(subject: Subject, sample: Sample, argnum: int, first: Grads) -> Failure | Skipped | None:
-    backward = OwnBackward(subject, sample, argnum)
-    generator = subject.generator(1)
+def not_linear(
+    subject: Subject, sample: Sample, argnum: int
+) -> tuple[str, str, dict[str, Any]] | Skipped | None:
+    """The cause, words and evidence for a gradient that is not linear in grad_output, or ignores it.
+
+    Args:
+        subject: The subject of the check.
+        sample: The sample.
+        argnum: The input.
+    """
+    backward = Backward(subject, sample, (argnum,))
+
+    def answer(grads: Grads) -> Answer:
+        values = [*sample.in_double(), *grads]
+        return backward.computation(values, stream=1).at(values, torch.float64)[0]
+
+    first, generator = plain_grad_outputs(subject, sample).in_double(), subject.generator(1)
     second = [
         None if each is None else torch.randn(each.shape, generator=generator, dtype=each.dtype)
         for each in first
     ]
-    try:
-        u, v = backward(first), backward(second)
-    except Exception as error:
-        refuse_own(error)
-        return NOT_COMPARED  # `gradient` reports it
-    if u is None or v is None or not u.numel() or not (all_finite(u) and all_finite(v)):
-        return NOT_COMPARED  # `gradient` reports missing and nan gradients too
-    label = sample.labels[argnum]
-    where = rule_location(subject, sample.names[argnum])
-    evidence: dict[str, Any] = {"sample": f"{sample} in float64"}
-    one, other = backward.answer(first), backward.answer(second)
-    if torch.equal(u, v) and all(judge(torch.zeros_like(u), each).wrong for each in (one, other)):
-        message = (
-            f"the gradient of `{label}` is the same, to the bit, for two grad_outputs that have "
-            "nothing in common: multiply by `grad`"
-        )
-        return Failure(NAME, label, "ignores-grad-output", message, where, evidence)
-    found = departure(backward.answer, (first, one), (second, other))
-    if found is None:
+    found: list[Answer] = []
+    with Overlooking():  # `gradient` reports exceptions, and missing and nan gradients too
+        if vjp(partial(subject.call, sample), sample.in_double(), (argnum,), first)[0] is not None:
+            found = [answer(grads) for grads in (first, second)]
+    values = [each.value for each in found if each.value is not None]
+    if not values or not values[0].numel() or not all(map(all_finite, values)):
+        return NOT_COMPARED
+    if torch.equal(*values) and all(judge(torch.zeros_like(values[0]), each).wrong for each in found):
+        return "ignores-grad-output", SAME, {}
+    departs = departure(answer, *zip((first, second), found, strict=True))
+    if departs is None:
         return None
-    words, verdict = found
+    words, verdict = departs
     assert verdict.difference is not None
-    message = f"the gradient of `{label}` is not linear in grad_output: for {words}, {verdict}; {WHY}"
-    evidence |= verdict.difference.evidence()
-    return Failure(NAME, label, "nonlinear-grad", message, where, evidence)
+    text = f"is not linear in grad_output: for {words}, {verdict}; {WHY}"
+    return "nonlinear-grad", text, verdict.difference.evidence()
+
+
+SAME = "is the same, to the bit, for two grad_outputs that have nothing in common: multiply by `grad`"
 
 
 LINEARITY = Property(
@@ -118,43 +125,12 @@ SCALED = torch.finfo(torch.float64).eps ** 0.25
 WHY = "torch adds up gradients before and after an operator, and takes each backward to be linear"
 
 Grads = list[Tensor | None]
-Backward = Callable[[Grads], Answer]
+Answers = Callable[[Grads], Answer]
 Terms = tuple[tuple[float, Answer], ...]
 
 
-@dataclass(frozen=True)
-class OwnBackward:
-    """The operator's own gradient by one input, as a function of the grad_outputs, in float64.
-
-    Args:
-        subject: The subject of the check.
-        sample: The sample.
-        argnum: The input.
-    """
-
-    subject: Subject
-    sample: Sample
-    argnum: int
-
-    def __call__(self, grads: Grads) -> Tensor | None:
-        return vjp(partial(self.subject.call, self.sample), self.sample.in_double(), (self.argnum,), grads)[0]
-
-    def answer(self, grads: Grads) -> Answer:
-        """The gradient for some grad_outputs, with the bound of its rounding errors."""
-        count = len(self.sample.flat)
-
-        def gradient(given: list[Any]) -> list[Tensor]:
-            call = partial(self.subject.call, self.sample)
-            return vjp_or_zeros(call, given[:count], (self.argnum,), given[count:])
-
-        flat = [*self.sample.in_double(), *grads]
-        known = partial(computed_in, self.subject, self.sample)
-        computation = Computation.of(gradient, flat, self.subject.generator(1), computed_in=known)
-        return computation.twins(flat, torch.float64)[0]
-
-
 def departure(
-    backward: Backward, first: tuple[Grads, Answer], second: tuple[Grads, Answer]
+    backward: Answers, first: tuple[Grads, Answer], second: tuple[Grads, Answer]
 ) -> tuple[str, Verdict] | None:
     """Describe how a backward is not linear; None if it is linear.
 
