@@ -190,27 +190,6 @@ class Answer:
         return judged is None or bool(judged.any())
 
     @cached_property
-    def is_number(self) -> Tensor:
-        """Mask of the elements that are finite in what it is computed in, and in the dtype itself."""
-        assert self.value is not None
-        known: Tensor = self.value.abs() <= torch.finfo(self._in).max
-        alike = self.ordinary is not None and self.ordinary.shape == known.shape
-        return known & self.ordinary.isfinite() if alike and self.ordinary is not None else known
-
-    @cached_property
-    def half(self) -> Combination:
-        """The answer, with half of the digits of each element, and of the usual one, free besides.
-
-        Two ways to compute one thing may differ so much at numbers that neither was written for.
-        """
-        assert self.value is not None
-        size = self.value.abs()
-        present = size[size.isfinite() & (size != 0)]
-        known = torch.finfo(self._in)
-        free = known.eps**0.5 * (size + (present.median() if present.numel() else 0.0))
-        return Combination(((1.0, self),), tolerated=free + known.tiny / known.eps**0.5)
-
-    @cached_property
     def _in(self) -> torch.dtype:
         """The dtype that it is held to, or the coarser one that it is computed in."""
         return self.dtype if self.computation is None else self.computation.held_to(self.dtype)
@@ -250,13 +229,53 @@ class Answer:
 
 
 @dataclass(frozen=True, eq=False)
+class Half:
+    """A right tensor with half of the digits of each element, and of the usual one, free besides its bounds.
+
+    Two ways to compute one thing may differ so much at numbers that neither was written for.
+
+    Args:
+        answer: The answer.
+    """
+
+    answer: Answer
+
+    @property
+    def value(self) -> Tensor | None:
+        """The right tensor."""
+        return self.answer.value
+
+    def bounds(self) -> Iterator[Bound]:
+        """Yield half of the digits of the dtype, then with those that the function computes in all terms."""
+        yield Bound("half", self._free(self.answer.dtype), 1.0)
+        free = self._free(self.answer._in)
+        for bound in self.answer.bounds():
+            yield Bound(bound.term, free + bound.distance, 1.0)
+
+    def _free(self, dtype: torch.dtype) -> Tensor:
+        assert self.answer.value is not None
+        size, known = self.answer.value.abs(), torch.finfo(dtype)
+        present = size[size.isfinite() & (size != 0)]
+        usual = present.median() if present.numel() else 0.0
+        free: Tensor = known.eps**0.5 * (size + usual) + known.tiny / known.eps**0.5
+        return free
+
+    def judged(self) -> Tensor | None:
+        """Mask of the elements that are decided: those beyond the range that it is computed in are not."""
+        assert self.answer.value is not None
+        judged, beyond = self.answer.judged(), torch.finfo(self.answer._in).max
+        within = ~(self.answer.value.abs() > beyond)
+        return within if judged is None else judged & within
+
+
+@dataclass(frozen=True, eq=False)
 class Combination:
     """A right tensor that follows from others: the sum of answers, each times a factor.
 
     Args:
         terms: The factors and the answers.
-        beside: What is compared with it, if that rounds, too.
-        tolerated: Distance that is allowed besides, of all elements or of each.
+        beside: What is compared with it, which rounds, too.
+        tolerated: Distance that is allowed besides.
 
     Example:
         >>> x = torch.tensor([0.5], dtype=torch.float64)
@@ -266,8 +285,8 @@ class Combination:
     """
 
     terms: tuple[tuple[float, Answer], ...]
-    beside: Answer | None = None
-    tolerated: Tensor | float = 0.0
+    beside: Answer
+    tolerated: float = 0.0
 
     @property
     def value(self) -> Tensor:
@@ -277,18 +296,15 @@ class Combination:
 
     def bounds(self) -> Iterator[Bound]:
         """Yield bounds that hold ever more terms, as those of the answers do."""
-        floor = torch.full(self.value.shape, torch.finfo(torch.float64).tiny, dtype=torch.float64)
-        floor += self.tolerated
-        yield Bound("tolerated", floor, 1.0)
-        rounded = self.terms if self.beside is None else (*self.terms, (1.0, self.beside))
+        floor = max(self.tolerated, torch.finfo(torch.float64).tiny)
+        yield Bound("tolerated", torch.full(self.value.shape, floor, dtype=torch.float64), 1.0)
+        rounded = (*self.terms, (1.0, self.beside))
         for bounds in zip(*(answer.bounds() for _, answer in rounded), strict=False):
             parts = [abs(factor) * each.distance for (factor, _), each in zip(rounded, bounds, strict=True)]
             yield Bound(bounds[0].term, floor + torch.stack(parts).sum(0), 1.0)
 
-    def judged(self) -> Tensor | None:
-        """Mask of the elements that are decided in each answer; None if all are."""
-        masks = [mask for _, answer in self.terms if (mask := answer.judged()) is not None]
-        return torch.stack(masks).all(0) if masks else None
+    def judged(self) -> None:
+        """Every element is decided."""
 
 
 def unknown(position: int) -> float:

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from opsmith.checking.numerics.answer import Answer, Combination
+from opsmith.checking.numerics.answer import Answer, Combination, Half
 from opsmith.checking.numerics.compare import (
     Difference,
     all_close,
@@ -86,7 +86,7 @@ def judge(got: Tensor, right: Answer | Combination) -> Verdict:
     return Verdict("rounding" if everywhere is None else "undecided", bound.term)
 
 
-def wrong_elements(got: Tensor, right: Answer | Combination) -> Tensor:
+def wrong_elements(got: Tensor, right: Answer | Half) -> Tensor:
     """Mark the elements that no term of the bound explains, of a floating tensor of the right shape.
 
     Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from opsmith.checking.numerics.answer import Answer, Combination
 from opsmith.checking.numerics.autodiff import vjp
 from opsmith.checking.numerics.compare import all_finite, largest_magnitude
 from opsmith.checking.numerics.directional import coordinates
-from opsmith.checking.numerics.judge import Verdict, judge
+from opsmith.checking.numerics.judge import judge
 from opsmith.checking.properties.numeric.gradient_truth import Backward
 from opsmith.checking.property import Findings, Property, Skipped, each_sample
 from opsmith.checking.report import Failure
@@ -84,13 +84,14 @@ def not_linear(
         return NOT_COMPARED
     if torch.equal(*values) and all(judge(torch.zeros_like(values[0]), each).wrong for each in found):
         return "ignores-grad-output", SAME, {}
-    departs = departure(answer, *zip((first, second), found, strict=True))
-    if departs is None:
-        return None
-    words, verdict = departs
-    assert verdict.difference is not None
-    text = f"is not linear in grad_output: for {words}, {verdict}; {WHY}"
-    return "nonlinear-grad", text, verdict.difference.evidence()
+    for words, grads, terms, tolerated in _combined(first, second, *found):
+        combined = answer(grads)
+        assert combined.value is not None
+        verdict = judge(combined.value, Combination(terms, combined, tolerated))
+        if verdict.difference is not None:
+            text = f"is not linear in grad_output: for {words}, {verdict}; {WHY}"
+            return "nonlinear-grad", text, verdict.difference.evidence()
+    return None
 
 
 SAME = "is the same, to the bit, for two grad_outputs that have nothing in common: multiply by `grad`"
@@ -125,42 +126,12 @@ SCALED = torch.finfo(torch.float64).eps ** 0.25
 WHY = "torch adds up gradients before and after an operator, and takes each backward to be linear"
 
 Grads = list[Tensor | None]
-Answers = Callable[[Grads], Answer]
 Terms = tuple[tuple[float, Answer], ...]
 
 
-def departure(
-    backward: Answers, first: tuple[Grads, Answer], second: tuple[Grads, Answer]
-) -> tuple[str, Verdict] | None:
-    """Describe how a backward is not linear; None if it is linear.
-
-    Args:
-        backward: Gives the gradient by one input for some grad_outputs.
-        first: Some grad_outputs in float64, and its answer for them.
-        second: Others.
-
-    Example:
-        >>> grads = torch.tensor([1.1, -2.0]), torch.tensor([0.5, 4.0])
-        >>> clip = lambda some: [some[0].clamp(-9, 9)]
-        >>> clipped = lambda some: Computation.of(clip, some, torch.Generator()).twins(some, some[0].dtype)[0]
-        >>> departure(clipped, *(([each], clipped([each])) for each in grads))[0]
-        '1024 times a grad_output'
-    """
-    for words, grads, terms, tolerated in _combined(first, second):
-        found = backward(grads)
-        assert found.value is not None
-        verdict = judge(found.value, Combination(terms, found, tolerated))
-        if verdict.wrong:
-            return words, verdict
-    return None
-
-
-def _combined(
-    first: tuple[Grads, Answer], second: tuple[Grads, Answer]
-) -> Iterator[tuple[str, Grads, Terms, float]]:
+def _combined(grads: Grads, others: Grads, u: Answer, v: Answer) -> Iterator[tuple[str, Grads, Terms, float]]:
     """Combinations of grad_outputs: in words, their values, the sum that follows, what it may be off."""
     a, b = FACTORS
-    (grads, u), (others, v) = first, second
     assert u.value is not None
     assert v.value is not None
     mixed = [None if x is None or y is None else a * x + b * y for x, y in zip(grads, others, strict=True)]

@@ -20,7 +20,7 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.checking.calls import computed_in, differentiated, rule_location
 from opsmith.checking.exceptions import Overlooking, refuse_own
-from opsmith.checking.numerics.answer import Answer, Computation, in_double_on_cpu, unknown
+from opsmith.checking.numerics.answer import Answer, Computation, Half, in_double_on_cpu, unknown
 from opsmith.checking.numerics.autodiff import Results, vjp
 from opsmith.checking.numerics.compare import Difference, all_finite, is_close, same_bits, unravel
 from opsmith.checking.numerics.finite_differences import numerical_gradient
@@ -37,8 +37,8 @@ from opsmith.checking.samples.special_values import (
     SpecialCall,
     ValueGroup,
     boundaries,
+    placements,
     value_groups,
-    with_values,
 )
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import PERTURBATIONS, Subject
@@ -90,10 +90,9 @@ def _ordinary(
     subject: Subject, sample: Sample, argnum: int, open_: Sequence[int], dtype: torch.dtype
 ) -> Iterator[Failure]:
     """Failures at the sample's own values; gradients are compared in float64 only."""
-    flat = sample.at(dtype, CPU)
     argnum = open_[0] if open_ else argnum
-    some = {at: float(value.real) for at, value in enumerate(flat[argnum].reshape(-1)[:ORDINARY])}
-    call = SpecialCall(subject, sample, argnum, flat, some, ORDINARY_VALUES, dtype)
+    first = sample.at(dtype, CPU)[argnum].reshape(-1)[:ORDINARY].tolist()
+    call = SpecialCall(subject, sample, argnum, dict(enumerate(first)), ORDINARY_VALUES, dtype)
     held = open_ if dtype == torch.float64 else ()
     yield from (finding for finding in _check_call(call, held) if isinstance(finding, Failure))
 
@@ -124,12 +123,10 @@ def _group(
     coverage: Coverage,
 ) -> Findings:
     label = sample.labels[argnum]
-    generator = subject.generator()
-    for other, where in with_values(sample.at(dtype, CPU)[argnum], group, generator):
+    for where in placements(sample.flat[argnum], group, subject.generator()):
         if label in coverage.wrong:
             return
-        flat = [other if at == argnum else value for at, value in enumerate(sample.at(dtype, CPU))]
-        call = SpecialCall(subject, sample, argnum, flat, where, group, dtype)
+        call = SpecialCall(subject, sample, argnum, where, group, dtype)
         for finding in _check_call(call, open_):
             if isinstance(finding, Failure):
                 coverage.wrong.add(label)
@@ -187,18 +184,17 @@ def _wrong_result(call: SpecialCall, got: Sequence[Any]) -> Failure | None:
     results = call.subject.results(call.sample)
     with Overlooking(), torch.no_grad(), without_warnings():
         for position, (actual, answer) in enumerate(zip(got, _right_results(call), strict=True)):
-            if not is_inexact(actual) or answer.value is None or actual.shape != answer.value.shape:
+            value, ordinary = answer.value, answer.ordinary
+            if value is None or ordinary is None or not is_inexact(value) or not is_inexact(actual):
                 continue
-            compared = _compared(call, answer)
-            if answer.ordinary is not None:
-                compared &= ~is_close(actual, answer.ordinary.to(actual.dtype), answer.half.tolerated)
-            if not compared.any():
+            if not actual.shape == value.shape == ordinary.shape:
                 continue
-            kept = torch.where(compared, actual.to(answer.value.dtype), answer.value)
-            wrong = wrong_elements(kept, answer.half)
+            free = next(Half(answer).bounds()).distance
+            compared = _compared(call, answer) & ~is_close(actual, ordinary.to(actual.dtype), free)
+            wrong = wrong_elements(torch.where(compared, actual.to(value.dtype), value), Half(answer))
             if wrong.any() and not _loses_digits_in_float32(call, position):
                 name = results[position].name
-                return _failure(call, name, actual, answer.value, wrong, f"`{name}` is wrong", None)
+                return _failure(call, name, actual, value, wrong, f"`{name}` is wrong", None)
     return None
 
 
@@ -220,11 +216,18 @@ def _compared(call: SpecialCall, answer: Answer) -> Tensor:
     Nothing is required where that is infinite, or nan for finite arguments. Where nan goes in, it may spread
     further than in the reference, and must not be hidden.
     """
-    assert answer.value is not None
-    given = call.flat[call.argnum]
+    value, given = answer.value, call.flat[call.argnum]
+    assert value is not None
     if given.isnan().any():
-        return answer.value.isnan()
-    return answer.is_number if given.isfinite().all() else answer.is_number | answer.value.isnan()
+        return value.isnan()
+    return _are_numbers(answer) if given.isfinite().all() else _are_numbers(answer) | value.isnan()
+
+
+def _are_numbers(answer: Answer) -> Tensor:
+    """Mark the elements that are finite, and in the dtype itself, too."""
+    assert answer.value is not None
+    assert answer.ordinary is not None
+    return answer.value.isfinite() & answer.ordinary.isfinite()
 
 
 def _loses_digits_in_float32(call: SpecialCall, position: int) -> bool:
@@ -294,11 +297,11 @@ def _suspects(
     odd, special = ~got.isfinite(), [*call.where] if digits and argnum == call.argnum else []
     if right is not None:
         assert right.value is not None
-        known, special = right.is_number, []
+        known, special = _are_numbers(right), []
         # A class's forward was not written for autograd, whose nan proves nothing.
         odd = odd if call.subject.kind.own_forward else odd & known
         if digits:
-            odd |= wrong_elements(torch.where(known, got.to(right.value.dtype), right.value), right.half)
+            odd |= wrong_elements(torch.where(known, got.to(right.value.dtype), right.value), Half(right))
     return [*dict.fromkeys([*odd.flatten().nonzero().flatten().tolist(), *special])][:MOST_SUSPECTS]
 
 
@@ -332,7 +335,7 @@ def _judged(
     decided = numbers.known.isfinite()
     if right is not None:
         assert right.value is not None
-        wrong = torch.where(decided, wrong, right.is_number & ~got.isfinite())
+        wrong = torch.where(decided, wrong, _are_numbers(right) & ~got.isfinite())
         expected = torch.where(right.value.isfinite(), right.value, expected)
     elif wrong.any() and digits:  # it may differ by the noise of its own terms, which cancel
         (own,) = _answers(call, (argnum,), grads, None)
