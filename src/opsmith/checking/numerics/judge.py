@@ -87,12 +87,7 @@ def judge(got: Tensor, right: Answer | Combination) -> Verdict:
 
 
 def wrong_elements(got: Tensor, right: Answer | Half) -> Tensor:
-    """Mark the elements that no term of the bound explains, of a floating tensor of the right shape.
-
-    Args:
-        got: The computed tensor.
-        right: The right answer.
-    """
+    """Mark the elements that no term of the bound explains, of a floating tensor of the right shape."""
     value = right.value
     assert value is not None
     wide, wrong = got.detach().cpu().to(value.dtype), torch.ones(value.shape, dtype=torch.bool)

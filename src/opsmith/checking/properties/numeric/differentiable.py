@@ -41,13 +41,7 @@ def differentiated_names(subject: Subject) -> set[str]:
 
 
 def not_exercised(property: str, subject: Subject, what: str) -> Findings:
-    """Report inputs with a formula that no sample differentiates.
-
-    Args:
-        property: Name of the property.
-        subject: The subject of the check.
-        what: Name of what is not checked.
-    """
+    """Report inputs with a formula that no sample differentiates."""
     instead: dict[str, str] = {}
     for sample in subject.samples:
         instead |= given_instead(subject, sample)

@@ -66,10 +66,9 @@ class Backward:
             stream: Stream of the random moves.
             options: As of `Computation.of`.
         """
-        by_reference = self.function is not None
-        known = partial(computed_in, self.subject, self.sample, by_reference=by_reference)
-        generator = self.subject.generator(stream)
-        return Computation.of(self, values, generator, **{"computed_in": known, **options})
+        known = partial(computed_in, self.subject, self.sample, by_reference=self.function is not None)
+        options = {"computed_in": known, **options}
+        return Computation.of(self, values, self.subject.generator(stream), **options)
 
 
 @dataclass(eq=False)
@@ -92,7 +91,7 @@ class RightGradients:
     confirmed: bool = False
     spot_checked: bool = False
     _known: dict[tuple[int, str], RightGradient] = field(default_factory=dict)
-    _through_reference: dict[str, list[Tensor]] = field(default_factory=dict)
+    _computations: dict[tuple[str, bool], Computation] = field(default_factory=dict)
 
     def of(self, argnum: int, grad_outputs: GradOutputs) -> RightGradient:
         """The right gradient by one input, for some grad_outputs."""
@@ -104,34 +103,16 @@ class RightGradients:
         recorded = partial(_is_recorded, self.subject, self.sample, self.argnums)
         return self.subject.once(f"recorded by {self.argnums}", self.sample, recorded)
 
-    @cached_property
-    def by_reference(self) -> Backward:
-        """Autograd's gradients through the reference."""
-        return Backward(self.subject, self.sample, self.argnums, self.subject.plain(self.sample))
-
-    def by_itself(self, values: Sequence[Any]) -> list[Tensor]:
-        """The operator's own gradients for contiguous grad_outputs, with which other dtypes are compared."""
-        count = len(self.sample.flat)
-        plain = [None if grad is None else grad.contiguous() for grad in values[count:]]
-        return Backward(self.subject, self.sample, self.argnums)([*values[:count], *plain])
-
-    def through_reference(self, grad_outputs: GradOutputs) -> list[Tensor]:
-        """Autograd's gradients through the reference in float64."""
-        if grad_outputs.name not in self._through_reference:
-            values = [*self.sample.in_double(), *grad_outputs.in_double()]
-            self._through_reference[grad_outputs.name] = self.by_reference(values)
-        return self._through_reference[grad_outputs.name]
-
     def computation(self, grad_outputs: GradOutputs, *, by_reference: bool) -> Computation:
         """The right gradients in any dtype: autograd's through the reference, or the operator's own."""
-        return Computation.of(
-            self.by_reference if by_reference else self.by_itself,
-            [*self.sample.in_double(), *grad_outputs.grads],
-            self.subject.generator(),
-            has_truth=self.subject.has_truth,
-            computed_in=partial(computed_in, self.subject, self.sample, by_reference=by_reference),
-            usual=self.usual_size,
-        )
+        key = (grad_outputs.name, by_reference)
+        if key not in self._computations:
+            function = self.subject.plain(self.sample) if by_reference else None
+            backward = Backward(self.subject, self.sample, self.argnums, function)
+            values = [*self.sample.in_double(), *grad_outputs.in_double()]
+            options: dict[str, Any] = {"has_truth": self.subject.has_truth, "usual": self.usual_size}
+            self._computations[key] = backward.computation(values, **options)
+        return self._computations[key]
 
     @cached_property
     def has_finite_results(self) -> bool:
@@ -179,13 +160,7 @@ def _is_recorded(subject: Subject, sample: Sample, argnums: tuple[int, ...]) -> 
 
 @dataclass(frozen=True, eq=False)
 class RightGradient:
-    """The right gradient by one input of a sample for some grad_outputs, each part computed at its first use.
-
-    Args:
-        among: Those by all inputs of the sample.
-        argnum: The input.
-        grad_outputs: The grad_outputs.
-    """
+    """The right gradient by one input for some grad_outputs, each part computed at its first use."""
 
     among: RightGradients
     argnum: int
@@ -212,15 +187,16 @@ class RightGradient:
         return _numerical(subject, sample, flat, self.argnum, grads, elements)
 
     @cached_property
-    def through_reference(self) -> Tensor:
-        """Autograd's gradient through the reference in float64."""
-        return self.among.through_reference(self.grad_outputs)[self.position]
-
-    @cached_property
     def answer(self) -> Answer:
         """Autograd's gradient through the reference in float64, with its bounds."""
         gradients = self.among.computation(self.grad_outputs, by_reference=True)
-        return gradients.at(gradients.wide, torch.float64)[self.position]
+        return gradients.twin(self.position, gradients.results[self.position], torch.float64)
+
+    @property
+    def through_reference(self) -> Tensor:
+        """Autograd's gradient through the reference in float64."""
+        assert self.answer.value is not None
+        return self.answer.value
 
     @cached_property
     def trusted(self) -> bool:
@@ -233,14 +209,9 @@ class RightGradient:
     def _agrees_along(self) -> bool:
         """True if differences along random directions settle it, so that no element is moved alone."""
         subject, sample = self.among.subject, self.among.sample
-        return agrees_along(
-            subject.plain(sample),
-            sample.in_double(),
-            self.argnum,
-            self.grad_outputs.in_double(),
-            self.through_reference,
-            generator=subject.generator(),
-        )
+        flat, grads, found = sample.in_double(), self.grad_outputs.in_double(), self.through_reference
+        plain, generator = subject.plain(sample), subject.generator()
+        return agrees_along(plain, flat, self.argnum, grads, found, generator=generator)
 
     @cached_property
     def _few(self) -> NumericalGradient | None:
@@ -252,13 +223,10 @@ class RightGradient:
         """True if differences do not contradict autograd beyond its own noise, as where its terms cancel."""
         if self.numerical.judge(self.through_reference) is None:
             return True
-        among, position = self.among, self.position
-        gradient = Computation.of(
-            lambda values: [among.by_reference(values)[position]],
-            [*among.sample.in_double(), *self.grad_outputs.in_double()],
-            among.subject.generator(),
-        )
-        noise = gradient.noise(computed_in(among.subject, among.sample, by_reference=True))
+        subject, sample = self.among.subject, self.among.sample
+        backward = Backward(subject, sample, (self.argnum,), subject.plain(sample))
+        gradient = backward.computation([*sample.in_double(), *self.grad_outputs.in_double()])
+        noise = gradient.noise(computed_in(subject, sample, by_reference=True))
         return noise > 0 and self.numerical.widened(noise).judge(self.through_reference) is None
 
     @property

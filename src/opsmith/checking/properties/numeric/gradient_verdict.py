@@ -91,12 +91,7 @@ class Attempt:
 
 
 def conclude(rights: RightGradients, attempts: Sequence[Attempt]) -> Findings:
-    """One failure for each input whose gradient is wrong in any attempt.
-
-    Args:
-        rights: The right gradients.
-        attempts: Every backward that was run on the sample.
-    """
+    """One failure for each input whose gradient is wrong in any backward that was run on the sample."""
     errors: dict[tuple[str, str, str], list[Attempt]] = {}
     for attempt in attempts:
         if attempt.error is not None:  # two lines may raise in the same words
@@ -236,12 +231,7 @@ THOUSANDTH = 1e-3
 
 
 def approximate(failure: Failure, off: float) -> Failure:
-    """The failure, as a minor one where a gradient is off by at most a thousandth of its largest element.
-
-    Args:
-        failure: The failure.
-        off: The largest error, as a share of that.
-    """
+    """The failure, as a minor one where a gradient is off by at most a thousandth of its largest element."""
     if off > THOUSANDTH:
         return failure
     if failure.cause not in (UNKNOWN, "region"):

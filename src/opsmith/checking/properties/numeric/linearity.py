@@ -57,13 +57,7 @@ def _sample(subject: Subject, sample: Sample, compared: list[bool]) -> Findings:
 def not_linear(
     subject: Subject, sample: Sample, argnum: int
 ) -> tuple[str, str, dict[str, Any]] | Skipped | None:
-    """The cause, words and evidence for a gradient that is not linear in grad_output, or ignores it.
-
-    Args:
-        subject: The subject of the check.
-        sample: The sample.
-        argnum: The input.
-    """
+    """The cause, words and evidence for a gradient that is not linear in grad_output, or ignores it."""
     backward = Backward(subject, sample, (argnum,))
 
     def answer(grads: Grads) -> Answer:

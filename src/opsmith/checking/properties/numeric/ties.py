@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from torch import Tensor
 from opsmith.checking.calls import differentiated
 from opsmith.checking.causes import CAUSES
 from opsmith.checking.exceptions import Overlooking
+from opsmith.checking.numerics.compare import same_bits
 from opsmith.checking.properties.numeric.gradient_truth import Backward, RightGradients
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.grad_outputs import plain_grad_outputs
@@ -55,11 +55,11 @@ def _changed(sample: Sample) -> set[str | None]:
     if sample.change is None:
         return set()
     pairs = zip(sample.labels, sample.flat, sample.change.of.flat, strict=True)
-    return {label for label, now, then in pairs if is_inexact(now) and not _are_same(now, then)}
-
-
-def _are_same(now: Tensor, then: Any) -> bool:
-    return isinstance(then, Tensor) and now.shape == then.shape and torch.equal(now, then)
+    return {
+        label
+        for label, now, then in pairs
+        if is_inexact(now) and not (isinstance(then, Tensor) and same_bits(now, then))
+    }
 
 
 def tied_inputs(subject: Subject) -> frozenset[str]:

@@ -76,14 +76,29 @@ def _sample(subject: Subject, sample: Sample, coverage: Coverage) -> Findings:
             yield Note(f"special values skipped for `{label}`: it is already wrong on {sample.brief}")
         open_ = tuple(argnum for argnum in open_ if sample.labels[argnum] not in wrong)
     for argnum in usable:
-        found: list[float] = []
-        with Overlooking():  # what it rejects, or cannot differentiate, other properties report
-            found = _boundaries(subject, sample, argnum) if argnum in open_ else []
-        for dtype in dtypes:
-            # What computes in float32 has the range of it.
-            ranged = computed_in(subject, sample) if dtype == torch.float64 else dtype
-            for group in value_groups(ranged, found):
-                yield from _group(subject, sample, argnum, open_, group, dtype, coverage)
+        label = sample.labels[argnum]
+        for call in _calls(subject, sample, argnum, dtypes, open_):
+            if label in coverage.wrong:
+                break
+            for finding in _check_call(call, open_):
+                if isinstance(finding, Failure):
+                    coverage.wrong.add(label)
+                yield finding
+
+
+def _calls(
+    subject: Subject, sample: Sample, argnum: int, dtypes: Sequence[torch.dtype], open_: Sequence[int]
+) -> Iterator[SpecialCall]:
+    """Every call with special values in one input."""
+    found: list[float] = []
+    with Overlooking():  # what it rejects, or cannot differentiate, other properties report
+        found = _boundaries(subject, sample, argnum) if argnum in open_ else []
+    for dtype in dtypes:
+        # What computes in float32 has the range of it.
+        ranged = computed_in(subject, sample) if dtype == torch.float64 else dtype
+        for group in value_groups(ranged, found):
+            for where in placements(sample.flat[argnum], group, subject.generator()):
+                yield SpecialCall(subject, sample, argnum, where, group, dtype)
 
 
 def _ordinary(
@@ -99,38 +114,14 @@ def _ordinary(
 
 def _boundaries(subject: Subject, sample: Sample, argnum: int) -> list[float]:
     """Values at which the gradient of one element jumps."""
-    flat = sample.in_double()
-    position = flat[argnum].numel() // 2
-    grads = plain_grad_outputs(subject, sample).in_double()
+    position = sample.flat[argnum].numel() // 2
+    backward, grads = Backward(subject, sample, (argnum,)), plain_grad_outputs(subject, sample).in_double()
 
     def derivative(value: float) -> float:
-        moved = flat[argnum].clone(memory_format=torch.contiguous_format)
-        moved.view(-1)[position] = value
-        values = [moved if at == argnum else each for at, each in enumerate(flat)]
-        found = vjp(partial(subject.call, sample), values, (argnum,), grads)[0]
-        return 0.0 if found is None else float(found.reshape(-1)[position].real)
+        call = SpecialCall(subject, sample, argnum, {position: value}, ORDINARY_VALUES, torch.float64)
+        return float(backward([*call.flat, *grads])[0].reshape(-1)[position].real)
 
     return boundaries(derivative)
-
-
-def _group(
-    subject: Subject,
-    sample: Sample,
-    argnum: int,
-    open_: Sequence[int],
-    group: ValueGroup,
-    dtype: torch.dtype,
-    coverage: Coverage,
-) -> Findings:
-    label = sample.labels[argnum]
-    for where in placements(sample.flat[argnum], group, subject.generator()):
-        if label in coverage.wrong:
-            return
-        call = SpecialCall(subject, sample, argnum, where, group, dtype)
-        for finding in _check_call(call, open_):
-            if isinstance(finding, Failure):
-                coverage.wrong.add(label)
-            yield finding
 
 
 def _check_call(call: SpecialCall, open_: Sequence[int]) -> Findings:
