@@ -202,6 +202,46 @@ class Answer:
 
 
 @dataclass(frozen=True, eq=False)
+class Half:
+    """A right tensor with half of the digits of each element, and of the usual one, free besides its bounds.
+
+    Two ways to compute one thing may differ so much at numbers that neither was written for.
+
+    Args:
+        answer: The answer.
+    """
+
+    answer: Answer
+
+    @property
+    def value(self) -> Tensor | None:
+        """The right tensor."""
+        return self.answer.value
+
+    def bounds(self) -> Iterator[Bound]:
+        """Yield half of the digits of the dtype, then with those that the function computes in all terms."""
+        yield Bound("half", self._free(self.answer.dtype), 1.0)
+        free = self._free(self.answer._in)
+        for bound in self.answer.bounds():
+            yield Bound(bound.term, free + bound.distance, 1.0)
+
+    def _free(self, dtype: torch.dtype) -> Tensor:
+        assert self.answer.value is not None
+        size, known = self.answer.value.abs(), torch.finfo(dtype)
+        present = size[size.isfinite() & (size != 0)]
+        usual = present.median() if present.numel() else 0.0
+        free: Tensor = known.eps**0.5 * (size + usual) + known.tiny / known.eps**0.5
+        return free
+
+    def judged(self) -> Tensor | None:
+        """Mask of the elements that are decided: those beyond the range that it is computed in are not."""
+        assert self.answer.value is not None
+        judged, beyond = self.answer.judged(), torch.finfo(self.answer._in).max
+        within = ~(self.answer.value.abs() > beyond)
+        return within if judged is None else judged & within
+
+
+@dataclass(frozen=True, eq=False)
 class Combination:
     """A right tensor that follows from others: the sum of answers, each times a factor.
 

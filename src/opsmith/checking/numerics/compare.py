@@ -163,56 +163,6 @@ def in_double(tensor: Tensor) -> Tensor:
     return plain.to(torch.complex128 if plain.is_complex() else torch.float64)
 
 
-def clearly_agrees(actual: Tensor, expected: Tensor) -> bool:
-    """True if `differs` marks no element, whatever the spread; nan equals nan.
-
-    Example:
-        >>> clearly_agrees(torch.tensor([1.0, torch.inf]), torch.tensor([1.0 + 1e-6, torch.inf]))
-        True
-    """
-    if _are_equal(actual, expected):
-        return True
-    share, atol = _usual_share(expected.dtype)
-    actual = actual.to(expected.dtype)
-    return torch.allclose(actual, expected, rtol=share, atol=atol, equal_nan=True)
-
-
-def _usual_share(dtype: torch.dtype) -> tuple[float, float]:
-    """Return the difference that `differs` allows for numbers computed in a dtype, relative and absolute."""
-    known = torch.finfo(dtype)
-    return known.eps**0.5, known.tiny / known.eps**0.5
-
-
-def differs(
-    actual: Tensor,
-    expected: Tensor,
-    spread: Tensor,
-    *,
-    hold_nan: bool,
-    computed_in: torch.dtype | None = None,
-) -> Tensor:
-    """Mark the elements that differ from the reference by more than rounding.
-
-    Args:
-        actual: Results of the call.
-        expected: Results of the reference.
-        spread: Change of `expected` when its input moves by some rounding units.
-        hold_nan: True if nan must be nan: it comes from the arguments, not from overflow.
-        computed_in: dtype that they are computed in, their own by default. What overflows there is left.
-    """
-    actual = actual.to(expected.dtype)
-    if computed_in is not None:
-        expected = expected.masked_fill(expected.abs() > torch.finfo(computed_in).max, torch.inf)
-    coarse, underflow = _usual_share(computed_in or expected.dtype)
-    same = (actual == expected) | (actual.isnan() & expected.isnan())
-    usual = expected.abs()[expected.isfinite() & (expected != 0)]
-    size = expected.abs() + (usual.median() if usual.numel() else 0)
-    near = (actual - expected).abs() <= coarse * size + 4 * spread + underflow
-    judged = expected.isfinite() | (expected.isnan() if hold_nan else torch.zeros_like(same))
-    wrong: Tensor = judged & ~same & ~near
-    return wrong
-
-
 FAR = 1e15
 """Number of units from which on no digit is right, so that the exact number means nothing."""
 

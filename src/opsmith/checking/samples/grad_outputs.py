@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -33,6 +33,10 @@ class GradOutputs:
     def at(self, dtype: torch.dtype, device: torch.device) -> list[Tensor | None]:
         """Return the gradients in another dtype and on another device."""
         return [replica(grad, dtype, device) for grad in self.grads]
+
+    def beside(self, sample: Sample) -> Callable[[torch.dtype, torch.device], list[Any]]:
+        """Return a function that makes the arguments of a sample, and after them the gradients."""
+        return lambda dtype, device: [*sample.at(dtype, device), *self.at(dtype, device)]
 
     def in_double(self) -> list[Tensor | None]:
         """Return the gradients as numbers that a check computes with: in float64, on the CPU."""

@@ -14,21 +14,16 @@ import torch
 from opsmith.checking.calls import differentiated
 from opsmith.checking.causes import CAUSES
 from opsmith.checking.exceptions import Overlooking
-from opsmith.checking.numerics.autodiff import vjp_or_zeros
-from opsmith.checking.numerics.compare import is_close, largest_magnitude
-from opsmith.checking.properties.numeric.gradient_truth import RightGradient
+from opsmith.checking.properties.numeric.gradient_truth import Backward, RightGradients
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.domain import are_same
 from opsmith.checking.samples.grad_outputs import plain_grad_outputs
-from opsmith.checking.samples.sample import Sample, is_inexact, shown_sample
+from opsmith.checking.samples.sample import CPU, Sample, is_inexact, shown_sample
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
 
 APART = 1e-2
 """Relative move by which tied inputs come apart."""
-
-AGREE = 1e-6
-"""Share of the largest element that right gradients may differ by, and its square that zeros may."""
 
 
 def where_tied(finding: Failure, subject: Subject, moved: str | None = None) -> Failure:
@@ -82,18 +77,10 @@ def _tied(subject: Subject, sample: Sample) -> frozenset[str]:
 
 def _wrong(subject: Subject, sample: Sample) -> set[str]:
     """Labels of the inputs whose gradient is wrong for a sample, or cannot be compared."""
-    wrong: set[str] = set()
     with Overlooking(), without_warnings():
         argnums = differentiated(subject, sample).argnums
-        right = RightGradient(subject, sample, argnums)
-        grads = plain_grad_outputs(subject, sample)
-        found = vjp_or_zeros(partial(subject.call, sample), sample.in_double(), argnums, grads.in_double())
-        every = [right.gradient(argnum, grads) for argnum in argnums]
-        floor = max(map(largest_magnitude, every), default=0.0) * AGREE**2
-        for argnum, got, expected in zip(argnums, found, every, strict=True):
-            bound = floor + AGREE * largest_magnitude(expected)
-            close = is_close(got.to(expected), expected, bound) | ~expected.isfinite()
-            if not bool(close.all()):
-                wrong.add(sample.labels[argnum])
-        return wrong
+        rights, grads = RightGradients(subject, sample, argnums), plain_grad_outputs(subject, sample)
+        found = Backward(subject, sample, argnums)(grads.beside(sample)(torch.float64, CPU))
+        pairs = zip(argnums, found, strict=True)
+        return {sample.labels[at] for at, got in pairs if rights.of(at, grads).judge(got) is not None}
     return {*sample.labels}
