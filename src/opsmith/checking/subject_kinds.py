@@ -23,7 +23,7 @@ from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import refuse_unfit
 from opsmith.checking.samples.given import GIVEN, GivenSamples, drawing, drawn
 from opsmith.checking.samples.sample import Sample
-from opsmith.checking.side_effects.outside_state import OutsideState
+from opsmith.checking.side_effects.outside_state import LARGE, OutsideState
 from opsmith.checking.subject import (
     ADOPTED,
     ADOPTED_CLASS,
@@ -173,7 +173,7 @@ def _subject(
     for each in own:
         refuse_unfit(each.position, each.labels, each.flat, shown_as or specification.name, GIVEN)
     subject = Subject(specification, own, seed, effort, kind, operator, apply, shown_as)
-    return replace(subject, outside=OutsideState.of(subject))
+    return replace(subject, outside=OutsideState.of(subject, LARGE))
 
 
 def _sampling_hint(specification: Specification, operator: Operator[..., Any] | None) -> str:
