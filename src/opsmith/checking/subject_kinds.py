@@ -30,7 +30,7 @@ from opsmith.checking.property import endless, raised_at
 from opsmith.checking.report import Failure, Outcome
 from opsmith.checking.samples.cases import refuse_unfit
 from opsmith.checking.samples.sample import Sample, sample_named
-from opsmith.checking.side_effects.outside_state import OutsideState
+from opsmith.checking.side_effects.outside_state import LARGE, OutsideState
 from opsmith.checking.side_effects.random_states import seed_torch, torch_state_restored
 from opsmith.checking.subject import (
     ADOPTED,
@@ -120,7 +120,7 @@ def _with_samples(subject: Subject, samples: GivenSamples) -> Subject:
     for each in own:
         refuse_unfit(each.position, each.labels, each.flat, subject.name, GIVEN)
     subject = replace(subject, samples=own)
-    return replace(subject, outside=OutsideState.of(subject))
+    return replace(subject, outside=OutsideState.of(subject, LARGE))
 
 
 def _sampling_hint(subject: Subject) -> str:

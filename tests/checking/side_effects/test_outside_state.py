@@ -211,7 +211,7 @@ class LooksUp(Counts):
 
 def test_a_table_too_large_to_copy_leaves_room_for_small_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outside_state, "LARGE", 10)
-    state = OutsideState.of(subject_of(LooksUp, [(X,)], 0, EFFORTS["quick"]))
+    state = OutsideState.of(subject_of(LooksUp, [(X,)], 0, EFFORTS["quick"]), 10)
     before = MEAN.clone()
     MEAN.add_(1)
     state.restore()

@@ -227,10 +227,10 @@ class Half:
 
     def _free(self, dtype: torch.dtype) -> Tensor:
         assert self.answer.value is not None
-        size, known = self.answer.value.abs(), torch.finfo(dtype)
+        size, half = self.answer.value.abs(), half_of_digits(dtype)
         present = size[size.isfinite() & (size != 0)]
         usual = present.median() if present.numel() else 0.0
-        free: Tensor = known.eps**0.5 * (size + usual) + known.tiny / known.eps**0.5
+        free: Tensor = half * (size + usual) + torch.finfo(dtype).tiny / half
         return free
 
     def judged(self) -> Tensor | None:

@@ -20,7 +20,6 @@ from opsmith.checking.processes.watchdog import POLL_S, EndlessCallError
 from opsmith.checking.samples.perturb import exchanged
 from opsmith.checking.side_effects.outside_state import HiddenState
 from opsmith.checking.side_effects.plain_caller import as_a_script, call_plainly
-from opsmith.checking.subject import Subject
 from opsmith.torch_library import capabilities
 
 THIS_CALL, OTHER_CALL = "this call", "a call of other numbers of the same shapes"
@@ -65,14 +64,12 @@ class InterleavedCalls:
     """Calls on a sample, with the right answer of each.
 
     Args:
-        subject: The checked operator.
         hidden_state: Hidden state of the operator; cleared before each interleaving.
         runs: Run of each call: `THIS_CALL`, and others that may disturb it.
         right: Answer of each call alone.
         arguments: Arguments of the calls, referenced so that no other tensor gets their addresses.
     """
 
-    subject: Subject
     hidden_state: HiddenState
     runs: dict[str, SampleRun]
     right: dict[str, CallValues] = field(default_factory=dict)
@@ -95,15 +92,12 @@ class InterleavedCalls:
 
     def add_exchanged(self) -> list[str]:
         """Add calls that differ from the tested call by two numbers of one argument; return their names."""
-        names = {
-            f"a call with two numbers of `{self.run.sample.labels[at]}` exchanged": at
-            for at in self.run.sample.inexact[:EXCHANGES]
-        }
-        self.runs.update(
-            {call: replace(self.run, changed=partial(exchanged, at)) for call, at in names.items()}
-        )
+        labels = {at: self.run.sample.labels[at] for at in self.run.sample.inexact[:EXCHANGES]}
+        names = {at: f"a call with two numbers of `{label}` exchanged" for at, label in labels.items()}
+        for at, call in names.items():
+            self.runs[call] = replace(self.run, changed=partial(exchanged, at))
         self.prepare()
-        return [call for call in names if call in self.runs]
+        return self.known(*names.values())
 
     @property
     def run(self) -> SampleRun:
@@ -117,34 +111,26 @@ class InterleavedCalls:
     def answer(
         self, call: str, when: str, run: Callable[[], CallValues] | None = None, **how: Any
     ) -> InterleavedAnswer:
-        """Make a call, forward and backward, and record its answer or its exception.
-
-        Args:
-            call: Name of the call.
-            when: As in its answer.
-            run: Makes it; by default as any other.
-            how: As in its answer.
-        """
+        """Make a call, forward and backward, or by a function, and record its answer or exception."""
         try:
             return InterleavedAnswer(call, when, (run or self.runs[call].values)(), **how)
         except Exception as error:
             refuse_own(error)
             return InterleavedAnswer(call, when, error, **how)
 
-    def anew(
+    def after(
         self,
+        first: Callable[[], Any] | None,
         call: str,
         when: str,
         run: Callable[[], CallValues] | None = None,
-        *,
-        after: Callable[[], Any] | None = None,
         **how: Any,
     ) -> InterleavedAnswer:
         """Make a call from no hidden state, after another one, whose exceptions do not count."""
         self.hidden_state.clear()
-        if after is not None:
+        if first is not None:
             with Overlooking():
-                after()
+                first()
         return self.answer(call, when, run, **how)
 
 
@@ -153,7 +139,7 @@ def one_after_another(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
     for first, second in product([*calls.runs], repeat=2):
         if THIS_CALL in (first, second):
             when = "again" if first == second else f"after {first}"
-            yield calls.anew(second, when, after=calls.runs[first].values)
+            yield calls.after(calls.runs[first].values, second, when)
 
 
 def two_graphs(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
@@ -250,7 +236,7 @@ def _stops(calls: InterleavedCalls, last: int) -> bool:
     grads = graph.grads()
     with Overlooking():  # the operator may raise another exception instead
         with capabilities.observe_operators(see), torch.enable_grad():
-            graph.results = calls.subject.call(graph.sample, graph.given)
+            graph.results = calls.run.subject.call(graph.sample, graph.given)
         with capabilities.observe_operators(see):
             graph.backward(grads)
     return seen >= last
@@ -267,14 +253,14 @@ def in_modes(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
 
         def inside(mode: Mode = mode) -> CallValues:
             with mode():
-                results = copies(calls.subject.call(calls.run.sample, calls.run.flat()))
+                results = copies(calls.run.subject.call(calls.run.sample, calls.run.flat()))
             plain = tuple(None if each is None else each.clone() for each in results)  # no inference tensors
             return CallValues(plain, right.gradients)
 
         under = f"under {name}"
-        yield calls.anew(THIS_CALL, under, inside, modes=True, alone=True, mode=mode)
+        yield calls.after(None, THIS_CALL, under, inside, modes=True, alone=True, mode=mode)
         for call in calls.known(THIS_CALL, OTHER_CALL):
-            yield calls.anew(call, f"after {THIS_CALL} was made {under}", after=inside)
+            yield calls.after(inside, call, f"after {THIS_CALL} was made {under}")
         yield calls.answer(THIS_CALL, f"{under}, after the same with gradients", inside, modes=True)
 
     def single() -> CallValues:
@@ -282,7 +268,7 @@ def in_modes(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
             return calls.run.values()
 
     when = "under `torch.autograd.set_multithreading_enabled(False)`"
-    yield calls.anew(THIS_CALL, when, single, modes=True, alone=True)
+    yield calls.after(None, THIS_CALL, when, single, modes=True, alone=True)
 
 
 def in_threads(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
@@ -312,7 +298,7 @@ def _back(begun: tuple[LiveCall, tuple[Tensor | None, ...], list[Tensor]]) -> Ca
 def from_a_script(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
     """Make the call, forward and backward, as a script makes it that knows of no check."""
     when = "by a script in a thread of its own, where nothing shows that a check runs"
-    yield calls.anew(THIS_CALL, when, partial(_plainly, calls.run), by_script=True)
+    yield calls.after(None, THIS_CALL, when, partial(_plainly, calls.run), by_script=True)
 
 
 def _plainly(run: SampleRun) -> CallValues:

@@ -136,29 +136,17 @@ class SavedValue:
             return cls(reached, value, items, (ObjectState.of(value, saved),))
         return cls(reached, value, items, tuple(map(saved, tensors_within(value))))
 
-    def restore(self) -> None:
-        """Put the value back under its name if it is state, and its tensors back into a container."""
-        if _may_change(self.value):
-            self._rebind()
-        if self.items is not None and not _same_items(contents(self.value), self.items):
-            self._fill()
+    def restore(self, *, wholly: bool = False) -> None:
+        """Put the value back under its name if it is state, and its tensors back into a container; or all."""
+        moved = self.reached.current() is not self.value
+        if moved and self.reached.put is not None and (wholly or _may_change(self.value)):
+            self.reached.put(self.value)
+        held = contents(self.value)
+        if self.items is not None and (wholly or not _same_items(held, self.items)):
+            held.clear()
+            (held.update if isinstance(held, dict | set) else held.extend)(self.items)
         for each in self.states:
             each.restore()
-
-    def put_back(self) -> None:
-        """Put the value back under its name, with all of its items."""
-        if self.items is not None:
-            self._fill()
-        self._rebind()
-
-    def _rebind(self) -> None:
-        if self.reached.current() is not self.value and self.reached.put is not None:
-            self.reached.put(self.value)
-
-    def _fill(self) -> None:
-        held = contents(self.value)
-        held.clear()
-        (held.update if isinstance(held, dict | set) else held.extend)(self.items)
 
     def change(self) -> str | None:
         """Describe what is there now instead; None where it is the same.
@@ -167,10 +155,11 @@ class SavedValue:
         kept too long, or used by later calls.
         """
         was, now = self.value, self.reached.current()
-        if isinstance(was, Tensor) and isinstance(now, Tensor):
-            return _change_of_tensor(self.states[0], now)
-        if isinstance(was, torch.nn.Module) and isinstance(now, torch.nn.Module):
-            return _change_of_module(self.states[0], now)
+        state = self.states[0] if self.states else None
+        if isinstance(state, TensorState) and state.tensor is was and isinstance(now, Tensor):
+            return _change_of_tensor(state, now)
+        if isinstance(state, ObjectState) and isinstance(now, torch.nn.Module):
+            return _change_of_module(state, now)
         held = contents(now)
         if self.items is not None and held is not None:
             return _change_of_items(self.items, held)
@@ -198,8 +187,7 @@ def _items(container: Any) -> Iterator[tuple[Any, Any]]:
             yield key, id(item)
 
 
-def _change_of_tensor(was: TensorState | ObjectState, now: Tensor) -> str | None:
-    assert isinstance(was, TensorState)
+def _change_of_tensor(was: TensorState, now: Tensor) -> str | None:
     dense = now.layout is torch.strided and not now.is_meta
     other = dense and was.numbers is not None and not same_bits(was.numbers, now)
     if now is not was.tensor:  # a tensor of the same form under the same name, as of running statistics
@@ -214,8 +202,7 @@ def _change_of_tensor(was: TensorState | ObjectState, now: Tensor) -> str | None
     return None
 
 
-def _change_of_module(was: TensorState | ObjectState, now: torch.nn.Module) -> str | None:
-    assert isinstance(was, ObjectState)
+def _change_of_module(was: ObjectState, now: torch.nn.Module) -> str | None:
     training = was.training[0][1]
     if training != now.training:
         return f"its `training` was {training} before and is {now.training} after"
@@ -268,14 +255,14 @@ class OutsideState:
     values: tuple[SavedValue, ...]
 
     @classmethod
-    def of(cls, subject: Subject, room: float | None = None) -> OutsideState:
+    def of(cls, subject: Subject, room: float = math.inf) -> OutsideState:
         """Save what an operator reaches now.
 
         Args:
             subject: The subject of the check.
-            room: Number of elements of all tensors that are copied, each of `LARGE` at most; by default that.
+            room: Most elements of all tensors that are copied, each of which has `LARGE` at most.
         """
-        left = LARGE if room is None else room
+        left = room
         tensors: dict[int, TensorState] = {}
 
         def saved(tensor: Tensor) -> TensorState:
@@ -288,11 +275,6 @@ class OutsideState:
             return tensors[id(tensor)]
 
         return cls(tuple(SavedValue.of(reached, saved) for reached in reachable_values(subject)))
-
-    @classmethod
-    def snapshot(cls, subject: Subject) -> OutsideState:
-        """Save all of it for a moment, to be compared."""
-        return cls.of(subject, math.inf)
 
     def changes(self) -> Iterator[tuple[str, str]]:
         """Yield the names of the values that are others now, each with a description of the change."""
@@ -356,7 +338,7 @@ class HiddenState:
             yield
         finally:
             for each in before:
-                each.put_back()
+                each.restore(wholly=True)
 
     def clear(self) -> None:
         """Clear the state."""

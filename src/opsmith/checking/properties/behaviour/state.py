@@ -54,7 +54,7 @@ def _sample(subject: Subject, sample: Sample, every: Sequence[Sample]) -> Findin
             if unsteady is not None:
                 yield unsteady
                 continue
-            calls = InterleavedCalls(subject, memory, {THIS_CALL: run, **dict(_others(run, every))})
+            calls = InterleavedCalls(memory, {THIS_CALL: run, **dict(_others(run, every))})
             calls.prepare()
             first = sample is subject.samples[0]
             yield from _compared(calls, INTERLEAVINGS if first else FEW_INTERLEAVINGS)
@@ -74,7 +74,7 @@ def _unsteady(run: SampleRun, memory: HiddenState) -> Failure | None:
     words = f"the same call gives something else the second time: {difference}; the first is taken as right"
     if _difference(run, begin_anew) is not None:
         return Failure(NAME, None, "nondeterministic", words, where, evidence)
-    before = OutsideState.snapshot(run.subject)
+    before = OutsideState.of(run.subject)
     run.values()
     changed = ", ".join(name for name, _ in before.changes())
     by = f"; each changes {changed}" if changed else ""
@@ -134,7 +134,7 @@ def _compared(calls: InterleavedCalls, interleavings: Sequence[Interleaving]) ->
 
 def _draws(calls: InterleavedCalls) -> bool:
     """True if a call draws from a global random state, or sets it."""
-    subject = calls.subject
+    subject = calls.run.subject
     undeclared = subject.steady is not None and subject.steady.draws
     return undeclared or subject.draws or seeds(subject, calls.run.sample)
 
@@ -149,7 +149,7 @@ CALLER_HINT = (
 
 def _findings(calls: InterleavedCalls, interleaved: InterleavedAnswer) -> Findings:
     """Compare an answer with that of the call alone; note another rounding in a mode with another kernel."""
-    specification, evidence = calls.subject.specification, {"sample": str(calls.run.sample)}
+    specification, evidence = calls.run.subject.specification, {"sample": str(calls.run.sample)}
     called, given = f"{interleaved.call}, made {interleaved.when},", interleaved.given
     stale, alone, hint = "stale-state", "alone", KEPT_HINT
     if interleaved.by_script:
@@ -187,7 +187,7 @@ def by_mode(calls: InterleavedCalls, interleaved: InterleavedAnswer, position: i
     mode. Otherwise, if the reference does not change, a kernel or another part is the cause.
     """
     assert isinstance(interleaved.given, CallValues)
-    subject, sample = calls.subject, calls.run.sample
+    subject, sample = calls.run.subject, calls.run.sample
     right = calls.right[THIS_CALL].results[position]
     given = interleaved.given.results[position]
     name = subject.results(sample)[position].name
@@ -221,7 +221,7 @@ def by_mode(calls: InterleavedCalls, interleaved: InterleavedAnswer, position: i
 def _requiring(calls: InterleavedCalls, argnums: tuple[int, ...], position: int) -> Tensor | None:
     """The result where these inputs alone require a gradient, with gradients enabled; None if it raises."""
     run = replace(calls.run, argnums=argnums)
-    interleaved = calls.anew(THIS_CALL, "", lambda: CallValues(copies(run.call().results)))
+    interleaved = calls.after(None, THIS_CALL, "", lambda: CallValues(copies(run.call().results)))
     return None if isinstance(interleaved.given, BaseException) else interleaved.given.results[position]
 
 
@@ -246,7 +246,7 @@ def result_by_need(
 
 def _reference_stays(calls: InterleavedCalls, interleaved: InterleavedAnswer, position: int) -> bool:
     """True if there is a separate reference, and the mode does not change its result."""
-    subject, made = calls.subject, calls.run
+    subject, made = calls.run.subject, calls.run
     if subject.apply is not None or subject.specification.opaque or interleaved.mode is None:
         return False
     plain = subject.plain(made.sample)
